@@ -1,0 +1,79 @@
+"""Errors about arguments, raised where these arrive."""
+
+from __future__ import annotations
+
+from math import isfinite
+from numbers import Real
+from typing import Any, Iterable, Sequence
+
+from mxnet.gluon import Parameter
+
+from . import _mxnet
+from .operations import DTYPES
+
+
+def check_number(value: Any, name: str) -> None:
+    """Raise unless a value is a finite number that is not negative."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
+    if not isfinite(value) or value < 0:
+        raise ValueError(
+            f"{name} must be finite and not negative, got {value}. 1 is SVRG, 0 the plain "
+            "optimizer, in between alpha-SVRG."
+        )
+
+
+def check_coefficient(coefficient: Any) -> None:
+    """Raise unless a coefficient is a number or a callable that gives numbers."""
+    if not callable(coefficient):
+        check_number(coefficient, "coefficient")
+
+
+def check_store(params: Any, kvstore: Any, update_on_kvstore: Any) -> None:
+    """Raise where `gluon.Trainer` would let devices drift apart, or fail at the first step."""
+    values = params.values() if hasattr(params, "values") else params
+    parameters = list(values) if isinstance(values, Iterable) else []
+    if not parameters or not isinstance(parameters[0], Parameter):
+        return  # gluon.Trainer says what is wrong
+    devices = _mxnet.devices(parameters[0])
+    if kvstore is None and len(devices) > 1:
+        raise ValueError(
+            f"kvstore=None with {len(devices)} devices: each would be trained on its own data, and "
+            "they would drift apart. Choose a store, such as kvstore='device'."
+        )
+    needs_no_store = kvstore is None or (isinstance(kvstore, str) and "dist" not in kvstore)
+    if update_on_kvstore and len(devices) == 1 and needs_no_store:
+        raise ValueError(
+            "update_on_kvstore=True with one device: no store is used there. Leave it out, or pass "
+            "a store itself, kvstore=mx.kvstore.create('device')."
+        )
+
+
+def check_flag(ignore_stale_grad: Any) -> None:
+    """Raise where a closure was passed as the second argument of `step`."""
+    if callable(ignore_stale_grad):
+        raise TypeError(
+            "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
+            "closure by its name: step(batch_size, closure=...)."
+        )
+
+
+def check_dtypes(parameters: Iterable[Parameter]) -> None:
+    """Raise unless all gradients are of a dtype that can be corrected."""
+    for parameter in parameters:
+        if _mxnet.is_trainable(parameter):
+            dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
+            if dtype not in DTYPES:
+                raise TypeError(
+                    f"{parameter.name} is {dtype}; SVRG needs {' or '.join(DTYPES)} parameters."
+                )
+
+
+def check_repeatable(snapshot_counts: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise if a closure returned other numbers of loss entries when it was called again."""
+    if tuple(snapshot_counts) != tuple(counts):
+        raise RuntimeError(
+            f"The closure returned {sum(snapshot_counts)} loss entries when it was called for the "
+            f"gradient at the snapshot, and {sum(counts)} when it was called again. It must "
+            "compute the same each time: take the minibatch before the step, not inside."
+        )

@@ -1,0 +1,135 @@
+"""The full gradient: the mean gradient over a whole data set, at one point."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from . import _mxnet, gradient
+from ._mxnet import Arrays
+from .batches import arguments
+from .buffer import GradientBuffer
+from .closure import Loss
+from .operations import all_finite, divide
+from .snapshot import Snapshot, copy_all, per_device
+
+
+class FullGradient(NamedTuple):
+    """What a pass over the data found."""
+
+    entries: int
+    mean_loss: float
+    in_objective: list[bool]  # per parameter: whether any loss depends on it
+
+
+def take(
+    snapshot: Snapshot,
+    closure: Callable[..., Loss],
+    batches: Iterable[Any],
+    devices: Sequence[Any],
+    buffer: GradientBuffer,
+) -> FullGradient:
+    """Take the mean gradient at a snapshot over all loss entries of all batches and devices.
+
+    Parameters
+    ----------
+    snapshot : Snapshot
+        Where to take it. The gradients of its parameters are as before afterwards.
+    closure : callable
+        Called with the items of each batch.
+    batches : iterable
+        The data.
+    devices : sequence of device
+        Where the parameters are.
+    buffer : GradientBuffer
+        Where it goes, the same on all devices.
+
+    Returns
+    -------
+    FullGradient
+
+    Raises
+    ------
+    ValueError
+        If there is no data, or a loss depends on no parameter.
+    FloatingPointError
+        If the result is not finite.
+    """
+    entries, losses, ever = 0, _LossSum(), [False] * len(snapshot.parameters)
+    spare = [[_mxnet.classic(grad).copy() for grad in row] for row in snapshot.buffers]
+    buffer.zero()
+    try:
+        with gradient.marks_kept(snapshot.parameters):
+            for batch in batches:
+                evaluation = gradient.at_snapshot(snapshot, closure, arguments(batch), devices)
+                for device, count in enumerate(evaluation.counts):
+                    if count:  # without entries the gradient is zero
+                        buffer.add(device)
+                entries += sum(evaluation.counts)
+                losses.add(evaluation.losses)
+                if not all(ever):
+                    ever = [was or any(now) for was, now in zip(ever, evaluation.touched)]
+    finally:
+        buffer.finish()
+        copy_all(spare, snapshot.buffers)
+    if not entries:
+        raise ValueError(
+            "There was no data for the full gradient. Pass an iterable with at least one batch; a "
+            "generator that was used before is empty."
+        )
+    _mean_over_devices(buffer.arrays, entries, spare)
+    if not all_finite(total for total, *_ in buffer.arrays):
+        raise FloatingPointError(
+            "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
+            "held before is still in force. Look for a learning rate that is too high or for bad "
+            "values in the data."
+        )
+    return FullGradient(entries, losses.total() / entries, ever)
+
+
+def _mean_over_devices(sums: Arrays, entries: int, spare: Arrays) -> None:
+    """Replace sums per device by the mean over all, on each device, in place."""
+    (totals, *others), (incoming, *_) = per_device(sums), per_device(spare)
+    for addends in others:
+        for total, addend, arrived in zip(totals, addends, incoming):
+            addend.copyto(arrived)
+            total += arrived
+    divide(totals, entries)
+    for copies in others:
+        for total, target in zip(totals, copies):
+            total.copyto(target)
+
+
+class _LossSum:
+    """A sum of losses that does not make the device wait while it grows.
+
+    It waits for the device, when that is more than 64 losses behind: what is queued holds its data.
+    """
+
+    _FOLD = 64  # losses are kept until there are so many, then summed at once
+
+    def __init__(self) -> None:
+        self._losses: dict[tuple[str, str], list[NDArray]] = {}
+        self._partial: list[NDArray] = []
+
+    def add(self, losses: Sequence[NDArray]) -> None:
+        for loss in losses:
+            key = str(_mxnet.device_of(loss)), _mxnet.dtype_name(loss)
+            kept = self._losses.setdefault(key, [])
+            kept.append(loss)
+            if len(kept) == self._FOLD:
+                self._fold(kept)
+
+    def total(self) -> float:
+        for kept in self._losses.values():
+            self._fold(kept)
+        return sum(float(partial.asscalar()) for partial in self._partial)
+
+    def _fold(self, kept: list[NDArray]) -> None:
+        if kept:
+            flat = [_mxnet.classic(loss).reshape((-1,)) for loss in kept]
+            self._partial.append(mx.nd.concat(*flat, dim=0).astype("float64").sum())
+            self._partial[-2:][0].wait_to_read()
+            kept.clear()

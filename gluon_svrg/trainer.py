@@ -1,0 +1,494 @@
+"""The trainer: SVRG where `gluon.Trainer` stood."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
+
+import mxnet as mx
+from mxnet.gluon import Parameter, Trainer
+from mxnet.ndarray import NDArray
+
+from . import _mxnet, checks, full_gradient, gradient
+from .batches import initialize, one_pass
+from .buffer import GradientBuffer
+from .closure import Evaluation, Loss, check_closure
+from .control_variate import ControlVariate
+from .snapshot import Snapshot
+
+#: A coefficient, or what gives it for each snapshot from the snapshot's index.
+Coefficient = Union[float, Callable[[int], float]]
+
+
+class SVRGTrainer(Trainer):
+    """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
+
+    From time to time `update_full_grads` takes a snapshot of the parameters and the mean gradient
+    over all data there. Between snapshots, `step` replaces each minibatch gradient by::
+
+        g - coefficient * (g_snapshot - count * full_grad)
+
+    before anything is reduced, compressed or pushed, and hands it to the optimizer and the store
+    exactly as `gluon.Trainer` does. Without a snapshot it *is* `gluon.Trainer`.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict, list or tuple of Parameter
+        The parameters to optimize, as for `gluon.Trainer`.
+    optimizer : str or Optimizer
+        Any optimizer of MXNet, or registered with it.
+    optimizer_params : dict, optional
+        Keyword arguments of the optimizer when it is given by name.
+    kvstore : str or KVStore, default 'device'
+        The store, as for `gluon.Trainer`. Several devices need one.
+    compression_params : dict, optional
+        Gradient compression, as for `gluon.Trainer`.
+    update_on_kvstore : bool, optional
+        Where to update, as for `gluon.Trainer`.
+    coefficient : float or callable, default 1.0
+        How much of the control variate to use: 1 is SVRG, 0 the plain optimizer, in between
+        alpha-SVRG [2]_. A callable gives it for each snapshot, from the snapshot's index
+        (0, 1, ...); it may be asked more than once.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these; if there are several devices and no store; if
+        ``update_on_kvstore=True`` and there is no store to update on.
+
+    See Also
+    --------
+    mxnet.gluon.Trainer : All of its attributes and methods work here.
+
+    References
+    ----------
+    .. [1] R. Johnson and T. Zhang, "Accelerating Stochastic Gradient Descent using Predictive
+       Variance Reduction", NeurIPS 2013.
+    .. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
+       ICLR 2025, arXiv:2311.05589.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SVRGTrainer
+    >>> samples = np.random.rand(20, 3).astype('float32')
+    >>> labels = samples.sum(axis=1, keepdims=True)
+    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
+    >>> net = gluon.nn.Dense(1)
+    >>> net.initialize()
+    >>> loss_fn = gluon.loss.L2Loss()
+    >>> trainer = SVRGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1})
+    >>> def loss_of(X, y):
+    ...     return loss_fn(net(X), y)
+    >>> for epoch in range(4):
+    ...     if epoch % 2 == 0:
+    ...         mean_loss = trainer.update_full_grads(loss_of, data)
+    ...     for X, y in data:
+    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
+    >>> trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations
+    (2, 10, 200)
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Parameter] | Sequence[Parameter],
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        kvstore: Any = "device",
+        compression_params: dict[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        coefficient: Coefficient = 1.0,
+    ) -> None:
+        checks.check_coefficient(coefficient)
+        in_force = _coefficient_of(coefficient, 0)
+        checks.check_store(params, kvstore, update_on_kvstore)
+        super().__init__(
+            params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
+        )
+        # Replaced at each snapshot.
+        self._control_variate: ControlVariate | None = None
+        # Counted.
+        self._num_snapshots = 0
+        self._inner_steps = 0
+        self._grad_evaluations = 0
+        # Of the moment.
+        self._corrected = False  # Parameter.grad holds the SVRG estimate
+        self._at_snapshot = False  # inside the context manager
+
+        self._coefficient_schedule = coefficient
+        self._coefficient = in_force
+
+    # --- the method ----------------------------------------------------------------------------
+
+    def step(
+        self,
+        batch_size: int,
+        ignore_stale_grad: bool = False,
+        *,
+        closure: Callable[[], Loss] | None = None,
+    ) -> Loss | None:
+        """Make one step of parameter update.
+
+        Parameters
+        ----------
+        batch_size : int
+            The gradient, a sum over loss entries, is divided by it, as in `gluon.Trainer`.
+        ignore_stale_grad : bool, default False
+            Whether to go on where backward did not reach a parameter, as in `gluon.Trainer`. While
+            a snapshot is held, such a parameter is updated all the same if the loss over the whole
+            data depends on it: its share of the full gradient is not zero.
+        closure : callable
+            Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
+            called twice while a snapshot is held, otherwise once, and must compute the same each
+            time. Without a snapshot it may be left out, after a backward of your own.
+
+        Returns
+        -------
+        NDArray, list or tuple of NDArray, or None
+            What the closure returned at the current weights, before the update.
+
+        Raises
+        ------
+        RuntimeError
+            If a snapshot is held, and there is neither a closure nor a call of `correct_grads`
+            before.
+        TypeError, ValueError, RuntimeError
+            If the closure does not return a loss that depends on the parameters, see
+            `correct_grads`.
+        UserWarning
+            If backward did not reach a parameter, as in `gluon.Trainer`.
+        """
+        checks.check_flag(ignore_stale_grad)
+        loss = None if closure is None else self.correct_grads(closure)
+        self._check_corrected("step")
+        self._include_all(ignore_stale_grad)
+        super().step(batch_size, ignore_stale_grad)
+        self._finish_step()
+        return loss
+
+    def correct_grads(self, closure: Callable[[], Loss]) -> Loss:
+        """Leave the SVRG estimate of a minibatch gradient in `Parameter.grad`.
+
+        The first half of `step`; `step` without a closure, or `allreduce_grads` and `update`, are
+        the second. In between, gradients can be clipped or looked at.
+
+        Parameters
+        ----------
+        closure : callable
+            Returns the loss of this minibatch, as for `step`.
+
+        Returns
+        -------
+        NDArray, or list or tuple of NDArray
+            What the closure returned at the current weights.
+
+        Raises
+        ------
+        TypeError
+            If the closure is not callable or does not return a loss.
+        ValueError
+            If the loss is on a device without parameters, or depends on none of them.
+        RuntimeError
+            If the closure called backward itself, or returned different numbers of loss entries
+            in its two calls; inside `at_snapshot`; if parameters have changed in shape, dtype,
+            device or ``grad_req`` since the snapshot.
+        """
+        check_closure(closure)
+        self._check_outside("correct_grads")
+        held = self._control_variate
+        if held is not None:
+            self._check_unchanged(held)
+        self._corrected = False
+        with gradient.marks_kept(self._params):
+            if held is None or self._coefficient == 0:
+                loss = self._differentiate(closure).loss  # g
+            else:
+                snapshot_counts = self._differentiate(closure, held.snapshot).counts  # g~
+                held.buffer.keep()
+                loss, _, counts, _ = self._differentiate(closure)  # g
+                checks.check_repeatable(snapshot_counts, counts)
+                held.subtract_from_grads(counts, self._coefficient)
+        self._corrected = True
+        return loss
+
+    def update_full_grads(
+        self, closure: Callable[..., Loss], data: Iterable[Any], *, progress: bool = False
+    ) -> float:
+        """Take a snapshot of the parameters and the full gradient there.
+
+        Parameters
+        ----------
+        closure : callable
+            Returns the loss of one minibatch, as for `step`; called with the items of each batch.
+        data : iterable
+            The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``, any
+            other is passed as it is, ``closure(batch)``. If the data has a method ``reset``, as
+            `mx.io.DataIter`, it is called before and after.
+        progress : bool, default False
+            Whether to show a progress bar (needs tqdm).
+
+        Returns
+        -------
+        float
+            The mean loss over all loss entries, at the snapshot.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `correct_grads`; ValueError if there is no data or no parameter with gradients.
+        FloatingPointError
+            If the full gradient is not finite.
+
+        Notes
+        -----
+        The full gradient is the mean over all loss entries of all batches and devices. Waits for
+        the device once. The gradients in `Parameter.grad` and the marks of stale gradients are as
+        before; so are weights, auxiliary states, counters and the previous snapshot, if anything
+        is raised. Beside the parameters this needs three times their memory, four times at its
+        peak when a snapshot is held already.
+        """
+        check_closure(closure)
+        self._check_outside("update_full_grads")
+        coefficient = _coefficient_of(self._coefficient_schedule, self._num_snapshots)
+        with one_pass(data, progress=progress) as batches:
+            batches = initialize(self._params, closure, batches)
+            if not any(map(_mxnet.is_trainable, self._params)):
+                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+            self._initialize_store()
+            checks.check_dtypes(self._params)
+            here = Snapshot(self._params, own=False)
+            held = self._control_variate
+            if held is not None and not held.snapshot.is_bound():
+                if held.snapshot.difference():
+                    held = None  # nothing of it can be used again
+                else:
+                    held.bind()
+            buffer = GradientBuffer(here.buffers) if held is None else held.buffer
+            full = full_gradient.take(here, closure, batches, self._device_list(), buffer)
+        if held is None:
+            snapshot = Snapshot(self._params, own=True)
+            mean = [[grad.copy() for grad in row] for row in buffer.arrays]
+            self._control_variate = ControlVariate(snapshot, mean, buffer, full.in_objective)
+        else:
+            held.replace(here, buffer.arrays, full.in_objective)
+        self._coefficient = coefficient
+        self._num_snapshots += 1
+        self._inner_steps = 0
+        self._grad_evaluations += full.entries
+        self._corrected = False
+        return full.mean_loss
+
+    @contextmanager
+    def at_snapshot(self) -> Iterator[None]:
+        """Let the network compute at the snapshot, inside a ``with`` block.
+
+        Weights and auxiliary states are those of the snapshot; nothing is copied but the auxiliary
+        states. The values must not be assigned inside, and the trainer takes no step. A backward
+        inside leaves its gradients in `Parameter.grad`, as any other.
+
+        Yields
+        ------
+        None
+
+        Raises
+        ------
+        RuntimeError
+            Without a snapshot, and inside another such block.
+        """
+        self._check_outside("at_snapshot")
+        if self._control_variate is None:
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+        self._check_unchanged(self._control_variate)
+        snapshot = self._control_variate.snapshot
+        self._at_snapshot = True
+        try:
+            with snapshot.entered():
+                yield
+        finally:
+            self._at_snapshot = False
+            snapshot.forget_gradients()
+
+    def discard_snapshot(self) -> None:
+        """Go back to the plain optimizer and free the memory of the snapshot."""
+        self._check_outside("discard_snapshot")
+        self._control_variate = None
+        self._inner_steps = 0
+
+    # --- gluon.Trainer, guarded ----------------------------------------------------------------
+
+    def allreduce_grads(self) -> None:
+        """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
+
+        Raises
+        ------
+        RuntimeError
+            If a snapshot is held and `correct_grads` was not called before.
+        """
+        self._check_corrected("allreduce_grads")
+        super().allreduce_grads()
+
+    def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
+        """Update the parameters, as `gluon.Trainer.update`, after `allreduce_grads`.
+
+        Parameters
+        ----------
+        batch_size : int
+            The gradient is divided by it.
+        ignore_stale_grad : bool, default False
+            As for `step`.
+
+        Raises
+        ------
+        RuntimeError
+            If a snapshot is held and `correct_grads` was not called before.
+        """
+        self._check_corrected("update")
+        self._include_all(ignore_stale_grad)
+        super().update(batch_size, ignore_stale_grad)
+        self._finish_step()
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate. Can be assigned."""
+        return Trainer.learning_rate.fget(self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.set_learning_rate(value)
+
+    # --- what can be looked at -----------------------------------------------------------------
+
+    @property
+    def coefficient(self) -> float:
+        """How much of the control variate is used. Can be set to a number or a callable."""
+        return self._coefficient
+
+    @coefficient.setter
+    def coefficient(self, value: Coefficient) -> None:
+        checks.check_coefficient(value)
+        in_force = _coefficient_of(value, max(self._num_snapshots - 1, 0))
+        self._coefficient_schedule, self._coefficient = value, in_force
+
+    @property
+    def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the snapshot's values, per parameter and device. None without a snapshot.
+
+        Parameters with gradients and auxiliary states are in it.
+        """
+        if self._control_variate is None:
+            return None
+        held = self._control_variate.snapshot
+        arrays = zip(held.parameters + held.auxiliaries, held.weights + held.states)
+        return {parameter: [value.copy() for value in values] for parameter, values in arrays}
+
+    @property
+    def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the full gradient, per parameter and device. None without a snapshot.
+
+        The *mean* over all loss entries of all data.
+        """
+        held = self._control_variate
+        if held is None:
+            return None
+        return {
+            parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
+            for parameter, grads in zip(held.snapshot.parameters, held.full_grads)
+        }
+
+    @property
+    def num_snapshots(self) -> int:
+        """The number of snapshots taken."""
+        return self._num_snapshots
+
+    @property
+    def inner_steps(self) -> int:
+        """The number of steps since the last snapshot; 0 without one."""
+        return self._inner_steps
+
+    @property
+    def grad_evaluations(self) -> int:
+        """The number of loss entries that this worker has differentiated.
+
+        Divided by the size of its data, the number of data passes.
+        """
+        return self._grad_evaluations
+
+    # --- the parts of a step -------------------------------------------------------------------
+
+    def _differentiate(
+        self, closure: Callable[[], Loss], snapshot: Snapshot | None = None
+    ) -> Evaluation:
+        """Take a minibatch gradient at a snapshot or at the current weights, and count it."""
+        if snapshot is None:
+            evaluation = gradient.at_current_weights(self._params, closure, self._device_list())
+        else:
+            evaluation = gradient.at_snapshot(snapshot, closure, (), self._device_list())
+        self._grad_evaluations += sum(evaluation.counts)
+        return evaluation
+
+    def _finish_step(self) -> None:
+        self._corrected = False
+        if self._control_variate is not None:
+            self._inner_steps += 1
+
+    def _device_list(self) -> list[Any]:
+        return _mxnet.devices(self._params[0]) if self._params else []
+
+    def _initialize_store(self) -> None:
+        """Create the store and give it the weights, as `gluon.Trainer` does in its first step."""
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+
+    def _include_all(self, ignore_stale_grad: bool) -> None:
+        """Let no parameter be skipped whose full gradient is part of the estimate."""
+        held = self._control_variate
+        if ignore_stale_grad and held is not None:
+            weights = _mxnet.weights(held.snapshot.parameters)
+            used = [[is_used] * len(row) for is_used, row in zip(held.in_objective, weights)]
+            _mxnet.mark(weights, used, fresh=True)
+
+    # --- guards --------------------------------------------------------------------------------
+
+    def _check_corrected(self, name: str) -> None:
+        self._check_outside(name)
+        if self._control_variate is None or self._corrected:
+            return
+        raise RuntimeError(
+            f"{name}() needs SVRG gradients while a snapshot is held: pass "
+            "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with "
+            "the plain optimizer, call discard_snapshot()."
+        )
+
+    def _check_outside(self, name: str) -> None:
+        if mx.autograd.is_recording():
+            raise RuntimeError(
+                f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
+                "the trainer records what the closure computes by itself."
+            )
+        if self._at_snapshot:
+            raise RuntimeError(
+                f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
+                "computes with other weights. Call it after the block."
+            )
+
+    def _check_unchanged(self, held: ControlVariate) -> None:
+        if held.snapshot.is_bound():
+            return
+        difference = held.snapshot.difference()
+        if difference:
+            raise RuntimeError(
+                f"The parameters have changed since the snapshot: {difference}. Take a new one "
+                "with update_full_grads(), or call discard_snapshot()."
+            )
+        held.bind()
+
+
+def _coefficient_of(schedule: Coefficient, index: int) -> float:
+    """The coefficient for a snapshot."""
+    value = schedule(index) if callable(schedule) else schedule
+    checks.check_number(value, "coefficient")
+    return float(value)
