@@ -1,0 +1,25 @@
+"""What all tests share."""
+
+import os
+
+import hypothesis
+import mxnet as mx
+import numpy as np
+import pytest
+
+hypothesis.settings.register_profile(
+    "tests", deadline=None, derandomize=True, max_examples=20, print_blob=True
+)
+hypothesis.settings.register_profile(
+    "mutants",  # where it is enough to know that a test fails
+    parent=hypothesis.settings.get_profile("tests"),
+    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
+    report_multiple_bugs=False,
+)
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
+
+
+@pytest.fixture(autouse=True)
+def _seeded():
+    mx.random.seed(0)
+    np.random.seed(0)

@@ -1,0 +1,136 @@
+"""Small problems, as a Gluon network and as NumPy. None interpolates: some loss is left over."""
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+
+IS_NUMPY_LIKE = mx.util.is_np_array()  # 2.0, or 1.9.1 after npx.set_np()
+
+
+def array(values, dtype="float64", device=None):
+    """An MXNet array of the interface that this MXNet's Gluon computes with."""
+    if IS_NUMPY_LIKE:
+        return mx.np.array(np.asarray(values, dtype=dtype), dtype=dtype, ctx=device or mx.cpu())
+    return mx.nd.array(np.asarray(values, dtype=dtype), dtype=dtype, ctx=device or mx.cpu())
+
+
+class Dense:
+    """A fully connected network with tanh units, of any depth; depth 0 is a linear model.
+
+    Parameters
+    ----------
+    task : {'regression', 'classification'}
+    hidden : sequence of int
+        The units of the hidden layers.
+    samples, features, outputs : int
+    seed : int
+    """
+
+    def __init__(self, task, hidden=(), samples=23, features=4, outputs=3, seed=0):
+        rng = np.random.RandomState(seed)
+        self.task = task
+        self.sizes = [features, *hidden, outputs if task == "classification" else 1]
+        self.X = rng.randn(samples, features)
+        noise = rng.randn(samples)
+        if task == "classification":
+            self.y = rng.randint(0, outputs, samples).astype("float64")
+        else:
+            self.y = (self.X.sum(axis=1) + noise)[:, None]
+        self.initial = []
+        for inputs, units in zip(self.sizes, self.sizes[1:]):
+            self.initial += [rng.randn(units, inputs) * 0.5, rng.randn(units) * 0.1]
+
+    # --- NumPy -------------------------------------------------------------------------------
+
+    def batches(self, size, order=None):
+        """Index arrays; the last may be shorter."""
+        order = np.arange(len(self.X)) if order is None else np.asarray(order)
+        return [order[start : start + size] for start in range(0, len(order), size)]
+
+    def gradient(self, weights, index):
+        """Sum over the samples in `index`, by backpropagation by hand."""
+        X, y = self.X[index], self.y[index]
+        activations, layers = [X], list(zip(weights[::2], weights[1::2]))
+        for number, (weight, bias) in enumerate(layers):
+            z = activations[-1] @ weight.T + bias
+            activations.append(z if number == len(layers) - 1 else np.tanh(z))
+        if self.task == "classification":
+            exponentials = np.exp(z - z.max(axis=1, keepdims=True))
+            delta = exponentials / exponentials.sum(axis=1, keepdims=True)
+            delta[np.arange(len(y)), y.astype(int)] -= 1
+        else:
+            delta = z - y
+        grads = []
+        for (weight, _), inputs in zip(reversed(layers), reversed(activations[:-1])):
+            grads = [delta.T @ inputs, delta.sum(axis=0), *grads]
+            delta = (delta @ weight) * (1 - inputs**2)
+        return grads, len(index)
+
+    # --- Gluon -------------------------------------------------------------------------------
+
+    def network(self, dtype="float64", devices=None, deferred=False, hybridize=None):
+        """A network that starts at the initial weights (unless it is deferred)."""
+        net = gluon.nn.HybridSequential()
+        for number, (inputs, units) in enumerate(zip(self.sizes, self.sizes[1:])):
+            last = number == len(self.sizes) - 2
+            activation = None if last else "tanh"
+            net.add(
+                gluon.nn.Dense(
+                    units, in_units=0 if deferred else inputs, activation=activation, dtype=dtype
+                )
+            )
+        net.initialize(ctx=devices)
+        if not deferred:
+            self.assign(net, self.initial)
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        return net
+
+    def assign(self, net, weights):
+        for parameter, value in zip(parameters(net), weights):
+            parameter.set_data(array(value, dtype=parameter.dtype))
+
+    def loss_function(self):
+        if self.task == "classification":
+            return gluon.loss.SoftmaxCrossEntropyLoss()
+        return gluon.loss.L2Loss()
+
+    def closure(self, net, dtype="float64", devices=None, split=None):
+        """A function of an index array that returns one loss, or one per device.
+
+        Parameters
+        ----------
+        split : callable, optional
+            Maps an index array to one per device (None where a device is idle).
+        """
+        loss_function = self.loss_function()
+
+        def loss_of(index):
+            if devices is None:
+                return loss_function(net(array(self.X[index], dtype)), array(self.y[index], dtype))
+            parts = split(index) if split else np.array_split(index, len(devices))
+            return [
+                loss_function(
+                    net(array(self.X[part], dtype, device)), array(self.y[part], dtype, device)
+                )
+                for part, device in zip(parts, devices)
+                if part is not None and len(part)
+            ]
+
+        return loss_of
+
+
+def parameters(net):
+    """Weight and bias of each layer, in order."""
+    return [parameter for layer in net for parameter in (layer.weight, layer.bias)]
+
+
+def values(net, device=None):
+    """The weights as NumPy float64."""
+    return [p.data(device).asnumpy().astype("float64") for p in parameters(net)]
+
+
+def distance(these, those):
+    """The largest difference between lists of arrays, relative to the largest entry."""
+    scale = max(np.abs(that).max() for that in those)
+    return max(np.abs(this - that).max() for this, that in zip(these, those)) / scale

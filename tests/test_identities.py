@@ -1,0 +1,193 @@
+"""What must hold whatever the data, the splits and the devices are."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from loops import plain_step, split_at, svrg_step
+from mxnet import autograd, gluon
+from problems import Dense, array, distance, parameters, values
+
+from gluon_svrg import SVRGTrainer
+
+HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+problems = st.builds(
+    Dense,
+    st.sampled_from(["regression", "classification"]),
+    hidden=st.lists(st.integers(1, 5), max_size=2),
+    samples=st.integers(2, 17),
+    features=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+
+
+def gradients(net):
+    return [p.grad().asnumpy().astype("float64") for p in parameters(net)]
+
+
+def full_gradients(trainer, net):
+    return [trainer.full_grads[p][0].asnumpy().astype("float64") for p in parameters(net)]
+
+
+def move(net, amount, seed=0):
+    rng = np.random.RandomState(seed)
+    for p in parameters(net):
+        step = amount * rng.standard_normal(p.shape)
+        p.set_data(array(p.data().asnumpy() + step, p.dtype))
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@given(
+    problem=problems,
+    size=st.integers(1, 6),
+    live_first=st.booleans(),
+    coefficient=st.sampled_from([0.25, 1.0]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_at_the_snapshot_the_estimate_is_the_full_gradient(
+    hybridize, problem, size, live_first, coefficient, dtype
+):
+    net = problem.network(dtype, hybridize=hybridize)
+    loss_of = problem.closure(net, dtype)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, coefficient=1)
+    if live_first:  # the network's first pass, before there is a snapshot, is at the live weights
+        svrg_step(trainer, lambda: loss_of(np.arange(2)), 2)
+    trainer.update_full_grads(loss_of, problem.batches(size))
+    trainer.coefficient = coefficient
+    for index in problem.batches(size):
+        with autograd.record():
+            loss = loss_of(index)
+        loss.backward()
+        plain = gradients(net)
+        trainer.correct_grads(lambda: loss_of(index))
+        mean = full_gradients(trainer, net)
+        expected = [
+            (1 - coefficient) * g + coefficient * len(index) * mu for g, mu in zip(plain, mean)
+        ]
+        scale = max(np.abs(g).max() for g in plain + expected)
+        for estimate, value in zip(gradients(net), expected):
+            assert np.abs(estimate - value).max() <= 4 * np.finfo(dtype).eps * scale
+
+
+@given(problem=problems, size=st.integers(1, 6), seed=st.integers(0, 9), refresh=st.integers(1, 9))
+def test_the_mean_estimate_over_all_minibatches_is_the_gradient(problem, size, seed, refresh):
+    net = problem.network()
+    loss_of = problem.closure(net)
+    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    trainer.update_full_grads(loss_of, problem.batches(refresh))
+    move(net, 0.3, seed)
+    total = [0.0] * len(problem.initial)
+    for index in problem.batches(size, np.random.RandomState(seed).permutation(len(problem.X))):
+        trainer.correct_grads(lambda: loss_of(index))
+        total = [t + g for t, g in zip(total, gradients(net))]
+    everything = np.arange(len(problem.X))
+    assert distance(total, problem.gradient(values(net), everything)[0]) < 1e-11
+
+
+@given(problem=problems, size=st.integers(1, 6), other=st.integers(1, 9))
+def test_refreshing_again_at_the_same_weights_changes_nothing(problem, size, other):
+    net = problem.network()
+    loss_of = problem.closure(net)
+    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    first = trainer.update_full_grads(loss_of, problem.batches(size))
+    before = full_gradients(trainer, net) + [
+        trainer.snapshot[p][0].asnumpy() for p in parameters(net)
+    ]
+    assert trainer.update_full_grads(loss_of, problem.batches(size)) == first
+    after = full_gradients(trainer, net) + [
+        trainer.snapshot[p][0].asnumpy() for p in parameters(net)
+    ]
+    assert all(np.array_equal(a, b) for a, b in zip(before, after))
+    # nor does it matter how the data is cut
+    assert trainer.update_full_grads(loss_of, problem.batches(other)) == pytest.approx(
+        first, rel=1e-12
+    )
+    assert distance(full_gradients(trainer, net), before[: len(problem.initial)]) < 1e-12
+
+
+@given(problem=problems, size=st.integers(1, 6))
+def test_full_gradient_and_mean_loss(problem, size):
+    net = problem.network()
+    loss_of = problem.closure(net)
+    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    mean_loss = trainer.update_full_grads(loss_of, problem.batches(size))
+    grads, count = problem.gradient(problem.initial, np.arange(len(problem.X)))
+    assert distance(full_gradients(trainer, net), [g / count for g in grads]) < 1e-12
+    losses = loss_of(np.arange(len(problem.X))).asnumpy().astype("float64")
+    assert mean_loss == pytest.approx(losses.mean(), rel=1e-12)
+    assert trainer.grad_evaluations == count
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("update_on_kvstore", [None, False])
+@given(
+    problem=problems,
+    size=st.integers(2, 6),
+    dtype=st.sampled_from(["float32", "float64"]),
+    refreshes=st.one_of(st.none(), st.lists(st.booleans(), min_size=3, max_size=3)),
+)
+def test_without_snapshot_or_coefficient_it_is_gluon_trainer_bit_for_bit(
+    optimizer, devices, update_on_kvstore, problem, size, dtype, refreshes
+):
+    """`refreshes` is None: no snapshot; otherwise coefficient 0, and when to take snapshots."""
+    where = [mx.cpu(i) for i in range(devices)]
+    settings = {"learning_rate": 0.05, "wd": 0.01}
+    results = []
+    for cls, step in [(gluon.Trainer, plain_step), (SVRGTrainer, svrg_step)]:
+        net = problem.network(dtype, where)
+        loss_of = problem.closure(net, dtype, where)
+        arguments = {} if cls is gluon.Trainer else {"coefficient": 0 if refreshes else 0.5}
+        trainer = cls(
+            net.collect_params(),
+            optimizer,
+            settings,
+            update_on_kvstore=update_on_kvstore,
+            **arguments,
+        )
+        for epoch in range(3):
+            if cls is SVRGTrainer and refreshes and refreshes[epoch]:
+                trainer.update_full_grads(loss_of, problem.batches(3))
+            for index in problem.batches(size):
+                if len(index) >= devices:  # on an idle device gluon.Trainer has a stale gradient
+                    step(trainer, lambda: loss_of(index), len(index))
+        results.append([values(net, device) for device in where])
+    for expected, result in zip(*results):
+        assert all(np.array_equal(a, b) for a, b in zip(expected, result))
+
+
+@given(
+    problem=problems,
+    size=st.integers(1, 8),
+    cuts=st.lists(st.floats(0, 1), min_size=2, max_size=2),
+    full_cuts=st.lists(st.floats(0, 1), min_size=2, max_size=2),
+    coefficient=st.sampled_from([0.0, 0.6, 1.0]),
+    update_on_kvstore=st.sampled_from([None, True, False]),
+)
+def test_one_two_and_three_devices_agree(
+    problem, size, cuts, full_cuts, coefficient, update_on_kvstore
+):
+    """However a minibatch is split, even when devices stay idle."""
+    results = []
+    for count in (1, 2, 3):
+        where = [mx.cpu(i) for i in range(count)]
+        net = problem.network("float64", where)
+        loss_of = problem.closure(net, "float64", where, split_at(cuts[: count - 1]))
+        full_loss_of = problem.closure(net, "float64", where, split_at(full_cuts[: count - 1]))
+        trainer = SVRGTrainer(
+            net.collect_params(),
+            "sgd",
+            {"learning_rate": 0.05, "momentum": 0.9},
+            kvstore="device",
+            update_on_kvstore=update_on_kvstore if count > 1 else None,
+            coefficient=coefficient,
+        )
+        for _ in range(2):
+            trainer.update_full_grads(full_loss_of, problem.batches(4))
+            for index in problem.batches(size):
+                trainer.step(len(index), closure=lambda: loss_of(index))
+        for device in where:
+            results.append(values(net, device))
+    for result in results[1:]:
+        assert distance(result, results[0]) < 1e-11
