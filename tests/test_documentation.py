@@ -1,0 +1,83 @@
+"""The README and the docstrings: that they are complete, and that what they show runs."""
+
+import doctest
+import importlib
+import inspect
+import pkgutil
+import re
+from pathlib import Path
+
+import pytest
+from numpydoc.validate import validate
+
+import gluon_svrg
+
+README = Path(__file__).parent.parent / "README.md"
+MODULES = [
+    f"gluon_svrg.{module.name}"
+    for module in pkgutil.iter_modules(gluon_svrg.__path__)
+    if module.name != "__main__"
+]
+PUBLIC = ["gluon_svrg.SVRGTrainer"]
+ACCEPTED = {
+    "ES01": "a summary can be enough",
+    "EX01": "one example per class",
+    "SA01": "see also where there is something to see",
+    "GL01": "numpydoc 1.7, the last for Python 3.8, wants the summary on a line of its own",
+    "GL08": "raised for __init__, which its class documents",
+    "YD01": "at_snapshot is a context manager and yields nothing",
+}
+
+
+def public_objects():
+    for name in PUBLIC:
+        yield name
+        module, _, attribute = name.rpartition(".")
+        owner = getattr(importlib.import_module(module), attribute)
+        if inspect.isclass(owner):
+            for member, value in vars(owner).items():
+                if not member.startswith("_") and (callable(value) or isinstance(value, property)):
+                    yield f"{name}.{member}"
+
+
+@pytest.mark.parametrize("name", list(public_objects()))
+def test_docstrings_are_complete(name):
+    errors = [error for error in validate(name)["errors"] if error[0] not in ACCEPTED]
+    assert errors == []
+
+
+@pytest.mark.parametrize("name", MODULES)
+def test_doctests(name):
+    module = importlib.import_module(name)
+    assert doctest.testmod(module).failed == 0
+
+
+def test_the_doctests_are_found():
+    assert doctest.testmod(importlib.import_module("gluon_svrg.trainer")).attempted > 5
+
+
+def readme_blocks(language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.M | re.S)
+
+
+def test_the_code_of_the_readme_runs_word_for_word(capsys):
+    blocks = readme_blocks("python")
+    assert len(blocks) >= 3
+    namespace = {}
+    for block in blocks:
+        exec(compile(block, str(README), "exec"), namespace)
+    losses = [float(loss) for loss in re.findall(r"mean loss ([\d.]+)", capsys.readouterr().out)]
+    assert len(losses) == 3
+    assert losses[-1] < losses[0]
+
+
+def test_the_diff_of_the_readme_is_a_program_on_both_sides():
+    (block,) = readme_blocks("diff")
+    for sign, other in ("+-", "-+"):
+        lines = [line[1:] for line in block.splitlines() if not line.startswith(other)]
+        compile("\n".join(lines), f"{sign} side", "exec")
+
+
+def test_links_of_the_readme_lead_somewhere():
+    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README.read_text()):
+        assert (README.parent / target).exists(), target

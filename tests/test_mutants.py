@@ -1,0 +1,204 @@
+"""Break each line of the estimator once: a test must fail each time.
+
+Every mutant is a copy of the package with one line changed, tested in a process of its own.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import gluon_svrg
+
+TESTS = Path(__file__).parent
+PACKAGE = Path(gluon_svrg.__file__).parent
+SUITE = ["operations", "blocks", "interface", "stores", "identities"]  # the fast ones first
+
+MUTANTS = {
+    # control_variate.py
+    "sign of the control variate": ("control_variate", "rate=coefficient", "rate=-coefficient"),
+    "coefficient ignored": ("control_variate", "rate=coefficient", "rate=1.0"),
+    "full gradient missing": ("control_variate", "decay=count", "decay=0"),
+    "sign of the full gradient": ("control_variate", "decay=count", "decay=-count"),
+    "full gradient not scaled": ("control_variate", "decay=count", "decay=1"),
+    "operation of another count": ("control_variate", "key = device, count,", "key = device, 0,"),
+    "operation of another device": ("control_variate", "key = device, count,", "key = 0, count,"),
+    "operation of another coefficient": (
+        "control_variate",
+        "count, coefficient\n",
+        "count, 0.0\n",
+    ),
+    "old full gradient": (
+        "control_variate",
+        "copy_all(full_grads, self.full_grads)",
+        "pass",
+    ),
+    "old snapshot": ("control_variate", "        self.snapshot.replace(snapshot)\n", ""),
+    "snapshot not bound to new buffers": ("control_variate", "        self.snapshot.bind()\n", ""),
+    "buffer not bound to new buffers": (
+        "control_variate",
+        "        self.buffer.bind(self.snapshot.buffers)\n",
+        "",
+    ),
+    "operations on old buffers": (
+        "control_variate",
+        "(self.snapshot.buffers)\n        self._forget_operations()",
+        "(self.snapshot.buffers)",
+    ),
+    "not bound to new buffers": ("trainer", "        held.bind()\n", ""),
+    # buffer.py
+    "snapshot gradient not kept": ("buffer", "            copy()\n", "            pass\n"),
+    "sum not started anew": ("buffer", "            zero(column)\n", "            pass\n"),
+    "sum of another device": ("buffer", "self._sums[device].add()", "self._sums[0].add()"),
+    # full_gradient.py
+    "last minibatch only": (
+        "full_gradient",
+        "    entries, losses, ever",
+        "    batches = list(batches)[-1:]\n    entries, losses, ever",
+    ),
+    "entries of one device": (
+        "full_gradient",
+        "entries += sum(evaluation.counts)",
+        "entries += evaluation.counts[0]",
+    ),
+    "entries counted as batches": (
+        "full_gradient",
+        "entries += sum(evaluation.counts)",
+        "entries += 1",
+    ),
+    "mean not taken": ("full_gradient", "    divide(totals, entries)\n", ""),
+    "mean over devices": (
+        "full_gradient",
+        "divide(totals, entries)",
+        "divide(totals, entries / (1 + len(others)))",
+    ),
+    "a device not summed": ("full_gradient", "            total += arrived\n", ""),
+    "a device without the mean": ("full_gradient", "            total.copyto(target)\n", ""),
+    "gradients not put back": (
+        "full_gradient",
+        "        copy_all(spare, snapshot.buffers)\n",
+        "",
+    ),
+    "infinite accepted": ("full_gradient", "if not all_finite", "if None and all_finite"),
+    # gradient.py
+    "stale buffers": ("gradient", "        if not all(flags):", "        if False:"),
+    "idle device marked stale": ("gradient", "[any(flags)] * len", "[all(flags)] * len"),
+    "marks forgotten": (
+        "gradient",
+        "        _mxnet.mark(weights, fresh, fresh=True)\n",
+        "        pass\n",
+    ),
+    "old marks taken for new ones": (
+        "gradient",
+        "fresh = _mxnet.take_fresh(weights)",
+        "fresh = _mxnet.fresh(weights)",
+    ),
+    "captured weights accepted": ("gradient", "if any(map(any, reached)):", "if False:"),
+    # snapshot.py
+    "snapshot is the live weights": (
+        "snapshot",
+        "value.copy() if own else value.detach()",
+        "value.detach()",
+    ),
+    "snapshot pass at the live weights": (
+        "snapshot",
+        "self.weights + self._scratch",
+        "[_mxnet.data(p) for p in self.parameters] + self._scratch",
+    ),
+    "live statistics used at the snapshot": (
+        "snapshot",
+        "parameters = self.parameters + self.auxiliaries",
+        "parameters = self.parameters",
+    ),
+    "statistics of the last pass": ("snapshot", "            reset()\n", "            pass\n"),
+    "statistics of the first snapshot": (
+        "snapshot",
+        "        copy_all(other.states, self.states)\n",
+        "",
+    ),
+    "weights of the first snapshot": (
+        "snapshot",
+        "        copy_all(other.weights, self.weights)\n",
+        "",
+    ),
+    # trainer.py
+    "snapshot gradient mistaken for the current one": (
+        "trainer",
+        "                held.buffer.keep()\n",
+        "",
+    ),
+    "coefficient of the last snapshot": (
+        "trainer",
+        "        self._coefficient = coefficient\n        self._num",
+        "        self._num",
+    ),
+    "silently plain": (
+        "trainer",
+        "self._control_variate is None or self._corrected:",
+        "True:",
+    ),
+    "estimate used twice": (
+        "trainer",
+        "    def _finish_step(self) -> None:\n        self._corrected = False",
+        "    def _finish_step(self) -> None:\n        pass",
+    ),
+    "marks of the snapshot kept": ("trainer", "            snapshot.forget_gradients()\n", ""),
+    "store created too late": ("trainer", "            self._initialize_store()\n", ""),
+    # operations.py
+    "target overwritten": ("operations", '"momentum": 1.0', '"momentum": 0.0'),
+    "arrays in the wrong order": (
+        "operations",
+        "zip(others, minuends, targets)",
+        "zip(minuends, others, targets)",
+    ),
+    "small sums subtract": ("operations", "rate=-1, decay=0", "rate=1, decay=0"),
+    "small sums doubled": ("operations", "rate=-1, decay=0", "rate=-1, decay=1"),
+    "large sums subtract": ("operations", "elemwise_add", "elemwise_sub"),
+    "copies of float64 add up": (
+        "operations",
+        "                zero(targets)\n",
+        "                pass\n",
+    ),
+    "updates not published": (
+        "operations",
+        "mx.nd.reset_arrays(*self._empty_views",
+        "all(*self._empty_views",
+    ),
+}
+
+
+def run_suite(folder):
+    environment = {**os.environ, "PYTHONPATH": str(folder), "HYPOTHESIS_PROFILE": "mutants"}
+    files = [str(TESTS / f"test_{name}.py") for name in SUITE]
+    options = ["-x", "-q", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml")]
+    return subprocess.run(
+        [sys.executable, "-m", "pytest", *options, *files],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize("name", MUTANTS)
+def test_mutant(name, tmp_path):
+    module, original, changed = MUTANTS[name]
+    shutil.copytree(PACKAGE, tmp_path / "gluon_svrg", ignore=shutil.ignore_patterns("*.pyc"))
+    path = tmp_path / "gluon_svrg" / f"{module}.py"
+    source = path.read_text()
+    assert original in source, f"the line that this mutant breaks is gone: {original}"
+    path.write_text(source.replace(original, changed))
+    done = run_suite(tmp_path)
+    assert done.returncode == 1, f"survived:\n{done.stdout[-2000:]}"
+    assert "error during collection" not in done.stdout.lower()
+
+
+def test_the_suite_passes_without_a_mutant(tmp_path):
+    shutil.copytree(PACKAGE, tmp_path / "gluon_svrg")
+    done = run_suite(tmp_path)
+    assert done.returncode == 0, done.stdout[-2000:]
