@@ -1,1 +1,1 @@
-"""Benchmarks: ``python -m benchmarks --help``."""
+"""What the trainer costs: ``python -m benchmarks overhead``, ``memory`` and ``scaling``."""

@@ -31,22 +31,22 @@ class Workload(NamedTuple):
 
 def mlp() -> gluon.HybridBlock:
     """784-512-512-10: 670,000 parameters in 6 tensors."""
-    return _dense(512, 512, 10)
+    return dense(512, 512, 10)
 
 
 def big_mlp() -> gluon.HybridBlock:
     """784-2048-2048-10: 5.8 million parameters, where memory is measured."""
-    return _dense(2048, 2048, 10)
+    return dense(2048, 2048, 10)
 
 
 def narrow() -> gluon.HybridBlock:
     """80 hidden layers of 16 units: 22,000 parameters in 162 tensors."""
-    return _dense(*[16] * 80, 10)
+    return dense(*[16] * 80, 10)
 
 
 def linear() -> gluon.HybridBlock:
     """Linear regression with 90 features."""
-    return _dense(1)
+    return dense(1)
 
 
 def resnet() -> gluon.HybridBlock:
@@ -91,7 +91,7 @@ def of_network(
         labels = rng.randint(0, classes, shape[0])
     else:
         loss_function = gluon.loss.L2Loss()
-        labels = rng.standard_normal((shape[0], 1))
+        labels = rng.standard_normal(net(array(inputs, devices[0])).shape)
     loss_function.hybridize(static_alloc=static_alloc)
     X = [array(part, device) for part, device in zip(np.array_split(inputs, len(devices)), devices)]
     y = [array(part, device) for part, device in zip(np.array_split(labels, len(devices)), devices)]
@@ -123,7 +123,8 @@ def parameter_bytes(net: gluon.HybridBlock) -> int:
     )
 
 
-def _dense(*units: int) -> gluon.HybridBlock:
+def dense(*units: int) -> gluon.HybridBlock:
+    """Dense layers with relu between them."""
     net = gluon.nn.HybridSequential()
     for count in units[:-1]:
         net.add(gluon.nn.Dense(count, activation="relu"))
