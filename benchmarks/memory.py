@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -20,6 +21,8 @@ from . import models, record
 
 SETTINGS = {"learning_rate": 1e-6}
 WARM_UP = 20
+# What is freed goes back to the system at once, so that what is resident is what is in use.
+ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MXNET_CPU_MEM_POOL_TYPE": "Unpooled"}
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
@@ -29,7 +32,12 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     for model, kind in tqdm(cases, desc="memory", leave=False):
         command = [sys.executable, "-m", "benchmarks.memory", kind, "quick" if quick else "full"]
         done = subprocess.run(
-            command, cwd=Path(__file__).parents[1], capture_output=True, text=True, check=False
+            command,
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **ENVIRONMENT},
+            capture_output=True,
+            text=True,
+            check=False,
         )
         if done.returncode:
             raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr}")
@@ -66,37 +74,41 @@ def held(quick: bool) -> list[dict[str, Any]]:
         step_peak = _peak_of(steps)
         entries.append(("peak of the steps after it", step_peak - base_peak))
         entries.append(("held between them", _resident() - base))
-    return [{"what": what, "times the parameters": value / unit} for what, value in entries]
+    return [
+        {"what": what, "MiB": value / 2**20, "times the parameters": value / unit}
+        for what, value in entries
+    ]
 
 
 def growth(quick: bool) -> list[dict[str, Any]]:
     """Train for 10,000 steps and 100 refreshes."""
     refreshes, steps = (4, 10) if quick else (100, 100)
     workload = models.workload("80 narrow layers")
-    unit = models.parameter_bytes(workload.net)
     trainer = SVRGTrainer(workload.net.collect_params(), "sgd", SETTINGS)
     resident = []
     for _ in range(refreshes):
         trainer.update_full_grads(workload.closure, [()] * 10)
         for _ in range(steps):
             trainer.step(workload.batch_size, closure=workload.closure)
-        mx.nd.waitall()
+            mx.nd.waitall()  # what is queued takes memory, sometimes more and sometimes less
         gc.collect()
         resident.append(_resident())
-    early = resident[len(resident) // 10]
+    middle = len(resident) // 2
+    halves = {"first": resident[: middle + 1], "second": resident[middle:]}
     return [
         {
-            "what": f"growth over {steps * refreshes} steps and {refreshes} refreshes",
-            "times the parameters": (resident[-1] - early) / unit,
-            "resident": resident,
+            "what": f"growth in the {name} half of {steps * refreshes:,} steps, {refreshes} refreshes",
+            "MiB": (half[-1] - half[0]) / 2**20,
+            "resident": half,
         }
+        for name, half in halves.items()
     ]
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
     """What is in the README."""
-    columns = ("model", "what", "times the parameters")
-    return [{column: entry[column] for column in columns} for entry in records]
+    columns = ("model", "what", "MiB", "times the parameters")
+    return [{column: entry.get(column, "-") for column in columns} for entry in records]
 
 
 def plot(records: list[dict[str, Any]]) -> Any:
@@ -106,9 +118,8 @@ def plot(records: list[dict[str, Any]]) -> Any:
     left.barh([e["what"] for e in shown], [e["times the parameters"] for e in shown])
     left.invert_yaxis()
     left.set_xlabel("memory beside gluon.Trainer / memory of the parameters")
-    for entry in records:
-        if "resident" in entry:
-            right.plot([value / 2**20 for value in entry["resident"]])
+    grown = [value / 2**20 for entry in records for value in entry.get("resident", ())]
+    right.plot(grown)
     right.set_xlabel("refreshes")
     right.set_ylabel("resident memory (MiB)")
     right.set_ylim(bottom=0)
@@ -116,14 +127,14 @@ def plot(records: list[dict[str, Any]]) -> Any:
 
 
 def _resident() -> int:
-    return _status("VmRSS")
+    return _status("RssAnon")
 
 
 def _peak_of(function: Any) -> int:
     """The highest resident memory while a function runs."""
     Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
     function()
-    return _status("VmHWM")
+    return _status("VmHWM") - _status("RssFile") - _status("RssShmem")  # which hold no arrays
 
 
 def _status(field: str) -> int:

@@ -62,7 +62,7 @@ class ControlVariate:
 
     # A compiled operation is bound to its count. Most data sets have two, the size of a minibatch
     # and that of the last one; where each minibatch has another, nothing is worth compiling.
-    _MAX_OPERATIONS = 16
+    _MAX_OPERATIONS = 8
 
     def __init__(
         self,

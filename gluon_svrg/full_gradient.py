@@ -80,6 +80,7 @@ def take(
             "generator that was used before is empty."
         )
     _mean_over_devices(buffer.arrays, entries, spare)
+    del spare  # the check needs memory too
     if not all_finite(total for total, *_ in buffer.arrays):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "

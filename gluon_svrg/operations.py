@@ -175,7 +175,7 @@ class _InPlace:
 
     # What the operator returns beside (other + target) is not wanted. Where MXNet cannot leave it
     # out, it goes to buffers of so many entries, which the cache can hold.
-    _SCRATCH_ENTRIES = 1 << 16
+    _SCRATCH_ENTRIES = 1 << 18
 
     def __init__(self, rows: Sequence[Sequence[NDArray]], rate: float, decay: float) -> None:
         targets = [row[-1] for row in rows]
