@@ -97,7 +97,7 @@ def growth(quick: bool) -> list[dict[str, Any]]:
     halves = {"first": resident[: middle + 1], "second": resident[middle:]}
     return [
         {
-            "what": f"growth in the {name} half of {steps * refreshes:,} steps, {refreshes} refreshes",
+            "what": f"growth in the {name} half of {steps * refreshes:,} steps",
             "MiB": (half[-1] - half[0]) / 2**20,
             "resident": half,
         }

@@ -71,21 +71,47 @@ def gradients(parameter: Parameter) -> list[NDArray]:
     return parameter._grad
 
 
-@contextmanager
-def data_replaced(parameters: Sequence[Parameter], arrays: Arrays) -> Iterator[None]:
-    """Let the network compute with other arrays, by reference.
+def set_arrays(parameter: Parameter, arrays: list[NDArray]) -> None:
+    """Let the network compute with other arrays, by reference, for a while.
 
     Blocks, hybridized or not, read `Parameter.data` at every call. `Parameter.set_data` would copy
     and would reset the store, and with it the optimizer's momentum.
     """
+    parameter._data = arrays
+
+
+@contextmanager
+def data_replaced(parameters: Sequence[Parameter], arrays: Arrays) -> Iterator[None]:
+    """Let the network compute with other arrays, by reference, inside a block."""
     live = [parameter._data for parameter in parameters]
     for parameter, replacement in zip(parameters, arrays):
-        parameter._data = replacement
+        set_arrays(parameter, replacement)
     try:
         yield
     finally:
         for parameter, original in zip(parameters, live):
-            parameter._data = original
+            set_arrays(parameter, original)
+
+
+@contextmanager
+def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
+    """Call a function with each initialized parameter just before its values are read.
+
+    The values that are read are those that the parameter has after the call.
+    """
+    original = Parameter._check_and_get
+
+    def check_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
+        if arrays is not None and arrays is parameter._data:
+            note(parameter)
+            arrays = parameter._data
+        return original(parameter, arrays, device)
+
+    Parameter._check_and_get = check_and_get
+    try:
+        yield
+    finally:
+        Parameter._check_and_get = original
 
 
 # --- gradients ---------------------------------------------------------------------------------
@@ -106,12 +132,17 @@ def have_buffers(parameters: Iterable[Parameter], buffers: Iterable[Any]) -> boo
     return all(map(operator.is_, [parameter._grad for parameter in parameters], buffers))
 
 
-def write_gradients_to(arrays: Arrays, buffers: Arrays) -> None:
-    """Let `backward` write the gradients of `arrays` to `buffers`."""
+def put_gradients_into(arrays: Arrays, buffers: Arrays, parameters: Sequence[Parameter]) -> None:
+    """Let `backward` put the gradients of `arrays` into `buffers`.
+
+    It writes there, or adds, as it does for the parameters: a change from one to the other makes
+    hybridized networks plan their backward anew.
+    """
     flat = [array for per_device in arrays for array in per_device]
     if flat:
         flat_buffers = [buffer for per_device in buffers for buffer in per_device]
-        mx.autograd.mark_variables(flat, flat_buffers)
+        reqs = [p.grad_req for p, per_device in zip(parameters, arrays) for _ in per_device]
+        mx.autograd.mark_variables(flat, flat_buffers, reqs)
 
 
 def fresh(arrays: Arrays) -> Flags:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from numbers import Real
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable
 
 from mxnet.gluon import Parameter
 
@@ -67,13 +67,3 @@ def check_dtypes(parameters: Iterable[Parameter]) -> None:
                 raise TypeError(
                     f"{parameter.name} is {dtype}; SVRG needs {' or '.join(DTYPES)} parameters."
                 )
-
-
-def check_repeatable(snapshot_counts: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise if a closure returned other numbers of loss entries when it was called again."""
-    if tuple(snapshot_counts) != tuple(counts):
-        raise RuntimeError(
-            f"The closure returned {sum(snapshot_counts)} loss entries when it was called for the "
-            f"gradient at the snapshot, and {sum(counts)} when it was called again. It must "
-            "compute the same each time: take the minibatch before the step, not inside."
-        )

@@ -33,8 +33,21 @@ def check_closure(closure: Any) -> None:
         )
 
 
+def check_repeatable(snapshot_counts: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise if a closure returned other numbers of loss entries when it was called again."""
+    if tuple(snapshot_counts) != tuple(counts):
+        raise RuntimeError(
+            f"The closure returned {sum(snapshot_counts)} loss entries when it was called for the "
+            f"gradient at the snapshot, and {sum(counts)} when it was called again. It must "
+            "compute the same each time: take the minibatch before the step, not inside."
+        )
+
+
 def differentiate(
-    closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]
+    closure: Callable[..., Loss],
+    batch: Sequence[Any],
+    devices: Sequence[Any],
+    counts: Sequence[int] | None = None,
 ) -> Evaluation:
     """Record the closure, run backward on the losses that it returns, and count their entries.
 
@@ -46,6 +59,8 @@ def differentiate(
         The arguments of the closure.
     devices : sequence of device
         Where the parameters are.
+    counts : sequence of int, optional
+        The number of loss entries per device that are expected.
 
     Returns
     -------
@@ -60,15 +75,18 @@ def differentiate(
     ValueError
         If it returns no loss, or one on a device without parameters.
     RuntimeError
-        If a loss was not recorded or has been differentiated before.
+        If a loss was not recorded or has been differentiated before, or if the numbers of loss
+        entries are not those expected.
     """
     with _explained(), mx.autograd.record():
         loss = closure(*batch)
     losses = _losses(loss)
-    counts = _entries(losses, devices)
+    found = _entries(losses, devices)
+    if counts is not None:
+        check_repeatable(counts, found)
     with _explained():
         mx.autograd.backward(list(losses))
-    return Evaluation(loss, losses, counts)
+    return Evaluation(loss, losses, found)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:

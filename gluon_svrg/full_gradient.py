@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -12,6 +13,7 @@ from ._mxnet import Arrays
 from .batches import arguments
 from .buffer import GradientBuffer
 from .closure import Loss
+from .gradient import Network
 from .operations import all_finite, divide
 from .snapshot import Snapshot, copy_all, per_device
 
@@ -28,7 +30,7 @@ def take(
     snapshot: Snapshot,
     closure: Callable[..., Loss],
     batches: Iterable[Any],
-    devices: Sequence[Any],
+    network: Network,
     buffer: GradientBuffer,
 ) -> FullGradient:
     """Take the mean gradient at a snapshot over all loss entries of all batches and devices.
@@ -41,8 +43,8 @@ def take(
         Called with the items of each batch.
     batches : iterable
         The data.
-    devices : sequence of device
-        Where the parameters are.
+    network : Network
+        What gradients are taken of.
     buffer : GradientBuffer
         Where it goes, the same on all devices.
 
@@ -61,9 +63,12 @@ def take(
     spare = [[_mxnet.classic(grad).copy() for grad in row] for row in snapshot.buffers]
     buffer.zero()
     try:
-        with gradient.marks_kept(snapshot.parameters):
+        with gradient.marks_kept(snapshot.parameters), network.others.protected() as others:
             for batch in batches:
-                evaluation = gradient.at_snapshot(snapshot, closure, arguments(batch), devices)
+                with nullcontext() if entries else others.found():
+                    evaluation = gradient.at_snapshot(
+                        snapshot, closure, arguments(batch), network.devices
+                    )
                 for device, count in enumerate(evaluation.counts):
                     if count:  # without entries the gradient is zero
                         buffer.add(device)

@@ -8,7 +8,7 @@ minibatch.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 from mxnet.gluon import Parameter
 
@@ -16,7 +16,16 @@ from . import _mxnet
 from ._mxnet import Arrays, Flags
 from .closure import Evaluation, Loss, differentiate
 from .operations import zero
+from .others import Others
 from .snapshot import Snapshot
+
+
+class Network(NamedTuple):
+    """What gradients are taken of."""
+
+    parameters: Sequence[Parameter]  # the trainer's
+    devices: Sequence[Any]  # where they are
+    others: Others  # what else the closure reads
 
 
 @contextmanager
@@ -48,6 +57,7 @@ def at_snapshot(
     RuntimeError
         If the closure computes with arrays that it took from parameters before.
     """
+    snapshot.clear_accumulated()
     with snapshot.entered():
         evaluation = differentiate(closure, batch, devices)
     touched = _mxnet.take_fresh(snapshot.weights)
@@ -65,14 +75,19 @@ def at_snapshot(
 
 
 def at_current_weights(
-    parameters: Sequence[Parameter], closure: Callable[[], Loss], devices: Sequence[Any]
+    parameters: Sequence[Parameter],
+    closure: Callable[[], Loss],
+    devices: Sequence[Any],
+    counts: Sequence[int] | None = None,
 ) -> Evaluation:
     """Take the gradient of a minibatch at the current weights; inside `marks_kept`.
+
+    If the numbers of loss entries are known, there must be as many.
 
     Marks the gradients as `gluon.Trainer` expects it: those that backward reached are fresh, on
     all devices (where one has no data, zero is its gradient).
     """
-    evaluation = differentiate(closure, (), devices)
+    evaluation = differentiate(closure, (), devices, counts)
     reached = _mxnet.with_gradients(parameters)
     weights = _mxnet.weights(reached)
     touched = _mxnet.fresh(weights)

@@ -5,12 +5,13 @@ from __future__ import annotations
 from contextlib import contextmanager
 from typing import Iterator, Sequence
 
+import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from ._mxnet import Arrays
-from .operations import Copy, copy
+from .operations import Copy, copy, zero
 
 
 class Snapshot:
@@ -57,7 +58,10 @@ class Snapshot:
         """Let backward at the snapshot write to the gradient buffers that the parameters have."""
         self.buffers: Arrays = [_mxnet.gradients(p) for p in self.parameters]
         self._all_buffers = [_mxnet.gradients(p) for p in self._all]
-        _mxnet.write_gradients_to(self.weights, self.buffers)
+        _mxnet.put_gradients_into(self.weights, self.buffers, self.parameters)
+        self._accumulating: Arrays = [
+            buffers for p, buffers in zip(self.parameters, self.buffers) if p.grad_req == "add"
+        ]
 
     def is_bound(self) -> bool:
         """Whether the parameters still have the gradient buffers that are known here."""
@@ -77,10 +81,40 @@ class Snapshot:
                 return f"{parameter.name} is {now} now and was {then} then"
         return ""
 
+    def is_current(self) -> bool:
+        """Whether the network is, to the last bit, where the snapshot was taken. Waits."""
+        live = map(_mxnet.data, self.parameters + self.auxiliaries)
+        return all(
+            np.array_equal(now.asnumpy(), then.asnumpy())
+            for rows in zip(live, self.weights + self.states)
+            for now, then in zip(*rows)
+        )
+
     def replace(self, other: Snapshot) -> None:
         """Take over the values of another snapshot of the same parameters, in place."""
         copy_all(other.weights, self.weights)
         copy_all(other.states, self.states)
+
+    def clear_accumulated(self) -> None:
+        """Set those gradients to zero to which `backward` adds (``grad_req='add'``)."""
+        for column in per_device(self._accumulating):
+            zero(column)
+
+    @contextmanager
+    def accumulation(self) -> Iterator[None]:
+        """Take the gradients of this block by themselves, then add them to those before it.
+
+        Where gradients accumulate. If the block raises, they are as before.
+        """
+        before = [[buffer.copy() for buffer in row] for row in self._accumulating]
+        try:
+            yield
+        except BaseException:
+            copy_all(before, self._accumulating)
+            raise
+        for row, addends in zip(self._accumulating, before):
+            for buffer, addend in zip(row, addends):
+                buffer += addend
 
     def forget_gradients(self) -> None:
         """Take no notice of gradients that were taken at the snapshot."""

@@ -9,11 +9,14 @@ import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checks, full_gradient, gradient
+from . import _mxnet, checks, estimate, full_gradient
 from .batches import initialize, one_pass
 from .buffer import GradientBuffer
-from .closure import Evaluation, Loss, check_closure
+from .closure import Loss, check_closure
 from .control_variate import ControlVariate
+from .gradient import Network
+from .others import Others
+from .random_lock import RandomLock
 from .snapshot import Snapshot
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
@@ -49,6 +52,10 @@ class SVRGTrainer(Trainer):
         How much of the control variate to use: 1 is SVRG, 0 the plain optimizer, in between
         alpha-SVRG [2]_. A callable gives it for each snapshot, from the snapshot's index
         (0, 1, ...); it may be asked more than once.
+    lock_random : bool or 'auto', default 'auto'
+        Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
+        compares both gradients at the first step after a snapshot, where they must be equal; if
+        they are not, it warns and locks from then on.
 
     Raises
     ------
@@ -100,8 +107,10 @@ class SVRGTrainer(Trainer):
         update_on_kvstore: bool | None = None,
         *,
         coefficient: Coefficient = 1.0,
+        lock_random: bool | str = "auto",
     ) -> None:
         checks.check_coefficient(coefficient)
+        lock = RandomLock(lock_random)
         in_force = _coefficient_of(coefficient, 0)
         checks.check_store(params, kvstore, update_on_kvstore)
         super().__init__(
@@ -116,7 +125,10 @@ class SVRGTrainer(Trainer):
         # Of the moment.
         self._corrected = False  # Parameter.grad holds the SVRG estimate
         self._at_snapshot = False  # inside the context manager
-
+        self._compared = True  # both gradients, where they must be equal, or no need to
+        # Fixed, or set by the user.
+        self._others = Others(self._params)
+        self._lock = lock
         self._coefficient_schedule = coefficient
         self._coefficient = in_force
 
@@ -191,8 +203,8 @@ class SVRGTrainer(Trainer):
         ValueError
             If the loss is on a device without parameters, or depends on none of them.
         RuntimeError
-            If the closure called backward itself, or returned different numbers of loss entries
-            in its two calls; inside `at_snapshot`; if parameters have changed in shape, dtype,
+            If the closure called backward itself, or did not compute the same in its two calls
+            (see `lock_random`); inside `at_snapshot`; if parameters have changed in shape, dtype,
             device or ``grad_req`` since the snapshot.
         """
         check_closure(closure)
@@ -201,17 +213,22 @@ class SVRGTrainer(Trainer):
         if held is not None:
             self._check_unchanged(held)
         self._corrected = False
-        with gradient.marks_kept(self._params):
-            if held is None or self._coefficient == 0:
-                loss = self._differentiate(closure).loss  # g
-            else:
-                snapshot_counts = self._differentiate(closure, held.snapshot).counts  # g~
-                held.buffer.keep()
-                loss, _, counts, _ = self._differentiate(closure)  # g
-                checks.check_repeatable(snapshot_counts, counts)
-                held.subtract_from_grads(counts, self._coefficient)
+        if held is None or self._coefficient == 0:
+            found = estimate.plain(self._network(), closure)
+        else:
+            compare = not self._compared and self._lock.mode == "auto"
+            found = estimate.corrected(
+                self._network(),
+                held,
+                closure,
+                self._coefficient,
+                self._lock,
+                compare=compare and held.snapshot.is_current(),
+            )
+            self._compared = True
+        self._grad_evaluations += found.entries
         self._corrected = True
-        return loss
+        return found.loss
 
     def update_full_grads(
         self, closure: Callable[..., Loss], data: Iterable[Any], *, progress: bool = False
@@ -266,7 +283,7 @@ class SVRGTrainer(Trainer):
                 else:
                     held.bind()
             buffer = GradientBuffer(here.buffers) if held is None else held.buffer
-            full = full_gradient.take(here, closure, batches, self._device_list(), buffer)
+            full = full_gradient.take(here, closure, batches, self._network(), buffer)
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]
@@ -277,7 +294,7 @@ class SVRGTrainer(Trainer):
         self._num_snapshots += 1
         self._inner_steps = 0
         self._grad_evaluations += full.entries
-        self._corrected = False
+        self._corrected = self._compared = False
         return full.mean_loss
 
     @contextmanager
@@ -372,6 +389,16 @@ class SVRGTrainer(Trainer):
         self._coefficient_schedule, self._coefficient = value, in_force
 
     @property
+    def lock_random(self) -> bool | str:
+        """Whether both passes of a step draw the same random numbers. Can be set."""
+        return self._lock.mode
+
+    @lock_random.setter
+    def lock_random(self, value: bool | str) -> None:
+        self._lock = RandomLock(value)
+        self._compared = False
+
+    @property
     def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
         """Copies of the snapshot's values, per parameter and device. None without a snapshot.
 
@@ -417,24 +444,14 @@ class SVRGTrainer(Trainer):
 
     # --- the parts of a step -------------------------------------------------------------------
 
-    def _differentiate(
-        self, closure: Callable[[], Loss], snapshot: Snapshot | None = None
-    ) -> Evaluation:
-        """Take a minibatch gradient at a snapshot or at the current weights, and count it."""
-        if snapshot is None:
-            evaluation = gradient.at_current_weights(self._params, closure, self._device_list())
-        else:
-            evaluation = gradient.at_snapshot(snapshot, closure, (), self._device_list())
-        self._grad_evaluations += sum(evaluation.counts)
-        return evaluation
-
     def _finish_step(self) -> None:
         self._corrected = False
         if self._control_variate is not None:
             self._inner_steps += 1
 
-    def _device_list(self) -> list[Any]:
-        return _mxnet.devices(self._params[0]) if self._params else []
+    def _network(self) -> Network:
+        devices = _mxnet.devices(self._params[0]) if self._params else []
+        return Network(self._params, devices, self._others)
 
     def _initialize_store(self) -> None:
         """Create the store and give it the weights, as `gluon.Trainer` does in its first step."""

@@ -357,13 +357,21 @@ BAD_CLOSURES = {
     "more than losses": (lambda net, loss: [loss, 3], TypeError, "list with int in it"),
     "nothing": (lambda net, loss: (), ValueError, "empty tuple"),
     "detached": (lambda net, loss: loss.detach(), RuntimeError, "depends on no parameter"),
-    "unrelated": (lambda net, loss: unrelated(), ValueError, "none of the trainer's parameters"),
+    "unrelated": (
+        lambda net, loss: unrelated(loss),
+        ValueError,
+        "none of the trainer's parameters",
+    ),
     "used up": (
         lambda net, loss: loss.backward() or loss,
         RuntimeError,
         r"called backward\(\) itself",
     ),
-    "not computed": (lambda net, loss: array([1.0]), RuntimeError, "cannot be differentiated"),
+    "not computed": (
+        lambda net, loss: array(np.ones(loss.shape)),
+        RuntimeError,
+        "cannot be differentiated",
+    ),
     "elsewhere": (
         lambda net, loss: loss.copyto(mx.cpu(3)),
         ValueError,
@@ -373,8 +381,8 @@ BAD_CLOSURES = {
 }
 
 
-def unrelated():
-    x = array([1.0, 2.0])
+def unrelated(loss):
+    x = array(np.ones(loss.shape))
     x.attach_grad()
     return x * 2
 

@@ -1,0 +1,54 @@
+"""The random lock: both passes of a step draw the same random numbers.
+
+With different dropout masks the control variate belongs to another function than the gradient that
+it corrects: it would add variance instead of removing it.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+
+
+class RandomLock:
+    """Whether random numbers are locked, and the seeds that lock them.
+
+    MXNet's generators can be seeded, and nothing else. So each pair of passes has a seed of its
+    own, from a base seed that is drawn from MXNet once and the number of the pair.
+
+    Parameters
+    ----------
+    mode : bool or 'auto'
+        Whether to lock; ``'auto'`` where it proves necessary.
+
+    Attributes
+    ----------
+    locked : bool
+        Whether the lock is on.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        if not (isinstance(mode, bool) or mode == "auto"):
+            raise ValueError(f"lock_random must be True, False or 'auto', got {mode!r}.")
+        self.mode = mode
+        self.locked: bool = mode is True
+        self._base: int | None = None
+        self._count = 0
+
+    def new_seed(self) -> int | None:
+        """Draw a seed for one pair of passes, where the lock is on."""
+        if not self.locked:
+            return None
+        if self._base is None:
+            self._base = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
+        self._count += 1
+        sequence = np.random.SeedSequence([self._base, self._count])
+        return int(sequence.generate_state(1)[0] >> 1)  # MXNet takes 31 bits
+
+
+def start(seed: int | None) -> None:
+    """Let MXNet draw the numbers that belong to a seed."""
+    if seed is not None:
+        mx.random.seed(seed)
