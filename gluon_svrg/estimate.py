@@ -107,6 +107,7 @@ def _both_compared(
             warnings.warn(_DIFFERENT.format(difference=difference), stacklevel=4)
             lock.locked = True
             copy_all(before, states)  # where the first attempt has moved them
+            _mxnet.take_fresh(_mxnet.weights(network.parameters))
             here, again = _both(network, held, closure, lock)
             difference = _difference(held)
             if difference <= _tolerance(held):
