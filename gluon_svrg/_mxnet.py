@@ -9,7 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import operator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from functools import lru_cache
 from typing import Any, Callable, Iterable, Iterator, List, Sequence
 
@@ -93,6 +93,12 @@ def data_replaced(parameters: Sequence[Parameter], arrays: Arrays) -> Iterator[N
             set_arrays(parameter, original)
 
 
+def _not_traced() -> Any:
+    """A block whose operations do not become part of a network that MXNet 2.0 traces."""
+    deferred = getattr(mx, "_deferred_compute", None)
+    return nullcontext() if deferred is None else deferred.context(False)
+
+
 @contextmanager
 def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
     """Call a function with each initialized parameter just before its values are read.
@@ -103,7 +109,8 @@ def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
 
     def check_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
         if arrays is not None and arrays is parameter._data:
-            note(parameter)
+            with _not_traced(), mx.autograd.pause():
+                note(parameter)
             arrays = parameter._data
         return original(parameter, arrays, device)
 
