@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from ._mxnet import Arrays
-from .operations import Copy, Sum, zero
+from .operations import SUMMED_IN, Copy, Sum, zero
 from .snapshot import per_device
 
 
@@ -21,11 +22,11 @@ class GradientBuffer:
     Attributes
     ----------
     arrays : list of list of NDArray
-        The arrays, per parameter and device.
+        The arrays, per parameter and device; for float16, in float32.
     """
 
     def __init__(self, grads: Arrays) -> None:
-        self.arrays = zeros_like(grads)
+        self.arrays = [[_zeros(grad) for grad in row] for row in grads]
         self.bind(grads)
 
     def bind(self, grads: Arrays) -> None:
@@ -54,6 +55,6 @@ class GradientBuffer:
             total.finish()
 
 
-def zeros_like(arrays: Arrays) -> Arrays:
-    """Arrays of zeros, of the same shapes and dtypes on the same devices."""
-    return [[mx.nd.zeros_like(_mxnet.classic(array)) for array in row] for row in arrays]
+def _zeros(array: NDArray) -> NDArray:
+    dtype = SUMMED_IN[_mxnet.dtype_name(array)]
+    return mx.nd.zeros_like(_mxnet.classic(array)).astype(dtype, copy=False)

@@ -9,7 +9,7 @@ from typing import Any, Iterable
 from mxnet.gluon import Parameter
 
 from . import _mxnet
-from .operations import DTYPES
+from .operations import SUMMED_IN
 
 
 def check_number(value: Any, name: str) -> None:
@@ -63,7 +63,7 @@ def check_dtypes(parameters: Iterable[Parameter]) -> None:
     for parameter in parameters:
         if _mxnet.is_trainable(parameter):
             dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
-            if dtype not in DTYPES:
+            if dtype not in SUMMED_IN:
                 raise TypeError(
-                    f"{parameter.name} is {dtype}; SVRG needs {' or '.join(DTYPES)} parameters."
+                    f"{parameter.name} is {dtype}; SVRG needs parameters of {', '.join(SUMMED_IN)}."
                 )

@@ -84,8 +84,8 @@ def take(
             "There was no data for the full gradient. Pass an iterable with at least one batch; a "
             "generator that was used before is empty."
         )
-    _mean_over_devices(buffer.arrays, entries, spare)
-    del spare  # the check needs memory too
+    del spare  # what follows needs memory too
+    _mean_over_devices(buffer.arrays, entries)
     if not all_finite(total for total, *_ in buffer.arrays):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
@@ -95,13 +95,12 @@ def take(
     return FullGradient(entries, losses.total() / entries, ever)
 
 
-def _mean_over_devices(sums: Arrays, entries: int, spare: Arrays) -> None:
+def _mean_over_devices(sums: Arrays, entries: int) -> None:
     """Replace sums per device by the mean over all, on each device, in place."""
-    (totals, *others), (incoming, *_) = per_device(sums), per_device(spare)
+    totals, *others = per_device(sums)
     for addends in others:
-        for total, addend, arrived in zip(totals, addends, incoming):
-            addend.copyto(arrived)
-            total += arrived
+        for total, addend in zip(totals, addends):
+            total += addend.copyto(_mxnet.device_of(total))
     divide(totals, entries)
     for copies in others:
         for total, target in zip(totals, copies):

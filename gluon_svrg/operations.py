@@ -16,8 +16,8 @@ from mxnet.ndarray import CachedOp, NDArray
 from . import _mxnet
 from ._mxnet import classic
 
-#: Dtypes in which the estimate is computed.
-DTYPES = ("float32", "float64")
+#: Dtypes of parameters, with those in which their gradients are summed up.
+SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 
 def all_finite(arrays: Iterable[NDArray]) -> bool:
@@ -91,14 +91,15 @@ class Sum:
     Parameters
     ----------
     targets, others : sequence of NDArray
-        Pairs of arrays of equal shape and dtype. Between two additions the others are written.
+        Pairs of arrays of equal shape; targets may be wider. Between two additions the others are
+        written.
     """
 
     # MXNet's addition is the fastest for an array, but costs an engine operation for each.
     _LARGE = 1 << 14
 
     def __init__(self, targets: Sequence[NDArray], others: Sequence[NDArray]) -> None:
-        pairs = list(zip(targets, others))
+        pairs, self._mixed = _split_mixed(zip(targets, others))
         self._large = [_dimensional(pair) for pair in pairs if pair[0].size >= self._LARGE]
         small = [_columns(pair) for pair in pairs if pair[0].size < self._LARGE]
         rows = [(other, other, target) for target, other in small]
@@ -110,6 +111,8 @@ class Sum:
             mx.nd.elemwise_add(target, other, out=target)
         for small in self._small:
             small.run()
+        for target, other in self._mixed:
+            target += other.astype(target.dtype)
 
     def finish(self) -> None:
         """Make the sums ready to be read."""
@@ -126,7 +129,8 @@ class ScaledSubtract:
     Parameters
     ----------
     targets, minuends, others : sequence of NDArray
-        Triples of equal shape and dtype, of `DTYPES`. The minuends may be overwritten.
+        Triples of equal shape. If targets are of another dtype, all is computed in that of the
+        others. The minuends may be overwritten.
     rate, decay : float
         Taken in float32, as the hyperparameters of all optimizer operators.
     """
@@ -139,8 +143,8 @@ class ScaledSubtract:
         rate: float,
         decay: float,
     ) -> None:
-        triples = [_columns(row) for row in zip(others, minuends, targets)]
-        self._rows = dict(_by_dtype(triples))
+        triples, self._mixed = _split_mixed(zip(others, minuends, targets))
+        self._rows = dict(_by_dtype(map(_columns, triples)))
         self._rate, self._decay = rate, decay
         self._compiled: list[_InPlace] = []
 
@@ -151,6 +155,10 @@ class ScaledSubtract:
 
     def __call__(self) -> None:
         """Subtract."""
+        rate, decay = float(np.float32(self._rate)), float(np.float32(self._decay))
+        for other, minuend, target in self._mixed:
+            control_variate = rate * (minuend - decay * other)
+            target[:] = (target.astype(other.dtype) - control_variate).astype(target.dtype)
         if self._compiled:
             for update in self._compiled:
                 update.run()
@@ -226,6 +234,18 @@ def _pieces(columns: Sequence[NDArray], size: int) -> list[list[NDArray]]:
     """Views of columns of one length, of at most `size` entries."""
     starts = range(0, columns[0].shape[0], size)
     return [[column[start : start + size] for column in columns] for start in starts]
+
+
+def _split_mixed(rows: Iterable[Sequence[NDArray]]) -> tuple[list[Any], list[Any]]:
+    """Separate rows of arrays of one dtype from those of two."""
+    same: list[Any] = []
+    mixed: list[Any] = []
+    for row in rows:
+        if row[0].dtype == row[-1].dtype:
+            same.append(row)
+        else:
+            mixed.append(_dimensional(row))
+    return same, mixed
 
 
 def _by_dtype(rows: Iterable[Sequence[NDArray]]) -> list[tuple[Any, list[Any]]]:

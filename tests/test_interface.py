@@ -338,15 +338,6 @@ def test_what_are_no_parameters(params):
             cls(params, "sgd")
 
 
-def test_dtypes_that_cannot_be_corrected():
-    weight = gluon.Parameter("weight", shape=(3,), dtype="float16")
-    weight.initialize()
-    trainer = SVRGTrainer([weight], "sgd")
-    with pytest.raises(TypeError, match="weight is float16; SVRG needs float32 or float64"):
-        trainer.update_full_grads(lambda: weight.data().sum(), [()])
-    assert trainer.snapshot is None
-
-
 def mean_of(loss):
     return float(loss.mean().asnumpy())
 

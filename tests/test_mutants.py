@@ -75,7 +75,11 @@ MUTANTS = {
         "divide(totals, entries)",
         "divide(totals, entries / (1 + len(others)))",
     ),
-    "a device not summed": ("full_gradient", "            total += arrived\n", ""),
+    "a device not summed": (
+        "full_gradient",
+        "            total += addend.copyto(_mxnet.device_of(total))\n",
+        "",
+    ),
     "a device without the mean": ("full_gradient", "            total.copyto(target)\n", ""),
     "gradients not put back": (
         "full_gradient",
