@@ -13,6 +13,7 @@ from ._mxnet import Arrays
 from .closure import Evaluation, Loss
 from .control_variate import ControlVariate
 from .gradient import Network
+from .operations import in_numpy
 from .random_lock import RandomLock
 from .snapshot import copy_all
 
@@ -145,9 +146,7 @@ def _difference(held: ControlVariate) -> float:
 
 
 def _flat(arrays: Arrays) -> Iterator[np.ndarray]:
-    for row in arrays:
-        for array in row:
-            yield array.asnumpy().astype("float64")
+    return (piece.astype("float64") for row in arrays for array in row for piece in in_numpy(array))
 
 
 def _tolerance(held: ControlVariate) -> float:

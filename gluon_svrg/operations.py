@@ -7,7 +7,7 @@ more than its arithmetic. All arrays of a list are on one device.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Iterable, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -22,7 +22,17 @@ SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 def all_finite(arrays: Iterable[NDArray]) -> bool:
     """Whether all entries are finite. Waits for the device."""
-    return all(np.isfinite(array.asnumpy()).all() for array in arrays)
+    return all(np.isfinite(piece).all() for array in arrays for piece in in_numpy(array))
+
+
+def in_numpy(array: NDArray) -> Iterator[np.ndarray]:
+    """The entries of an array, in pieces that need little memory. Waits for the device."""
+    flat = classic(array).reshape((-1,))
+    for start in range(0, flat.shape[0], _PIECE):
+        yield flat[start : start + _PIECE].asnumpy()
+
+
+_PIECE = 1 << 16
 
 
 def zero(arrays: Sequence[NDArray]) -> None:

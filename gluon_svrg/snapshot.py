@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from ._mxnet import Arrays
-from .operations import Copy, copy, zero
+from .operations import Copy, copy, in_numpy, zero
 
 
 class Snapshot:
@@ -85,9 +85,10 @@ class Snapshot:
         """Whether the network is, to the last bit, where the snapshot was taken. Waits."""
         live = map(_mxnet.data, self.parameters + self.auxiliaries)
         return all(
-            np.array_equal(now.asnumpy(), then.asnumpy())
+            np.array_equal(*pieces)
             for rows in zip(live, self.weights + self.states)
-            for now, then in zip(*rows)
+            for now_and_then in zip(*rows)
+            for pieces in zip(*map(in_numpy, now_and_then))
         )
 
     def replace(self, other: Snapshot) -> None:

@@ -15,7 +15,16 @@ import gluon_svrg
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(gluon_svrg.__file__).parent
-SUITE = ["operations", "blocks", "interface", "stores", "identities"]  # the fast ones first
+SUITE = [
+    "operations",
+    "part_of_network",
+    "random_lock",
+    "accumulation",
+    "blocks",
+    "interface",
+    "stores",
+    "identities",
+]  # the fast ones first
 
 MUTANTS = {
     # control_variate.py
@@ -87,6 +96,75 @@ MUTANTS = {
         "",
     ),
     "infinite accepted": ("full_gradient", "if not all_finite", "if None and all_finite"),
+    # estimate.py and random_lock.py
+    "snapshot gradient mistaken for the current one": (
+        "estimate",
+        "    held.buffer.keep()\n",
+        "",
+    ),
+    "gradients of the snapshot accumulate": (
+        "estimate",
+        "    held.snapshot.clear_accumulated()\n",
+        "",
+    ),
+    "gradients of before accumulate": ("gradient", "    snapshot.clear_accumulated()\n", ""),
+    "accumulated gradients lost": (
+        "snapshot",
+        "                buffer += addend\n",
+        "                pass\n",
+    ),
+    "accumulated gradients lost by an error": (
+        "snapshot",
+        "            copy_all(before, self._accumulating)\n",
+        "",
+    ),
+    "unlocked at the snapshot": (
+        "estimate",
+        "    random_lock.start(seed)\n    with",
+        "    with",
+    ),
+    "unlocked at the current weights": (
+        "estimate",
+        "    random_lock.start(seed)\n    here",
+        "    here",
+    ),
+    "one seed for all steps": ("random_lock", "        self._count += 1\n", ""),
+    "lock not kept": ("estimate", "            lock.locked = True\n", ""),
+    "lock kept after an error": ("estimate", "        lock.locked = was_locked\n", ""),
+    "statistics moved twice by the check": (
+        "estimate",
+        "            copy_all(before, states)  # where",
+        "            # where",
+    ),
+    "statistics moved by an error": (
+        "estimate",
+        "    except BaseException:\n        copy_all(before, states)\n",
+        "    except BaseException:\n",
+    ),
+    "compared at other weights": (
+        "trainer",
+        "compare=compare and held.snapshot.is_current()",
+        "compare=compare",
+    ),
+    "never compared again": ("trainer", "self._corrected = self._compared = False", "pass"),
+    # others.py
+    "statistics of others moved": ("others", "[value.copy() for value in weights]", "weights"),
+    "gradients of others not put back": (
+        "others",
+        "                saved.copyto(grad)\n",
+        "                pass\n",
+    ),
+    "gradients of others doubled": ("others", 'parameter.grad_req == "add" or', "False or"),
+    "marks of others changed": (
+        "others",
+        "            _mxnet.take_fresh([weights])\n            _mxnet.mark",
+        "            _mxnet.mark",
+    ),
+    "others not found": (
+        "others",
+        "            if self._others.find(parameter):",
+        "            if False:",
+    ),
     # gradient.py
     "stale buffers": ("gradient", "        if not all(flags):", "        if False:"),
     "idle device marked stale": ("gradient", "[any(flags)] * len", "[all(flags)] * len"),
@@ -129,11 +207,6 @@ MUTANTS = {
         "",
     ),
     # trainer.py
-    "snapshot gradient mistaken for the current one": (
-        "trainer",
-        "                held.buffer.keep()\n",
-        "",
-    ),
     "coefficient of the last snapshot": (
         "trainer",
         "        self._coefficient = coefficient\n        self._num",
