@@ -560,7 +560,18 @@ def test_bad_coefficients(coefficient, error, message):
         make(coefficient=lambda index: coefficient)
 
 
+def reshape(p):
+    p._shape = (2, 2)
+    p.initialize(force_reinit=True)
+
+
+def move(p):
+    getattr(p, "reset_device", p.reset_ctx)(mx.cpu(1))
+
+
 CHANGES = {
+    "shape": (reshape, r"float64 \(2, 2\) .* now and was float64 \(5, 4\) .* then"),
+    "device": (move, r"on cpu\(1\) now and was .* on cpu\(0\) then"),
     "frozen": (lambda p: setattr(p, "grad_req", "null"), "has grad_req='null' now"),
     "dtype": (lambda p: p.cast("float32"), "float32 .* now and was float64 .* then"),
 }
