@@ -45,6 +45,11 @@ def is_deferred(parameter: Parameter) -> bool:
     return bool(parameter._deferred_init)
 
 
+def has_data(parameter: Parameter) -> bool:
+    """Whether a parameter is initialized, deferred initialization included."""
+    return parameter._data is not None
+
+
 def is_trainable(parameter: Parameter) -> bool:
     """Whether a parameter has gradients."""
     return parameter.grad_req != "null"
@@ -206,9 +211,14 @@ def classic(array: NDArray) -> NDArray:
     return array.as_nd_ndarray()
 
 
+def is_numpy_like(array: NDArray) -> bool:
+    """Whether an array is of the NumPy-like interface."""
+    return type(array) is not type(classic(array)) and array.stype == "default"
+
+
 def like(array: NDArray, other: NDArray) -> NDArray:
     """The same memory as an array of the interface of another."""
-    return array.as_np_ndarray() if type(other) is not type(classic(other)) else classic(array)
+    return array.as_np_ndarray() if is_numpy_like(other) else classic(array)
 
 
 def dtype_name(array: NDArray) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+from collections import deque
 from contextlib import contextmanager
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
@@ -9,7 +11,7 @@ import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checks, estimate, full_gradient
+from . import _mxnet, checkpoint, checks, estimate, full_gradient, states
 from .batches import initialize, one_pass
 from .buffer import GradientBuffer
 from .closure import Loss, check_closure
@@ -118,6 +120,7 @@ class SVRGTrainer(Trainer):
         )
         # Replaced at each snapshot.
         self._control_variate: ControlVariate | None = None
+        self._loaded: states.Saved | None = None  # from a file, until parameters are initialized
         # Counted.
         self._num_snapshots = 0
         self._inner_steps = 0
@@ -209,7 +212,9 @@ class SVRGTrainer(Trainer):
         """
         check_closure(closure)
         self._check_outside("correct_grads")
-        held = self._control_variate
+        if self._loaded is not None:
+            deque(initialize(self._params, closure, iter([()])))
+        held = self._held()
         if held is not None:
             self._check_unchanged(held)
         self._corrected = False
@@ -276,7 +281,7 @@ class SVRGTrainer(Trainer):
             self._initialize_store()
             checks.check_dtypes(self._params)
             here = Snapshot(self._params, own=False)
-            held = self._control_variate
+            held = self._held()
             if held is not None and not held.snapshot.is_bound():
                 if held.snapshot.difference():
                     held = None  # nothing of it can be used again
@@ -315,10 +320,11 @@ class SVRGTrainer(Trainer):
             Without a snapshot, and inside another such block.
         """
         self._check_outside("at_snapshot")
-        if self._control_variate is None:
+        held = self._held()
+        if held is None:
             raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
-        self._check_unchanged(self._control_variate)
-        snapshot = self._control_variate.snapshot
+        self._check_unchanged(held)
+        snapshot = held.snapshot
         self._at_snapshot = True
         try:
             with snapshot.entered():
@@ -331,7 +337,112 @@ class SVRGTrainer(Trainer):
         """Go back to the plain optimizer and free the memory of the snapshot."""
         self._check_outside("discard_snapshot")
         self._control_variate = None
+        if self._loaded is not None:
+            self._loaded.manifest["snapshot"] = None
         self._inner_steps = 0
+
+    # --- states --------------------------------------------------------------------------------
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Save the whole state of training, but for the weights, to a file.
+
+        That is: the states and counters of the optimizer and its scheduler, the snapshot with its
+        auxiliary states, the full gradient, all counters, the coefficient with the state of its
+        schedule, the random lock, and AMP's loss scaler. With the weights
+        (``net.save_parameters``), training resumes to the last bit, also in mid-epoch.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file. Whenever saving is interrupted, the old file or the new one is whole.
+
+        Raises
+        ------
+        TypeError
+            If an optimizer or schedule has an attribute that is no plain data.
+        OSError
+            If the file cannot be written.
+
+        See Also
+        --------
+        export_optimizer_states : The part that `gluon.Trainer` can load.
+        """
+        self._check_outside("save_states")
+        self._apply_loaded()
+        checkpoint.write(fname, *(self._loaded or states.collect(self)))
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Load what `save_states` has saved, or what `gluon.Trainer.save_states` has.
+
+        Works before the first step and with deferred parameters: the file is checked at once, and
+        applied when it is needed and the parameters are initialized. Weights may be loaded before
+        or after. A file of `gluon.Trainer` has no snapshot, so there is none afterwards.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file. It is read completely and checked before anything is changed, and cannot run
+            code: it holds arrays and plain data for the optimizer and schedules that this trainer
+            was made with.
+
+        Raises
+        ------
+        ValueError
+            If the file is damaged or of another kind, or does not fit the parameters, the
+            optimizer or the schedules of this trainer; nothing is changed.
+        OSError
+            If the file cannot be read.
+        """
+        self._check_outside("load_states")
+        saved = states.read(fname, self)
+        states.assign_numbers(self, saved)
+        self._loaded = saved  # applied late: weights may be loaded after this, or before
+        self._control_variate = None
+        self._corrected = False
+
+    def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Save the part of the state that a `gluon.Trainer` can load with its `load_states`.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file. Whenever saving is interrupted, the old file or the new one is whole.
+
+        Raises
+        ------
+        RuntimeError
+            If parameters are not initialized yet.
+        OSError
+            If the file cannot be written.
+        """
+        self._check_outside("export_optimizer_states")
+        if not all(map(_mxnet.has_data, self._params)):
+            raise RuntimeError(
+                "There are no optimizer states to export before the parameters are initialized. "
+                "Run a forward pass first."
+            )
+        self._initialize_store()
+        self._apply_loaded()
+        checkpoint.write_bytes(fname, states.pickled(self))
+
+    def _apply_loaded(self) -> None:
+        """Apply what was loaded, as soon as the parameters are initialized."""
+        if self._loaded is not None and all(map(_mxnet.has_data, self._params)):
+            self._initialize_store()
+            states.assign_arrays(self, self._loaded)
+            self._loaded = None
+
+    def _held(self) -> ControlVariate | None:
+        """What the snapshot left behind; None without a snapshot."""
+        if self._loaded is None:
+            return self._control_variate
+        self._apply_loaded()
+        if self._loaded is not None and self._loaded.manifest["snapshot"] is not None:
+            raise RuntimeError(
+                "The snapshot that was loaded waits for the parameters to be initialized. Load "
+                "them (net.load_parameters), run a forward pass, or take a step with a closure."
+            )
+        return self._control_variate
 
     # --- gluon.Trainer, guarded ----------------------------------------------------------------
 
@@ -404,10 +515,11 @@ class SVRGTrainer(Trainer):
 
         Parameters with gradients and auxiliary states are in it.
         """
-        if self._control_variate is None:
+        held = self._held()
+        if held is None:
             return None
-        held = self._control_variate.snapshot
-        arrays = zip(held.parameters + held.auxiliaries, held.weights + held.states)
+        there = held.snapshot
+        arrays = zip(there.parameters + there.auxiliaries, there.weights + there.states)
         return {parameter: [value.copy() for value in values] for parameter, values in arrays}
 
     @property
@@ -416,7 +528,7 @@ class SVRGTrainer(Trainer):
 
         The *mean* over all loss entries of all data.
         """
-        held = self._control_variate
+        held = self._held()
         if held is None:
             return None
         return {
@@ -472,7 +584,7 @@ class SVRGTrainer(Trainer):
 
     def _check_corrected(self, name: str) -> None:
         self._check_outside(name)
-        if self._control_variate is None or self._corrected:
+        if self._corrected or self._held() is None:
             return
         raise RuntimeError(
             f"{name}() needs SVRG gradients while a snapshot is held: pass "

@@ -60,7 +60,8 @@ def readme_blocks(language):
     return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.M | re.S)
 
 
-def test_the_code_of_the_readme_runs_word_for_word(capsys):
+def test_the_code_of_the_readme_runs_word_for_word(capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
     blocks = readme_blocks("python")
     assert len(blocks) >= 3
     namespace = {}

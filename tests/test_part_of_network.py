@@ -62,6 +62,7 @@ def test_a_refresh_leaves_the_rest_alone(hybridize, grad_req):
     with autograd.record():
         loss = parts.loss_of(np.arange(7))
     loss.backward()
+    parts.body_parameters()[0].data()._fresh_grad = False  # as after a step of its trainer
     before, then = parts.body_gradients(), parts.statistics()
     marks = [p.data()._fresh_grad for p in parts.body_parameters()]
     for _ in range(2):
