@@ -1,5 +1,7 @@
 """SVRG, a variance-reduced stochastic gradient, for MXNet Gluon."""
 
+import os as _os
+
 from ._version import __version__
 
 try:
@@ -17,7 +19,12 @@ except AttributeError as error:
         "pip install 'numpy<1.24'."
     ) from error
 
-from .trainer import SVRGTrainer
+# Servers of a distributed store run inside `import mxnet`, when Gluon is not there yet.
+if _os.environ.get("DMLC_ROLE", "worker") == "worker":
+    from .launch import tell_launcher as _tell_launcher
+    from .trainer import SVRGTrainer
+
+    _tell_launcher()
 
 __all__ = ["SVRGTrainer", "__version__"]
 

@@ -38,7 +38,57 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     _add_compare(commands)
+    _add_launch(commands)
     return parser
+
+
+# --- launch ------------------------------------------------------------------------------------
+
+
+def _add_launch(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    parser = commands.add_parser(
+        "launch",
+        help="run a training script on several workers on this machine, supervised",
+        description=(
+            "Start a scheduler, servers and workers of MXNet's distributed stores on this machine. "
+            "When one of them dies, all are ended, and the last line says which was the first."
+        ),
+        usage="%(prog)s -n WORKERS -s SERVERS [--restart N] [--port P] -- COMMAND ...",
+    )
+    add = parser.add_argument
+    add("-n", "--workers", metavar="WORKERS", type=_positive, required=True, help="processes")
+    add("-s", "--servers", metavar="SERVERS", type=_positive, default=1, help="1 by default")
+    add("--restart", metavar="N", type=_natural, default=0, help="start again after a death")
+    add("--port", metavar="P", type=_positive, help="of the scheduler; a free one by default")
+    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="what each worker runs")
+    parser.set_defaults(run=_launch)
+
+
+def _launch(options: argparse.Namespace) -> int:
+    from .launch import LaunchError, launch
+
+    command = options.script[1:] if options.script[:1] == ["--"] else options.script
+    if not command:
+        raise _UserError("there is no command: end with -- python train.py ARGS")
+    _check_script(command)
+    try:
+        return launch(
+            command, options.workers, options.servers, restarts=options.restart, port=options.port
+        )
+    except LaunchError as error:
+        raise _UserError(str(error)) from error
+
+
+def _check_script(command: Sequence[str]) -> None:
+    """Find a script that does not exist before the cluster is started."""
+    script = next((word for word in command[1:] if not word.startswith("-")), "")
+    is_python = "python" in Path(command[0]).name
+    if is_python and script.endswith(".py") and not Path(script).is_file():
+        raise _UserError(f"there is no script {script}")
+
+
+def _natural(text: str) -> int:
+    return 0 if text == "0" else _positive(text)
 
 
 # --- compare -----------------------------------------------------------------------------------

@@ -13,16 +13,17 @@ from ._mxnet import Arrays
 from .batches import arguments
 from .buffer import GradientBuffer
 from .closure import Loss
+from .distributed import Agreement, Workers
 from .gradient import Network
 from .operations import all_finite, divide
-from .snapshot import Snapshot, copy_all, per_device
+from .snapshot import Snapshot, copy_all
 
 
 class FullGradient(NamedTuple):
     """What a pass over the data found."""
 
-    entries: int
-    mean_loss: float
+    entries: int  # of this worker
+    mean_loss: float  # of all workers
     in_objective: list[bool]  # per parameter: whether any loss depends on it
 
 
@@ -32,6 +33,8 @@ def take(
     batches: Iterable[Any],
     network: Network,
     buffer: GradientBuffer,
+    workers: Workers | None,
+    agreement: Agreement | None,
 ) -> FullGradient:
     """Take the mean gradient at a snapshot over all loss entries of all batches and devices.
 
@@ -47,6 +50,11 @@ def take(
         What gradients are taken of.
     buffer : GradientBuffer
         Where it goes, the same on all devices.
+    workers : Workers, optional
+        Those of a distributed store, each with a part of the data.
+    agreement : Agreement, optional
+        What they agree on: the number of loss entries, the sum of the losses, and which parameters
+        these depend on.
 
     Returns
     -------
@@ -85,25 +93,34 @@ def take(
             "generator that was used before is empty."
         )
     del spare  # what follows needs memory too
-    _mean_over_devices(buffer.arrays, entries)
+    loss, here = losses.total(), entries
+    _sum_over_devices(buffer.arrays)
+    if workers is not None and agreement is not None:
+        entries, loss, *counts = agreement.reach([entries, loss, *ever])
+        ever = [count > 0 for count in counts]
+        workers.sum([total for total, *_ in buffer.arrays])
+    _take_mean(buffer.arrays, entries)
     if not all_finite(total for total, *_ in buffer.arrays):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
             "held before is still in force. Look for a learning rate that is too high or for bad "
             "values in the data."
         )
-    return FullGradient(entries, losses.total() / entries, ever)
+    return FullGradient(here, float(loss / entries), ever)
 
 
-def _mean_over_devices(sums: Arrays, entries: int) -> None:
-    """Replace sums per device by the mean over all, on each device, in place."""
-    totals, *others = per_device(sums)
-    for addends in others:
-        for total, addend in zip(totals, addends):
+def _sum_over_devices(sums: Arrays) -> None:
+    """Add the sums of all devices to those of the first."""
+    for total, *addends in sums:
+        for addend in addends:
             total += addend.copyto(_mxnet.device_of(total))
-    divide(totals, entries)
-    for copies in others:
-        for total, target in zip(totals, copies):
+
+
+def _take_mean(sums: Arrays, entries: float) -> None:
+    """Divide the sums of the first device, and copy them to the others."""
+    divide([total for total, *_ in sums], entries)
+    for total, *others in sums:
+        for target in others:
             total.copyto(target)
 
 

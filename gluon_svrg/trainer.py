@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checkpoint, checks, estimate, full_gradient, states
+from . import _mxnet, checkpoint, checks, distributed, estimate, full_gradient, states
 from .batches import initialize, one_pass
 from .buffer import GradientBuffer
 from .closure import Loss, check_closure
 from .control_variate import ControlVariate
+from .distributed import Workers
 from .gradient import Network
 from .others import Others
 from .random_lock import RandomLock
@@ -115,6 +116,8 @@ class SVRGTrainer(Trainer):
         lock = RandomLock(lock_random)
         in_force = _coefficient_of(coefficient, 0)
         checks.check_store(params, kvstore, update_on_kvstore)
+        if update_on_kvstore is None and distributed.is_synchronous(kvstore):
+            update_on_kvstore = False  # on the servers, MXNet would ignore set_learning_rate
         super().__init__(
             params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
         )
@@ -131,6 +134,7 @@ class SVRGTrainer(Trainer):
         self._compared = True  # both gradients, where they must be equal, or no need to
         # Fixed, or set by the user.
         self._others = Others(self._params)
+        self._workers: Workers | None = None  # of a distributed store, once it is created
         self._lock = lock
         self._coefficient_schedule = coefficient
         self._coefficient = in_force
@@ -212,8 +216,9 @@ class SVRGTrainer(Trainer):
         """
         check_closure(closure)
         self._check_outside("correct_grads")
-        if self._loaded is not None:
+        if self._loaded is not None or self._is_unconnected():
             deque(initialize(self._params, closure, iter([()])))
+            self._initialize_store()
         held = self._held()
         if held is not None:
             self._check_unchanged(held)
@@ -274,9 +279,14 @@ class SVRGTrainer(Trainer):
         check_closure(closure)
         self._check_outside("update_full_grads")
         coefficient = _coefficient_of(self._coefficient_schedule, self._num_snapshots)
-        with one_pass(data, progress=progress) as batches:
+        trainable = sum(map(_mxnet.is_trainable, self._params))
+        with ExitStack() as stack:
+            workers, agreement = self._connect(), None
+            if workers is not None:
+                agreement = stack.enter_context(workers.agreement(2 + trainable))
+            batches = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(self._params, closure, batches)
-            if not any(map(_mxnet.is_trainable, self._params)):
+            if not trainable:
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             self._initialize_store()
             checks.check_dtypes(self._params)
@@ -288,7 +298,9 @@ class SVRGTrainer(Trainer):
                 else:
                     held.bind()
             buffer = GradientBuffer(here.buffers) if held is None else held.buffer
-            full = full_gradient.take(here, closure, batches, self._network(), buffer)
+            full = full_gradient.take(
+                here, closure, batches, self._network(), buffer, workers, agreement
+            )
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]
@@ -565,12 +577,36 @@ class SVRGTrainer(Trainer):
         devices = _mxnet.devices(self._params[0]) if self._params else []
         return Network(self._params, devices, self._others)
 
+    def _is_unconnected(self) -> bool:
+        """Whether the weights of a distributed store have not been shared yet."""
+        return not self._kv_initialized and distributed.is_distributed(
+            self._kvstore_params["kvstore"]
+        )
+
+    def _connect(self) -> Workers | None:
+        """Create a distributed store, if that is what is wanted."""
+        store = self._kvstore_params["kvstore"]
+        if self._workers is None and distributed.is_distributed(store):
+            store = mx.kv.create(store) if isinstance(store, str) else store
+            self._kvstore_params["kvstore"] = store
+            self._workers = Workers(store, first_key=len(self._params))
+        return self._workers
+
     def _initialize_store(self) -> None:
-        """Create the store and give it the weights, as `gluon.Trainer` does in its first step."""
+        """Create the store and give it the weights, as `gluon.Trainer` does in its first step.
+
+        On a distributed store, wait until all workers have those of rank 0: otherwise gradients
+        could overtake weights.
+        """
+        workers = self._connect()
+        if self._kv_initialized and not self._params_to_init:
+            return
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:
             self._init_params()
+        if workers is not None:
+            workers.wait()
 
     def _include_all(self, ignore_stale_grad: bool) -> None:
         """Let no parameter be skipped whose full gradient is part of the estimate."""

@@ -1,0 +1,110 @@
+"""Many workers: real clusters, against one process over the union of the data."""
+
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+from cluster import run_cluster
+from problems import distance
+from worker import PROBLEM, minibatches
+
+COUNT = len(PROBLEM.initial)
+
+
+def weights(found, name="w"):
+    return [found[f"{name}{i}"] for i in range(COUNT)]
+
+
+def reference(epochs=4, rates=(), initial=PROBLEM.initial):
+    """SVRG with SGD and momentum, in NumPy, on all data."""
+    svrg, optimizer = oracle.SVRG(PROBLEM.gradient, initial), oracle.SGD(0.1, 0.9)
+    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
+    losses = []
+    for epoch in range(epochs):
+        if epoch < len(rates):
+            optimizer.learning_rate = np.float32(rates[epoch])
+        if epoch % 2 == 0:
+            svrg.refresh(batches)
+        for batch in batches:
+            optimizer.step(svrg.weights, svrg.estimate(batch), len(batch))
+    return svrg, losses
+
+
+def assert_identical(found):
+    """All ranks end bit-identical."""
+    for other in found[1:]:
+        for name in found[0]:
+            if name != "evaluations":
+                np.testing.assert_array_equal(found[0][name], other[name])
+
+
+@pytest.mark.parametrize(
+    "workers, devices, store",
+    [(2, 1, "dist_sync"), (3, 1, "dist_sync"), (2, 2, "dist_device_sync")],
+)
+def test_workers_are_one_process_over_the_union_of_the_data(workers, devices, store, tmp_path):
+    rates = (0.1, 0.05, 0.2)  # set_learning_rate takes effect
+    found = run_cluster(
+        tmp_path,
+        "trajectory",
+        workers,
+        servers=2,
+        devices=devices,
+        kvstore=store,
+        rates=rates,
+        deferred=False,
+    )
+    assert_identical(found)
+    expected, _ = reference(rates=rates)
+    assert distance(weights(found[0]), expected.weights) < 1e-6
+    assert distance(weights(found[0], "mu"), expected.full_grad) < 1e-6
+    evaluations = sum(int(f["evaluations"]) for f in found)
+    assert evaluations == (2 + 2 * 4) * len(PROBLEM.X)
+    shares = [sum(map(len, minibatches(r, workers, True)[0])) for r in range(workers)]
+    assert len(set(shares)) > 1
+
+
+def test_workers_that_start_apart_share_one_snapshot(tmp_path):
+    found = run_cluster(tmp_path, "trajectory", 2, seed=5, epochs=1)
+    assert_identical(found)
+    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
+    there = weights(found[0], "there")
+    svrg = oracle.SVRG(PROBLEM.gradient, there)
+    svrg.refresh(batches)
+    assert distance(weights(found[0], "mu"), svrg.full_grad) < 1e-6
+
+
+def test_adam(tmp_path):
+    found = run_cluster(tmp_path, "trajectory", 2, optimizer="adam")
+    assert_identical(found)
+    alone = run_alone("adam")
+    assert distance(weights(found[0]), alone) < 1e-4
+
+
+def run_alone(optimizer):
+    """The same training in one process."""
+    from problems import values
+
+    from gluon_svrg import SVRGTrainer
+
+    net = PROBLEM.network()
+    trainer = SVRGTrainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
+    loss_of = PROBLEM.closure(net)
+    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
+    for epoch in range(4):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, batches)
+        for batch in batches:
+            trainer.step(len(batch), closure=lambda: loss_of(batch))
+    mx.nd.waitall()
+    return values(net)
+
+
+@pytest.mark.parametrize("where", ["closure", "data"])
+def test_a_worker_that_fails_in_the_full_gradient(where, tmp_path):
+    found = run_cluster(tmp_path, "failing", 2, where=where)
+    assert [str(f["message"])[:12] for f in found] == ["RuntimeError", "KeyError: 'm"]
+    assert "Another worker has failed" in str(found[0]["message"])
+    assert all(f["unchanged"] for f in found)
+    for i in range(COUNT):
+        np.testing.assert_array_equal(found[0][f"w{i}"], found[1][f"w{i}"])

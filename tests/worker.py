@@ -1,0 +1,119 @@
+"""What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``."""
+
+import json
+import sys
+from pathlib import Path
+
+import mxnet as mx
+import numpy as np
+from problems import Dense, parameters, values
+
+from gluon_svrg import SVRGTrainer
+
+PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
+
+
+def minibatches(rank, workers, uneven):
+    """This worker's share of the data, and of each minibatch, as index arrays."""
+    order = np.arange(len(PROBLEM.X))
+    edges = np.linspace(0, 1, workers + 1) ** (1.5 if uneven else 1.0)
+
+    def part(index):
+        cuts = np.round(edges * len(index)).astype(int)
+        return index[cuts[rank] : cuts[rank + 1]]
+
+    everything = np.array_split(order, 4)
+    return [part(index) for index in everything], [len(index) for index in everything]
+
+
+def make(optimizer="sgd", devices=1, seed=None, kvstore="dist_sync", dtype="float64", **kwargs):
+    where = [mx.cpu(i) for i in range(devices)] if devices > 1 else None
+    net = PROBLEM.network(dtype, where, deferred=kwargs.pop("deferred", False))
+    store = mx.kv.create(kvstore)
+    if seed is not None:  # each worker starts somewhere else
+        mx.random.seed(seed + store.rank)
+        net.initialize(mx.init.Normal(0.3), force_reinit=True, ctx=where)
+    settings = {"learning_rate": 0.1}
+    if optimizer == "sgd":
+        settings["momentum"] = 0.9
+    settings.update(kwargs.pop("optimizer_params", {}))
+    trainer = SVRGTrainer(net.collect_params(), optimizer, settings, kvstore=store, **kwargs)
+    return net, PROBLEM.closure(net, dtype, where), trainer, store
+
+
+def train(net, loss_of, trainer, shares, sizes, epochs=4, rates=()):
+    losses = []
+    for epoch in range(epochs):
+        if epoch < len(rates):
+            trainer.set_learning_rate(rates[epoch])
+        if epoch % 2 == 0:
+            losses.append(trainer.update_full_grads(loss_of, shares))
+        for index, size in zip(shares, sizes):
+            trainer.step(size, closure=lambda: loss_of(index))
+    return losses
+
+
+def trajectory(store_name=None, uneven=True, epochs=4, rates=(), **settings):
+    net, loss_of, trainer, store = make(**settings)
+    shares, sizes = minibatches(store.rank, store.num_workers, uneven)
+    losses = train(net, loss_of, trainer, shares, sizes, epochs, rates)
+    mean = [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
+    return store, {
+        "losses": np.array(losses),
+        "evaluations": np.array(trainer.grad_evaluations),
+        **{f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))},
+        **{f"mu{i}": m for i, m in enumerate(mean)},
+        **{f"there{i}": trainer.snapshot[p][0].asnumpy() for i, p in enumerate(parameters(net))},
+    }
+
+
+def start_up(**settings):
+    """Where `gluon.Trainer` races: weights that become sums of gradients."""
+    net, loss_of, trainer, store = make(dtype="float32", **settings)
+    shares, sizes = minibatches(store.rank, store.num_workers, False)
+    trainer.step(sizes[0], closure=lambda: loss_of(shares[0]))  # no snapshot: a plain step
+    return store, {f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))}
+
+
+def failing(where="closure", failing_rank=1, **settings):
+    """One worker fails in the full gradient; all raise, and go on afterwards."""
+    net, loss_of, trainer, store = make(**settings)
+    shares, sizes = minibatches(store.rank, store.num_workers, True)
+    trainer.update_full_grads(loss_of, shares)
+    before = [row[0].asnumpy() for row in trainer.full_grads.values()]
+
+    def bad(index):
+        if len(index) and index[0] >= shares[1][0]:
+            raise KeyError("mine")
+        return loss_of(index)
+
+    def bad_data():
+        yield shares[0]
+        raise KeyError("mine")
+
+    is_bad = store.rank == failing_rank
+    try:
+        if where == "closure":
+            trainer.update_full_grads(bad if is_bad else loss_of, shares)
+        else:
+            trainer.update_full_grads(loss_of, bad_data() if is_bad else shares)
+    except (KeyError, RuntimeError) as error:
+        message = f"{type(error).__name__}: {error}"
+    after = [row[0].asnumpy() for row in trainer.full_grads.values()]
+    unchanged = all(map(np.array_equal, before, after)) and trainer.num_snapshots == 1
+    train(net, loss_of, trainer, shares, sizes, epochs=1)
+    return store, {
+        "message": np.array(message),
+        "unchanged": np.array(unchanged),
+        **{f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))},
+    }
+
+
+def main():
+    task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
+    store, found = globals()[task](**settings)
+    np.savez(folder / f"{store.rank}.npz", **found)
+
+
+if __name__ == "__main__":
+    main()
