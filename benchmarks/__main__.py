@@ -6,9 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import memory, overhead, record, scaling
+from . import distributed, memory, overhead, record, scaling
 
-BENCHMARKS = {"overhead": overhead, "memory": memory, "scaling": scaling}
+BENCHMARKS = {
+    "overhead": overhead,
+    "memory": memory,
+    "scaling": scaling,
+    "distributed": distributed,
+}
 
 
 def main() -> int:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from math import isfinite
+import os
+from math import isfinite, prod
 from numbers import Real
 from typing import Any, Iterable
 
@@ -47,6 +48,23 @@ def check_store(params: Any, kvstore: Any, update_on_kvstore: Any) -> None:
             "update_on_kvstore=True with one device: no store is used there. Leave it out, or pass "
             "a store itself, kvstore=mx.kvstore.create('device')."
         )
+
+
+def check_server_optimizer(optimizer: Any, params: Iterable[Parameter]) -> None:
+    """Raise where servers would have to know whole arrays, and have slices."""
+    uses_norms = type(optimizer).__name__ in ("LARS", "LAMB", "LANS", "LBSGD")
+    bound = int(os.environ.get("MXNET_KVSTORE_BIGARRAY_BOUND", "1000000"))
+    servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
+    if not uses_norms or servers == 1:
+        return
+    for parameter in params:
+        size = prod(parameter.shape or ())
+        if _mxnet.is_trainable(parameter) and size >= bound:
+            raise ValueError(
+                f"{type(optimizer).__name__} needs the norm of {parameter.name}, whose {size} "
+                f"entries are sliced over {servers} servers. Use update_on_kvstore=False, one "
+                "server, or a larger MXNET_KVSTORE_BIGARRAY_BOUND (of all processes)."
+            )
 
 
 def check_flag(ignore_stale_grad: Any) -> None:

@@ -6,6 +6,7 @@ The parameters have the keys 0, 1, ...; what is summed here has keys of its own,
 
 from __future__ import annotations
 
+import os
 from contextlib import contextmanager
 from typing import Any, Iterator, Sequence
 
@@ -15,6 +16,7 @@ from mxnet.ndarray import NDArray
 
 from . import launch
 from ._mxnet import classic
+from .server import ANSWER, ServerOptimizer, Settings
 
 
 def is_distributed(kvstore: Any) -> bool:
@@ -34,20 +36,26 @@ class Workers:
     ----------
     store : KVStore
         The store.
-    first_key : int
-        The first key that is free.
+    parameters : int
+        The number of parameters, whose keys are the first. Then come keys for probes, one for each
+        server, and those of what is summed.
     """
 
-    def __init__(self, store: Any, first_key: int) -> None:
+    def __init__(self, store: Any, parameters: int) -> None:
         self.store = store
-        self._first_key = first_key
+        self._parameters = parameters
+        self._servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
+        self._first_key = parameters + self._servers
         self._initialized: set[int] = set()
+        self._sent: Any = None
         launch.tell("rank", str(store.rank))
 
     def wait(self) -> None:
         """Wait until all workers are here, and all that they have pushed and pulled has arrived."""
         mx.nd.waitall()
         self.store._barrier()
+
+    # --- sums ----------------------------------------------------------------------------------
 
     @contextmanager
     def agreement(self, size: int) -> Iterator[Agreement]:
@@ -67,24 +75,111 @@ class Workers:
             agreement.refuse()
             raise
 
-    def sum(self, arrays: Sequence[NDArray], offset: int = 1) -> None:
-        """Replace arrays by their sums over the workers."""
-        for number, array in enumerate(arrays):
-            self._sum(self._first_key + offset + number, classic(array))
-
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Sum up a vector of float64 over the workers. Waits."""
         vector = mx.nd.array(numbers, dtype="float64")
-        self._sum(self._first_key, vector)
+        self._sum([vector], 0)
         return vector.asnumpy()
 
-    def _sum(self, key: int, array: NDArray) -> None:
-        if key not in self._initialized:  # collective, once per key
-            self.store.init(key, mx.nd.zeros_like(array))
-            self._initialized.add(key)
+    def sum(self, arrays: Sequence[NDArray]) -> None:
+        """Replace arrays by their sums over the workers."""
+        self._sum([classic(array) for array in arrays], 1)
+
+    def _sum(self, arrays: Sequence[NDArray], offset: int) -> None:
+        if is_synchronous(self.store):
+            for number, array in enumerate(arrays, offset):
+                self._sum_at_once(self._first_key + number, array)
+        else:
+            self._sum_by_slots(arrays, offset)
+
+    def _sum_at_once(self, key: int, array: NDArray) -> None:
+        """The servers add up what all workers push."""
+        self._initialize(key, array)
         scratch = array.copy()  # what is pushed is overwritten
         self.store.pushpull(key, scratch, out=scratch)
         scratch.copyto(array)
+
+    def _sum_by_slots(self, arrays: Sequence[NDArray], offset: int) -> None:
+        """An asynchronous store never adds up: each worker has slots of its own."""
+        count, rank = self.store.num_workers, self.store.rank
+        slots = [
+            range(self._first_key + (number * count), self._first_key + (number + 1) * count)
+            for number, _ in enumerate(arrays, offset)
+        ]
+        for keys, array in zip(slots, arrays):
+            for key in keys:
+                self._initialize(key, array)
+        for keys, array in zip(slots, arrays):
+            self.store.push(keys[rank], array.copy())
+        self.wait()
+        for keys, array in zip(slots, arrays):
+            array[:] = 0
+            for key in keys:  # in one order, so that all workers find the same to the last bit
+                scratch = mx.nd.zeros_like(array)
+                self.store.pull(key, out=scratch)
+                array += scratch
+        self.wait()  # before anyone fills a slot again
+
+    def _initialize(self, key: int, array: NDArray) -> None:
+        if key not in self._initialized:  # collective, once per key
+            self.store.init(key, mx.nd.zeros_like(array))
+            self._initialized.add(key)
+
+    # --- updates on the servers ----------------------------------------------------------------
+
+    def server_optimizer(self, optimizer: Any) -> ServerOptimizer:
+        """What the servers need to update parameters and assign the rest."""
+        return ServerOptimizer(optimizer, self._parameters, self._servers)
+
+    def check_servers(self) -> None:
+        """Raise unless all servers have loaded their optimizer. All workers do.
+
+        Raises
+        ------
+        RuntimeError
+            If one has not.
+        """
+        question = mx.nd.ones((1,))
+        for key in range(self._parameters, self._parameters + self._servers):  # one on each server
+            self._initialize(key, question)
+            answer = question.copy()
+            self.store.push(key, answer)
+            self.wait()
+            self.store.pull(key, out=answer)
+            if answer.asscalar() != ANSWER:
+                raise RuntimeError(
+                    "A server could not load the optimizer, see its output. Servers unpickle it "
+                    "inside `import mxnet`: gluon_svrg, and the module that defines an optimizer "
+                    "or scheduler of yours, must be importable there without mxnet.gluon. Or leave "
+                    "the update to the workers: update_on_kvstore=False."
+                )
+
+    def send_settings(self, optimizer: Any, multipliers: dict[str, Any]) -> None:
+        """Give the servers the attributes of the optimizer, where they have changed.
+
+        Rank 0 does, after its last update and before its next push; so all updates use them.
+        """
+        if self.store.rank != 0:
+            return
+        settings = {**_plain(optimizer), **multipliers}
+        scheduler = {} if optimizer.lr_scheduler is None else _plain(optimizer.lr_scheduler)
+        if (settings, scheduler) != self._sent:
+            mx.nd.waitall()
+            self.store._send_command_to_servers(0, Settings(settings, scheduler).pickled())
+            self._sent = settings, scheduler
+
+
+#: Attributes of an optimizer that the servers count by themselves, or that are not plain.
+_COUNTED = ("num_update", "begin_num_update")
+
+
+def _plain(thing: Any) -> dict[str, Any]:
+    """Those attributes that are numbers or strings."""
+    return {
+        name: value
+        for name, value in vars(thing).items()
+        if name not in _COUNTED and isinstance(value, (bool, int, float, str, type(None)))
+    }
 
 
 class Agreement:

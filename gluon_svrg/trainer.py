@@ -18,9 +18,10 @@ from .closure import Loss, check_closure
 from .control_variate import ControlVariate
 from .distributed import Workers
 from .gradient import Network
+from .operations import divide
 from .others import Others
 from .random_lock import RandomLock
-from .snapshot import Snapshot
+from .snapshot import Snapshot, per_device
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]
@@ -183,7 +184,9 @@ class SVRGTrainer(Trainer):
         loss = None if closure is None else self.correct_grads(closure)
         self._check_corrected("step")
         self._include_all(ignore_stale_grad)
-        super().step(batch_size, ignore_stale_grad)
+        if self._is_unconnected():
+            self._initialize_store()
+        super().step(self._prepare_push(batch_size), ignore_stale_grad)
         self._finish_step()
         return loss
 
@@ -289,6 +292,8 @@ class SVRGTrainer(Trainer):
             if not trainable:
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             self._initialize_store()
+            if workers is not None and not distributed.is_synchronous(workers.store):
+                self._share_weights(workers)
             checks.check_dtypes(self._params)
             here = Snapshot(self._params, own=False)
             held = self._held()
@@ -380,6 +385,7 @@ class SVRGTrainer(Trainer):
         export_optimizer_states : The part that `gluon.Trainer` can load.
         """
         self._check_outside("save_states")
+        self._check_states_are_here("save_states")
         self._apply_loaded()
         checkpoint.write(fname, *(self._loaded or states.collect(self)))
 
@@ -406,6 +412,7 @@ class SVRGTrainer(Trainer):
             If the file cannot be read.
         """
         self._check_outside("load_states")
+        self._check_states_are_here("load_states")
         saved = states.read(fname, self)
         states.assign_numbers(self, saved)
         self._loaded = saved  # applied late: weights may be loaded after this, or before
@@ -428,6 +435,7 @@ class SVRGTrainer(Trainer):
             If the file cannot be written.
         """
         self._check_outside("export_optimizer_states")
+        self._check_states_are_here("export_optimizer_states")
         if not all(map(_mxnet.has_data, self._params)):
             raise RuntimeError(
                 "There are no optimizer states to export before the parameters are initialized. "
@@ -589,7 +597,7 @@ class SVRGTrainer(Trainer):
         if self._workers is None and distributed.is_distributed(store):
             store = mx.kv.create(store) if isinstance(store, str) else store
             self._kvstore_params["kvstore"] = store
-            self._workers = Workers(store, first_key=len(self._params))
+            self._workers = Workers(store, parameters=len(self._params))
         return self._workers
 
     def _initialize_store(self) -> None:
@@ -607,6 +615,50 @@ class SVRGTrainer(Trainer):
             self._init_params()
         if workers is not None:
             workers.wait()
+            if self._update_on_kvstore:
+                workers.check_servers()
+
+    def _init_kvstore(self) -> None:
+        """Create the store, and give its servers an optimizer if they shall update."""
+        workers: Workers | None = self._connect()
+        optimizer = self.optimizer
+        if workers is not None and self._kvstore_params["update_on_kvstore"] is not False:
+            checks.check_server_optimizer(optimizer, self._params)
+            optimizer.rescale_grad = self._scale
+            self._optimizer = workers.server_optimizer(optimizer)
+        try:
+            super()._init_kvstore()
+        finally:
+            self._optimizer = optimizer
+
+    def _share_weights(self, workers: Workers) -> None:
+        """Let all workers of an asynchronous store have the same weights, for the snapshot."""
+        workers.wait()
+        for index, parameter in enumerate(self._params):
+            if _mxnet.is_trainable(parameter):
+                workers.store.pull(index, out=_mxnet.data(parameter))
+        workers.wait()
+
+    def _prepare_push(self, batch_size: int) -> int:
+        """Where servers update: divide the gradients here, and tell them of new settings.
+
+        Returns
+        -------
+        int
+            The batch size that is left to divide by.
+        """
+        workers = self._workers
+        if workers is None or not self._update_on_kvstore:
+            return batch_size
+        multipliers = {
+            "lr_mult": {i: p.lr_mult for i, p in enumerate(self._params)},
+            "wd_mult": {i: p.wd_mult for i, p in enumerate(self._params)},
+        }
+        workers.send_settings(self._optimizer, multipliers)
+        trainable = [p for p in self._params if _mxnet.is_trainable(p)]
+        for column in per_device([_mxnet.gradients(p) for p in trainable]):
+            divide(column, batch_size)
+        return 1
 
     def _include_all(self, ignore_stale_grad: bool) -> None:
         """Let no parameter be skipped whose full gradient is part of the estimate."""
@@ -638,6 +690,18 @@ class SVRGTrainer(Trainer):
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
                 "computes with other weights. Call it after the block."
+            )
+
+    def _check_states_are_here(self, name: str) -> None:
+        store = self._kvstore_params["kvstore"]
+        if (
+            distributed.is_distributed(store)
+            and self._kvstore_params["update_on_kvstore"] is not False
+        ):
+            raise RuntimeError(
+                f"{name}() is not possible where the servers update: the states of the optimizer "
+                "are there, and MXNet cannot fetch them. Use update_on_kvstore=False with a "
+                "synchronous store."
             )
 
     def _check_unchanged(self, held: ControlVariate) -> None:

@@ -5,8 +5,10 @@ import numpy as np
 import oracle
 import pytest
 from cluster import run_cluster
-from problems import distance
+from problems import Dense, distance, values
 from worker import PROBLEM, minibatches
+
+from gluon_svrg import SVRGTrainer
 
 COUNT = len(PROBLEM.initial)
 
@@ -39,10 +41,18 @@ def assert_identical(found):
 
 
 @pytest.mark.parametrize(
-    "workers, devices, store",
-    [(2, 1, "dist_sync"), (3, 1, "dist_sync"), (2, 2, "dist_device_sync")],
+    "workers, devices, store, update_on_kvstore",
+    [
+        (2, 1, "dist_sync", None),
+        (3, 1, "dist_sync", None),
+        (2, 2, "dist_device_sync", None),
+        (2, 1, "dist_sync", True),
+        (2, 2, "dist_sync", True),
+    ],
 )
-def test_workers_are_one_process_over_the_union_of_the_data(workers, devices, store, tmp_path):
+def test_workers_are_one_process_over_the_union_of_the_data(
+    workers, devices, store, update_on_kvstore, tmp_path
+):
     rates = (0.1, 0.05, 0.2)  # set_learning_rate takes effect
     found = run_cluster(
         tmp_path,
@@ -52,7 +62,7 @@ def test_workers_are_one_process_over_the_union_of_the_data(workers, devices, st
         devices=devices,
         kvstore=store,
         rates=rates,
-        deferred=False,
+        update_on_kvstore=update_on_kvstore,
     )
     assert_identical(found)
     expected, _ = reference(rates=rates)
@@ -98,6 +108,75 @@ def run_alone(optimizer):
             trainer.step(len(batch), closure=lambda: loss_of(batch))
     mx.nd.waitall()
     return values(net)
+
+
+@pytest.mark.parametrize("by", ["name", "instance"])
+def test_settings_reach_the_optimizer_on_the_servers(by, tmp_path):
+    """Momentum, weight decay, clipping, scheduler, multipliers, batch sizes that change."""
+    found = run_cluster(tmp_path, "by_servers", 2, servers=2, by=by)
+    for message in found[0].pop("messages"):
+        assert "not possible where the servers update" in message
+    found[1].pop("messages")
+    assert_identical(found)
+    assert distance(weights(found[0]), settings_alone()) < 1e-4
+
+
+def settings_alone():
+    """The same in one process, clipped as on the servers: after the sum."""
+    net = PROBLEM.network("float32")
+    scheduler = mx.lr_scheduler.FactorScheduler(3, 0.8, base_lr=0.1)
+    params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "clip_gradient": 0.05}
+    params["lr_scheduler"] = scheduler
+    trainer = SVRGTrainer(net.collect_params(), "sgd", params)
+    loss_of = PROBLEM.closure(net, "float32")
+    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
+    for epoch in range(4):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, batches)
+        if epoch == 2:
+            net[0].weight.lr_mult = 0.5
+            net[1].bias.wd_mult = 3.0
+        for batch in batches:
+            trainer.step(len(batch), closure=lambda: loss_of(batch))
+    return values(net)
+
+
+def test_servers_that_could_not_load_the_optimizer_are_found_out(tmp_path):
+    found = run_cluster(tmp_path, "not_loaded", 2, servers=2)
+    for f in found:
+        assert "could not load the optimizer" in str(f["message"])
+        assert f["unchanged"]
+
+
+def test_dist_async(tmp_path):
+    """mu and the snapshot are the same on all ranks, and the gap is far below that of plain SGD."""
+    problem = Dense("classification", seed=18, samples=60)
+    best = minimum(problem)
+    gaps = []
+    for svrg in (True, False):
+        found = run_cluster(tmp_path, "asynchronous", 2, servers=2, svrg=svrg, epochs=60)
+        if svrg:
+            assert_identical(found)
+            assert sum(name.startswith("mu") for name in found[0]) == 30 * 4
+        w = [found[0]["w0"], found[0]["w1"]]
+        gaps.append(loss(problem, w) - best)
+    assert gaps[0] < gaps[1] / 10
+
+
+def loss(problem, w):
+    scores = problem.X @ w[0].T + w[1]
+    scores -= scores.max(axis=1, keepdims=True)
+    chosen = scores[np.arange(len(scores)), problem.y.astype(int)]
+    return float(np.mean(np.log(np.exp(scores).sum(axis=1)) - chosen))
+
+
+def minimum(problem):
+    w = [np.array(value) for value in problem.initial]
+    everything = np.arange(len(problem.X))
+    for _ in range(20_000):
+        for value, g in zip(w, problem.gradient(w, everything)[0]):
+            value -= 0.5 * g / len(everything)
+    return loss(problem, w)
 
 
 @pytest.mark.parametrize("where", ["closure", "data"])

@@ -67,6 +67,86 @@ def trajectory(store_name=None, uneven=True, epochs=4, rates=(), **settings):
     }
 
 
+def by_servers(by="name", epochs=4, **settings):
+    """All settings reach the optimizer on the servers, and change there."""
+    params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "clip_gradient": 0.05}
+    net = PROBLEM.network("float32")
+    store = mx.kv.create("dist_sync")
+    scheduler = mx.lr_scheduler.FactorScheduler(3, 0.8, base_lr=0.1)
+    params["lr_scheduler"] = scheduler
+    optimizer, settings = "sgd", params
+    if by == "instance":
+        optimizer, settings = mx.optimizer.SGD(**params), None
+    trainer = SVRGTrainer(
+        net.collect_params(), optimizer, settings, kvstore=store, update_on_kvstore=True
+    )
+    shares, sizes = minibatches(store.rank, store.num_workers, True)
+    loss_of = PROBLEM.closure(net, "float32")
+    for epoch in range(epochs):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, shares)
+        if epoch == 2:  # the multipliers change in the middle, and the sizes always do
+            net[0].weight.lr_mult = 0.5
+            net[1].bias.wd_mult = 3.0
+        for index, size in zip(shares, sizes):
+            trainer.step(size, closure=lambda: loss_of(index))
+    messages = []
+    for method in (trainer.save_states, trainer.load_states, trainer.export_optimizer_states):
+        try:
+            method("nowhere/at/all")
+        except RuntimeError as error:
+            messages.append(str(error))
+    found = {f"w{i}": w for i, w in enumerate(values(net))}
+    return store, {"messages": np.array(messages), **found}
+
+
+class Unknown(mx.optimizer.SGD):
+    """Not importable on a server, where `__main__` is another."""
+
+
+def not_loaded():
+    net = PROBLEM.network("float32")
+    store = mx.kv.create("dist_sync")
+    trainer = SVRGTrainer(
+        net.collect_params(), Unknown(learning_rate=0.1), kvstore=store, update_on_kvstore=True
+    )
+    loss_of = PROBLEM.closure(net, "float32")
+    before, message = values(net), ""
+    try:
+        trainer.step(5, closure=lambda: loss_of(np.arange(5)))
+    except RuntimeError as error:
+        message = str(error)
+    unchanged = all(map(np.array_equal, values(net), before))
+    return store, {"message": np.array(message), "unchanged": np.array(unchanged)}
+
+
+def asynchronous(svrg=True, epochs=12, rate=0.5):
+    """Softmax regression with dist_async."""
+    problem = Dense("classification", seed=18, samples=60)
+    net = problem.network("float64")
+    store = mx.kv.create("dist_async")
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": rate}, kvstore=store)
+    loss_of = problem.closure(net)
+    mine = np.array_split(np.arange(len(problem.X)), store.num_workers)[store.rank]
+    rng = np.random.RandomState(store.rank)
+    means = []
+    for epoch in range(epochs):
+        if svrg and epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, [mine])
+            means += [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
+            means += [trainer.snapshot[p][0].asnumpy() for p in parameters(net)]
+        if epoch == epochs // 2:
+            trainer.set_learning_rate(rate / 2)
+        for _ in range(0, len(mine), 5):
+            index = rng.permutation(mine)[:5]
+            trainer.step(5, closure=lambda: loss_of(index))
+    trainer._share_weights(trainer._workers)
+    return store, {
+        **{f"w{i}": w for i, w in enumerate(values(net))},
+        **{f"mu{i}": m for i, m in enumerate(means)},
+    }
+
+
 def start_up(**settings):
     """Where `gluon.Trainer` races: weights that become sums of gradients."""
     net, loss_of, trainer, store = make(dtype="float32", **settings)

@@ -1,0 +1,108 @@
+"""What runs on the servers of a distributed store when these make the updates.
+
+MXNet unpickles an optimizer there in the middle of ``import mxnet``, before Gluon exists: this
+module imports the optimizers and nothing else. If that fails, MXNet only prints a line, and goes on
+to store sums of gradients as weights; so the workers ask for the answer to a question first.
+"""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+from mxnet.optimizer import Optimizer
+
+#: What a server that has this optimizer makes of a probe.
+ANSWER = 42.0
+
+_loaded: ServerOptimizer | None = None  # in the process of a server
+
+
+class ServerOptimizer(Optimizer):
+    """The user's optimizer for the keys of parameters; all other keys are assigned.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        The user's.
+    parameters : int
+        Keys below this are of parameters.
+    probes : int
+        So many keys from there on are for probes.
+    """
+
+    def __init__(self, optimizer: Optimizer, parameters: int, probes: int) -> None:
+        super().__init__(multi_precision=optimizer.multi_precision)
+        self.aggregate_num = 0  # MXNet 1.9.1: one key at a time
+        self._optimizer = optimizer
+        self._parameters = parameters
+        self._probes = probes
+        self._states: dict[int, Any] = {}  # survive new settings, other than MXNet's own
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        global _loaded
+        super().__setstate__(state)
+        _loaded = self
+
+    def change(self, settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
+        """Give the user's optimizer and its scheduler other attributes."""
+        vars(self._optimizer).update(settings)
+        if scheduler:
+            vars(self._optimizer.lr_scheduler).update(scheduler)
+
+    def create_state(self, index: int, weight: Any) -> Any:
+        """Make the user's state, once."""
+        return self.create_state_multi_precision(index, weight)
+
+    def create_state_multi_precision(self, index: int, weight: Any) -> Any:
+        """Make the user's state, once."""
+        if index >= self._parameters:
+            return None
+        if index not in self._states:
+            self._states[index] = self._optimizer.create_state_multi_precision(index, weight)
+        return self._states[index]
+
+    def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
+        """Update or assign: one key (MXNet 1.9.1) or lists of keys (2.0)."""
+        if not isinstance(index, (list, tuple)):
+            if index >= self._parameters:
+                self._assign(index, weight, grad)
+            else:
+                self._optimizer.update_multi_precision(index, weight, grad, state)
+            return
+        for row in zip(index, weight, grad, state):
+            if row[0] >= self._parameters:
+                self._assign(*row[:3])
+            else:
+                self._optimizer.update_multi_precision(*[[item] for item in row])
+
+    update = update_multi_precision
+
+    def _assign(self, index: int, weight: Any, grad: Any) -> None:
+        is_probe = index < self._parameters + self._probes
+        weight[:] = grad * 0 + ANSWER if is_probe else grad
+
+
+class Settings:
+    """Attributes for the user's optimizer on a server, in the form of a pickle.
+
+    MXNet's command to servers is a pickled optimizer. This one becomes the optimizer that is there.
+    """
+
+    def __init__(self, settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
+        self._arguments = settings, scheduler
+
+    def __reduce__(self) -> Any:
+        return change_loaded, self._arguments
+
+    def pickled(self) -> str:
+        """The body of the command."""
+        return pickle.dumps(self, 0).decode("ascii")
+
+
+def change_loaded(settings: dict[str, Any], scheduler: dict[str, Any]) -> ServerOptimizer:
+    """On a server: change what is there, and return it."""
+    if _loaded is None:
+        raise RuntimeError("There is no ServerOptimizer in this process.")
+    _loaded.change(settings, scheduler)
+    return _loaded
