@@ -35,10 +35,11 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
         for trainer in ("gluon.Trainer", "SVRGTrainer"):
             with tempfile.TemporaryDirectory() as folder:
                 path = Path(folder, "counts.json")
-                command = [sys.executable, "-m", "benchmarks.distributed", store, str(on_servers)]
+                launcher = ["-m", "gluon_svrg", "launch", "-n", str(WORKERS), "-s", "2", "--"]
+                arguments = [store, str(on_servers), trainer, str(path), "3" if quick else "20"]
+                command = [sys.executable, "-m", "benchmarks.distributed", *arguments]
                 done = subprocess.run(
-                    [sys.executable, "-m", "gluon_svrg", "launch", "-n", str(WORKERS), "-s", "2"]
-                    + ["--", *command, trainer, str(path), "3" if quick else "20"],
+                    [sys.executable, *launcher, *command],
                     cwd=Path(__file__).parents[1],
                     env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
                     capture_output=True,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -66,7 +66,7 @@ class Workers:
         Parameters
         ----------
         size : int
-            How many numbers there are.
+            The most numbers that there can be.
         """
         agreement = Agreement(self, size)
         try:
@@ -76,47 +76,57 @@ class Workers:
             raise
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Sum up a vector of float64 over the workers. Waits."""
-        vector = mx.nd.array(numbers, dtype="float64")
-        self._sum([vector], 0)
-        return vector.asnumpy()
+        """Sum up a vector of float64 over the workers. Waits.
 
-    def sum(self, arrays: Sequence[NDArray]) -> None:
-        """Replace arrays by their sums over the workers."""
-        self._sum([classic(array) for array in arrays], 1)
+        MXNet's servers may round float64 to float32: a flag of theirs (`multi_precision_`) is not
+        initialized. So each worker has a place of its own, with three float32 for each number.
+        """
+        parts, rest = np.zeros((self.store.num_workers, len(numbers), 3)), numbers
+        for part in range(3):
+            parts[self.store.rank, :, part] = np.float32(rest)
+            rest = rest - np.float32(rest)
+        array = mx.nd.array(parts, dtype="float32")
+        self._sum({self._first_key: array})
+        return array.asnumpy().astype("float64").sum(axis=(0, 2))
 
-    def _sum(self, arrays: Sequence[NDArray], offset: int) -> None:
-        if is_synchronous(self.store):
-            for number, array in enumerate(arrays, offset):
-                self._sum_at_once(self._first_key + number, array)
-        else:
-            self._sum_by_slots(arrays, offset)
+    def sum(self, arrays: Mapping[int, NDArray]) -> None:
+        """Replace arrays by their sums over the workers.
 
-    def _sum_at_once(self, key: int, array: NDArray) -> None:
-        """The servers add up what all workers push."""
-        self._initialize(key, array)
-        scratch = array.copy()  # what is pushed is overwritten
-        self.store.pushpull(key, scratch, out=scratch)
-        scratch.copyto(array)
+        Parameters
+        ----------
+        arrays : dict of NDArray
+            Each with the number of its parameter.
+        """
+        self._sum(
+            {self._first_key + 1 + number: classic(array) for number, array in arrays.items()}
+        )
 
-    def _sum_by_slots(self, arrays: Sequence[NDArray], offset: int) -> None:
+    def _sum(self, arrays: Mapping[int, NDArray]) -> None:
+        if not is_synchronous(self.store):
+            self._sum_by_slots(arrays)
+            return
+        for key, array in arrays.items():  # the servers add up what all workers push
+            self._initialize(key, array)
+            scratch = array.copy()  # what is pushed is overwritten
+            self.store.pushpull(key, scratch, out=scratch)
+            scratch.copyto(array)
+
+    def _sum_by_slots(self, arrays: Mapping[int, NDArray]) -> None:
         """An asynchronous store never adds up: each worker has slots of its own."""
-        count, rank = self.store.num_workers, self.store.rank
-        slots = [
-            range(self._first_key + (number * count), self._first_key + (number + 1) * count)
-            for number, _ in enumerate(arrays, offset)
-        ]
-        for keys, array in zip(slots, arrays):
-            for key in keys:
-                self._initialize(key, array)
-        for keys, array in zip(slots, arrays):
-            self.store.push(keys[rank], array.copy())
+        count, first = self.store.num_workers, self._first_key
+        slots = {key: range(first + (key - first) * count, first + (key - first + 1) * count)
+                 for key in arrays}  # fmt: skip
+        for key, array in arrays.items():
+            for slot in slots[key]:
+                self._initialize(slot, array)
+        for key, array in arrays.items():
+            self.store.push(slots[key][self.store.rank], array.copy())
         self.wait()
-        for keys, array in zip(slots, arrays):
+        for key, array in arrays.items():
             array[:] = 0
-            for key in keys:  # in one order, so that all workers find the same to the last bit
+            for slot in slots[key]:  # in one order: all workers find the same to the last bit
                 scratch = mx.nd.zeros_like(array)
-                self.store.pull(key, out=scratch)
+                self.store.pull(slot, out=scratch)
                 array += scratch
         self.wait()  # before anyone fills a slot again
 
@@ -199,7 +209,9 @@ class Agreement:
             If another worker has failed.
         """
         self._pending = False
-        sums = self._workers.sum_numbers(np.array(numbers, dtype="float64"))
+        vector = np.zeros(self._size)
+        vector[: len(numbers)] = numbers
+        sums = self._workers.sum_numbers(vector)[: len(numbers)]
         if np.isnan(sums[0]):
             raise RuntimeError(
                 "Another worker has failed during the full gradient, see its error. Nothing was "

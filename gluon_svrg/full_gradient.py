@@ -98,7 +98,8 @@ def take(
     if workers is not None and agreement is not None:
         entries, loss, *counts = agreement.reach([entries, loss, *ever])
         ever = [count > 0 for count in counts]
-        workers.sum([total for total, *_ in buffer.arrays])
+        numbers = map(list(network.parameters).index, snapshot.parameters)
+        workers.sum({n: total for n, (total, *_) in zip(numbers, buffer.arrays)})
     _take_mean(buffer.arrays, entries)
     if not all_finite(total for total, *_ in buffer.arrays):
         raise FloatingPointError(

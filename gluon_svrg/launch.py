@@ -254,7 +254,7 @@ class _Job:
 
     def _watch(self, interrupted: _Interruptible) -> Death | None:
         """Wait until all have ended well, or one has not."""
-        stall = _Stall()
+        stall, first = _Stall(), None
         while True:
             if interrupted.signal:
                 name = signal.Signals(interrupted.signal).name
@@ -266,13 +266,13 @@ class _Job:
             if all(code is not None for _, code in ended):
                 return None
             workers = [m for m in self._members if m.role.startswith("worker")]
-            finished = [m for m in workers if m.has_finished]
-            others = [m for m in workers if not m.has_finished]
-            if finished and others and stall.lasts(others):
+            first = first or next((m for m in workers if m.has_finished), None)
+            others = [m for m in workers if m is not first and _is_running(m)]
+            if first and others and stall.lasts(others):
                 names = " and ".join(m.name for m in others)
                 verb = "waits" if len(others) == 1 else "wait"
                 reason = f"exited early, with code 0, while {names} still {verb} for it"
-                return Death(finished[0].name, reason, 1)
+                return Death(first.name, reason, 1)
             time.sleep(_INTERVAL)
 
     def _end(self) -> None:

@@ -286,7 +286,7 @@ class SVRGTrainer(Trainer):
         with ExitStack() as stack:
             workers, agreement = self._connect(), None
             if workers is not None:
-                agreement = stack.enter_context(workers.agreement(2 + trainable))
+                agreement = stack.enter_context(workers.agreement(2 + len(self._params)))
             batches = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(self._params, closure, batches)
             if not trainable:

@@ -1,0 +1,208 @@
+"""`gluon-svrg launch`: what dies ends all, is named, and leaves nothing behind."""
+
+import os
+import re
+import signal
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+from cluster import launch
+
+SCRIPT = Path(__file__).with_name("launched.py")
+WITHIN = 10  # seconds from a death to the end
+
+
+def processes_of(marker):
+    """Processes, by id, that have a marker in their environment."""
+    found = []
+    for folder in Path("/proc").glob("[0-9]*"):
+        try:
+            if marker.encode() in (folder / "environ").read_bytes():
+                found.append(int(folder.name))
+        except OSError:
+            continue
+    return found
+
+
+@pytest.fixture
+def marker(monkeypatch):
+    value = f"gluon-svrg-test-{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv("MARKER", value)
+    yield value
+    for process in processes_of(value):
+        if process != os.getpid():
+            os.kill(process, signal.SIGKILL)
+
+
+def assert_nothing_left(marker):
+    deadline = time.monotonic() + 5
+    while processes_of(marker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    assert processes_of(marker) == []
+
+
+def start(folder, what, *options):
+    arguments = ["-n", 2, "-s", 1, *options, "--", sys.executable, SCRIPT, folder, what]
+    return launch(arguments, wait=False)
+
+
+def finish(process, deadline=60):
+    try:
+        output, _ = process.communicate(timeout=deadline)
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return output
+
+
+def wait_for(path, process, deadline=60):
+    end = time.monotonic() + deadline
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def find_role(marker, role):
+    """The process id of a role, by its environment."""
+    for process in processes_of(marker):
+        environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+        variables = dict(item.split("=", 1) for item in environment if "=" in item)
+        if variables.get("GLUON_SVRG_TELL", "").endswith(f"/{role}"):
+            return process
+    raise AssertionError(f"{role} is not there")
+
+
+@pytest.mark.parametrize("moment", ["start", "step", "full pass", "exit"])
+@pytest.mark.parametrize("role", ["worker 0", "server 0", "scheduler"])
+def test_killed(role, moment, tmp_path, marker):
+    process = start(tmp_path, moment)
+    if moment == "start":
+        end = time.monotonic() + 20
+        while len(processes_of(marker)) < 5 and time.monotonic() < end:
+            time.sleep(0.02)
+    else:
+        wait_for(tmp_path / "reached", process)
+    os.kill(find_role(marker, role), signal.SIGKILL)
+    died = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - died < WITHIN
+    assert process.returncode == 128 + signal.SIGKILL
+    last = output.splitlines()[-1]
+    assert re.fullmatch(
+        rf"gluon-svrg launch: {role}( \(rank \d\))? was killed by SIGKILL; all others were ended",
+        last,
+    ), output
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize(
+    "what, message, status",
+    [
+        ("raise", r"worker \d \(rank 0\) exited with code 1", 1),
+        ("early", r"worker \d \(rank 0\) exited early, with code 0, while worker \d", 1),
+        ("early, at once", r"worker \d \(rank 0\) exited early, with code 0, while worker \d", 1),
+        ("code 7", r"worker \d \(rank 0\) exited with code 7", 7),
+    ],
+)
+def test_workers_that_end_badly(what, message, status, tmp_path, marker):
+    process = start(tmp_path, what)
+    wait_for(tmp_path / "reached", process)
+    died = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - died < WITHIN
+    assert process.returncode == status
+    assert re.match(f"gluon-svrg launch: {message}", output.splitlines()[-1]), output
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_launcher_is_ended(number, tmp_path, marker):
+    process = start(tmp_path, "step")
+    wait_for(tmp_path / "reached", process)
+    process.send_signal(number)
+    output = finish(process)
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert f"was ended by {signal.Signals(number).name}" in output.splitlines()[-1]
+    assert_nothing_left(marker)
+
+
+def test_all_ends_well(tmp_path, marker):
+    process = start(tmp_path, "nothing")
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert re.search(r"^\[worker 0\] rank \d of 2$", output, re.M)
+    assert re.search(r"^\[worker 1\] rank \d of 2$", output, re.M)
+    assert_nothing_left(marker)
+
+
+def test_restart(tmp_path, marker):
+    """A script that saves every epoch and resumes ends as if nothing had happened."""
+    folders = [tmp_path / name for name in ("undisturbed", "disturbed")]
+    for folder in folders:
+        folder.mkdir()
+    for folder, what in zip(folders, ("train", "train and die")):
+        process = start(folder, what, "--restart", 2)
+        output = finish(process)
+        assert process.returncode == 0, output
+        again = re.findall(r"was killed by SIGKILL.*; starting again \((\d) of 2\)", output)
+        assert again == (["1", "2"] if "die" in what else [])
+    for rank in range(2):
+        with np.load(folders[0] / f"{rank}.npz") as one, np.load(folders[1] / f"{rank}.npz") as two:
+            for name in one.files:
+                np.testing.assert_array_equal(one[name], two[name])
+    assert_nothing_left(marker)
+
+
+def test_restarts_run_out(tmp_path, marker):
+    process = start(tmp_path, "raise", "--restart", 1)
+    output = finish(process)
+    assert process.returncode == 1
+    assert output.count("exited with code 1") == 2
+    assert "starting again" not in output.splitlines()[-1]
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-n", "0", "--", "true"], "expected a positive whole number, got '0'"),
+        (["-n", "x", "--", "true"], "expected a positive whole number, got 'x'"),
+        (["-n", "1"], "there is no command"),
+        (["-n", "1", "--", "no-such-command"], "cannot start no-such-command: No such file"),
+        (["-n", "1", "--", sys.executable, "no.py"], "there is no script no.py"),
+        (["-n", "1", "--port", "99999", "--", "true"], "cannot use port 99999"),
+        (["-n", "1", "--restart", "-1", "--", "true"], "expected a positive whole number"),
+        ([], "required: -n"),
+    ],
+)
+def test_wrong_commands(arguments, message, marker):
+    status, output = launch(arguments)
+    assert status == 2
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert_nothing_left(marker)
+
+
+def test_a_taken_port(marker):
+    import socket
+
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        status, output = launch(["-n", 1, "--port", port, "--", "true"])
+    assert status == 2
+    assert f"cannot use port {port}: Address already in use" in output.splitlines()[-1]
+
+
+def test_a_command_that_is_no_python(marker):
+    """It never joins the cluster; when all workers are done, the rest is ended."""
+    status, output = launch(["-n", 1, "-s", 1, "--", "sh", "-c", "echo hello; exit 3"])
+    assert status == 3
+    assert "[worker 0] hello" in output
+    assert output.splitlines()[-1].startswith("gluon-svrg launch: worker 0 exited with code 3")
+    assert_nothing_left(marker)
