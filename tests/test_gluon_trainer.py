@@ -214,9 +214,11 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize(
-    "settings", [value for values in ARGUMENTS.values() for value in values], ids=str
+    "name, number",
+    [(name, number) for name, values in ARGUMENTS.items() for number in range(len(values))],
 )
-def test_arguments(settings, snapshot):
+def test_arguments(name, number, snapshot):
+    settings = ARGUMENTS[name][number]
     found = []
     for svrg in (False, True):
         mine = dict(settings)
