@@ -48,6 +48,7 @@ def differentiate(
     batch: Sequence[Any],
     devices: Sequence[Any],
     counts: Sequence[int] | None = None,
+    scale: float = 1.0,
 ) -> Evaluation:
     """Record the closure, run backward on the losses that it returns, and count their entries.
 
@@ -61,6 +62,8 @@ def differentiate(
         Where the parameters are.
     counts : sequence of int, optional
         The number of loss entries per device that are expected.
+    scale : float
+        What losses are multiplied by before they are differentiated (mixed precision).
 
     Returns
     -------
@@ -84,8 +87,12 @@ def differentiate(
     found = _entries(losses, devices)
     if counts is not None:
         check_repeatable(counts, found)
+    heads = list(losses)
+    if scale != 1:
+        with mx.autograd.record():
+            heads = [loss * scale for loss in losses]
     with _explained():
-        mx.autograd.backward(list(losses))
+        mx.autograd.backward(heads)
     return Evaluation(loss, losses, found)
 
 

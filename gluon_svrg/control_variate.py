@@ -78,7 +78,7 @@ class ControlVariate:
         self._forget_operations()
 
     def _forget_operations(self) -> None:
-        self._operations: OrderedDict[tuple[int, int, float], ScaledSubtract] = OrderedDict()
+        self._operations: OrderedDict[tuple[int, float, float], ScaledSubtract] = OrderedDict()
 
     def bind(self) -> None:
         """Work on the gradient buffers that the parameters have now."""
@@ -92,7 +92,9 @@ class ControlVariate:
         copy_all(full_grads, self.full_grads)
         self.in_objective = in_objective
 
-    def subtract_from_grads(self, counts: Sequence[int], coefficient: float) -> None:
+    def subtract_from_grads(
+        self, counts: Sequence[int], coefficient: float, scale: float = 1.0
+    ) -> None:
         """Turn the gradients in the buffers into the SVRG estimate, in place.
 
         The gradient at the snapshot has been kept in the buffer, and is lost.
@@ -103,12 +105,14 @@ class ControlVariate:
             The number of loss entries per device.
         coefficient : float
             Rounded to float32, as MXNet rounds all scalars of its optimizers.
+        scale : float
+            Of the losses, and so of both gradients; not of the full gradient.
         """
         for device, count in enumerate(counts):
             if count:  # without entries both gradients are zero
-                self._operation(device, count, coefficient)()
+                self._operation(device, count * scale, coefficient)()
 
-    def _operation(self, device: int, count: int, coefficient: float) -> ScaledSubtract:
+    def _operation(self, device: int, count: float, coefficient: float) -> ScaledSubtract:
         """The operation for a count, compiled when it comes for the second time."""
         key = device, count, coefficient
         if key in self._operations:

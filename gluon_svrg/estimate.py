@@ -31,7 +31,7 @@ class Estimate(NamedTuple):
 def plain(network: Network, closure: Callable[[], Loss]) -> Estimate:
     """Take the gradient of a minibatch as it is."""
     with gradient.marks_kept(network.parameters):
-        evaluation = gradient.at_current_weights(network.parameters, closure, network.devices)
+        evaluation = gradient.at_current_weights(network, closure)
     return Estimate(evaluation.loss, sum(evaluation.counts))
 
 
@@ -70,7 +70,7 @@ def corrected(
     with gradient.marks_kept(network.parameters), held.snapshot.accumulation():
         both = _both_compared if compare else _both
         evaluation, evaluations = both(network, held, closure, lock)
-        held.subtract_from_grads(evaluation.counts, coefficient)
+        held.subtract_from_grads(evaluation.counts, coefficient, network.scale)
     return Estimate(evaluation.loss, evaluations * sum(evaluation.counts))
 
 
@@ -81,13 +81,11 @@ def _both(
     seed = lock.new_seed()
     random_lock.start(seed)
     with network.others.protected(gradients=False):
-        there = gradient.at_snapshot(held.snapshot, closure, (), network.devices)
+        there = gradient.at_snapshot(held.snapshot, closure, (), network)
     held.buffer.keep()
     held.snapshot.clear_accumulated()
     random_lock.start(seed)
-    here = gradient.at_current_weights(
-        network.parameters, closure, network.devices, counts=there.counts
-    )
+    here = gradient.at_current_weights(network, closure, counts=there.counts)
     return here, 2
 
 

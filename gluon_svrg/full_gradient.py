@@ -74,9 +74,7 @@ def take(
         with gradient.marks_kept(snapshot.parameters), network.others.protected() as others:
             for batch in batches:
                 with nullcontext() if entries else others.found():
-                    evaluation = gradient.at_snapshot(
-                        snapshot, closure, arguments(batch), network.devices
-                    )
+                    evaluation = gradient.at_snapshot(snapshot, closure, arguments(batch), network)
                 for device, count in enumerate(evaluation.counts):
                     if count:  # without entries the gradient is zero
                         buffer.add(device)
@@ -100,7 +98,7 @@ def take(
         ever = [count > 0 for count in counts]
         numbers = map(list(network.parameters).index, snapshot.parameters)
         workers.sum({n: total for n, (total, *_) in zip(numbers, buffer.arrays)})
-    _take_mean(buffer.arrays, entries)
+    _take_mean(buffer.arrays, entries * network.scale)
     if not all_finite(total for total, *_ in buffer.arrays):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
@@ -117,9 +115,9 @@ def _sum_over_devices(sums: Arrays) -> None:
             total += addend.copyto(_mxnet.device_of(total))
 
 
-def _take_mean(sums: Arrays, entries: float) -> None:
+def _take_mean(sums: Arrays, divisor: float) -> None:
     """Divide the sums of the first device, and copy them to the others."""
-    divide([total for total, *_ in sums], entries)
+    divide([total for total, *_ in sums], divisor)
     for total, *others in sums:
         for target in others:
             total.copyto(target)

@@ -26,6 +26,7 @@ class Network(NamedTuple):
     parameters: Sequence[Parameter]  # the trainer's
     devices: Sequence[Any]  # where they are
     others: Others  # what else the closure reads
+    scale: float  # of the losses
 
 
 @contextmanager
@@ -43,7 +44,7 @@ def marks_kept(parameters: Sequence[Parameter]) -> Iterator[None]:
 
 
 def at_snapshot(
-    snapshot: Snapshot, closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]
+    snapshot: Snapshot, closure: Callable[..., Loss], batch: Sequence[Any], network: Network
 ) -> Evaluation:
     """Take the gradient of a minibatch at a snapshot; inside `marks_kept`.
 
@@ -59,7 +60,7 @@ def at_snapshot(
     """
     snapshot.clear_accumulated()
     with snapshot.entered():
-        evaluation = differentiate(closure, batch, devices)
+        evaluation = differentiate(closure, batch, network.devices, scale=network.scale)
     touched = _mxnet.take_fresh(snapshot.weights)
     live = _mxnet.weights(snapshot.parameters)
     reached = _mxnet.fresh(live)
@@ -75,10 +76,7 @@ def at_snapshot(
 
 
 def at_current_weights(
-    parameters: Sequence[Parameter],
-    closure: Callable[[], Loss],
-    devices: Sequence[Any],
-    counts: Sequence[int] | None = None,
+    network: Network, closure: Callable[[], Loss], counts: Sequence[int] | None = None
 ) -> Evaluation:
     """Take the gradient of a minibatch at the current weights; inside `marks_kept`.
 
@@ -87,8 +85,8 @@ def at_current_weights(
     Marks the gradients as `gluon.Trainer` expects it: those that backward reached are fresh, on
     all devices (where one has no data, zero is its gradient).
     """
-    evaluation = differentiate(closure, (), devices, counts)
-    reached = _mxnet.with_gradients(parameters)
+    evaluation = differentiate(closure, (), network.devices, counts, network.scale)
+    reached = _mxnet.with_gradients(network.parameters)
     weights = _mxnet.weights(reached)
     touched = _mxnet.fresh(weights)
     _check_dependent(touched)

@@ -17,8 +17,10 @@ from .buffer import GradientBuffer
 from .closure import Loss, check_closure
 from .control_variate import ControlVariate
 from .distributed import Workers
+from .full_gradient import FullGradient
 from .gradient import Network
-from .operations import divide
+from .mixed_precision import Scaling
+from .operations import all_finite, divide
 from .others import Others
 from .random_lock import RandomLock
 from .snapshot import Snapshot, per_device
@@ -135,6 +137,7 @@ class SVRGTrainer(Trainer):
         self._compared = True  # both gradients, where they must be equal, or no need to
         # Fixed, or set by the user.
         self._others = Others(self._params)
+        self._scaling = Scaling(self)
         self._workers: Workers | None = None  # of a distributed store, once it is created
         self._lock = lock
         self._coefficient_schedule = coefficient
@@ -186,7 +189,10 @@ class SVRGTrainer(Trainer):
         self._include_all(ignore_stale_grad)
         if self._is_unconnected():
             self._initialize_store()
-        super().step(self._prepare_push(batch_size), ignore_stale_grad)
+        if self._has_overflow_before_push():
+            self._scaling.skip()
+        else:
+            super().step(self._prepare_push(batch_size), ignore_stale_grad)
         self._finish_step()
         return loss
 
@@ -239,6 +245,7 @@ class SVRGTrainer(Trainer):
                 compare=compare and held.snapshot.is_current(),
             )
             self._compared = True
+        self._scaling.let_optimizer_undo()
         self._grad_evaluations += found.entries
         self._corrected = True
         return found.loss
@@ -282,30 +289,14 @@ class SVRGTrainer(Trainer):
         check_closure(closure)
         self._check_outside("update_full_grads")
         coefficient = _coefficient_of(self._coefficient_schedule, self._num_snapshots)
-        trainable = sum(map(_mxnet.is_trainable, self._params))
-        with ExitStack() as stack:
-            workers, agreement = self._connect(), None
-            if workers is not None:
-                agreement = stack.enter_context(workers.agreement(2 + len(self._params)))
-            batches = stack.enter_context(one_pass(data, progress=progress))
-            batches = initialize(self._params, closure, batches)
-            if not trainable:
-                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
-            self._initialize_store()
-            if workers is not None and not distributed.is_synchronous(workers.store):
-                self._share_weights(workers)
-            checks.check_dtypes(self._params)
-            here = Snapshot(self._params, own=False)
-            held = self._held()
-            if held is not None and not held.snapshot.is_bound():
-                if held.snapshot.difference():
-                    held = None  # nothing of it can be used again
-                else:
-                    held.bind()
-            buffer = GradientBuffer(here.buffers) if held is None else held.buffer
-            full = full_gradient.take(
-                here, closure, batches, self._network(), buffer, workers, agreement
-            )
+        with self._scaling.kept_on_error():
+            while True:
+                try:
+                    here, held, buffer, full = self._full_pass(closure, data, progress)
+                    break
+                except FloatingPointError:
+                    if not self._scaling.halve(data):
+                        raise
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]
@@ -576,6 +567,36 @@ class SVRGTrainer(Trainer):
 
     # --- the parts of a step -------------------------------------------------------------------
 
+    def _full_pass(
+        self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool
+    ) -> tuple[Snapshot, ControlVariate | None, GradientBuffer, FullGradient]:
+        """Go through the data, and leave the full gradient in a buffer; change nothing else."""
+        trainable = sum(map(_mxnet.is_trainable, self._params))
+        with ExitStack() as stack:
+            workers, agreement = self._connect(), None
+            if workers is not None:
+                agreement = stack.enter_context(workers.agreement(2 + len(self._params)))
+            batches = stack.enter_context(one_pass(data, progress=progress))
+            batches = initialize(self._params, closure, batches)
+            if not trainable:
+                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+            self._initialize_store()
+            if workers is not None and not distributed.is_synchronous(workers.store):
+                self._share_weights(workers)
+            checks.check_dtypes(self._params)
+            here = Snapshot(self._params, own=False)
+            held = self._held()
+            if held is not None and not held.snapshot.is_bound():
+                if held.snapshot.difference():
+                    held = None  # nothing of it can be used again
+                else:
+                    held.bind()
+            buffer = GradientBuffer(here.buffers) if held is None else held.buffer
+            full = full_gradient.take(
+                here, closure, batches, self._network(), buffer, workers, agreement
+            )
+        return here, held, buffer, full
+
     def _finish_step(self) -> None:
         self._corrected = False
         if self._control_variate is not None:
@@ -583,7 +604,7 @@ class SVRGTrainer(Trainer):
 
     def _network(self) -> Network:
         devices = _mxnet.devices(self._params[0]) if self._params else []
-        return Network(self._params, devices, self._others)
+        return Network(self._params, devices, self._others, self._scaling.scale)
 
     def _is_unconnected(self) -> bool:
         """Whether the weights of a distributed store have not been shared yet."""
@@ -638,6 +659,16 @@ class SVRGTrainer(Trainer):
             if _mxnet.is_trainable(parameter):
                 workers.store.pull(index, out=_mxnet.data(parameter))
         workers.wait()
+
+    def _has_overflow_before_push(self) -> bool:
+        """Whether gradients must not reach a store that would update with them."""
+        if not self._scaling.is_on:
+            return False
+        self._initialize_store()
+        if not self._update_on_kvstore:
+            return False  # MXNet looks at them itself, after they are reduced
+        trainable = filter(_mxnet.is_trainable, self._params)
+        return not all_finite(grad for p in trainable for grad in _mxnet.gradients(p))
 
     def _prepare_push(self, batch_size: int) -> int:
         """Where servers update: divide the gradients here, and tell them of new settings.

@@ -80,13 +80,13 @@ MUTANTS = {
     ),
     "mean not taken": (
         "full_gradient",
-        "    divide([total for total, *_ in sums], entries)\n",
+        "    divide([total for total, *_ in sums], divisor)\n",
         "",
     ),
     "mean over devices": (
         "full_gradient",
-        "*_ in sums], entries)",
-        "*_ in sums], entries / len(sums[0]))",
+        "*_ in sums], divisor)",
+        "*_ in sums], divisor / len(sums[0]))",
     ),
     "a device not summed": (
         "full_gradient",
