@@ -71,6 +71,29 @@ def data(parameter: Parameter) -> list[NDArray]:
     return parameter._data
 
 
+def all_rows(parameter: Parameter) -> list[NDArray]:
+    """Copies of the values of a parameter; of a row_sparse one, which has some rows, with all.
+
+    Those are in the store.
+    """
+    weights = parameter._data
+    if has_sparse_values(parameter):
+        for weight in weights:
+            rows = mx.nd.arange(parameter.shape[0], ctx=device_of(weight), dtype="int64")
+            parameter._trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
+    return [weight.copy() for weight in weights]
+
+
+def has_sparse_values(parameter: Parameter) -> bool:
+    """Whether the values of a parameter are sparse."""
+    return parameter._stype != "default"
+
+
+def is_sparse(parameter: Parameter) -> bool:
+    """Whether a parameter or its gradient is sparse."""
+    return has_sparse_values(parameter) or parameter._grad_stype != "default"
+
+
 def gradients(parameter: Parameter) -> list[NDArray]:
     """The gradient buffers of a parameter, one array per device."""
     return parameter._grad

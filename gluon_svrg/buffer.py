@@ -22,11 +22,11 @@ class GradientBuffer:
     Attributes
     ----------
     arrays : list of list of NDArray
-        The arrays, per parameter and device; for float16, in float32.
+        The arrays, per parameter and device; dense, and for float16 in float32.
     """
 
     def __init__(self, grads: Arrays) -> None:
-        self.arrays = [[_zeros(grad) for grad in row] for row in grads]
+        self.arrays: Arrays = [[_zeros(grad) for grad in row] for row in grads]
         self.bind(grads)
 
     def bind(self, grads: Arrays) -> None:
@@ -57,4 +57,4 @@ class GradientBuffer:
 
 def _zeros(array: NDArray) -> NDArray:
     dtype = SUMMED_IN[_mxnet.dtype_name(array)]
-    return mx.nd.zeros_like(_mxnet.classic(array)).astype(dtype, copy=False)
+    return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)

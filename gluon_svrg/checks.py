@@ -7,9 +7,11 @@ from math import isfinite, prod
 from numbers import Real
 from typing import Any, Iterable
 
+import mxnet as mx
 from mxnet.gluon import Parameter
 
 from . import _mxnet
+from .distributed import is_distributed
 from .operations import SUMMED_IN
 
 
@@ -48,6 +50,41 @@ def check_store(params: Any, kvstore: Any, update_on_kvstore: Any) -> None:
             "update_on_kvstore=True with one device: no store is used there. Leave it out, or pass "
             "a store itself, kvstore=mx.kvstore.create('device')."
         )
+
+
+def check_compression(compression_params: Any, kvstore: Any) -> None:
+    """Raise where MXNet could not compress gradients, or would fail at the first step."""
+    if not compression_params:
+        return
+    name = str(getattr(kvstore, "type", kvstore))
+    if is_distributed(kvstore) or name.startswith("local"):
+        raise ValueError(
+            f"MXNet cannot compress gradients in a store {name!r}"
+            + (" under gluon.Trainer" if is_distributed(kvstore) else "")
+            + ". Use kvstore='device' with several devices, or no compression_params."
+        )
+    try:
+        mx.kv.create("device").set_gradient_compression(compression_params)
+    except Exception as error:
+        raise ValueError(
+            f"MXNet cannot compress gradients by {compression_params}: {error}. Use "
+            "{'type': '2bit', 'threshold': 0.5}."
+        ) from error
+
+
+def check_sparse(params: Any, kvstore: Any) -> None:
+    """Raise where sparse gradients would crash the servers."""
+    values = params.values() if hasattr(params, "values") else params
+    for parameter in values if isinstance(values, Iterable) else []:
+        if (
+            isinstance(parameter, Parameter)
+            and _mxnet.is_sparse(parameter)
+            and is_distributed(kvstore)
+        ):
+            raise ValueError(
+                f"{parameter.name} is sparse, and MXNet's distributed stores fail with sparse "
+                "gradients under gluon.Trainer. Use sparse_grad=False, or one worker."
+            )
 
 
 def check_server_optimizer(optimizer: Any, params: Iterable[Parameter]) -> None:

@@ -27,7 +27,7 @@ def all_finite(arrays: Iterable[NDArray]) -> bool:
 
 def in_numpy(array: NDArray) -> Iterator[np.ndarray]:
     """The entries of an array, in pieces that need little memory. Waits for the device."""
-    flat = classic(array).reshape((-1,))
+    flat = dense(classic(array)).reshape((-1,))
     for start in range(0, flat.shape[0], _PIECE):
         yield flat[start : start + _PIECE].asnumpy()
 
@@ -37,7 +37,22 @@ _PIECE = 1 << 16
 
 def zero(arrays: Sequence[NDArray]) -> None:
     """Set arrays to zero."""
-    mx.nd.reset_arrays(*_dimensional(arrays), num_arrays=len(arrays))
+    flat = [array for array in arrays if array.stype == "default"]
+    if flat:
+        mx.nd.reset_arrays(*_dimensional(flat), num_arrays=len(flat))
+    for array in arrays:
+        if array.stype != "default":
+            assign(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
+
+
+def dense(array: NDArray) -> NDArray:
+    """A sparse array as a dense one; dense arrays as they are."""
+    return array if array.stype == "default" else array.tostype("default")
+
+
+def assign(value: NDArray, target: NDArray) -> None:
+    """Copy a dense array to one of any storage and dtype."""
+    value.astype(target.dtype, copy=False).tostype(target.stype).copyto(target)
 
 
 def divide(arrays: Sequence[NDArray], divisor: float) -> None:
@@ -74,8 +89,10 @@ class Copy:
     def __init__(
         self, sources: Sequence[NDArray], targets: Sequence[NDArray], *, again: bool = True
     ) -> None:
-        pairs = zip(_dimensional(sources), _dimensional(targets))
-        self._groups = {dtype: tuple(zip(*group)) for dtype, group in _by_dtype(pairs)}
+        pairs, self._mixed = _split_mixed(zip(sources, targets))
+        self._groups: dict[Any, Any] = {
+            dtype: tuple(zip(*group)) for dtype, group in _by_dtype(pairs)
+        }
         self._sum: Sum | None = None
         if again and np.float64 in self._groups:
             sources, targets = self._groups[np.float64]
@@ -83,6 +100,11 @@ class Copy:
 
     def __call__(self) -> None:
         """Copy."""
+        for source, target in self._mixed:
+            if source.stype == target.stype:
+                source.copyto(target)
+            else:
+                assign(dense(source), target)
         for dtype, (sources, targets) in self._groups.items():
             if dtype == np.float32:
                 mx.nd.amp_multicast(*sources, num_outputs=len(sources), out=list(targets))
@@ -122,7 +144,7 @@ class Sum:
         for small in self._small:
             small.run()
         for target, other in self._mixed:
-            target += other.astype(target.dtype)
+            target += dense(other).astype(target.dtype, copy=False)
 
     def finish(self) -> None:
         """Make the sums ready to be read."""
@@ -168,7 +190,7 @@ class ScaledSubtract:
         rate, decay = float(np.float32(self._rate)), float(np.float32(self._decay))
         for other, minuend, target in self._mixed:
             control_variate = rate * (minuend - decay * other)
-            target[:] = (target.astype(other.dtype) - control_variate).astype(target.dtype)
+            assign(dense(target).astype(other.dtype, copy=False) - control_variate, target)
         if self._compiled:
             for update in self._compiled:
                 update.run()
@@ -247,14 +269,12 @@ def _pieces(columns: Sequence[NDArray], size: int) -> list[list[NDArray]]:
 
 
 def _split_mixed(rows: Iterable[Sequence[NDArray]]) -> tuple[list[Any], list[Any]]:
-    """Separate rows of arrays of one dtype from those of two."""
+    """Separate rows of dense arrays of one dtype from the rest."""
     same: list[Any] = []
     mixed: list[Any] = []
     for row in rows:
-        if row[0].dtype == row[-1].dtype:
-            same.append(row)
-        else:
-            mixed.append(_dimensional(row))
+        is_same = all(a.dtype == row[0].dtype and a.stype == "default" for a in row)
+        (same if is_same else mixed).append(_dimensional(row))
     return same, mixed
 
 

@@ -44,7 +44,9 @@ class Snapshot:
         self.parameters: list[Parameter] = [p for p in parameters if _mxnet.is_trainable(p)]
         self.auxiliaries: list[Parameter] = [p for p in parameters if _mxnet.is_auxiliary(p)]
         self.weights: Arrays = [
-            [value.copy() if own else value.detach() for value in _mxnet.data(p)]
+            _mxnet.all_rows(p)
+            if own or _mxnet.has_sparse_values(p)
+            else [value.detach() for value in _mxnet.data(p)]
             for p in self.parameters
         ]
         self.states: Arrays = [[v.copy() for v in _mxnet.data(p)] for p in self.auxiliaries]
@@ -116,6 +118,10 @@ class Snapshot:
         for row, addends in zip(self._accumulating, before):
             for buffer, addend in zip(row, addends):
                 buffer += addend
+
+    def holds(self, arrays: Sequence[NDArray]) -> bool:
+        """Whether arrays are weights held here."""
+        return any(arrays[0] is array for row in self.weights for array in row)
 
     def forget_gradients(self) -> None:
         """Take no notice of gradients that were taken at the snapshot."""

@@ -119,6 +119,8 @@ class SVRGTrainer(Trainer):
         lock = RandomLock(lock_random)
         in_force = _coefficient_of(coefficient, 0)
         checks.check_store(params, kvstore, update_on_kvstore)
+        checks.check_compression(compression_params, kvstore)
+        checks.check_sparse(params, kvstore)
         if update_on_kvstore is None and distributed.is_synchronous(kvstore):
             update_on_kvstore = False  # on the servers, MXNet would ignore set_learning_rate
         super().__init__(
@@ -134,6 +136,7 @@ class SVRGTrainer(Trainer):
         # Of the moment.
         self._corrected = False  # Parameter.grad holds the SVRG estimate
         self._at_snapshot = False  # inside the context manager
+        self._being_taken: Snapshot | None = None  # during a full pass
         self._compared = True  # both gradients, where they must be equal, or no need to
         # Fixed, or set by the user.
         self._others = Others(self._params)
@@ -303,6 +306,7 @@ class SVRGTrainer(Trainer):
             self._control_variate = ControlVariate(snapshot, mean, buffer, full.in_objective)
         else:
             held.replace(here, buffer.arrays, full.in_objective)
+        self._being_taken = None
         self._coefficient = coefficient
         self._num_snapshots += 1
         self._inner_steps = 0
@@ -584,7 +588,7 @@ class SVRGTrainer(Trainer):
             if workers is not None and not distributed.is_synchronous(workers.store):
                 self._share_weights(workers)
             checks.check_dtypes(self._params)
-            here = Snapshot(self._params, own=False)
+            here = self._being_taken = Snapshot(self._params, own=False)
             held = self._held()
             if held is not None and not held.snapshot.is_bound():
                 if held.snapshot.difference():
@@ -638,6 +642,15 @@ class SVRGTrainer(Trainer):
             workers.wait()
             if self._update_on_kvstore:
                 workers.check_servers()
+
+    def _row_sparse_pull(
+        self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False
+    ) -> None:
+        """Get rows of a weight from the store, as `gluon.Trainer`; a snapshot has them all."""
+        arrays = out if isinstance(out, (list, tuple)) else [out]
+        held, taken = self._control_variate, self._being_taken
+        if not any(s and s.holds(arrays) for s in (held and held.snapshot, taken)):
+            super()._row_sparse_pull(parameter, out, row_id, full_idx)
 
     def _init_kvstore(self) -> None:
         """Create the store, and give its servers an optimizer if they shall update."""

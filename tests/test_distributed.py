@@ -187,3 +187,21 @@ def test_a_worker_that_fails_in_the_full_gradient(where, tmp_path):
     assert all(f["unchanged"] for f in found)
     for i in range(COUNT):
         np.testing.assert_array_equal(found[0][f"w{i}"], found[1][f"w{i}"])
+
+
+@pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
+def test_gluon_trainer_itself_fails_with_sparse_gradients(tmp_path):
+    with pytest.raises(AssertionError, match="gluon-svrg launch: (server|worker) .*all others"):
+        run_cluster(tmp_path, "sparse", 2, servers=1)
+
+
+@pytest.mark.parametrize("attempt", range(3))
+def test_no_gradient_overtakes_the_weights_at_the_start(attempt, tmp_path):
+    """`gluon.Trainer` races there: weights become sums of gradients, in up to 6 runs of 10."""
+    found = run_cluster(tmp_path, "start_up", 2, servers=2)
+    assert_identical(found)
+    optimizer = oracle.SGD(0.1, 0.9)
+    expected = [w.copy() for w in PROBLEM.initial]
+    batch = np.array_split(np.arange(len(PROBLEM.X)), 4)[0]
+    optimizer.step(expected, PROBLEM.gradient(expected, batch)[0], len(batch))
+    assert distance(weights(found[0]), expected) < 1e-5

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+from mxnet import gluon
 from problems import Dense, parameters, values
 
 from gluon_svrg import SVRGTrainer
@@ -145,6 +146,20 @@ def asynchronous(svrg=True, epochs=12, rate=0.5):
         **{f"w{i}": w for i, w in enumerate(values(net))},
         **{f"mu{i}": m for i, m in enumerate(means)},
     }
+
+
+def sparse():
+    """What `SVRGTrainer` refuses: `gluon.Trainer` with a sparse gradient."""
+    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
+    net.initialize()
+    store = mx.kv.create("dist_sync")
+    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
+    for _ in range(3):
+        with mx.autograd.record():
+            loss = net(mx.nd.array([0, 1, store.rank]))
+        loss.backward()
+        trainer.step(3)
+    return store, {"weight": net.weight.data().asnumpy()}
 
 
 def start_up(**settings):

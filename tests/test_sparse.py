@@ -1,0 +1,144 @@
+"""Sparse gradients and weights, on MXNet 1.9.1: as the dense network.
+
+MXNet 2.0 refuses them itself when the layer is made.
+"""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from loops import plain_step
+from mxnet import gluon
+
+from gluon_svrg import SVRGTrainer
+
+HAS_SPARSE = not mx.util.is_np_array()
+TWO = [mx.cpu(0), mx.cpu(1)]
+WORDS, COUNT = 20, 30
+RNG = np.random.RandomState(1)
+X = RNG.randint(0, 15, (COUNT, 3))  # some words never occur
+Y = RNG.randint(0, 3, COUNT)
+ALL = np.arange(COUNT)
+needs_sparse = pytest.mark.skipif(not HAS_SPARSE, reason="MXNet 2.0 has no sparse arrays in Gluon")
+
+
+def make(kind, devices=None, cls=SVRGTrainer, optimizer="sgd", **kwargs):
+    rng = np.random.RandomState(2)
+    net = gluon.nn.Sequential()
+    if kind == "sparse weight":
+        net.add(gluon.contrib.nn.SparseEmbedding(WORDS, 4))
+    else:
+        net.add(gluon.nn.Embedding(WORDS, 4, sparse_grad=kind == "sparse gradient"))
+    net.add(gluon.nn.Dense(3, in_units=12))
+    net.initialize(mx.init.Zero(), ctx=devices)
+    trainer = cls(net.collect_params(), optimizer, {"learning_rate": 0.2}, **kwargs)
+    for p in (net[0].weight, net[1].weight):
+        value = mx.nd.array(rng.randn(*p.shape))
+        p.set_data(value.tostype(p._stype))
+    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
+
+    def loss_of(index):
+        parts = np.array_split(index, len(devices)) if devices else [index]
+        losses = []
+        for part, device in zip(parts, devices or [mx.cpu()]):
+            x, y = (mx.nd.array(values[part], ctx=device) for values in (X, Y))
+            losses.append(loss_function(net(x), y))
+        return losses
+
+    return net, loss_of, trainer
+
+
+def values(net):
+    mx.nd.waitall()
+    rows = mx.nd.arange(WORDS, dtype="int64")
+    embedding = net[0].weight
+    is_dense = embedding._stype == "default"
+    found = embedding.data(mx.cpu(0)) if is_dense else embedding.row_sparse_data(rows)
+    return [found.tostype("default").asnumpy()] + [
+        p.data(mx.cpu(0)).asnumpy() for p in (net[1].weight, net[1].bias)
+    ]
+
+
+def train(net, loss_of, trainer, epochs=4):
+    batches = np.array_split(ALL, 4)
+    for epoch in range(epochs):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, batches)
+        for index in batches:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+    return values(net)
+
+
+@needs_sparse
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+def test_as_the_dense_network(kind, devices, kvstore, optimizer):
+    expected = train(*make("dense", devices, kvstore=kvstore, optimizer=optimizer))
+    found = train(*make(kind, devices, kvstore=kvstore, optimizer=optimizer))
+    for these, those in zip(found, expected):
+        np.testing.assert_allclose(these, those, atol=1e-6)
+
+
+@needs_sparse
+@pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+def test_the_estimate_at_the_snapshot_is_the_full_gradient(kind):
+    net, loss_of, trainer = make(kind, lock_random="auto")
+    trainer.update_full_grads(loss_of, np.array_split(ALL, 4))
+    trainer.correct_grads(lambda: loss_of(ALL[:7]))
+    mean = trainer.full_grads[net[0].weight][0].asnumpy()
+    grad = net[0].weight.list_grad()[0].tostype("default").asnumpy()
+    np.testing.assert_allclose(grad, 7 * mean, atol=1e-5)
+    assert np.abs(mean).max() > 0
+    assert np.all(mean[15:] == 0)
+
+
+@needs_sparse
+@pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+def test_without_a_snapshot_it_is_gluon_trainer(kind):
+    found = []
+    for cls in (gluon.Trainer, SVRGTrainer):
+        net, loss_of, trainer = make(kind, cls=cls)
+        for index in np.array_split(ALL, 4):
+            if cls is SVRGTrainer:
+                trainer.step(len(index), closure=lambda: loss_of(index))
+            else:
+                plain_step(trainer, lambda: loss_of(index), len(index))
+        found.append(values(net))
+    for these, those in zip(*found):
+        np.testing.assert_array_equal(these, those)
+
+
+@needs_sparse
+def test_states_of_sparse_networks_resume(tmp_path):
+    first, second = (make("sparse gradient") for _ in range(2))
+    train(*first, epochs=1)
+    first[2].save_states(tmp_path / "states")
+    first[0].save_parameters(str(tmp_path / "weights"))
+    second[0].load_parameters(str(tmp_path / "weights"))
+    second[2].load_states(tmp_path / "states")
+    for _, loss_of, trainer in (first, second):
+        for index in np.array_split(ALL, 4):
+            trainer.step(len(index), closure=lambda: loss_of(index))
+    for these, those in zip(values(first[0]), values(second[0])):
+        np.testing.assert_array_equal(these, those)
+
+
+@needs_sparse
+def test_distributed_stores_are_refused_at_construction():
+    """`gluon.Trainer` crashes the server there, see test_distributed.py."""
+    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
+    net.initialize()
+    with pytest.raises(ValueError, match="is sparse, and MXNet's distributed stores fail"):
+        SVRGTrainer(net.collect_params(), "sgd", kvstore="dist_sync")
+
+
+@pytest.mark.skipif(HAS_SPARSE, reason="this is about MXNet 2.0")
+def test_mxnet_2_refuses_them_itself():
+    with pytest.raises(AssertionError, match="sparse feature is not supported"):
+        gluon.nn.Embedding(5, 2, sparse_grad=True)
+    for kind in ("stype", "grad_stype"):
+        weight = gluon.Parameter("weight", shape=(5, 2), **{kind: "row_sparse"})
+        with pytest.raises(ValueError, match="row_sparse is not supported"):
+            weight.initialize()
+            weight.data()
