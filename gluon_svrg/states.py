@@ -47,6 +47,7 @@ def collect(trainer: SVRGTrainer) -> Saved:
         "counters": {name: getattr(trainer, name) for name in _COUNTERS},
         "lock": {name: getattr(trainer._lock, name) for name in _LOCK},
         "schedule": _encode_schedule(trainer._coefficient_schedule, arrays),
+        "refreshes": [plain_data.encode_object(s, arrays) for s in trainer._schedules],
         "amp": _encode_amp(trainer, arrays),
         "snapshot": _encode_snapshot(trainer._control_variate, arrays),
     }
@@ -242,10 +243,22 @@ def assign_numbers(trainer: SVRGTrainer, saved: Saved) -> None:
         plain_data.assign({"attributes": {}, **schedule}, arrays, trainer._coefficient_schedule)
     elif schedule is not None:
         trainer._coefficient_schedule = schedule
+    trainer._saved_schedules = list(manifest.get("refreshes", ()))
+    for refresh in trainer._schedules:
+        assign_schedule(trainer, refresh)
     amp = manifest.get("amp")
     if amp is not None:
         plain_data.assign(amp["scaler"], arrays, trainer._amp_loss_scaler)
         trainer._scale, trainer._amp_original_scale = amp["scale"], amp["original_scale"]
+
+
+def assign_schedule(trainer: SVRGTrainer, refresh: Any) -> None:
+    """Give a refresh schedule the attributes that were saved of one of its class."""
+    for saved in trainer._saved_schedules:
+        if saved["class"] == type(refresh).__name__:
+            plain_data.assign(saved, [], refresh)
+            trainer._saved_schedules.remove(saved)
+            return
 
 
 def assign_arrays(trainer: SVRGTrainer, saved: Saved) -> None:

@@ -141,6 +141,8 @@ class SVRGTrainer(Trainer):
         # Fixed, or set by the user.
         self._others = Others(self._params)
         self._scaling = Scaling(self)
+        self._schedules: list[Any] = []  # of refreshes, that have asked
+        self._saved_schedules: list[dict[str, Any]] = []  # from a file, for those that will ask
         self._workers: Workers | None = None  # of a distributed store, once it is created
         self._lock = lock
         self._coefficient_schedule = coefficient
@@ -272,7 +274,8 @@ class SVRGTrainer(Trainer):
         Returns
         -------
         float
-            The mean loss over all loss entries, at the snapshot.
+            The mean loss over all loss entries, at the snapshot. nan if the coefficient's schedule
+            is over (`gluon_svrg.schedule.Until`): then there is no pass, and no snapshot.
 
         Raises
         ------
@@ -292,6 +295,10 @@ class SVRGTrainer(Trainer):
         check_closure(closure)
         self._check_outside("update_full_grads")
         coefficient = _coefficient_of(self._coefficient_schedule, self._num_snapshots)
+        is_over = getattr(self._coefficient_schedule, "is_over", None)
+        if is_over is not None and is_over(self._num_snapshots):
+            self.discard_snapshot()
+            return float("nan")
         with self._scaling.kept_on_error():
             while True:
                 try:
@@ -446,6 +453,12 @@ class SVRGTrainer(Trainer):
             self._initialize_store()
             states.assign_arrays(self, self._loaded)
             self._loaded = None
+
+    def _remember(self, schedule: Any) -> None:
+        """Save and load the state of a schedule together with this trainer's."""
+        if schedule not in self._schedules:
+            self._schedules.append(schedule)
+            states.assign_schedule(self, schedule)
 
     def _held(self) -> ControlVariate | None:
         """What the snapshot left behind; None without a snapshot."""

@@ -10,6 +10,7 @@ from worker import PROBLEM, minibatches
 
 from gluon_svrg import SVRGTrainer
 
+pytestmark = pytest.mark.xdist_group("clusters")
 COUNT = len(PROBLEM.initial)
 
 
@@ -191,7 +192,7 @@ def test_a_worker_that_fails_in_the_full_gradient(where, tmp_path):
 
 @pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
 def test_gluon_trainer_itself_fails_with_sparse_gradients(tmp_path):
-    with pytest.raises(AssertionError, match="gluon-svrg launch: (server|worker) .*all others"):
+    with pytest.raises(AssertionError, match=r"gluon-svrg launch: (server|worker) .*all others"):
         run_cluster(tmp_path, "sparse", 2, servers=1)
 
 

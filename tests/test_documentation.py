@@ -11,6 +11,8 @@ import pytest
 from numpydoc.validate import validate
 
 import gluon_svrg
+import gluon_svrg.schedule
+import gluon_svrg.variance
 
 README = Path(__file__).parent.parent / "README.md"
 MODULES = [
@@ -18,7 +20,11 @@ MODULES = [
     for module in pkgutil.iter_modules(gluon_svrg.__path__)
     if module.name != "__main__"
 ]
-PUBLIC = ["gluon_svrg.SVRGTrainer"]
+PUBLIC = [
+    "gluon_svrg.SVRGTrainer",
+    *(f"gluon_svrg.schedule.{name}" for name in gluon_svrg.schedule.__all__),
+    *(f"gluon_svrg.variance.{name}" for name in gluon_svrg.variance.__all__),
+]
 ACCEPTED = {
     "ES01": "a summary can be enough",
     "EX01": "one example per class",

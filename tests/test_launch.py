@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from cluster import launch
 
+pytestmark = pytest.mark.xdist_group("clusters")
 SCRIPT = Path(__file__).with_name("launched.py")
 WITHIN = 10  # seconds from a death to the end
 

@@ -169,7 +169,7 @@ def test_convolutions_with_batch_norm_dropout_and_augmentation(hybridize):
     data = gluon.data.ArrayDataset(images, labels)
     loader = gluon.data.DataLoader(data.transform(shifted), batch_size=32, shuffle=True)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, lock_random=True)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, lock_random=True)
 
     def loss_of(X, y):
         return loss_function(net(X), y)

@@ -1,0 +1,432 @@
+"""When to refresh the snapshot, over how much data, and how much to trust it.
+
+Coefficient schedules are called with the index of a snapshot, as ``SVRGTrainer(coefficient=...)``
+does. Refresh schedules are asked whether a full gradient is due. What they remember is saved with
+the trainer.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any, Callable, Iterator
+
+import numpy as np
+from mxnet.gluon.data import Sampler
+
+if TYPE_CHECKING:
+    from .trainer import SVRGTrainer
+
+__all__ = [
+    "Constant",
+    "Cosine",
+    "Doubling",
+    "EveryEpochs",
+    "EverySteps",
+    "Growing",
+    "Linear",
+    "Loopless",
+    "PartialSampler",
+    "Until",
+]
+
+
+# --- coefficients ------------------------------------------------------------------------------
+
+
+class Constant:
+    """The same coefficient for all snapshots.
+
+    Parameters
+    ----------
+    value : float
+        1 is SVRG, 0 the plain optimizer.
+
+    Raises
+    ------
+    ValueError
+        If it is negative or not finite.
+    """
+
+    def __init__(self, value: float) -> None:
+        self.value = _not_negative(value, "value")
+
+    def __call__(self, index: int) -> float:
+        """The coefficient of the snapshot of this index."""
+        return self.value
+
+
+class Linear:
+    """A coefficient that falls linearly, constant between snapshots: alpha-SVRG [1]_.
+
+    For snapshot ``s`` it is ``final + (initial - final) * (1 - s / snapshots)``, and ``final`` from
+    ``s = snapshots`` on.
+
+    Parameters
+    ----------
+    initial : float
+        The first coefficient; the paper recommends 0.5 to 1.
+    snapshots : int
+        After so many it has fallen.
+    final : float, default 0.0
+        Where it ends.
+
+    Raises
+    ------
+    ValueError
+        If a coefficient is negative or not finite, or there is no snapshot.
+
+    References
+    ----------
+    .. [1] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
+       ICLR 2025, arXiv:2311.05589.
+    """
+
+    def __init__(self, initial: float, snapshots: int, final: float = 0.0) -> None:
+        self.initial = _not_negative(initial, "initial")
+        self.snapshots = _positive(snapshots, "snapshots")
+        self.final = _not_negative(final, "final")
+
+    def __call__(self, index: int) -> float:
+        """The coefficient of the snapshot of this index."""
+        left = max(0.0, 1 - index / self.snapshots)
+        return self.final + (self.initial - self.final) * left
+
+
+class Cosine(Linear):
+    """A coefficient that falls as half a cosine, constant between snapshots.
+
+    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / snapshots)) / 2``, and
+    ``final`` from ``s = snapshots`` on.
+
+    Parameters
+    ----------
+    initial : float
+        The first coefficient.
+    snapshots : int
+        After so many it has fallen.
+    final : float, default 0.0
+        Where it ends.
+
+    Raises
+    ------
+    ValueError
+        If a coefficient is negative or not finite, or there is no snapshot.
+    """
+
+    def __call__(self, index: int) -> float:
+        """The coefficient of the snapshot of this index."""
+        done = min(1.0, index / self.snapshots)
+        return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
+
+
+class Until:
+    """Variance reduction for the first snapshots only, then the plain optimizer, at its cost.
+
+    When it is over, `SVRGTrainer.update_full_grads` makes no pass over the data: it discards the
+    snapshot, and returns nan instead of a mean loss.
+
+    Parameters
+    ----------
+    snapshots : int
+        How many there are.
+    value : float, default 1.0
+        Their coefficient.
+
+    Raises
+    ------
+    ValueError
+        If the coefficient is negative or not finite, or there is no snapshot.
+    """
+
+    def __init__(self, snapshots: int, value: float = 1.0) -> None:
+        self.snapshots = _positive(snapshots, "snapshots")
+        self.value = _not_negative(value, "value")
+
+    def __call__(self, index: int) -> float:
+        """The coefficient of the snapshot of this index."""
+        return 0.0 if self.is_over(index) else self.value
+
+    def is_over(self, index: int) -> bool:
+        """Whether there is no snapshot of this index any more.
+
+        Parameters
+        ----------
+        index : int
+            From 0.
+
+        Returns
+        -------
+        bool
+            The answer.
+        """
+        return index >= self.snapshots
+
+
+# --- refreshes ---------------------------------------------------------------------------------
+
+
+class EveryEpochs:
+    """A refresh every few epochs, at the start of the epoch.
+
+    Parameters
+    ----------
+    epochs : int
+        Due when the epoch, from 0, is a multiple of it.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no positive whole number.
+    """
+
+    def __init__(self, epochs: int) -> None:
+        self.epochs = _positive(epochs, "epochs")
+
+    def due(self, epoch: int) -> bool:
+        """Whether a refresh is due.
+
+        Parameters
+        ----------
+        epoch : int
+            That begins, from 0.
+
+        Returns
+        -------
+        bool
+            The answer.
+        """
+        return epoch % self.epochs == 0
+
+
+class EverySteps:
+    """A refresh every few steps.
+
+    Parameters
+    ----------
+    steps : int
+        Due after so many steps since the last one.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no positive whole number.
+    """
+
+    def __init__(self, steps: int) -> None:
+        self.steps = _positive(steps, "steps")
+
+    def due(self, trainer: SVRGTrainer) -> bool:
+        """Whether a refresh is due.
+
+        Parameters
+        ----------
+        trainer : SVRGTrainer
+            Before its next step.
+
+        Returns
+        -------
+        bool
+            The answer.
+        """
+        return not trainer.num_snapshots or trainer.inner_steps >= self.steps
+
+
+class Loopless:
+    """A refresh at each step with a probability: L-SVRG [1]_.
+
+    The coin of a step follows from the seed and the number of the step alone, so it is the same on
+    all workers that ask once a step.
+
+    Parameters
+    ----------
+    probability : float
+        Of a refresh, above 0 and up to 1. The expected number of steps between refreshes is its
+        inverse.
+    seed : int, default 0
+        Of the coins.
+
+    Raises
+    ------
+    ValueError
+        If the probability is no probability.
+
+    References
+    ----------
+    .. [1] D. Kovalev, S. Horvath and P. Richtarik, "Don't Jump Through Hoops and Remove Those
+       Loops: SVRG and Katyusha are Better Without the Outer Loop", ALT 2020, arXiv:1901.08689.
+    """
+
+    def __init__(self, probability: float, seed: int = 0) -> None:
+        if not 0 < probability <= 1:
+            raise ValueError(f"probability must be above 0 and up to 1, got {probability}.")
+        self.probability = float(probability)
+        self.seed = seed
+        self.asked = 0
+
+    def due(self, trainer: SVRGTrainer) -> bool:
+        """Throw the coin of this step. Due without a snapshot, whatever it shows.
+
+        Parameters
+        ----------
+        trainer : SVRGTrainer
+            Before its next step; ask once.
+
+        Returns
+        -------
+        bool
+            The answer.
+        """
+        trainer._remember(self)
+        coin = np.random.default_rng([self.seed, self.asked]).random()
+        self.asked += 1
+        return not trainer.num_snapshots or bool(coin < self.probability)
+
+
+class Doubling:
+    """Refreshes after twice as many steps each time: SVRG++ [1]_.
+
+    Parameters
+    ----------
+    first : int
+        Steps after the first snapshot; twice as many after the second, and so on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If it is no positive whole number.
+
+    References
+    ----------
+    .. [1] Z. Allen-Zhu and Y. Yuan, "Improved SVRG for Non-Strongly-Convex or Sum-of-Non-Convex
+       Objectives", ICML 2016, arXiv:1506.01972.
+    """
+
+    def __init__(self, first: int) -> None:
+        self.first = _positive(first, "first")
+
+    def due(self, trainer: SVRGTrainer) -> bool:
+        """Whether a refresh is due.
+
+        Parameters
+        ----------
+        trainer : SVRGTrainer
+            Before its next step.
+
+        Returns
+        -------
+        bool
+            The answer.
+        """
+        taken = trainer.num_snapshots
+        return not taken or trainer.inner_steps >= self.first * 2 ** (taken - 1)
+
+
+# --- full gradients over part of the data ------------------------------------------------------
+
+
+class Growing:
+    """A number of samples that grows from draw to draw [1]_.
+
+    Parameters
+    ----------
+    first : int
+        Samples of the first draw.
+    factor : float, default 2.0
+        By which it grows.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the first is no positive whole number, or the factor is below 1.
+
+    References
+    ----------
+    .. [1] R. Babanezhad Harikandeh, M. O. Ahmed, A. Virani, M. Schmidt, J. Konecny and
+       S. Sallinen, "Stop Wasting My Gradients: Practical SVRG", NeurIPS 2015.
+    """
+
+    def __init__(self, first: int, factor: float = 2.0) -> None:
+        self.first = _positive(first, "first")
+        if not factor >= 1:
+            raise ValueError(f"factor must not be below 1, got {factor}.")
+        self.factor = float(factor)
+
+    def __call__(self, draw: int) -> int:
+        """The number of samples of the draw of this index."""
+        return round(self.first * self.factor**draw)
+
+
+class PartialSampler(Sampler):
+    """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
+
+    To be given to a `mxnet.gluon.data.DataLoader`, and that to
+    `SVRGTrainer.update_full_grads`. Each iteration draws other samples.
+
+    Parameters
+    ----------
+    length : int
+        Of the data.
+    size : int or callable
+        How many samples are drawn, at most the length without replacement; or a function of the
+        number of the draw, such as `Growing`.
+    seed : int, default 0
+        Of the draws. The same on all workers that draw from the same data.
+    replacement : bool, default False
+        Whether a sample can be drawn twice.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If the length or the size is no positive whole number.
+
+    References
+    ----------
+    .. [1] L. Lei and M. I. Jordan, "Less than a Single Pass: Stochastically Controlled Stochastic
+       Gradient", AISTATS 2017, arXiv:1609.03261.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import Growing, PartialSampler
+    >>> sampler = PartialSampler(100, Growing(10))
+    >>> [len(list(sampler)) for _ in range(5)]
+    [10, 20, 40, 80, 100]
+    """
+
+    def __init__(
+        self,
+        length: int,
+        size: int | Callable[[int], int],
+        seed: int = 0,
+        replacement: bool = False,
+    ) -> None:
+        self.length = _positive(length, "length")
+        self.size = size if callable(size) else _positive(size, "size")
+        self.seed = seed
+        self.replacement = replacement
+        self.draws = 0
+
+    def __iter__(self) -> Iterator[int]:
+        count = len(self)
+        random = np.random.default_rng([self.seed, self.draws])
+        self.draws += 1
+        if self.replacement:
+            return iter(random.integers(0, self.length, count).tolist())
+        return iter(random.permutation(self.length)[:count].tolist())
+
+    def __len__(self) -> int:
+        size = self.size(self.draws) if callable(self.size) else self.size
+        return size if self.replacement else min(size, self.length)
+
+
+def _positive(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
+    if value <= 0:
+        raise ValueError(f"{name} must be positive, got {value}.")
+    return int(value)
+
+
+def _not_negative(value: float, name: str) -> float:
+    if not (math.isfinite(value) and value >= 0):
+        raise ValueError(f"{name} must be finite and not negative, got {value}.")
+    return float(value)

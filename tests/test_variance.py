@@ -1,0 +1,183 @@
+"""The variance over a data set, against NumPy on enumerated minibatches."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mxnet import gluon
+from problems import Dense, array, parameters, values
+from sklearn.datasets import load_digits
+
+from gluon_svrg import SVRGTrainer, schedule
+from gluon_svrg.variance import variance
+
+PROBLEM = Dense("classification", hidden=(5,), seed=22)
+ALL = np.arange(len(PROBLEM.X))
+TWO = [mx.cpu(0), mx.cpu(1)]
+
+
+def make(dtype="float64", devices=None, **kwargs):
+    net = PROBLEM.network(dtype, devices)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, **kwargs)
+    return net, PROBLEM.closure(net, dtype, devices), trainer
+
+
+def flat(grads):
+    return np.concatenate([g.ravel() for g in grads])
+
+
+def by_numpy(now, there, batches, coefficient):
+    """All of it, from the definitions."""
+    mu = flat(PROBLEM.gradient(there, ALL)[0]) / len(ALL)
+    counts = np.array([len(b) for b in batches], dtype=float)
+    weights = counts / counts.sum()
+    plain = np.array([flat(PROBLEM.gradient(now, b)[0]) / len(b) for b in batches])
+    control = np.array([flat(PROBLEM.gradient(there, b)[0]) / len(b) for b in batches]) - mu
+
+    def var(vectors):
+        centred = vectors - weights @ vectors
+        return float(weights @ (centred**2).sum(axis=1))
+
+    def cosine_distance(vectors):
+        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+        pairs = [1 - a @ b for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
+        return float(np.mean(pairs))
+
+    svrg = plain - coefficient * control
+    ends = np.cumsum([w.size for w in now])[:-1]
+    best = []
+    for g, c in zip(np.split(plain, ends, axis=1), np.split(control, ends, axis=1)):
+        covariance = weights @ ((g - weights @ g) * (c - weights @ c)).sum(axis=1)
+        best.append(covariance / var(c))
+    whole = weights @ ((plain - weights @ plain) * (control - weights @ control)).sum(axis=1)
+    return {
+        "plain": var(plain),
+        "svrg": var(svrg),
+        "ratio": var(svrg) / var(plain),
+        "cosine_distance_plain": cosine_distance(plain),
+        "cosine_distance_svrg": cosine_distance(svrg),
+        "best_coefficient": whole / var(control),
+        "best_coefficients": best,
+        "distance": np.linalg.norm(flat(now) - flat(there)),
+        "gradient_norm": np.linalg.norm(weights @ plain),
+    }
+
+
+@given(
+    size=st.integers(2, 12),
+    steps=st.integers(1, 12),
+    coefficient=st.sampled_from([0.3, 1.0]),
+    devices=st.sampled_from([None, TWO]),
+)
+def test_against_numpy(size, steps, coefficient, devices):
+    net, loss_of, trainer = make(devices=devices, coefficient=coefficient)
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    for step in range(steps):
+        index = ALL[step : step + 6]
+        trainer.step(len(index), closure=lambda: loss_of(index))
+    found = variance(trainer, loss_of, PROBLEM.batches(size))
+    expected = by_numpy(
+        values(net, devices and TWO[0]), PROBLEM.initial, PROBLEM.batches(size), coefficient
+    )
+    best = [found.best_coefficients[p] for p in parameters(net)]
+    np.testing.assert_allclose(best, expected.pop("best_coefficients"), rtol=1e-6)
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-6, err_msg=name)
+    assert found.minibatches == len(PROBLEM.batches(size))
+
+
+def test_at_the_snapshot_there_is_none():
+    _, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    found = variance(trainer, loss_of, PROBLEM.batches(4))
+    assert found.svrg < 1e-12 * found.plain
+    assert found.best_coefficient == pytest.approx(1)
+    assert found.distance == 0
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_nothing_is_changed(grad_req):
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
+    net.initialize()
+    net[1].weight.grad_req = grad_req
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
+    loss_of = PROBLEM.closure(net, "float32")
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    trainer.step(6, closure=lambda: loss_of(ALL[:6]))
+    trainer.correct_grads(lambda: loss_of(ALL[:5]))
+
+    def everything():
+        mx.nd.waitall()
+        arrays = [p.data().asnumpy() for p in net.collect_params().values()]
+        arrays += [p.grad().asnumpy() for p in net[1].collect_params().values()]
+        arrays += [p.data()._fresh_grad for p in net[1].collect_params().values()]
+        for held in (trainer.snapshot, trainer.full_grads):
+            arrays += [a.asnumpy() for row in held.values() for a in row]
+        return [*arrays, trainer.inner_steps, trainer.grad_evaluations, trainer.coefficient]
+
+    before = everything()
+    variance(trainer, loss_of, PROBLEM.batches(4), progress=False)
+    for these, those in zip(everything(), before):
+        np.testing.assert_array_equal(these, those)
+    trainer.step(5)
+
+
+def test_errors():
+    _, loss_of, trainer = make()
+    with pytest.raises(RuntimeError, match="There is no snapshot"):
+        variance(trainer, loss_of, PROBLEM.batches(4))
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    with pytest.raises(ValueError, match="no data to compute a variance"):
+        variance(trainer, loss_of, [])
+    with pytest.raises(TypeError, match="closure must be a function"):
+        variance(trainer, 3, PROBLEM.batches(4))
+
+
+def test_dropout_under_the_lock_and_without():
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(20, in_units=4), gluon.nn.Dropout(0.5), gluon.nn.Dense(3, in_units=20))
+    net.initialize(mx.init.Xavier())
+    loss_of = PROBLEM.closure(net, "float32")
+    found = []
+    for lock_random in (True, False):
+        trainer = SVRGTrainer(net.collect_params(), "sgd", lock_random=lock_random)
+        trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+        found.append(variance(trainer, loss_of, PROBLEM.batches(4)).ratio)
+    assert found[0] < 1e-10
+    assert found[1] > 0.5
+
+
+def ratios(coefficient, epochs=6):
+    """The variance ratio within the run of a ReLU network on digits."""
+    pixels, labels = load_digits(return_X_y=True)
+    X, y = array(pixels / 16, "float32"), array(labels, "float32")
+    mx.random.seed(1)
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(64, activation="relu", in_units=64), gluon.nn.Dense(10, in_units=64))
+    net.initialize(mx.init.Xavier())
+    net.hybridize()
+    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
+    settings = {"learning_rate": 0.05, "momentum": 0.9}
+    trainer = SVRGTrainer(net.collect_params(), "sgd", settings, coefficient=coefficient)
+
+    def loss_of(start):
+        return loss_function(net(X[start : start + 32]), y[start : start + 32])
+
+    starts, found = range(0, 1792, 32), []
+    for epoch in range(epochs):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, starts)
+        for start in np.random.RandomState(epoch).permutation(starts):
+            trainer.step(32, closure=lambda: loss_of(int(start)))
+        found.append(variance(trainer, loss_of, starts).ratio)
+    return found
+
+
+def test_a_deep_network_is_hurt_by_coefficient_1_and_less_by_linear_decay():
+    """Defazio and Bottou 2019, and the remedy of Yin et al. 2025."""
+    one, falling = ratios(1.0), ratios(schedule.Linear(0.75, 3))
+    assert max(one) > 1
+    assert max(falling) < max(one)
+    assert np.mean(falling) < np.mean(one)
