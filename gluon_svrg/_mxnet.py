@@ -35,6 +35,11 @@ def devices(parameter: Parameter) -> list[Any]:
     return list(parameter.list_device() if _HAS_DEVICES else parameter.list_ctx())
 
 
+def devices_of_estimator(estimator: Any) -> Any:
+    """The devices that an `Estimator` trains on."""
+    return estimator.device if hasattr(estimator, "device") else estimator.context
+
+
 def device_of(array: NDArray) -> Any:
     """The device that holds an array."""
     return array.device if _HAS_DEVICES else array.ctx

@@ -11,6 +11,7 @@ import pytest
 from numpydoc.validate import validate
 
 import gluon_svrg
+import gluon_svrg.estimator
 import gluon_svrg.schedule
 import gluon_svrg.variance
 
@@ -24,6 +25,7 @@ PUBLIC = [
     "gluon_svrg.SVRGTrainer",
     *(f"gluon_svrg.schedule.{name}" for name in gluon_svrg.schedule.__all__),
     *(f"gluon_svrg.variance.{name}" for name in gluon_svrg.variance.__all__),
+    *(f"gluon_svrg.estimator.{name}" for name in gluon_svrg.estimator.__all__),
 ]
 ACCEPTED = {
     "ES01": "a summary can be enough",

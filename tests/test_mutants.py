@@ -186,8 +186,8 @@ MUTANTS = {
     # snapshot.py
     "snapshot is the live weights": (
         "snapshot",
-        "value.copy() if own else value.detach()",
-        "value.detach()",
+        "            if own or _mxnet.has_sparse_values(p)\n",
+        "            if _mxnet.has_sparse_values(p)\n",
     ),
     "snapshot pass at the live weights": (
         "snapshot",

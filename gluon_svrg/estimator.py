@@ -1,0 +1,269 @@
+"""Training with Gluon's `Estimator`: the counterpart of ``SVRGModule.fit``."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable
+
+import numpy as np
+from mxnet.gluon.contrib.estimator import BatchProcessor
+from mxnet.gluon.contrib.estimator.event_handler import (
+    BatchBegin,
+    EpochBegin,
+    EpochEnd,
+    TrainBegin,
+)
+from mxnet.gluon.utils import split_and_load
+
+from . import _mxnet
+from .schedule import EveryEpochs
+from .trainer import SVRGTrainer
+
+__all__ = ["FullGradHandler", "SVRGBatchProcessor"]
+
+
+class SVRGBatchProcessor(BatchProcessor):
+    """Takes the SVRG estimate of each minibatch, for the `Estimator` to make a step with.
+
+    To be used together with a `FullGradHandler` and an `SVRGTrainer`.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mxnet import gluon
+    >>> from mxnet.gluon.contrib.estimator import Estimator
+    >>> from gluon_svrg import SVRGTrainer
+    >>> from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
+    >>> samples = np.random.rand(20, 3).astype('float32')
+    >>> labels = samples.sum(axis=1, keepdims=True)
+    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
+    >>> net = gluon.nn.Dense(1)
+    >>> net.initialize()
+    >>> trainer = SVRGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1})
+    >>> estimator = Estimator(
+    ...     net, gluon.loss.L2Loss(), trainer=trainer, batch_processor=SVRGBatchProcessor())
+    >>> estimator.logger.setLevel('ERROR')
+    >>> estimator.fit(data, epochs=4, event_handlers=[FullGradHandler(data, update_freq=2)])
+    >>> trainer.num_snapshots, trainer.inner_steps
+    (2, 10)
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._handler: FullGradHandler | None = None  # that takes the full gradients
+
+    def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
+        """Leave the SVRG estimate of a minibatch in `Parameter.grad`.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            Whose network is trained.
+        train_batch : tuple
+            Data and label.
+        batch_axis : int, default 0
+            Along which they are split over devices; the pieces may differ in size.
+
+        Returns
+        -------
+        tuple
+            Data, label, predictions and losses, each a list with one item per device; the last two
+            are those at the current weights.
+
+        Raises
+        ------
+        RuntimeError
+            Without a `FullGradHandler`.
+        """
+        if self._handler is None:
+            raise RuntimeError(
+                "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
+                "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
+            )
+        data, label = self._get_data_and_label(
+            train_batch, _mxnet.devices_of_estimator(estimator), batch_axis
+        )
+        predictions: list[Any] = []
+
+        def closure() -> list[Any]:
+            predictions[:] = [estimator.net(x) for x in data]  # the last call is at the weights
+            return [estimator.loss(y_hat, y) for y_hat, y in zip(predictions, label)]
+
+        loss = estimator.trainer.correct_grads(closure)
+        return data, label, predictions, loss
+
+    def loss_of(self, estimator: Any, batch_axis: int) -> Callable[..., list[Any]]:
+        """The closure of a full gradient.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            Whose network is trained.
+        batch_axis : int
+            Along which minibatches are split over devices.
+
+        Returns
+        -------
+        callable
+            Of the items of a minibatch; returns one loss per device.
+        """
+        devices = _mxnet.devices_of_estimator(estimator)
+
+        def closure(*batch: Any) -> list[Any]:
+            data, label = self._get_data_and_label(batch, devices, batch_axis)
+            return [estimator.loss(estimator.net(x), y) for x, y in zip(data, label)]
+
+        return closure
+
+    def _get_data_and_label(self, batch: Any, devices: Any, batch_axis: int = 0) -> Any:
+        return tuple(
+            split_and_load(part, devices, batch_axis=batch_axis, even_split=False)
+            for part in batch[:2]
+        )
+
+
+class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
+    """Takes the snapshot and the full gradient, when they are due.
+
+    Logs the mean loss and the norm of the gradient at each snapshot.
+
+    Parameters
+    ----------
+    train_data : iterable
+        The whole data, usually the loader that the network is trained with.
+    update_freq : int or refresh schedule
+        Every so many epochs: when the epoch, counted from the very first one, is a multiple of it.
+        Or a schedule of `gluon_svrg.schedule`. Without a snapshot, a refresh is always due.
+    progress : bool, default False
+        Whether to show a progress bar for the pass over the data (needs tqdm).
+    priority : int, default -3000
+        Among handlers; the lower, the earlier.
+
+    Raises
+    ------
+    TypeError
+        If there is no data, or ``update_freq`` is no whole number and no schedule.
+    ValueError
+        If ``update_freq`` is not positive.
+    """
+
+    def __init__(
+        self,
+        train_data: Iterable[Any],
+        update_freq: Any,
+        *,
+        progress: bool = False,
+        priority: int = -3000,
+    ) -> None:
+        if not hasattr(train_data, "__iter__") and not hasattr(train_data, "__getitem__"):
+            raise TypeError(
+                f"FullGradHandler needs the data for the full gradient, got "
+                f"{type(train_data).__name__}. Pass the DataLoader that you train with."
+            )
+        if not hasattr(update_freq, "due"):
+            if isinstance(update_freq, bool) or not isinstance(update_freq, (int, np.integer)):
+                raise TypeError(
+                    "update_freq must be a whole number of epochs or a refresh schedule, got "
+                    f"{type(update_freq).__name__}."
+                )
+            if update_freq <= 0:
+                raise ValueError(f"update_freq must be positive, got {update_freq}.")
+            update_freq = EveryEpochs(int(update_freq))
+        self.train_data = train_data
+        self.schedule = update_freq
+        self.progress = progress
+        self.priority = priority
+        self._count = EpochCount()
+
+    def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Check that all parts are there.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            That begins to train.
+        *args, **kwargs
+            Not used.
+
+        Raises
+        ------
+        TypeError
+            If its trainer is no `SVRGTrainer`.
+        RuntimeError
+            If its batch processor is no `SVRGBatchProcessor`.
+        """
+        if not isinstance(estimator.trainer, SVRGTrainer):
+            raise TypeError(
+                f"FullGradHandler needs an SVRGTrainer, got {type(estimator.trainer).__name__}. "
+                "Pass Estimator(..., trainer=SVRGTrainer(net.collect_params(), ...))."
+            )
+        if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
+            raise RuntimeError(
+                "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "
+                "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
+            )
+        estimator.batch_processor._handler = self
+        estimator.trainer._remember(self._count)
+
+    def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Refresh if the epoch is due, or there is no snapshot.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            That begins an epoch.
+        *args, **kwargs
+            Not used.
+        """
+        by_epoch = isinstance(self.schedule, EveryEpochs)
+        if by_epoch and (self.schedule.due(self._count.epochs) or _has_none(estimator)):
+            self._refresh(estimator)
+
+    def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Refresh if the step is due.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            That begins a step.
+        *args, **kwargs
+            Not used.
+        """
+        if not isinstance(self.schedule, EveryEpochs) and self.schedule.due(estimator.trainer):
+            self._refresh(estimator)
+
+    def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Count the epoch.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            That has ended an epoch.
+        *args, **kwargs
+            Not used.
+        """
+        self._count.epochs += 1
+
+    def _refresh(self, estimator: Any) -> None:
+        trainer = estimator.trainer
+        closure = estimator.batch_processor.loss_of(estimator, estimator.batch_axis)
+        mean_loss = trainer.update_full_grads(closure, self.train_data, progress=self.progress)
+        grads = trainer.full_grads
+        if grads is not None:
+            squares = (float(np.sum(row[0].asnumpy() ** 2.0)) for row in grads.values())
+            estimator.logger.info(
+                "[Epoch %d] full gradient: mean loss %.6f, gradient norm %.6f",
+                self._count.epochs,
+                mean_loss,
+                np.sqrt(sum(squares)),
+            )
+
+
+class EpochCount:
+    """The number of epochs since the very first one; saved with the trainer."""
+
+    def __init__(self) -> None:
+        self.epochs = 0
+
+
+def _has_none(estimator: Any) -> bool:
+    return estimator.trainer.snapshot is None

@@ -1,0 +1,264 @@
+"""Gluon's Estimator with SVRG: as a hand-written loop, with all that it offers."""
+
+import importlib
+import logging
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import gluon
+from mxnet.gluon.contrib.estimator import Estimator
+from mxnet.gluon.contrib.estimator.event_handler import (
+    CheckpointHandler,
+    EarlyStoppingHandler,
+)
+from problems import Dense, array, values
+from sklearn.datasets import load_diabetes
+
+from gluon_svrg import SVRGTrainer, schedule
+from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
+
+# MXNet's handlers are not all written for warnings as errors.
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:mxnet.*")
+metric = importlib.import_module(
+    "mxnet.gluon.metric" if hasattr(gluon, "metric") else "mxnet.metric"
+)
+PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
+TWO = [mx.cpu(0), mx.cpu(1)]
+
+
+def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):
+    data = gluon.data.ArrayDataset(X.astype("float32"), y.astype("float32"))
+    return gluon.data.DataLoader(data, batch_size=batch_size)
+
+
+def make(devices=None, processor=SVRGBatchProcessor, net=None, loss=None, rate=0.1, **kwargs):
+    net = net or PROBLEM.network("float32", devices)
+    settings = {"learning_rate": rate, "momentum": kwargs.pop("momentum", 0.9)}
+    trainer = SVRGTrainer(net.collect_params(), "sgd", settings, **kwargs)
+    where = {"device" if mx.util.is_np_array() else "context": devices} if devices else {}
+    loss = loss or gluon.loss.SoftmaxCrossEntropyLoss()
+    estimator = Estimator(
+        net,
+        loss,
+        train_metrics=metric.Loss(),
+        trainer=trainer,
+        batch_processor=processor(),
+        **where,
+    )
+    estimator.logger.setLevel(logging.ERROR)
+    return estimator
+
+
+def by_hand(epochs, update_freq, devices=None):
+    net = PROBLEM.network("float32", devices)
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    trainer = SVRGTrainer(net.collect_params(), "sgd", settings)
+    loss_of = PROBLEM.closure(net, "float32", devices)
+    batches = PROBLEM.batches(10)
+    for epoch in range(epochs):
+        if epoch % update_freq == 0:
+            trainer.update_full_grads(loss_of, batches)
+        for index in batches:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+    return values(net)
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("update_freq", [1, 2, 3])
+def test_as_a_loop_by_hand(update_freq, devices):
+    estimator, data = make(devices), loader()
+    estimator.fit(data, epochs=5, event_handlers=[FullGradHandler(data, update_freq)])
+    for device in devices or [None]:
+        for these, those in zip(values(estimator.net, device), by_hand(5, update_freq, devices)):
+            np.testing.assert_allclose(these, those, atol=1e-6)
+    assert estimator.trainer.num_snapshots == -(-5 // update_freq)
+
+
+def test_metrics_count_each_sample_once():
+    estimator, data = make(), loader()
+    accuracy = metric.Accuracy()
+    estimator = Estimator(
+        estimator.net,
+        estimator.loss,
+        train_metrics=accuracy,
+        trainer=estimator.trainer,
+        batch_processor=SVRGBatchProcessor(),
+    )
+    estimator.logger.setLevel(logging.ERROR)
+    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
+    trained = [m for m in estimator.train_metrics if isinstance(m, metric.Accuracy)]
+    assert trained[0].num_inst == len(PROBLEM.X)
+
+
+def test_validation_logging_and_progress(caplog, capfd):
+    estimator, data = make(), loader()
+    estimator.logger.setLevel(logging.INFO)
+    estimator.logger.addHandler(caplog.handler)  # it does not propagate
+    estimator.fit(
+        data, loader(), epochs=3, event_handlers=[FullGradHandler(data, 2, progress=True)]
+    )
+    found = [r.getMessage() for r in caplog.records if "full gradient" in r.getMessage()]
+    assert len(found) == 2
+    assert found[0].startswith("[Epoch 0] full gradient: mean loss ")
+    assert "gradient norm" in found[1]
+    assert any("validation" in r.getMessage() for r in caplog.records)
+    assert "full gradient" in capfd.readouterr().err
+
+
+def test_early_stopping():
+    estimator, data = make(), loader()
+    monitor = next(m for m in estimator.val_metrics if "loss" in m.name)
+    stop = EarlyStoppingHandler(monitor=monitor, patience=1, mode="max")  # the loss falls
+    estimator.fit(data, loader(), epochs=20, event_handlers=[FullGradHandler(data, 2), stop])
+    assert estimator.trainer.num_snapshots < 10
+
+
+@pytest.mark.parametrize("stop_at", [2, 3])
+def test_checkpoints_and_resume(stop_at, tmp_path):
+    """The whole state goes on; epochs are counted from the very first one."""
+
+    def run(epochs, resume):
+        estimator, data = make(), loader()
+        checkpoint = CheckpointHandler(
+            str(tmp_path), model_prefix="net", resume_from_checkpoint=resume
+        )
+        estimator.fit(data, epochs=epochs, event_handlers=[FullGradHandler(data, 2), checkpoint])
+        return estimator
+
+    run(stop_at, False)
+    resumed = run(6, True)
+    for these, those in zip(values(resumed.net), by_hand(6, 2)):
+        np.testing.assert_allclose(these, those, atol=1e-6)
+    assert resumed.trainer.num_snapshots == 3
+
+
+def test_resuming_without_a_snapshot_refreshes_at_once(tmp_path):
+    first, data = make(), loader()
+    first.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
+    first.trainer.discard_snapshot()
+    first.trainer.save_states(tmp_path / "states")
+    second = make()
+    second.trainer.load_states(tmp_path / "states")
+    second.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])  # epoch 1 is not due
+    assert second.trainer.num_snapshots == 2
+
+
+@pytest.mark.parametrize(
+    "refresh, snapshots",
+    [
+        (schedule.EveryEpochs(2), 2),
+        (schedule.EverySteps(5), 3),
+        (schedule.Doubling(2), 4),
+        (schedule.Loopless(1.0), 15),
+    ],
+)
+def test_refresh_schedules(refresh, snapshots):
+    estimator, data = make(), loader()
+    estimator.fit(data, epochs=3, event_handlers=[FullGradHandler(data, refresh)])
+    assert estimator.trainer.num_snapshots == snapshots
+
+
+# --- wiring ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("value", [None, 2.0, True, "2"])
+def test_update_freq_of_a_wrong_type(value):
+    with pytest.raises(TypeError, match="update_freq must be a whole number of epochs"):
+        FullGradHandler(loader(), value)
+
+
+@pytest.mark.parametrize("value", [0, -1])
+def test_update_freq_that_is_not_positive(value):
+    with pytest.raises(ValueError, match=f"update_freq must be positive, got {value}"):
+        FullGradHandler(loader(), value)
+
+
+def test_no_data():
+    with pytest.raises(TypeError, match="needs the data for the full gradient, got NoneType"):
+        FullGradHandler(None, 2)
+
+
+def test_a_plain_trainer():
+    net = PROBLEM.network("float32")
+    estimator = Estimator(
+        net,
+        gluon.loss.SoftmaxCrossEntropyLoss(),
+        trainer=gluon.Trainer(net.collect_params(), "sgd"),
+        batch_processor=SVRGBatchProcessor(),
+    )
+    with pytest.raises(TypeError, match="needs an SVRGTrainer, got Trainer"):
+        estimator.fit(loader(), epochs=1, event_handlers=[FullGradHandler(loader(), 2)])
+
+
+def test_the_handler_without_the_processor():
+    from mxnet.gluon.contrib.estimator import BatchProcessor
+
+    estimator = make(processor=BatchProcessor)
+    with pytest.raises(RuntimeError, match="needs an SVRGBatchProcessor"):
+        estimator.fit(loader(), epochs=1, event_handlers=[FullGradHandler(loader(), 2)])
+
+
+def test_the_processor_without_the_handler():
+    with pytest.raises(RuntimeError, match="needs a FullGradHandler"):
+        make().fit(loader(), epochs=1)
+
+
+# --- what the predecessor's example and tests were ---------------------------------------------
+
+
+def regression(X, y, epochs, update_freq=2, batch_size=100, rate=0.025, svrg=True, devices=None):
+    """Linear regression through the Estimator; the mean squared error at the end."""
+    net = gluon.nn.Dense(1, in_units=X.shape[1])
+    net.initialize(mx.init.Zero(), ctx=devices)
+    data = loader(X, y[:, None], batch_size)
+    if svrg:
+        estimator = make(devices, net=net, loss=gluon.loss.L2Loss(), rate=rate, momentum=0.0)
+        estimator.fit(data, epochs=epochs, event_handlers=[FullGradHandler(data, update_freq)])
+    else:
+        trainer = gluon.Trainer(net.collect_params(), "sgd", {"learning_rate": rate})
+        estimator = Estimator(net, gluon.loss.L2Loss(), trainer=trainer)
+        estimator.logger.setLevel(logging.ERROR)
+        estimator.fit(data, epochs=epochs)
+    prediction = net(array(X, "float32", devices and TWO[0])).asnumpy()[:, 0]
+    return float(np.mean((prediction - y) ** 2))
+
+
+def test_the_predecessors_example():
+    """5000 x 90, as YearPredictionMSD is shaped: standardised, R^2 about 0.3."""
+    rng = np.random.RandomState(0)
+    X = rng.standard_normal((5000, 90)) @ np.linalg.cholesky(
+        0.7 * np.eye(90) + 0.3 * np.ones((90, 90))
+    )
+    X = (X - X.mean(axis=0)) / X.std(axis=0)
+    y = X @ rng.standard_normal(90)
+    y = y / y.std() * np.sqrt(0.3) + rng.standard_normal(5000) * np.sqrt(0.7)
+    y = (y - y.mean()) / y.std()
+    best = np.mean((X @ np.linalg.lstsq(X, y, rcond=None)[0] - y) ** 2)
+    assert 0.6 < best < 0.8
+    assert regression(X, y, epochs=100) - best < 1e-4
+
+
+def test_diabetes():
+    X, y = load_diabetes(return_X_y=True)
+    X, y = X / X.std(axis=0), (y - y.mean()) / y.std()
+    best = np.mean((X @ np.linalg.lstsq(X, y, rcond=None)[0] - y) ** 2)
+    assert regression(X, y, epochs=100) - best < 1e-2
+
+
+def test_the_error_is_below_that_of_sgd_after_10_epochs():
+    rng = np.random.RandomState(1)
+    X = rng.standard_normal((100, 2))
+    y = X @ [1.5, -2.0] + rng.standard_normal(100)
+    errors = [
+        regression(X, y, epochs=10, batch_size=4, rate=0.01, svrg=svrg) for svrg in (True, False)
+    ]
+    assert errors[0] < errors[1]
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+def test_noiseless_regression(devices):
+    rng = np.random.RandomState(2)
+    X = rng.standard_normal((1000, 2))
+    error = regression(X, X @ [1.5, -2.0], epochs=100, batch_size=32, rate=0.025, devices=devices)
+    assert error < 1e-5
