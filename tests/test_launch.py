@@ -67,13 +67,16 @@ def wait_for(path, process, deadline=60):
         time.sleep(0.02)
 
 
-def find_role(marker, role):
-    """The process id of a role, by its environment."""
-    for process in processes_of(marker):
-        environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-        variables = dict(item.split("=", 1) for item in environment if "=" in item)
-        if variables.get("GLUON_SVRG_TELL", "").endswith(f"/{role}"):
-            return process
+def find_role(marker, role, deadline=20):
+    """The process id of a role, by its environment; as soon as it is there."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        for process in processes_of(marker):
+            environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
+            variables = dict(item.split("=", 1) for item in environment if "=" in item)
+            if variables.get("GLUON_SVRG_TELL", "").endswith(f"/{role}"):
+                return process
+        time.sleep(0.02)
     raise AssertionError(f"{role} is not there")
 
 
@@ -81,11 +84,7 @@ def find_role(marker, role):
 @pytest.mark.parametrize("role", ["worker 0", "server 0", "scheduler"])
 def test_killed(role, moment, tmp_path, marker):
     process = start(tmp_path, moment)
-    if moment == "start":
-        end = time.monotonic() + 20
-        while len(processes_of(marker)) < 5 and time.monotonic() < end:
-            time.sleep(0.02)
-    else:
+    if moment != "start":
         wait_for(tmp_path / "reached", process)
     os.kill(find_role(marker, role), signal.SIGKILL)
     died = time.monotonic()
