@@ -59,7 +59,8 @@ def measure(name: str, static_alloc: bool, rounds: int, quick: bool = False) -> 
         "full_pass": lambda: trainer.update_full_grads(svrg.closure, batches),
     }
     functions.update(_predecessor(plain))
-    before = {"update": plain.differentiate}
+    # The first step after a refresh compares both gradients (lock_random='auto'); not the others.
+    before = {"update": plain.differentiate, "step": functions["step"]}
     description = f"{name}{', static_alloc' if static_alloc else ''}"
     seconds = timing.rounds(functions, rounds, before=before, description=description)
     floor = 2 * seconds["grad"] + seconds["update"] + 2 * seconds["axpy"]
