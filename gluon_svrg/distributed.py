@@ -14,7 +14,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from . import launch
+from . import telling
 from ._mxnet import classic
 from .server import ANSWER, ServerOptimizer, Settings
 
@@ -48,7 +48,7 @@ class Workers:
         self._first_key = parameters + self._servers
         self._initialized: set[int] = set()
         self._sent: Any = None
-        launch.tell("rank", str(store.rank))
+        telling.tell("rank", str(store.rank))
 
     def wait(self) -> None:
         """Wait until all workers are here, and all that they have pushed and pulled has arrived."""
@@ -56,24 +56,6 @@ class Workers:
         self.store._barrier()
 
     # --- sums ----------------------------------------------------------------------------------
-
-    @contextmanager
-    def agreement(self, size: int) -> Iterator[Agreement]:
-        """Sum up numbers over the workers, or learn that one has failed.
-
-        All workers do. If the block raises before it has reached the agreement, they all know.
-
-        Parameters
-        ----------
-        size : int
-            The most numbers that there can be.
-        """
-        agreement = Agreement(self, size)
-        try:
-            yield agreement
-        except BaseException:
-            agreement.refuse()
-            raise
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
         """Sum up a vector of float64 over the workers. Waits.
@@ -193,14 +175,22 @@ def _plain(thing: Any) -> dict[str, Any]:
 
 
 class Agreement:
-    """One vector of numbers, summed up over the workers once."""
+    """What workers agree on once: one vector of numbers, summed up over them.
 
-    def __init__(self, workers: Workers, size: int) -> None:
+    Parameters
+    ----------
+    workers : Workers or None
+        None where there is one process only.
+    size : int
+        The most numbers that there can be.
+    """
+
+    def __init__(self, workers: Workers | None, size: int) -> None:
         self._workers = workers
         self._size = size
         self._pending = True
 
-    def reach(self, numbers: Sequence[float]) -> np.ndarray:
+    def reach(self, numbers: Sequence[float]) -> Sequence[float]:
         """Give this worker's numbers and get the sums.
 
         Raises
@@ -209,6 +199,8 @@ class Agreement:
             If another worker has failed.
         """
         self._pending = False
+        if self._workers is None:
+            return numbers
         vector = np.zeros(self._size)
         vector[: len(numbers)] = numbers
         sums = self._workers.sum_numbers(vector)[: len(numbers)]
@@ -217,10 +209,25 @@ class Agreement:
                 "Another worker has failed during the full gradient, see its error. Nothing was "
                 "changed here: a snapshot held before is still in force."
             )
-        return sums
+        return sums.tolist()
+
+    def sum(self, arrays: Mapping[int, NDArray]) -> None:
+        """Replace arrays, each with the number of its parameter, by their sums over the workers."""
+        if self._workers is not None:
+            self._workers.sum(arrays)
 
     def refuse(self) -> None:
         """Let the others know that this worker has failed, unless it is too late."""
-        if self._pending:
-            self._pending = False
+        if self._pending and self._workers is not None:
             self._workers.sum_numbers(np.full(self._size, np.nan))
+
+
+@contextmanager
+def agreement(workers: Workers | None, size: int) -> Iterator[Agreement]:
+    """Agree with all workers; if the block raises before it has agreed, they all know."""
+    wanted = Agreement(workers, size)
+    try:
+        yield wanted
+    except BaseException:
+        wanted.refuse()
+        raise

@@ -68,15 +68,17 @@ def corrected(
         If both gradients are compared, and differ even with the lock.
     """
     with gradient.marks_kept(network.parameters), held.snapshot.accumulation():
-        both = _both_compared if compare else _both
-        evaluation, evaluations = both(network, held, closure, lock)
+        if compare:
+            evaluation, pairs = _both_compared(network, held, closure, lock)
+        else:
+            evaluation, pairs = _both(network, held, closure, lock), 1
         held.subtract_from_grads(evaluation.counts, coefficient, network.scale)
-    return Estimate(evaluation.loss, evaluations * sum(evaluation.counts))
+    return Estimate(evaluation.loss, 2 * pairs * sum(evaluation.counts))
 
 
 def _both(
     network: Network, held: ControlVariate, closure: Callable[[], Loss], lock: RandomLock
-) -> tuple[Evaluation, int]:
+) -> Evaluation:
     """Take the gradient at the snapshot, into the buffer, and at the current weights."""
     seed = lock.new_seed()
     random_lock.start(seed)
@@ -85,32 +87,38 @@ def _both(
     held.buffer.keep()
     held.snapshot.clear_accumulated()
     random_lock.start(seed)
-    here = gradient.at_current_weights(network, closure, counts=there.counts)
-    return here, 2
+    return gradient.at_current_weights(network, closure, counts=there.counts)
 
 
 def _both_compared(
     network: Network, held: ControlVariate, closure: Callable[[], Loss], lock: RandomLock
 ) -> tuple[Evaluation, int]:
-    """Take both gradients where they must be equal, and turn on the lock if they are not."""
+    """Take both gradients where they must be equal; if they are not, lock, and take both again.
+
+    Returns
+    -------
+    evaluation : Evaluation
+    pairs : int
+        How often both were taken.
+    """
     auxiliaries = held.snapshot.auxiliaries + network.others.auxiliaries
     states = [_mxnet.data(parameter) for parameter in auxiliaries]
     before = [[state.copy() for state in row] for row in states]
     was_locked = lock.locked
     try:
-        here, evaluations = _both(network, held, closure, lock)
+        here = _both(network, held, closure, lock)
         difference = _difference(held)
         if difference <= _tolerance(held):
-            return here, evaluations
+            return here, 1
         if not lock.locked:
             warnings.warn(_DIFFERENT.format(difference=difference), stacklevel=4)
             lock.locked = True
             copy_all(before, states)  # where the first attempt has moved them
             _mxnet.take_fresh(_mxnet.weights(network.parameters))
-            here, again = _both(network, held, closure, lock)
+            here = _both(network, held, closure, lock)
             difference = _difference(held)
             if difference <= _tolerance(held):
-                return here, evaluations + again
+                return here, 2
         raise RuntimeError(_STILL_DIFFERENT.format(difference=difference))
     except BaseException:
         copy_all(before, states)

@@ -13,7 +13,7 @@ from ._mxnet import Arrays
 from .batches import arguments
 from .buffer import GradientBuffer
 from .closure import Loss
-from .distributed import Agreement, Workers
+from .distributed import Agreement
 from .gradient import Network
 from .operations import all_finite, divide
 from .snapshot import Snapshot, copy_all
@@ -33,8 +33,7 @@ def take(
     batches: Iterable[Any],
     network: Network,
     buffer: GradientBuffer,
-    workers: Workers | None,
-    agreement: Agreement | None,
+    agreement: Agreement,
 ) -> FullGradient:
     """Take the mean gradient at a snapshot over all loss entries of all batches and devices.
 
@@ -50,11 +49,9 @@ def take(
         What gradients are taken of.
     buffer : GradientBuffer
         Where it goes, the same on all devices.
-    workers : Workers, optional
-        Those of a distributed store, each with a part of the data.
-    agreement : Agreement, optional
-        What they agree on: the number of loss entries, the sum of the losses, and which parameters
-        these depend on.
+    agreement : Agreement
+        Of all workers, each with a part of the data: on the number of loss entries, the sum of the
+        losses, and which parameters these depend on.
 
     Returns
     -------
@@ -91,21 +88,19 @@ def take(
             "generator that was used before is empty."
         )
     del spare  # what follows needs memory too
-    loss, here = losses.total(), entries
+    loss = losses.total()
     _sum_over_devices(buffer.arrays)
-    if workers is not None and agreement is not None:
-        entries, loss, *counts = agreement.reach([entries, loss, *ever])
-        ever = [count > 0 for count in counts]
-        numbers = map(list(network.parameters).index, snapshot.parameters)
-        workers.sum({n: total for n, (total, *_) in zip(numbers, buffer.arrays)})
-    _take_mean(buffer.arrays, entries * network.scale)
+    all_entries, loss, *counts = agreement.reach([entries, loss, *ever])
+    numbers = map(list(network.parameters).index, snapshot.parameters)
+    agreement.sum({n: total for n, (total, *_) in zip(numbers, buffer.arrays)})
+    _take_mean(buffer.arrays, all_entries * network.scale)
     if not all_finite(total for total, *_ in buffer.arrays):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
             "held before is still in force. Look for a learning rate that is too high or for bad "
             "values in the data."
         )
-    return FullGradient(here, float(loss / entries), ever)
+    return FullGradient(entries, float(loss / all_entries), [count > 0 for count in counts])
 
 
 def _sum_over_devices(sums: Arrays) -> None:

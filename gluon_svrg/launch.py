@@ -6,7 +6,6 @@ of these has died: the others wait for ever. Whoever started the processes can t
 
 from __future__ import annotations
 
-import atexit
 import math
 import os
 import shutil
@@ -20,6 +19,8 @@ import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Sequence
+
+from . import telling
 
 #: Seconds for processes to end by themselves before they are killed.
 PATIENCE = 3.0
@@ -43,37 +44,6 @@ for group in groups:
 """
 
 
-#: The variable that tells a worker where it tells the launcher something.
-TELL = "GLUON_SVRG_TELL"
-
-
-def tell_launcher() -> None:
-    """In a worker: let the launcher know when the program ends, and end at once on an error.
-
-    Otherwise MXNet would keep the process, waiting for the other workers, which wait for it.
-    """
-    if TELL not in os.environ or os.environ.get("DMLC_ROLE") != "worker":
-        return
-    atexit.register(tell, "end", "")
-    hook = sys.excepthook
-
-    def end_at_once(kind: Any, error: Any, traceback: Any) -> None:
-        hook(kind, error, traceback)
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
-
-    sys.excepthook = end_at_once
-
-
-def tell(what: str, text: str) -> None:
-    """In a worker: tell the launcher, if there is one."""
-    place = os.environ.get(TELL)
-    if place is not None:
-        with suppress(OSError):  # it has died, and this process will, too
-            Path(f"{place}.{what}").write_text(text)
-
-
 class LaunchError(Exception):
     """A job that cannot be started."""
 
@@ -94,7 +64,7 @@ class Member:
     ) -> None:
         self.role = role
         self._folder = folder
-        environment = {**environment, TELL: str(folder / role)}
+        environment = {**environment, telling.PLACE: str(folder / role)}
         self.process = subprocess.Popen(
             command,
             env={**os.environ, **environment},
@@ -205,7 +175,6 @@ class _Job:
         self, command: Sequence[str], workers: int, servers: int, port: int | None
     ) -> None:
         self._members: list[Member] = []
-        self._folder = Path(tempfile.mkdtemp(prefix="gluon-svrg-"))
         environment = {
             "DMLC_PS_ROOT_URI": _ADDRESS,
             "DMLC_PS_ROOT_PORT": str(_usable_port(port)),
@@ -222,6 +191,7 @@ class _Job:
             (f"worker {n}", list(command), {"DMLC_ROLE": "worker"}) for n in range(workers)
         ]
         self._environment = environment
+        self._folder = Path(tempfile.mkdtemp(prefix="gluon-svrg-"))
 
     def run(self, interrupted: _Interruptible) -> Death | None:
         """Start all, watch them, end all."""

@@ -11,25 +11,26 @@ import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checkpoint, checks, distributed, estimate, full_gradient, states
+from . import _mxnet, checkpoint, checks, estimate, full_gradient, states
 from .batches import initialize, one_pass
 from .buffer import GradientBuffer
 from .closure import Loss, check_closure
 from .control_variate import ControlVariate
-from .distributed import Workers
+from .distributed import agreement
 from .full_gradient import FullGradient
 from .gradient import Network
 from .mixed_precision import Scaling
-from .operations import all_finite, divide
+from .operations import all_finite
 from .others import Others
 from .random_lock import RandomLock
-from .snapshot import Snapshot, per_device
+from .snapshot import Snapshot
+from .store import StoreTrainer
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]
 
 
-class SVRGTrainer(Trainer):
+class SVRGTrainer(StoreTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
 
     From time to time `update_full_grads` takes a snapshot of the parameters and the mean gradient
@@ -118,11 +119,6 @@ class SVRGTrainer(Trainer):
         checks.check_coefficient(coefficient)
         lock = RandomLock(lock_random)
         in_force = _coefficient_of(coefficient, 0)
-        checks.check_store(params, kvstore, update_on_kvstore)
-        checks.check_compression(compression_params, kvstore)
-        checks.check_sparse(params, kvstore)
-        if update_on_kvstore is None and distributed.is_synchronous(kvstore):
-            update_on_kvstore = False  # on the servers, MXNet would ignore set_learning_rate
         super().__init__(
             params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
         )
@@ -143,7 +139,6 @@ class SVRGTrainer(Trainer):
         self._scaling = Scaling(self)
         self._schedules: list[Any] = []  # of refreshes, that have asked
         self._saved_schedules: list[dict[str, Any]] = []  # from a file, for those that will ask
-        self._workers: Workers | None = None  # of a distributed store, once it is created
         self._lock = lock
         self._coefficient_schedule = coefficient
         self._coefficient = in_force
@@ -313,7 +308,6 @@ class SVRGTrainer(Trainer):
             self._control_variate = ControlVariate(snapshot, mean, buffer, full.in_objective)
         else:
             held.replace(here, buffer.arrays, full.in_objective)
-        self._being_taken = None
         self._coefficient = coefficient
         self._num_snapshots += 1
         self._inner_steps = 0
@@ -588,20 +582,20 @@ class SVRGTrainer(Trainer):
         self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool
     ) -> tuple[Snapshot, ControlVariate | None, GradientBuffer, FullGradient]:
         """Go through the data, and leave the full gradient in a buffer; change nothing else."""
-        trainable = sum(map(_mxnet.is_trainable, self._params))
+        workers, size = self._connect(), 2 + len(self._params)
         with ExitStack() as stack:
-            workers, agreement = self._connect(), None
-            if workers is not None:
-                agreement = stack.enter_context(workers.agreement(2 + len(self._params)))
+            ready = stack.enter_context(agreement(workers, size))
             batches = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(self._params, closure, batches)
-            if not trainable:
+            if not any(map(_mxnet.is_trainable, self._params)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
-            self._initialize_store()
-            if workers is not None and not distributed.is_synchronous(workers.store):
-                self._share_weights(workers)
             checks.check_dtypes(self._params)
+            ready.reach([0.0])
+            done = stack.enter_context(agreement(workers, size))
+            self._initialize_store()
+            self._share_weights()
             here = self._being_taken = Snapshot(self._params, own=False)
+            stack.callback(setattr, self, "_being_taken", None)
             held = self._held()
             if held is not None and not held.snapshot.is_bound():
                 if held.snapshot.difference():
@@ -609,9 +603,7 @@ class SVRGTrainer(Trainer):
                 else:
                     held.bind()
             buffer = GradientBuffer(here.buffers) if held is None else held.buffer
-            full = full_gradient.take(
-                here, closure, batches, self._network(), buffer, workers, agreement
-            )
+            full = full_gradient.take(here, closure, batches, self._network(), buffer, done)
         return here, held, buffer, full
 
     def _finish_step(self) -> None:
@@ -623,39 +615,6 @@ class SVRGTrainer(Trainer):
         devices = _mxnet.devices(self._params[0]) if self._params else []
         return Network(self._params, devices, self._others, self._scaling.scale)
 
-    def _is_unconnected(self) -> bool:
-        """Whether the weights of a distributed store have not been shared yet."""
-        return not self._kv_initialized and distributed.is_distributed(
-            self._kvstore_params["kvstore"]
-        )
-
-    def _connect(self) -> Workers | None:
-        """Create a distributed store, if that is what is wanted."""
-        store = self._kvstore_params["kvstore"]
-        if self._workers is None and distributed.is_distributed(store):
-            store = mx.kv.create(store) if isinstance(store, str) else store
-            self._kvstore_params["kvstore"] = store
-            self._workers = Workers(store, parameters=len(self._params))
-        return self._workers
-
-    def _initialize_store(self) -> None:
-        """Create the store and give it the weights, as `gluon.Trainer` does in its first step.
-
-        On a distributed store, wait until all workers have those of rank 0: otherwise gradients
-        could overtake weights.
-        """
-        workers = self._connect()
-        if self._kv_initialized and not self._params_to_init:
-            return
-        if not self._kv_initialized:
-            self._init_kvstore()
-        if self._params_to_init:
-            self._init_params()
-        if workers is not None:
-            workers.wait()
-            if self._update_on_kvstore:
-                workers.check_servers()
-
     def _row_sparse_pull(
         self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False
     ) -> None:
@@ -664,27 +623,6 @@ class SVRGTrainer(Trainer):
         held, taken = self._control_variate, self._being_taken
         if not any(s and s.holds(arrays) for s in (held and held.snapshot, taken)):
             super()._row_sparse_pull(parameter, out, row_id, full_idx)
-
-    def _init_kvstore(self) -> None:
-        """Create the store, and give its servers an optimizer if they shall update."""
-        workers: Workers | None = self._connect()
-        optimizer = self.optimizer
-        if workers is not None and self._kvstore_params["update_on_kvstore"] is not False:
-            checks.check_server_optimizer(optimizer, self._params)
-            optimizer.rescale_grad = self._scale
-            self._optimizer = workers.server_optimizer(optimizer)
-        try:
-            super()._init_kvstore()
-        finally:
-            self._optimizer = optimizer
-
-    def _share_weights(self, workers: Workers) -> None:
-        """Let all workers of an asynchronous store have the same weights, for the snapshot."""
-        workers.wait()
-        for index, parameter in enumerate(self._params):
-            if _mxnet.is_trainable(parameter):
-                workers.store.pull(index, out=_mxnet.data(parameter))
-        workers.wait()
 
     def _has_overflow_before_push(self) -> bool:
         """Whether gradients must not reach a store that would update with them."""
@@ -695,27 +633,6 @@ class SVRGTrainer(Trainer):
             return False  # MXNet looks at them itself, after they are reduced
         trainable = filter(_mxnet.is_trainable, self._params)
         return not all_finite(grad for p in trainable for grad in _mxnet.gradients(p))
-
-    def _prepare_push(self, batch_size: int) -> int:
-        """Where servers update: divide the gradients here, and tell them of new settings.
-
-        Returns
-        -------
-        int
-            The batch size that is left to divide by.
-        """
-        workers = self._workers
-        if workers is None or not self._update_on_kvstore:
-            return batch_size
-        multipliers = {
-            "lr_mult": {i: p.lr_mult for i, p in enumerate(self._params)},
-            "wd_mult": {i: p.wd_mult for i, p in enumerate(self._params)},
-        }
-        workers.send_settings(self._optimizer, multipliers)
-        trainable = [p for p in self._params if _mxnet.is_trainable(p)]
-        for column in per_device([_mxnet.gradients(p) for p in trainable]):
-            divide(column, batch_size)
-        return 1
 
     def _include_all(self, ignore_stale_grad: bool) -> None:
         """Let no parameter be skipped whose full gradient is part of the estimate."""
@@ -747,18 +664,6 @@ class SVRGTrainer(Trainer):
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
                 "computes with other weights. Call it after the block."
-            )
-
-    def _check_states_are_here(self, name: str) -> None:
-        store = self._kvstore_params["kvstore"]
-        if (
-            distributed.is_distributed(store)
-            and self._kvstore_params["update_on_kvstore"] is not False
-        ):
-            raise RuntimeError(
-                f"{name}() is not possible where the servers update: the states of the optimizer "
-                "are there, and MXNet cannot fetch them. Use update_on_kvstore=False with a "
-                "synchronous store."
             )
 
     def _check_unchanged(self, held: ControlVariate) -> None:

@@ -129,8 +129,8 @@ MUTANTS = {
     ),
     "unlocked at the current weights": (
         "estimate",
-        "    random_lock.start(seed)\n    here",
-        "    here",
+        "    random_lock.start(seed)\n    return",
+        "    return",
     ),
     "one seed for all steps": ("random_lock", "        self._count += 1\n", ""),
     "lock not kept": ("estimate", "            lock.locked = True\n", ""),
@@ -227,7 +227,11 @@ MUTANTS = {
         "    def _finish_step(self) -> None:\n        pass",
     ),
     "marks of the snapshot kept": ("trainer", "            snapshot.forget_gradients()\n", ""),
-    "store created too late": ("trainer", "            self._initialize_store()\n", ""),
+    "store created too late": (
+        "trainer",
+        "            self._initialize_store()\n            self._share",
+        "            self._share",
+    ),
     # operations.py
     "target overwritten": ("operations", '"momentum": 1.0', '"momentum": 0.0'),
     "arrays in the wrong order": (

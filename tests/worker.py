@@ -141,7 +141,7 @@ def asynchronous(svrg=True, epochs=12, rate=0.5):
         for _ in range(0, len(mine), 5):
             index = rng.permutation(mine)[:5]
             trainer.step(5, closure=lambda: loss_of(index))
-    trainer._share_weights(trainer._workers)
+    trainer._share_weights()
     return store, {
         **{f"w{i}": w for i, w in enumerate(values(net))},
         **{f"mu{i}": m for i, m in enumerate(means)},
@@ -170,20 +170,26 @@ def start_up(**settings):
     return store, {f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))}
 
 
-def failing(where="closure", failing_rank=1, **settings):
+def means(trainer):
+    return [row[0].asnumpy() for row in (trainer.full_grads or {}).values()]
+
+
+def failing(where="closure", failing_rank=1, first=False, **settings):
     """One worker fails in the full gradient; all raise, and go on afterwards."""
-    net, loss_of, trainer, store = make(**settings)
+    net, loss_of, trainer, store = make(deferred=first, **settings)
     shares, sizes = minibatches(store.rank, store.num_workers, True)
-    trainer.update_full_grads(loss_of, shares)
-    before = [row[0].asnumpy() for row in trainer.full_grads.values()]
+    if not first:
+        trainer.update_full_grads(loss_of, shares)
+    before = means(trainer)
 
     def bad(index):
-        if len(index) and index[0] >= shares[1][0]:
+        if first or (len(index) and index[0] >= shares[1][0]):
             raise KeyError("mine")
         return loss_of(index)
 
     def bad_data():
-        yield shares[0]
+        if not first:
+            yield shares[0]
         raise KeyError("mine")
 
     is_bad = store.rank == failing_rank
@@ -194,8 +200,10 @@ def failing(where="closure", failing_rank=1, **settings):
             trainer.update_full_grads(loss_of, bad_data() if is_bad else shares)
     except (KeyError, RuntimeError) as error:
         message = f"{type(error).__name__}: {error}"
-    after = [row[0].asnumpy() for row in trainer.full_grads.values()]
-    unchanged = all(map(np.array_equal, before, after)) and trainer.num_snapshots == 1
+    unchanged = all(map(np.array_equal, before, means(trainer)))
+    unchanged = unchanged and trainer.num_snapshots == (0 if first else 1)
+    if first:
+        trainer.update_full_grads(loss_of, shares)
     train(net, loss_of, trainer, shares, sizes, epochs=1)
     return store, {
         "message": np.array(message),
