@@ -45,6 +45,12 @@ def device_of(array: NDArray) -> Any:
     return array.device if _HAS_DEVICES else array.ctx
 
 
+def gpu_free_bytes(device: Any) -> int:
+    """The memory of a GPU that nobody has taken."""
+    free, _ = mx.context.gpu_memory_info(device.device_id)
+    return int(free)
+
+
 def is_deferred(parameter: Parameter) -> bool:
     """Whether a parameter waits for the first forward pass to learn its shape."""
     return bool(parameter._deferred_init)

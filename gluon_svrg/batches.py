@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from mxnet.gluon import Parameter
 
@@ -17,14 +17,33 @@ def arguments(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, (tuple, list)) else (batch,)
 
 
+def number_of(data: Iterable[Any]) -> int | None:
+    """How many batches there are, where the data knows."""
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except TypeError:
+        return None
+
+
+class Pass(NamedTuple):
+    """One pass over data."""
+
+    batches: Iterator[Any]
+    say: Callable[[str], None]  # beside the progress bar, if there is one
+
+
 @contextmanager
-def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Iterator[Any]]:
+def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
     """Iterate over data, reset before and after where it knows how to."""
     reset = getattr(data, "reset", None)
     if reset is not None:
         reset()
     try:
-        yield iter(_with_progress(data) if progress else data)
+        if progress:
+            bar = _with_progress(data)
+            yield Pass(iter(bar), bar.set_postfix_str)
+        else:
+            yield Pass(iter(data), lambda text: None)
     finally:
         if reset is not None:
             reset()
@@ -67,7 +86,7 @@ def initialize(
     return chain(seen, batches)
 
 
-def _with_progress(data: Iterable[Any]) -> Iterable[Any]:
+def _with_progress(data: Iterable[Any]) -> Any:
     try:
         from tqdm.auto import tqdm
     except ImportError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from math import isfinite, prod
-from numbers import Real
+from numbers import Integral, Real
 from typing import Any, Iterable
 
 import mxnet as mx
@@ -110,6 +110,15 @@ def check_flag(ignore_stale_grad: Any) -> None:
         raise TypeError(
             "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
             "closure by its name: step(batch_size, closure=...)."
+        )
+
+
+def check_index(index: Any) -> None:
+    """Raise unless an index is an integer, or left out."""
+    if index is not None and (isinstance(index, bool) or not isinstance(index, Integral)):
+        raise TypeError(
+            f"batch_index must be the position of a minibatch, an integer, got "
+            f"{type(index).__name__}."
         )
 
 

@@ -47,7 +47,7 @@ def differentiate(
     closure: Callable[..., Loss],
     batch: Sequence[Any],
     devices: Sequence[Any],
-    counts: Sequence[int] | None = None,
+    check: Callable[[Sequence[int]], None] | None = None,
     scale: float = 1.0,
 ) -> Evaluation:
     """Record the closure, run backward on the losses that it returns, and count their entries.
@@ -60,8 +60,8 @@ def differentiate(
         The arguments of the closure.
     devices : sequence of device
         Where the parameters are.
-    counts : sequence of int, optional
-        The number of loss entries per device that are expected.
+    check : callable, optional
+        Raises if the numbers of loss entries per device are not those expected.
     scale : float
         What losses are multiplied by before they are differentiated (mixed precision).
 
@@ -85,8 +85,8 @@ def differentiate(
         loss = closure(*batch)
     losses = _losses(loss)
     found = _entries(losses, devices)
-    if counts is not None:
-        check_repeatable(counts, found)
+    if check is not None:
+        check(found)
     heads = list(losses)
     if scale != 1:
         with mx.autograd.record():

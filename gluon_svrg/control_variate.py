@@ -28,6 +28,7 @@ from ._mxnet import Arrays
 from .buffer import GradientBuffer
 from .operations import ScaledSubtract
 from .snapshot import Snapshot, copy_all, per_device
+from .stored import StoredGradients
 
 
 def subtract(
@@ -58,6 +59,8 @@ class ControlVariate:
         Where to keep the gradient at the snapshot.
     in_objective : list of bool
         Per parameter: whether any loss depends on it.
+    stored : StoredGradients, optional
+        The gradients of all minibatches at the snapshot.
     """
 
     # A compiled operation is bound to its count. Most data sets have two, the size of a minibatch
@@ -70,11 +73,13 @@ class ControlVariate:
         full_grads: Arrays,
         buffer: GradientBuffer,
         in_objective: Sequence[bool],
+        stored: StoredGradients | None = None,
     ) -> None:
         self.snapshot = snapshot
         self.full_grads = full_grads
         self.buffer = buffer
         self.in_objective = in_objective
+        self.stored = stored
         self._forget_operations()
 
     def _forget_operations(self) -> None:
@@ -86,11 +91,28 @@ class ControlVariate:
         self.buffer.bind(self.snapshot.buffers)
         self._forget_operations()
 
-    def replace(self, snapshot: Snapshot, full_grads: Arrays, in_objective: Sequence[bool]) -> None:
+    def replace(
+        self,
+        snapshot: Snapshot,
+        full_grads: Arrays,
+        in_objective: Sequence[bool],
+        stored: StoredGradients | None,
+    ) -> None:
         """Take over a snapshot of the same parameters, in place."""
         self.snapshot.replace(snapshot)
         copy_all(full_grads, self.full_grads)
         self.in_objective = in_objective
+        self.stored = stored
+
+    def check_stored(self, index: int) -> StoredGradients:
+        """Get the stored gradients, which hold that of a minibatch; raise if not."""
+        if self.stored is None:
+            raise RuntimeError(
+                "batch_index needs the gradients of all minibatches at the snapshot. Call "
+                "update_full_grads(closure, data, store=True), or leave batch_index out."
+            )
+        self.stored.check_index(index)
+        return self.stored
 
     def subtract_from_grads(
         self, counts: Sequence[int], coefficient: float, scale: float = 1.0

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-import math
 import warnings
-from typing import Callable, Iterator, NamedTuple
+from functools import partial
+from typing import Callable, NamedTuple
 
-import numpy as np
-
-from . import _mxnet, gradient, random_lock
-from ._mxnet import Arrays
-from .closure import Evaluation, Loss
+from . import _mxnet, comparison, gradient, random_lock
+from .closure import Evaluation, Loss, check_repeatable
 from .control_variate import ControlVariate
 from .gradient import Network
-from .operations import in_numpy
 from .random_lock import RandomLock
 from .snapshot import copy_all
-
-#: Two gradients at the same weights differ by rounding at most, or else by much.
-TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
+from .stored import StoredGradients
 
 
 class Estimate(NamedTuple):
@@ -76,6 +70,67 @@ def corrected(
     return Estimate(evaluation.loss, 2 * pairs * sum(evaluation.counts))
 
 
+def from_stored(
+    network: Network,
+    held: ControlVariate,
+    index: int,
+    closure: Callable[[], Loss],
+    coefficient: float,
+    lock: RandomLock,
+) -> Estimate:
+    """Take the SVRG estimate of the gradient of a minibatch whose gradient there is stored.
+
+    Parameters
+    ----------
+    network, held, closure, coefficient, lock
+        As for `corrected`.
+    index : int
+        Of the minibatch, among the stored gradients.
+
+    Raises
+    ------
+    ValueError
+        If the closure returns another number of loss entries than then.
+    RuntimeError
+        If the stored gradient, when it is computed again, is another one.
+    """
+    stored = held.check_stored(index)
+    check = partial(stored.check_counts, index)
+    with gradient.marks_kept(network.parameters), held.snapshot.accumulation():
+        pairs = 0
+        if not (stored.confirmed or lock.mode is False):
+            _confirm(network, held, stored, index, closure)
+            pairs = 1
+        stored.load(index, held.buffer, network.scale)
+        held.snapshot.clear_accumulated()
+        random_lock.start(stored.seeds[index])
+        evaluation = gradient.at_current_weights(network, closure, check)
+        if stored.seeds[index] is not None:
+            random_lock.start(lock.new_seed())  # what is drawn next is not the same each time
+        held.subtract_from_grads(evaluation.counts, coefficient, network.scale)
+    return Estimate(evaluation.loss, (1 + pairs) * sum(evaluation.counts))
+
+
+def _confirm(
+    network: Network,
+    held: ControlVariate,
+    stored: StoredGradients,
+    index: int,
+    closure: Callable[[], Loss],
+) -> None:
+    """Compute a stored gradient again, and raise unless it is the same."""
+    random_lock.start(stored.seeds[index])
+    with network.others.protected(gradients=False):
+        again = gradient.at_snapshot(held.snapshot, closure, (), network)
+    stored.check_counts(index, again.counts)
+    stored.load(index, held.buffer, network.scale)
+    difference = comparison.difference(held.buffer.arrays, held.snapshot.buffers)
+    if difference > comparison.tolerance(held.snapshot.buffers):
+        message = comparison.RESHUFFLED.format(index=index, difference=difference)
+        raise RuntimeError(message)
+    stored.confirmed = True
+
+
 def _both(
     network: Network, held: ControlVariate, closure: Callable[[], Loss], lock: RandomLock
 ) -> Evaluation:
@@ -87,7 +142,7 @@ def _both(
     held.buffer.keep()
     held.snapshot.clear_accumulated()
     random_lock.start(seed)
-    return gradient.at_current_weights(network, closure, counts=there.counts)
+    return gradient.at_current_weights(network, closure, partial(check_repeatable, there.counts))
 
 
 def _both_compared(
@@ -104,56 +159,23 @@ def _both_compared(
     auxiliaries = held.snapshot.auxiliaries + network.others.auxiliaries
     states = [_mxnet.data(parameter) for parameter in auxiliaries]
     before = [[state.copy() for state in row] for row in states]
-    was_locked = lock.locked
+    tolerance = comparison.tolerance(held.snapshot.buffers)
     try:
-        here = _both(network, held, closure, lock)
-        difference = _difference(held)
-        if difference <= _tolerance(held):
-            return here, 1
-        if not lock.locked:
-            warnings.warn(_DIFFERENT.format(difference=difference), stacklevel=4)
-            lock.locked = True
-            copy_all(before, states)  # where the first attempt has moved them
-            _mxnet.take_fresh(_mxnet.weights(network.parameters))
+        with lock.kept_on_error():
             here = _both(network, held, closure, lock)
-            difference = _difference(held)
-            if difference <= _tolerance(held):
-                return here, 2
-        raise RuntimeError(_STILL_DIFFERENT.format(difference=difference))
+            difference = comparison.difference(held.buffer.arrays, held.snapshot.buffers)
+            if difference <= tolerance:
+                return here, 1
+            if not lock.locked:
+                warnings.warn(comparison.RANDOM.format(difference=difference), stacklevel=4)
+                lock.locked = True
+                copy_all(before, states)  # where the first attempt has moved them
+                _mxnet.take_fresh(_mxnet.weights(network.parameters))
+                here = _both(network, held, closure, lock)
+                difference = comparison.difference(held.buffer.arrays, held.snapshot.buffers)
+                if difference <= tolerance:
+                    return here, 2
+            raise RuntimeError(comparison.NOT_REPEATABLE.format(difference=difference))
     except BaseException:
         copy_all(before, states)
-        lock.locked = was_locked
         raise
-
-
-_DIFFERENT = (
-    "The gradient of the same minibatch at the same weights, taken twice, differs by "
-    "{difference:.1%} of its norm. If the network draws random numbers (dropout), SVRG adds "
-    "variance unless both draw the same. From now on they do, as with lock_random=True; with "
-    "lock_random=False they would stay different."
-)
-_STILL_DIFFERENT = (
-    "The gradient of the same minibatch at the same weights, taken twice, differs by "
-    "{difference:.1%} of its norm, although MXNet's random numbers were the same. The closure must "
-    "compute the same each time: it must not draw a minibatch (next(iterator)), carry a state from "
-    "call to call, or use random numbers from outside MXNet. Take the minibatch, the state and the "
-    "augmentation before the step; lock_random=False leaves this check out."
-)
-
-
-def _difference(held: ControlVariate) -> float:
-    """The norm of the difference of both gradients, relative to the norm of the gradient."""
-    squares = np.zeros(2)
-    for there, here in zip(_flat(held.buffer.arrays), _flat(held.snapshot.buffers)):
-        squares += np.sum((there - here) ** 2), np.sum(here**2)
-    if not squares[0]:
-        return 0.0
-    return math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
-
-
-def _flat(arrays: Arrays) -> Iterator[np.ndarray]:
-    return (piece.astype("float64") for row in arrays for array in row for piece in in_numpy(array))
-
-
-def _tolerance(held: ControlVariate) -> float:
-    return max(TOLERANCE[_mxnet.dtype_name(row[0])] for row in held.snapshot.weights)

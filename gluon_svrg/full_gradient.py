@@ -12,7 +12,7 @@ from . import _mxnet, gradient
 from ._mxnet import Arrays
 from .batches import arguments
 from .buffer import GradientBuffer
-from .closure import Loss
+from .closure import Evaluation, Loss
 from .distributed import Agreement
 from .gradient import Network
 from .operations import all_finite, divide
@@ -34,6 +34,7 @@ def take(
     network: Network,
     buffer: GradientBuffer,
     agreement: Agreement,
+    evaluate: Callable[..., Evaluation] = gradient.at_snapshot,
 ) -> FullGradient:
     """Take the mean gradient at a snapshot over all loss entries of all batches and devices.
 
@@ -52,6 +53,8 @@ def take(
     agreement : Agreement
         Of all workers, each with a part of the data: on the number of loss entries, the sum of the
         losses, and which parameters these depend on.
+    evaluate : callable
+        Takes the gradient of a minibatch, and perhaps stores it.
 
     Returns
     -------
@@ -71,7 +74,7 @@ def take(
         with gradient.marks_kept(snapshot.parameters), network.others.protected() as others:
             for batch in batches:
                 with nullcontext() if entries else others.found():
-                    evaluation = gradient.at_snapshot(snapshot, closure, arguments(batch), network)
+                    evaluation = evaluate(snapshot, closure, arguments(batch), network)
                 for device, count in enumerate(evaluation.counts):
                     if count:  # without entries the gradient is zero
                         buffer.add(device)

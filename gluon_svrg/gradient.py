@@ -76,16 +76,18 @@ def at_snapshot(
 
 
 def at_current_weights(
-    network: Network, closure: Callable[[], Loss], counts: Sequence[int] | None = None
+    network: Network,
+    closure: Callable[[], Loss],
+    check: Callable[[Sequence[int]], None] | None = None,
 ) -> Evaluation:
     """Take the gradient of a minibatch at the current weights; inside `marks_kept`.
 
-    If the numbers of loss entries are known, there must be as many.
+    The numbers of loss entries per device can be checked before anything is differentiated.
 
     Marks the gradients as `gluon.Trainer` expects it: those that backward reached are fresh, on
     all devices (where one has no data, zero is its gradient).
     """
-    evaluation = differentiate(closure, (), network.devices, counts, network.scale)
+    evaluation = differentiate(closure, (), network.devices, check, network.scale)
     reached = _mxnet.with_gradients(network.parameters)
     weights = _mxnet.weights(reached)
     touched = _mxnet.fresh(weights)

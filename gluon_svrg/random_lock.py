@@ -6,7 +6,8 @@ it corrects: it would add variance instead of removing it.
 
 from __future__ import annotations
 
-from typing import Any
+from contextlib import contextmanager
+from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
@@ -46,6 +47,16 @@ class RandomLock:
         self._count += 1
         sequence = np.random.SeedSequence([self._base, self._count])
         return int(sequence.generate_state(1)[0] >> 1)  # MXNet takes 31 bits
+
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Leave the lock on or off, as it is, if the block raises."""
+        was_locked = self.locked
+        try:
+            yield
+        except BaseException:
+            self.locked = was_locked
+            raise
 
 
 def start(seed: int | None) -> None:

@@ -8,12 +8,15 @@ from typing import TYPE_CHECKING, Any, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from . import _mxnet, checkpoint, plain_data, unpickling
 from ._version import __version__
 from .buffer import GradientBuffer
 from .control_variate import ControlVariate
+from .operations import assign
 from .snapshot import Snapshot
+from .stored import StoredGradients
 
 if TYPE_CHECKING:
     from .trainer import SVRGTrainer
@@ -97,6 +100,23 @@ def _encode_snapshot(held: ControlVariate | None, arrays: list[np.ndarray]) -> A
         "full_grads": plain_data.encode([row[0] for row in held.full_grads], arrays),
         "states": plain_data.encode(held.snapshot.states, arrays),
         "in_objective": [bool(flag) for flag in held.in_objective],
+        "stored": _encode_stored(held.stored, arrays),
+    }
+
+
+def _encode_stored(stored: StoredGradients | None, arrays: list[np.ndarray]) -> Any:
+    if stored is None:
+        return None
+    grads = stored.grads  # per minibatch, parameter and device
+    together = [
+        [np.stack([grad.asnumpy() for grad in over]) for over in zip(*rows)] for rows in zip(*grads)
+    ]
+    return {
+        "grads": plain_data.encode(together, arrays),
+        "counts": [list(counts) for counts in stored.counts],
+        "seeds": stored.seeds,
+        "scale": stored.scale,
+        "confirmed": stored.confirmed,
     }
 
 
@@ -172,11 +192,22 @@ def _problems(saved: Saved, trainer: SVRGTrainer) -> Iterator[str]:
             if manifest["snapshot"] is not None and was[3] != is_now[3]:
                 words = ["without gradients", "with gradients"]
                 yield f"parameter {number} ({is_now[0]}) was {words[was[3]]}, here it is not"
+        yield from _stored_problems(manifest["snapshot"], trainer)
     yield from plain_data.differences(manifest["optimizer"], trainer._optimizer, "the optimizer")
     yield from _schedule_problems(manifest.get("schedule"), trainer)
     if manifest.get("amp") is not None and not hasattr(trainer, "_amp_loss_scaler"):
         yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
     yield from _state_problems(saved, trainer)
+
+
+def _stored_problems(snapshot: Any, trainer: SVRGTrainer) -> Iterator[str]:
+    stored = (snapshot or {}).get("stored")
+    devices = _mxnet.devices(trainer._params[0])
+    if stored is not None and len(stored["counts"][0]) != len(devices):
+        yield (
+            f"its stored gradients are of {len(stored['counts'][0])} devices, and there are "
+            f"{len(devices)}"
+        )
 
 
 def _schedule_problems(saved: Any, trainer: SVRGTrainer) -> Iterator[str]:
@@ -298,4 +329,31 @@ def _decode_snapshot(
         for number, target in enumerate(targets):  # on more devices than before: the first
             value = values[number] if number < len(values) else values[0]
             _mxnet.classic(value).copyto(_mxnet.classic(target))
-    return ControlVariate(snapshot, means, buffer, encoded["in_objective"])
+    stored = _decode_stored(snapshot, encoded.get("stored"), arrays)
+    return ControlVariate(snapshot, means, buffer, encoded["in_objective"], stored)
+
+
+def _decode_stored(
+    snapshot: Snapshot, encoded: Any, arrays: list[np.ndarray]
+) -> StoredGradients | None:
+    if encoded is None:
+        return None
+    stored = StoredGradients(encoded["scale"])
+    stored.counts = [tuple(counts) for counts in encoded["counts"]]
+    stored.seeds, stored.confirmed = encoded["seeds"], encoded["confirmed"]
+    together = plain_data.decode(encoded["grads"], arrays)
+    stored.grads = [
+        [
+            [_like(values[number], grad) for values, grad in zip(*rows)]
+            for rows in zip(together, snapshot.buffers)
+        ]
+        for number in range(len(stored.counts))
+    ]
+    return stored
+
+
+def _like(value: np.ndarray, grad: NDArray) -> NDArray:
+    """An array of this value like a gradient."""
+    target = _mxnet.classic(grad).copy()
+    assign(mx.nd.array(value, ctx=_mxnet.device_of(grad), dtype=value.dtype), target)
+    return target

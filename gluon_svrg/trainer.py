@@ -5,26 +5,29 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, Union
 
 import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checkpoint, checks, estimate, full_gradient, states
-from .batches import initialize, one_pass
+from . import _mxnet, checkpoint, checks, estimate, full_gradient, gradient, memory, states
+from .batches import initialize, number_of, one_pass
 from .buffer import GradientBuffer
-from .closure import Loss, check_closure
+from .closure import Evaluation, Loss, check_closure
 from .control_variate import ControlVariate
 from .distributed import agreement
 from .full_gradient import FullGradient
 from .gradient import Network
+from .memory import Room
 from .mixed_precision import Scaling
 from .operations import all_finite
 from .others import Others
 from .random_lock import RandomLock
 from .snapshot import Snapshot
 from .store import StoreTrainer
+from .stored import StoredGradients
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]
@@ -139,6 +142,7 @@ class SVRGTrainer(StoreTrainer):
         self._scaling = Scaling(self)
         self._schedules: list[Any] = []  # of refreshes, that have asked
         self._saved_schedules: list[dict[str, Any]] = []  # from a file, for those that will ask
+        self._room = Room()  # for stored gradients
         self._lock = lock
         self._coefficient_schedule = coefficient
         self._coefficient = in_force
@@ -151,6 +155,7 @@ class SVRGTrainer(StoreTrainer):
         ignore_stale_grad: bool = False,
         *,
         closure: Callable[[], Loss] | None = None,
+        batch_index: int | None = None,
     ) -> Loss | None:
         """Make one step of parameter update.
 
@@ -166,6 +171,10 @@ class SVRGTrainer(StoreTrainer):
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
             called twice while a snapshot is held, otherwise once, and must compute the same each
             time. Without a snapshot it may be left out, after a backward of your own.
+        batch_index : int, optional
+            The position of this minibatch in the data of ``update_full_grads(..., store=True)``.
+            Its stored gradient is used, and the closure is called once. Without a snapshot it has
+            no effect.
 
         Returns
         -------
@@ -184,7 +193,9 @@ class SVRGTrainer(StoreTrainer):
             If backward did not reach a parameter, as in `gluon.Trainer`.
         """
         checks.check_flag(ignore_stale_grad)
-        loss = None if closure is None else self.correct_grads(closure)
+        if closure is None and batch_index is not None:
+            raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
+        loss = None if closure is None else self.correct_grads(closure, batch_index=batch_index)
         self._check_corrected("step")
         self._include_all(ignore_stale_grad)
         if self._is_unconnected():
@@ -196,7 +207,7 @@ class SVRGTrainer(StoreTrainer):
         self._finish_step()
         return loss
 
-    def correct_grads(self, closure: Callable[[], Loss]) -> Loss:
+    def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
         """Leave the SVRG estimate of a minibatch gradient in `Parameter.grad`.
 
         The first half of `step`; `step` without a closure, or `allreduce_grads` and `update`, are
@@ -206,6 +217,8 @@ class SVRGTrainer(StoreTrainer):
         ----------
         closure : callable
             Returns the loss of this minibatch, as for `step`.
+        batch_index : int, optional
+            Its position among the stored gradients, as for `step`.
 
         Returns
         -------
@@ -215,15 +228,20 @@ class SVRGTrainer(StoreTrainer):
         Raises
         ------
         TypeError
-            If the closure is not callable or does not return a loss.
+            If the closure is not callable or does not return a loss; if the index is no integer.
+        IndexError
+            If no gradient is stored at this index.
         ValueError
-            If the loss is on a device without parameters, or depends on none of them.
+            If the loss is on a device without parameters, or depends on none of them; if it has
+            another number of entries than that of the minibatch at this index.
         RuntimeError
             If the closure called backward itself, or did not compute the same in its two calls
             (see `lock_random`); inside `at_snapshot`; if parameters have changed in shape, dtype,
-            device or ``grad_req`` since the snapshot.
+            device or ``grad_req`` since the snapshot; if no gradients are stored, or the stored
+            one, which is computed again at the first step after a refresh, is that of other data.
         """
         check_closure(closure)
+        checks.check_index(batch_index)
         self._check_outside("correct_grads")
         if self._loaded is not None or self._is_unconnected():
             deque(initialize(self._params, closure, iter([()])))
@@ -231,9 +249,15 @@ class SVRGTrainer(StoreTrainer):
         held = self._held()
         if held is not None:
             self._check_unchanged(held)
+            if batch_index is not None:
+                held.check_stored(batch_index)
         self._corrected = False
         if held is None or self._coefficient == 0:
             found = estimate.plain(self._network(), closure)
+        elif batch_index is not None:
+            found = estimate.from_stored(
+                self._network(), held, batch_index, closure, self._coefficient, self._lock
+            )
         else:
             compare = not self._compared and self._lock.mode == "auto"
             found = estimate.corrected(
@@ -251,7 +275,12 @@ class SVRGTrainer(StoreTrainer):
         return found.loss
 
     def update_full_grads(
-        self, closure: Callable[..., Loss], data: Iterable[Any], *, progress: bool = False
+        self,
+        closure: Callable[..., Loss],
+        data: Iterable[Any],
+        *,
+        store: bool = False,
+        progress: bool = False,
     ) -> float:
         """Take a snapshot of the parameters and the full gradient there.
 
@@ -263,8 +292,13 @@ class SVRGTrainer(StoreTrainer):
             The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``, any
             other is passed as it is, ``closure(batch)``. If the data has a method ``reset``, as
             `mx.io.DataIter`, it is called before and after.
+        store : bool, default False
+            Whether to keep the gradient of each minibatch, by its position in the data, so that
+            ``step(..., batch_index=i)`` takes one gradient instead of two. For small models and
+            minibatches that stay the same: the memory is that of the gradients, once for each
+            minibatch, and twice during a refresh.
         progress : bool, default False
-            Whether to show a progress bar (needs tqdm).
+            Whether to show a progress bar (needs tqdm), with the memory that is stored.
 
         Returns
         -------
@@ -278,6 +312,9 @@ class SVRGTrainer(StoreTrainer):
             As `correct_grads`; ValueError if there is no data or no parameter with gradients.
         FloatingPointError
             If the full gradient is not finite.
+        MemoryError
+            If there is no memory to store the gradients; before the pass, if ``len(data)`` tells
+            how many there are, otherwise during it.
 
         Notes
         -----
@@ -294,10 +331,11 @@ class SVRGTrainer(StoreTrainer):
         if is_over is not None and is_over(self._num_snapshots):
             self.discard_snapshot()
             return float("nan")
-        with self._scaling.kept_on_error():
+        with self._scaling.kept_on_error(), self._lock.kept_on_error():
             while True:
+                stored = StoredGradients(self._scaling.scale) if store else None
                 try:
-                    here, held, buffer, full = self._full_pass(closure, data, progress)
+                    here, held, buffer, full = self._full_pass(closure, data, progress, stored)
                     break
                 except FloatingPointError:
                     if not self._scaling.halve(data):
@@ -305,13 +343,15 @@ class SVRGTrainer(StoreTrainer):
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]
-            self._control_variate = ControlVariate(snapshot, mean, buffer, full.in_objective)
+            self._control_variate = ControlVariate(
+                snapshot, mean, buffer, full.in_objective, stored
+            )
         else:
-            held.replace(here, buffer.arrays, full.in_objective)
+            held.replace(here, buffer.arrays, full.in_objective, stored)
         self._coefficient = coefficient
         self._num_snapshots += 1
         self._inner_steps = 0
-        self._grad_evaluations += full.entries
+        self._grad_evaluations += full.entries + (stored.repeated if stored else 0)
         self._corrected = self._compared = False
         return full.mean_loss
 
@@ -579,17 +619,26 @@ class SVRGTrainer(StoreTrainer):
     # --- the parts of a step -------------------------------------------------------------------
 
     def _full_pass(
-        self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool
+        self,
+        closure: Callable[..., Loss],
+        data: Iterable[Any],
+        progress: bool,
+        stored: StoredGradients | None,
     ) -> tuple[Snapshot, ControlVariate | None, GradientBuffer, FullGradient]:
         """Go through the data, and leave the full gradient in a buffer; change nothing else."""
         workers, size = self._connect(), 2 + len(self._params)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(workers, size))
-            batches = stack.enter_context(one_pass(data, progress=progress))
+            batches, say = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(self._params, closure, batches)
             if not any(map(_mxnet.is_trainable, self._params)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             checks.check_dtypes(self._params)
+            evaluate: Callable[..., Evaluation] = gradient.at_snapshot
+            if stored is not None:
+                batches = self._with_room(batches, number_of(data), say)
+                stack.enter_context(stored.forgotten_on_error())
+                evaluate = partial(stored.take, lock=self._lock)
             ready.reach([0.0])
             done = stack.enter_context(agreement(workers, size))
             self._initialize_store()
@@ -603,8 +652,24 @@ class SVRGTrainer(StoreTrainer):
                 else:
                     held.bind()
             buffer = GradientBuffer(here.buffers) if held is None else held.buffer
-            full = full_gradient.take(here, closure, batches, self._network(), buffer, done)
+            network = self._network()
+            full = full_gradient.take(here, closure, batches, network, buffer, done, evaluate)
         return here, held, buffer, full
+
+    def _with_room(
+        self, batches: Iterator[Any], count: int | None, say: Callable[[str], None]
+    ) -> Iterator[Any]:
+        """Go through minibatches while there is memory to store their gradients."""
+        each = memory.bytes_of(
+            [_mxnet.gradients(p) for p in self._params if _mxnet.is_trainable(p)]
+        )
+        before = self._control_variate and self._control_variate.stored
+        say(
+            "storing "
+            + memory.in_words(sum(each.values()) * (count or 1))
+            + ("" if count else " each")
+        )
+        return self._room.batches(batches, count, each, held=len(before) if before else 0)
 
     def _finish_step(self) -> None:
         self._corrected = False

@@ -120,7 +120,7 @@ def variance(
         with ExitStack() as stack:
             stack.enter_context(gradient.marks_kept(network.parameters))
             others = stack.enter_context(network.others.protected())
-            batches = stack.enter_context(one_pass(data, progress=progress))
+            batches, _ = stack.enter_context(one_pass(data, progress=progress))
             for number, batch in enumerate(batches):
                 seed = number + 1 if trainer._lock.locked else None
                 random_lock.start(seed)

@@ -1,0 +1,133 @@
+"""Whether there is memory for what shall be kept, before it is taken."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+import mxnet as mx
+import numpy as np
+
+from . import _mxnet
+from ._mxnet import Arrays
+
+
+def bytes_of(arrays: Arrays) -> dict[Any, int]:
+    """What arrays like these take, per device; all of the host counts as one."""
+    taken: dict[Any, int] = {}
+    for row in arrays:
+        for array in row:
+            device = _mxnet.device_of(array)
+            where = device if device.device_type == "gpu" else mx.cpu()
+            size = prod(array.shape) * np.dtype(_mxnet.dtype_name(array)).itemsize
+            taken[where] = taken.get(where, 0) + size
+    return taken
+
+
+class Room:
+    """Memory to store things of equal size in; a new set replaces an old one when it is whole.
+
+    MXNet may keep memory that was freed: what has been taken once can be taken again.
+    """
+
+    _SHARE = 0.9  # of what is free; the rest is for all else that a pass needs
+
+    def __init__(self) -> None:
+        self._most = 0  # things that were held at once
+
+    def batches(
+        self, batches: Iterator[Any], count: int | None, each: Mapping[Any, int], held: int
+    ) -> Iterator[Any]:
+        """Go through batches while there is room to store something for each.
+
+        Parameters
+        ----------
+        batches : iterator
+            The batches.
+        count : int, optional
+            How many there are. If nobody knows, they are counted as they come.
+        each : dict of int
+            The bytes that are stored for one, per device.
+        held : int
+            How many things are stored already.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room; at once, if it is known how many there are.
+        """
+        free = {device: free_bytes(device) for device in each}
+        freed = max(self._most - held, 0)
+
+        def check(number: int) -> None:
+            new = max(number - freed, 0)
+            for device, size in each.items():
+                available = free[device]
+                if available is not None and new * size > self._SHARE * available:
+                    raise MemoryError(
+                        f"Storing the gradients of {number} minibatches needs "
+                        f"{in_words(new * size)} more on {device} ({in_words(size)} each), and "
+                        f"{in_words(available)} are free, of which a tenth is left for all else. "
+                        "Use larger minibatches, which are fewer, or leave store out. Nothing was "
+                        "changed."
+                    )
+
+        if count is not None:
+            check(count)
+        return self._watched(batches, check if count is None else None, held)
+
+    def _watched(
+        self, batches: Iterator[Any], check: Callable[[int], None] | None, held: int
+    ) -> Iterator[Any]:
+        for position, batch in enumerate(batches):
+            if check is not None:
+                check(position + 1)
+            self._most = max(self._most, held + position + 1)
+            yield batch
+
+
+def free_bytes(device: Any) -> int | None:
+    """The bytes that arrays on a device can still take; None where nobody knows."""
+    if device.device_type == "gpu":
+        return _mxnet.gpu_free_bytes(device)
+    return min(_of_the_host(), default=None)
+
+
+def in_words(count: float) -> str:
+    """A number of bytes, as people read it."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _of_the_host() -> Iterator[int]:
+    """What is left of the machine, and of the limits of the container and of the process."""
+    meminfo = _read("/proc/meminfo")
+    if "MemAvailable:" in meminfo:
+        yield 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
+    for folder, limit, used in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current"),
+        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    ):
+        most, now = _read(f"{folder}/{limit}").strip(), _read(f"{folder}/{used}").strip()
+        if most.isdigit() and now.isdigit():
+            yield max(int(most) - int(now), 0)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    limit_of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = _read("/proc/self/statm").split()
+    if limit_of_process != resource.RLIM_INFINITY and pages:
+        yield max(limit_of_process - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), 0)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

@@ -1,0 +1,122 @@
+"""Stored gradients: that of each minibatch at the snapshot, so that a step takes one gradient.
+
+They are known by the positions of the minibatches in the data of the full pass.
+"""
+
+from __future__ import annotations
+
+import warnings
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence
+
+from . import _mxnet, comparison, gradient, random_lock
+from ._mxnet import Arrays
+from .buffer import GradientBuffer
+from .closure import Evaluation, Loss
+from .gradient import Network
+from .operations import divide
+from .random_lock import RandomLock
+from .snapshot import Snapshot, copy_all, per_device
+
+
+class StoredGradients:
+    """The gradients of minibatches at a snapshot, each with the random numbers that it drew.
+
+    Parameters
+    ----------
+    scale : float
+        Of the losses, and so of the gradients.
+
+    Attributes
+    ----------
+    grads : list of list of list of NDArray
+        The gradients, per minibatch, parameter and device: the *sum* over the loss entries.
+    counts : list of tuple of int
+        The number of loss entries, per minibatch and device.
+    seeds : list of int or None
+        What the random numbers of each minibatch are drawn from, where they are locked.
+    confirmed : bool
+        Whether one has been computed again and was the same.
+    repeated : int
+        Loss entries that were differentiated again, to see whether random numbers must be locked.
+    """
+
+    def __init__(self, scale: float = 1.0) -> None:
+        self.scale = scale
+        self.grads: list[Arrays] = []
+        self.counts: list[tuple[int, ...]] = []
+        self.seeds: list[int | None] = []
+        self.confirmed = False
+        self.repeated = 0
+
+    @contextmanager
+    def forgotten_on_error(self) -> Iterator[None]:
+        """Free the memory at once if the block raises, not when the error is forgotten."""
+        try:
+            yield
+        except BaseException:
+            self.grads.clear()
+            raise
+
+    def __len__(self) -> int:
+        return len(self.grads)
+
+    def take(
+        self,
+        snapshot: Snapshot,
+        closure: Callable[..., Loss],
+        batch: Sequence[Any],
+        network: Network,
+        lock: RandomLock,
+    ) -> Evaluation:
+        """Take the gradient of the next minibatch as `gradient.at_snapshot` does, and keep it.
+
+        That of the first minibatch is taken twice, to see whether the network draws random
+        numbers; if it does, they are locked.
+        """
+        seed = lock.new_seed()
+        random_lock.start(seed)
+        evaluation = gradient.at_snapshot(snapshot, closure, batch, network)
+        grads = [[_mxnet.classic(grad).copy() for grad in row] for row in snapshot.buffers]
+        if not self.grads and lock.mode == "auto" and not lock.locked:
+            self.repeated += sum(evaluation.counts)
+            gradient.at_snapshot(snapshot, closure, batch, network)
+            difference = comparison.difference(grads, snapshot.buffers)
+            if difference > comparison.tolerance(snapshot.buffers):
+                warnings.warn(comparison.RANDOM.format(difference=difference), stacklevel=4)
+                lock.locked = True
+                self.repeated += sum(evaluation.counts)
+                return self.take(snapshot, closure, batch, network, lock)
+        self.grads.append(grads)
+        self.counts.append(evaluation.counts)
+        self.seeds.append(seed)
+        return evaluation
+
+    def load(self, index: int, buffer: GradientBuffer, scale: float) -> None:
+        """Copy the gradient of a minibatch to a buffer, for losses of another scale."""
+        copy_all(self.grads[index], buffer.arrays)
+        if scale != self.scale:
+            for column in per_device(buffer.arrays):
+                divide(column, self.scale / scale)
+
+    def check_index(self, index: int) -> None:
+        """Raise an IndexError if there is no such minibatch."""
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"batch_index is {index}, and the gradients of {len(self)} minibatches are stored: "
+                f"0 to {len(self) - 1}, by their position in the data of update_full_grads()."
+            )
+
+    def check_counts(self, index: int, counts: Sequence[int]) -> None:
+        """Raise a ValueError if a minibatch has other numbers of loss entries than then."""
+        if tuple(counts) != self.counts[index]:
+            raise ValueError(
+                f"Minibatch {index} had {_entries(self.counts[index])} in the full pass, and the "
+                f"closure returned {_entries(counts)}. batch_index must be the minibatch's "
+                "position in the data that update_full_grads was given: was the data reshuffled?"
+            )
+
+
+def _entries(counts: Sequence[int]) -> str:
+    total = f"{sum(counts)} loss entries"
+    return total if len(counts) < 2 else f"{total} ({', '.join(map(str, counts))} per device)"
