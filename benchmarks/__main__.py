@@ -6,13 +6,15 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import distributed, memory, overhead, record, scaling
+from . import convergence, distributed, memory, overhead, record, scaling, stored
 
 BENCHMARKS = {
     "overhead": overhead,
     "memory": memory,
     "scaling": scaling,
     "distributed": distributed,
+    "stored": stored,
+    "convergence": convergence,
 }
 
 
@@ -23,6 +25,11 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only to see that it works")
     parser.add_argument("--output", type=Path, default=Path("results"), help="a folder")
     parser.add_argument("--compare", type=Path, metavar="JSON", help="a saved run of the same name")
+    parser.add_argument(
+        "--no-peers",
+        action="store_true",
+        help="convergence: leave out other packages, which are installed into OUTPUT/.venv-peers",
+    )
     options = parser.parse_args()
     saved = None
     if options.compare is not None:
@@ -33,16 +40,22 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
 
     benchmark = BENCHMARKS[options.name]
-    run = record.of(options.name, benchmark.run(quick=options.quick), options.quick)
+    settings = {}
+    if benchmark is convergence and not (options.quick or options.no_peers):
+        settings["peers"] = options.output.absolute() / ".venv-peers"
+    run = record.of(options.name, benchmark.run(quick=options.quick, **settings), options.quick)
     path = record.save(run, options.output)
     rows = benchmark.table(run["records"])
     print(record.as_text(rows))
     if saved is not None:
         print(f"\ndivided by {options.compare} (MXNet {saved['versions']['mxnet']}):\n")
         print(record.as_text(record.divide(rows, benchmark.table(saved["records"]))))
-    picture = path.with_suffix(".png")
-    benchmark.plot(run["records"]).savefig(picture, dpi=120)
-    print(f"\nwrote {path} and {picture}")
+    figures = benchmark.plot(run["records"])
+    pictures = []
+    for name, figure in figures.items() if isinstance(figures, dict) else [("", figures)]:
+        pictures.append(path.with_name(f"{path.stem}{name and '-' + name}.png"))
+        figure.savefig(pictures[-1], dpi=120)
+    print(f"\nwrote {' and '.join(map(str, [path, *pictures]))}")
     return 0
 
 

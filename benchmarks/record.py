@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -38,9 +39,11 @@ def of(name: str, records: list[dict[str, Any]], quick: bool) -> dict[str, Any]:
 
 
 def save(run: dict[str, Any], folder: Path) -> Path:
-    """Write a run as JSON; one file per benchmark and MXNet."""
+    """Write a run as JSON, lists of numbers on one line; one file per benchmark and MXNet."""
     path = folder / f"{run['benchmark']}-mxnet-{run['versions']['mxnet']}.json"
-    path.write_text(json.dumps(run, indent=1) + "\n")
+    text = json.dumps(run, indent=1)
+    text = re.sub(r"\[[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+    path.write_text(text + "\n")
     return path
 
 

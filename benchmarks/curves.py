@@ -1,0 +1,110 @@
+"""What is read from curves of gaps, and how they are drawn."""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+import matplotlib.pyplot as plt
+import numpy as np
+
+from .problems import NAMES
+
+FLOOR = 1e-12  # of the axis
+
+#: colour, line style
+STYLES = {
+    "SVRGTrainer": ("#1f4e9c", "-"),
+    "SVRGTrainer, 1/(3 L_max)": ("#7aa5e0", "-"),
+    "SVRGTrainer, float32": ("#9b59b6", "-"),
+    "SVRGTrainer, stored": ("#1a9850", "-"),
+    "SVRGTrainer, loopless": ("#e6850e", "-"),
+    "gluon.Trainer, SGD": ("#777777", "-"),
+    "SVRG in NumPy": ("black", ":"),
+    "sklearn SAG": ("#d62728", "--"),
+    "sklearn SAGA": ("#ff9896", "--"),
+    "copt SVRG": ("#17becf", "--"),
+    "copt SAGA": ("#0b6b75", "--"),
+    "nemos ProxSVRG": ("#8c564b", "--"),
+}
+
+
+def lowest(entry: dict[str, Any]) -> float:
+    """The lowest gap of a training."""
+    return min([np.inf, *(gap for gap in entry["gaps"] if gap is not None)])
+
+
+def to(entry: dict[str, Any], level: float, what: str) -> float:
+    """Where the gap is for the first time no larger than a level; inf if never."""
+    for value, gap in zip(entry[what], entry["gaps"]):
+        if gap is not None and gap <= level:
+            return float(value)
+    return float("inf")
+
+
+def median_to(entries: Sequence[dict[str, Any]], level: float, what: str) -> float | str:
+    """The median over seeds, "-" where most do not get there."""
+    median = float(np.median([to(entry, level, what) for entry in entries]))
+    return median if np.isfinite(median) else "-"
+
+
+def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
+    """A row of panels for each problem, a column for each batch size."""
+    shown = [entry for entry in records if "missing" not in entry]
+    names = [name for name in NAMES if any(entry["problem"] == name for entry in shown)]
+    sizes = {n: sorted({e["batch_size"] for e in shown if e["problem"] == n}) for n in names}
+    columns = max(map(len, sizes.values()))
+    figure, axes = plt.subplots(
+        len(names),
+        columns,
+        figsize=(4 * columns, 1 + 3.1 * len(names)),
+        layout="constrained",
+        squeeze=False,
+        sharey=True,
+    )
+    handles: dict[str, Any] = {}
+    for row, name in zip(axes, names):
+        for number, (ax, size) in enumerate(zip(row, sizes[name])):
+            for method, (colour, style) in STYLES.items():
+                entries = [
+                    e
+                    for e in shown
+                    if (e["problem"], e["batch_size"], e["method"]) == (name, size, method)
+                ]
+                if entries:
+                    (line,) = ax.plot(
+                        *_median_curve(entries, what), style, color=colour, linewidth=1.6
+                    )
+                    handles.setdefault(method, line)
+            ax.set_yscale("log")
+            ax.set_ylim(FLOOR, 1)
+            if what == "seconds":
+                ax.set_xscale("log")
+            else:
+                ax.set_xlim(left=0)
+            ax.grid(True, color="#e5e5e5")
+            for level in (1e-3, 1e-6, 1e-9):
+                ax.axhline(level, color="#bbbbbb", linewidth=0.8)
+            ax.set_title(f"{name}, batch {size}" + (" = n/10" if number == 3 else ""))
+            ax.set_xlabel(label)
+        row[0].set_ylabel("f - f* (median over seeds)")
+    order = [method for method in STYLES if method in handles]
+    figure.legend(
+        [handles[method] for method in order],
+        order,
+        loc="outside upper center",
+        ncols=4,
+        frameon=False,
+    )
+    return figure
+
+
+def _median_curve(entries: Sequence[dict[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray]:
+    """The median gap, checkpoint by checkpoint; trainings end early when they have arrived."""
+    count = int(np.median([len(entry["gaps"]) for entry in entries]))
+    places, gaps = [], []
+    for number in range(count):
+        there = [e for e in entries if len(e["gaps"]) > number and e["gaps"][number] is not None]
+        if there:
+            places.append(np.median([entry[what][number] for entry in there]))
+            gaps.append(np.median([max(entry["gaps"][number], FLOOR / 10) for entry in there]))
+    return np.array(places), np.array(gaps)

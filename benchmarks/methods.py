@@ -1,0 +1,177 @@
+"""SVRG in its variants and SGD, each driven once: with the trainer, and in NumPy beside it.
+
+`drive` makes the decisions (which samples, when to refresh) and knows neither; so both see the same
+sequence of minibatches.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet import autograd, gluon
+
+from gluon_svrg import SVRGTrainer
+from gluon_svrg.schedule import Loopless
+
+from .problems import Problem
+
+
+class Method(NamedTuple):
+    """What `drive` does, and in which precision."""
+
+    kind: str  # SGD, decaying SGD, SVRG, stored or loopless
+    dtype: str = "float64"
+
+
+class Trained:
+    """With MXNet: `SVRGTrainer`, or `gluon.Trainer` for SGD."""
+
+    def __init__(self, problem: Problem, method: Method, rate: float, batch_size: int) -> None:
+        self.problem, self.rate, self.batch_size = problem, rate, batch_size
+        self.net = problem.network(method.dtype)
+        self.data = problem.arrays(method.dtype)
+        self.plain = method.kind.endswith("SGD")
+        trainer = gluon.Trainer if self.plain else SVRGTrainer
+        settings = {"learning_rate": rate}
+        self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None)
+        self._steps = 0
+
+    @property
+    def grad_evaluations(self) -> int:
+        """Gradients of single losses so far, as the trainer counts them."""
+        return self._steps * self.batch_size if self.plain else self.trainer.grad_evaluations
+
+    @property
+    def weights(self) -> np.ndarray:
+        """The current ones, when all steps are done."""
+        return self.net.weight.data().asnumpy()
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply the first learning rate."""
+        self.trainer.set_learning_rate(self.rate * factor)
+
+    def load(self, batches: Sequence[np.ndarray]) -> list[tuple[Any, Any]]:
+        """Minibatches as arrays of MXNet, cut out of one."""
+        order, ends = np.concatenate(batches), np.cumsum([len(index) for index in batches])
+        make = mx.np.array if mx.util.is_np_array() else mx.nd.array
+        X, y = (make(values[order], dtype=values.dtype) for values in self.data)
+        return [(X[end - len(i) : end], y[end - len(i) : end]) for i, end in zip(batches, ends)]
+
+    def refresh(self, batches: Sequence[tuple[Any, Any]], store: bool = False) -> None:
+        """Take a snapshot and the full gradient."""
+        self.trainer.update_full_grads(self.net, batches, **({"store": True} if store else {}))
+
+    def step(self, batch: tuple[Any, Any], position: int | None = None) -> None:
+        """Make one step."""
+        if self.plain:
+            with autograd.record():
+                loss = self.net(*batch)
+            loss.backward()
+            self.trainer.step(self.batch_size)
+            self._steps += 1
+        else:
+            where = {} if position is None else {"batch_index": position}
+            self.trainer.step(self.batch_size, closure=partial(self.net, *batch), **where)
+
+
+class Reference:
+    """The same in NumPy, float64, straight from the formula; for many rates at once, if asked.
+
+    MXNet's optimizers take the rate and ``1 / batch_size`` in float32, so it does, too.
+    """
+
+    def __init__(self, problem: Problem, rate: float | np.ndarray, batch_size: int) -> None:
+        self.problem, self.rate, self.batch_size = problem, rate, batch_size
+        many = np.shape(rate)
+        self.weights = np.zeros(many + problem.shape)
+        self.snapshot: np.ndarray | None = None
+        self.stored: list[np.ndarray] = []
+        self.grad_evaluations = self.num_snapshots = 0
+        self.rescale = np.float64(np.float32(1.0 / batch_size))
+        self.scale_rate(1.0)
+
+    @property
+    def trainer(self) -> Reference:
+        """What a schedule asks."""
+        return self
+
+    def _remember(self, schedule: Any) -> None:
+        """A trainer would save the state of the schedule."""
+
+    def scale_rate(self, factor: float) -> None:
+        """Multiply the first learning rate."""
+        rounded = np.asarray(self.rate * factor, dtype="float32").astype("float64")
+        self._rate = rounded[..., None, None]
+
+    def load(self, batches: Sequence[np.ndarray]) -> Sequence[np.ndarray]:
+        """Minibatches are arrays of indices."""
+        return batches
+
+    def _gradient(self, weights: np.ndarray, index: np.ndarray) -> np.ndarray:
+        self.grad_evaluations += len(index)
+        return self.problem.gradient(weights, index)
+
+    def refresh(self, batches: Iterable[np.ndarray], store: bool = False) -> None:
+        """Take a snapshot and the full gradient."""
+        self.snapshot = self.weights.copy()
+        self.num_snapshots += 1
+        gradients = [self._gradient(self.snapshot, index) for index in batches]
+        self.stored = gradients if store else []
+        self.full_grad = sum(gradients) / self.problem.n
+
+    def step(self, index: np.ndarray, position: int | None = None) -> None:
+        """Make one step."""
+        gradient = self._gradient(self.weights, index)
+        if self.snapshot is not None:
+            if position is None:
+                at_snapshot = self._gradient(self.snapshot, index)
+            else:
+                at_snapshot = self.stored[position]
+            gradient = gradient - (at_snapshot - len(index) * self.full_grad)
+        self.weights = self.weights - self._rate * (self.rescale * gradient)
+
+
+def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
+    """Train without end.
+
+    Samples are drawn with replacement; with stored gradients, fixed minibatches are.
+
+    Parameters
+    ----------
+    solver : Trained or Reference
+        Who computes.
+    kind : str
+        As in `Method`.
+    seed : int
+        Of the samples, and of the coins of the loopless variant.
+
+    Yields
+    ------
+    float
+        Data passes so far, after each epoch of steps.
+    """
+    problem, size = solver.problem, solver.batch_size
+    n, rng = problem.n, np.random.RandomState(seed)
+    everything = np.arange(n)
+    pieces = [everything[start : start + size] for start in range(0, n, size)]
+    whole = solver.load(pieces if kind == "stored" else [everything])
+    schedule = Loopless(size / n, seed)
+    epoch = 0
+    while True:
+        if kind == "decaying SGD":
+            solver.scale_rate(1 / (1 + epoch))
+        if kind in ("SVRG", "stored"):
+            solver.refresh(whole, store=kind == "stored")
+        if kind == "stored":
+            for position in rng.randint(0, len(pieces), len(pieces)):
+                solver.step(whole[position], int(position))
+        else:
+            for batch in solver.load(list(rng.randint(0, n, (n // size, size)))):
+                if kind == "loopless" and schedule.due(solver.trainer):
+                    solver.refresh(whole)
+                solver.step(batch)
+        epoch += 1
+        yield solver.grad_evaluations / n
