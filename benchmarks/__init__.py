@@ -1,1 +1,1 @@
-"""What the trainer costs: ``python -m benchmarks overhead``, ``memory`` and ``scaling``."""
+"""What the trainer costs and how it converges: ``python -m benchmarks NAME``."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from .problems import NAMES
 
-FLOOR = 1e-12  # of the axis
+FLOOR = 1e-11  # of the axis
 
 #: colour, line style
 STYLES = {
@@ -99,12 +99,15 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
 
 
 def _median_curve(entries: Sequence[dict[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray]:
-    """The median gap, checkpoint by checkpoint; trainings end early when they have arrived."""
-    count = int(np.median([len(entry["gaps"]) for entry in entries]))
-    places, gaps = [], []
-    for number in range(count):
-        there = [e for e in entries if len(e["gaps"]) > number and e["gaps"][number] is not None]
-        if there:
-            places.append(np.median([entry[what][number] for entry in there]))
-            gaps.append(np.median([max(entry["gaps"][number], FLOOR / 10) for entry in there]))
-    return np.array(places), np.array(gaps)
+    """The median gap at places where all seeds have one, interpolated."""
+    known = []
+    for entry in entries:
+        points = [(x, gap) for x, gap in zip(entry[what], entry["gaps"]) if gap is not None]
+        if points:
+            places, gaps = zip(*points)
+            known.append((np.array(places), np.log(np.maximum(gaps, FLOOR / 10))))
+    first = max(places[0] for places, _ in known)
+    last = np.median([places[-1] for places, _ in known])  # some arrive early, and end there
+    count = max(len(places) for places, _ in known)
+    x = np.geomspace(first, last, count) if what == "seconds" else np.linspace(first, last, count)
+    return x, np.exp(np.median([np.interp(x, *curve) for curve in known], axis=0))
