@@ -105,7 +105,8 @@ def _train_all(problem: Problem, size: int, seed: int, passes: int) -> Iterator[
             reference = Reference(problem, rate, size)
             expected = list(_follow(reference, kind, seed, passes, False, len(points)))
             difference = np.linalg.norm(solver.weights - reference.weights)
-            entry["distance_to_reference"] = float(difference / np.linalg.norm(reference.weights))
+            distance = difference / np.linalg.norm(reference.weights)
+            entry["distance_to_reference"] = float(f"{distance:.2g}")
             if name == "SVRGTrainer":
                 yield _record(problem, size, REFERENCE, seed, rate, expected)
         yield entry
@@ -170,13 +171,23 @@ def _merit(curve: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def _record(
     problem: Problem, size: int, method: str, seed: int, rate: float | None, points: Sequence[Any]
 ) -> dict[str, Any]:
-    done, seconds, gaps = zip(*points) if points else ((), (), ())
+    """Describe a training by the checkpoints where the gap was lower than ever, and the last."""
+    lowest, kept = np.inf, []
+    for number, point in enumerate(points):
+        if point[2] < lowest or number == len(points) - 1:
+            kept.append(point)
+        lowest = min(point[2], lowest)
+        if lowest < ENOUGH:  # others go on
+            break
+    done, seconds, gaps = zip(*kept) if kept else ((), (), ())
     return {
         "problem": problem.name,
         "batch_size": size,
         "method": method,
         "seed": seed,
-        "rate_times_3_smoothness": None if rate is None else rate * 3 * problem.smoothness,
+        "rate_times_3_smoothness": (
+            None if rate is None else float(f"{rate * 3 * problem.smoothness:.6g}")
+        ),
         "data_passes": [float(f"{value:.4g}") for value in done],
         "seconds": [float(f"{value:.3g}") for value in seconds],
         "gaps": [float(f"{value:.3g}") if np.isfinite(value) else None for value in gaps],

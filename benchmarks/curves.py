@@ -9,7 +9,7 @@ import numpy as np
 
 from .problems import NAMES
 
-FLOOR = 1e-11  # of the axis
+FLOOR = 1e-10  # of the axis: there trainings end
 
 #: colour, line style
 STYLES = {

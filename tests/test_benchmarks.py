@@ -1,11 +1,14 @@
 """What the benchmark of convergence rests on: its problems, its reference, and its trainers."""
 
+import json
+from pathlib import Path
+
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd
 
-from benchmarks import methods, problems
+from benchmarks import methods, problems, summary
 
 PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
@@ -102,3 +105,11 @@ def test_many_rates_at_once():
         alone = methods.Reference(problem, rate, 32)
         next(methods.drive(alone, "SVRG", 0))
         np.testing.assert_allclose(together.weights[number], alone.weights, rtol=1e-12)
+
+
+def test_readme_shows_the_saved_run():
+    root = Path(__file__).parent.parent
+    run = json.loads((root / "benchmarks/results/convergence-mxnet-1.9.1.json").read_text())
+    readme = (root / "README.md").read_text()
+    for table in summary.tables(run):
+        assert table in readme

@@ -1,0 +1,84 @@
+"""The tables of the README from saved runs: ``python -m benchmarks.summary JSON``."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Sequence
+
+from . import curves, record
+from .problems import NAMES
+
+LEVELS = (1e-3, 1e-6, 1e-9)
+
+
+def smallest_batches(records: Sequence[dict[str, Any]]) -> list[record.Row]:
+    """Everything at batch size 1: passes to all levels, and seconds to the middle one."""
+    rows = []
+    for method in _methods(records, {1}):
+        row = {"batch size 1": method}
+        for name in NAMES:
+            entries = _entries(records, name, 1, method)
+            row[f"{name}: passes"] = _passes(entries, LEVELS)
+            row[f"{name}: s"] = _seconds(entries, LEVELS[1])
+        rows.append(row)
+    return rows
+
+
+def larger_batches(records: Sequence[dict[str, Any]]) -> list[record.Row]:
+    """Passes to 1e-6 and 1e-9 and seconds to 1e-6, for the larger batches."""
+    rows = []
+    for position in (1, 2, 3):
+        sizes = {name: _sizes(records, name)[position] for name in NAMES}
+        label = "n/10" if position == 3 else str(sizes[NAMES[0]])
+        for method in _methods(records, set(sizes.values())):
+            row = {"batch": label, "method": method}
+            for name in NAMES:
+                entries = _entries(records, name, sizes[name], method)
+                row[f"{name}: passes"] = _passes(entries, LEVELS[1:])
+                row[f"{name}: s"] = _seconds(entries, LEVELS[1])
+            rows.append(row)
+    return rows
+
+
+def _methods(records: Sequence[dict[str, Any]], sizes: set[int]) -> list[str]:
+    known = {entry["method"] for entry in records if entry["batch_size"] in sizes}
+    return [method for method in curves.STYLES if method in known]
+
+
+def _sizes(records: Sequence[dict[str, Any]], name: str) -> list[int]:
+    return sorted({entry["batch_size"] for entry in records if entry["problem"] == name})
+
+
+def _entries(
+    records: Sequence[dict[str, Any]], name: str, size: int, method: str
+) -> list[dict[str, Any]]:
+    wanted = (name, size, method)
+    return [e for e in records if (e["problem"], e["batch_size"], e["method"]) == wanted]
+
+
+def _passes(entries: Sequence[dict[str, Any]], levels: Sequence[float]) -> str:
+    if not entries or "missing" in entries[0]:
+        return ""
+    found = [curves.median_to(entries, level, "data_passes") for level in levels]
+    if all(value == "-" for value in found):
+        lowest = sorted(curves.lowest(entry) for entry in entries)[len(entries) // 2]
+        return f"({lowest:.0e})"
+    return " / ".join(value if isinstance(value, str) else f"{value:.0f}" for value in found)
+
+
+def _seconds(entries: Sequence[dict[str, Any]], level: float) -> str:
+    if not entries or "missing" in entries[0]:
+        return ""
+    value = curves.median_to(entries, level, "seconds")
+    return value if isinstance(value, str) else f"{value:.2g}"
+
+
+def tables(run: dict[str, Any]) -> list[str]:
+    """Both, as Markdown."""
+    return [record.as_text(rows(run["records"])) for rows in (smallest_batches, larger_batches)]
+
+
+if __name__ == "__main__":
+    print("\n\n".join(tables(json.loads(Path(sys.argv[1]).read_text()))))
