@@ -202,6 +202,97 @@ class ScaledSubtract:
                 mx.nd.sgd_mom_update(other, minuend, target, out=minuend, **attributes)
 
 
+class ScaledSubtractOfMany:
+    """The same, to the last bit, for minuends that come and go and are not overwritten.
+
+    Parameters
+    ----------
+    targets, others : sequence of NDArray
+        Pairs of equal shape.
+    rate, decay : float
+        As for `ScaledSubtract`.
+    factor : float
+        What the minuends are multiplied by.
+    """
+
+    def __init__(
+        self,
+        targets: Sequence[NDArray],
+        others: Sequence[NDArray],
+        rate: float,
+        decay: float,
+        factor: float,
+    ) -> None:
+        rate, decay = float(np.float32(rate)), float(np.float32(decay))
+        rows = list(zip(targets, others))
+        fast = [target.stype == "default" and target.dtype == other.dtype for target, other in rows]
+        self._fast = [number for number, is_fast in enumerate(fast) if is_fast]
+        self._mixed = {number: rows[number] for number in range(len(rows)) if not fast[number]}
+        self._targets = _dimensional(rows[number][0] for number in self._fast)
+        self._others = [
+            array * _product(decay, 1.0 if _formula_order() else rate, array.dtype)
+            for array in _dimensional(rows[number][1] for number in self._fast)
+        ]
+        self._operator = _subtraction(len(self._fast), rate, factor) if self._fast else None
+        self._constants = rate, decay, factor
+
+    def __call__(self, minuends: Sequence[NDArray]) -> None:
+        """Subtract.
+
+        Parameters
+        ----------
+        minuends : sequence of NDArray
+            Made by `summable`.
+        """
+        rate, decay, factor = self._constants
+        for number, (target, other) in self._mixed.items():
+            minuend = minuends[number].reshape(other.shape)
+            control_variate = rate * (factor * minuend - decay * classic(other))
+            assign(dense(classic(target)).astype(other.dtype) - control_variate, classic(target))
+        if self._operator is not None:
+            chosen = (minuends[number] for number in self._fast)
+            rows = zip(self._targets, self._others, chosen)
+            self._operator(*(array for row in rows for array in row), out=self._targets)
+
+
+def _product(first: float, second: float, dtype: Any) -> float:
+    """A product as an operator of a dtype computes it."""
+    return float(np.dtype(dtype).type(first) * np.dtype(dtype).type(second))
+
+
+@lru_cache(maxsize=16)
+def _subtraction(count: int, rate: float, factor: float) -> CachedOp:
+    """``target -= rate * (factor * minuend - other)``, where others are scaled already.
+
+    Arguments are taken in the order in which the graph is walked, which is that of the rows.
+    """
+    graph = _mxnet.Graph()
+
+    def times(node: int, scalar: float) -> int:
+        attrs = {"scalar": repr(scalar)}
+        return node if scalar == 1 else graph.add("_mul_scalar", [node], attrs=attrs)
+
+    heads = []
+    for _ in range(count):
+        target, other, minuend = graph.argument(), graph.argument(), graph.argument()
+        minuend = times(minuend, factor)
+        if _formula_order():
+            change = times(graph.add("elemwise_sub", [other, minuend]), rate)
+            heads.append(graph.add("elemwise_add", [target, change]))
+        else:
+            target = graph.add("elemwise_add", [target, other])
+            heads.append(graph.add("elemwise_sub", [target, times(minuend, rate)]))
+    return graph.compile(heads)
+
+
+@lru_cache(maxsize=None)
+def _formula_order() -> bool:
+    """Whether `sgd_mom_update` computes as the formula stands (2.0), or adds first (1.9.1)."""
+    target, minuend, other = (mx.nd.array([value]) for value in (1e-8, 1.0, 1.0))
+    mx.nd.sgd_mom_update(other, minuend, target, out=minuend, **_attributes(1.0, 1.0))
+    return bool(target.asscalar())  # 1e-8 - (1 - 1), and not (1e-8 + 1) - 1
+
+
 class _InPlace:
     """``target -= rate * (minuend - decay * other)``, compiled for all rows of arrays at once.
 
@@ -255,6 +346,12 @@ def _dimensional(arrays: Iterable[NDArray]) -> list[NDArray]:
     """The same memory with at least one dimension, which some operators demand."""
     flat = [classic(array) for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in flat]
+
+
+def summable(array: NDArray) -> NDArray:
+    """A copy that is dense, in the dtype of sums, with at least one dimension."""
+    value = dense(classic(array)).astype(SUMMED_IN[_mxnet.dtype_name(array)], copy=True)
+    return value if value.shape else value.reshape((1,))
 
 
 def _columns(arrays: Iterable[NDArray]) -> list[NDArray]:

@@ -1,6 +1,7 @@
-"""Stored gradients: that of each minibatch at the snapshot, so that a step takes one gradient.
+"""Stored gradients: those of all minibatches at the snapshot, kept from the full pass.
 
-They are known by the positions of the minibatches in the data of the full pass.
+With them, a step takes one gradient instead of two. Minibatches are known by their positions in
+the data of the full pass.
 """
 
 from __future__ import annotations
@@ -9,18 +10,18 @@ import warnings
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
-from . import _mxnet, comparison, gradient, random_lock
-from ._mxnet import Arrays
-from .buffer import GradientBuffer
+from mxnet.ndarray import NDArray
+
+from . import comparison, gradient, random_lock
 from .closure import Evaluation, Loss
 from .gradient import Network
-from .operations import divide
+from .operations import summable
 from .random_lock import RandomLock
-from .snapshot import Snapshot, copy_all, per_device
+from .snapshot import Snapshot, per_device
 
 
 class StoredGradients:
-    """The gradients of minibatches at a snapshot, each with the random numbers that it drew.
+    """The gradients of minibatches at a snapshot, with the random numbers that each drew.
 
     Parameters
     ----------
@@ -30,7 +31,8 @@ class StoredGradients:
     Attributes
     ----------
     grads : list of list of list of NDArray
-        The gradients, per minibatch, parameter and device: the *sum* over the loss entries.
+        Per minibatch, device and parameter: the *sum* over the loss entries. Dense, in the dtype
+        that gradients are summed up in.
     counts : list of tuple of int
         The number of loss entries, per minibatch and device.
     seeds : list of int or None
@@ -43,7 +45,7 @@ class StoredGradients:
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
-        self.grads: list[Arrays] = []
+        self.grads: list[list[list[NDArray]]] = []
         self.counts: list[tuple[int, ...]] = []
         self.seeds: list[int | None] = []
         self.confirmed = False
@@ -77,7 +79,7 @@ class StoredGradients:
         seed = lock.new_seed()
         random_lock.start(seed)
         evaluation = gradient.at_snapshot(snapshot, closure, batch, network)
-        grads = [[_mxnet.classic(grad).copy() for grad in row] for row in snapshot.buffers]
+        grads = [[summable(grad) for grad in row] for row in snapshot.buffers]
         if not self.grads and lock.mode == "auto" and not lock.locked:
             self.repeated += sum(evaluation.counts)
             gradient.at_snapshot(snapshot, closure, batch, network)
@@ -87,17 +89,10 @@ class StoredGradients:
                 lock.locked = True
                 self.repeated += sum(evaluation.counts)
                 return self.take(snapshot, closure, batch, network, lock)
-        self.grads.append(grads)
+        self.grads.append(per_device(grads))
         self.counts.append(evaluation.counts)
         self.seeds.append(seed)
         return evaluation
-
-    def load(self, index: int, buffer: GradientBuffer, scale: float) -> None:
-        """Copy the gradient of a minibatch to a buffer, for losses of another scale."""
-        copy_all(self.grads[index], buffer.arrays)
-        if scale != self.scale:
-            for column in per_device(buffer.arrays):
-                divide(column, self.scale / scale)
 
     def check_index(self, index: int) -> None:
         """Raise an IndexError if there is no such minibatch."""

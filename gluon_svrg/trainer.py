@@ -660,7 +660,7 @@ class SVRGTrainer(StoreTrainer):
         self, batches: Iterator[Any], count: int | None, say: Callable[[str], None]
     ) -> Iterator[Any]:
         """Go through minibatches while there is memory to store their gradients."""
-        each = memory.bytes_of(
+        each = memory.bytes_of_sums(
             [_mxnet.gradients(p) for p in self._params if _mxnet.is_trainable(p)]
         )
         before = self._control_variate and self._control_variate.stored
