@@ -2,19 +2,15 @@
 
 import gzip
 import importlib.util
-import os
 import re
-import shutil
 import struct
+import subprocess
 import sys
 from pathlib import Path
 
 import nbformat
 import numpy as np
 import pytest
-from jupyter_client import AsyncKernelManager
-from jupyter_client.kernelspec import KernelSpecManager
-from nbclient import NotebookClient
 from sklearn.datasets import load_digits
 
 FOLDER = Path(__file__).parent.parent / "notebooks"
@@ -23,11 +19,8 @@ ONLY_1 = {"06_from_svrgmodule": "mxnet.contrib.svrg_optimization was removed in 
 HAS_SVRG_MODULE = importlib.util.find_spec("mxnet.contrib.svrg_optimization") is not None
 # One cluster at a time, and nothing else that takes its ports.
 IN_TURN = {"05_devices_and_workers": pytest.mark.xdist_group("clusters")}
-ENVIRONMENT = {
-    "OMP_NUM_THREADS": "1",  # small operators: more threads only wait for each other
-    "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
-    "MXNET_SUBGRAPH_VERBOSE": "0",
-}
+RUNNER = Path(__file__).with_name("run_notebook.py")
+SECONDS = 400
 LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] .*storage\.cc:\d+: Using .*\n?")  # of 2.0, at its start
 
 
@@ -43,17 +36,20 @@ def standard_error(notebook):
     return "".join(o.text for o in outputs(notebook) if o.get("name") == "stderr")
 
 
-def execute(notebook, folder):
-    """Run all cells in a kernel of its own; the first error ends it and is raised."""
-    for path in FOLDER.glob("*.py"):
-        shutil.copy(path, folder)
-    # No kernel specification of the user's, which might name another interpreter.
-    manager = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    client = NotebookClient(
-        notebook, km=manager, timeout=180, resources={"metadata": {"path": str(folder)}}
+def execute(path, folder):
+    """Run all cells in a kernel of its own; the first error is fatal."""
+    result = folder / "executed.ipynb"
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), str(path), str(folder), str(result)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
     )
-    client.execute(env={**os.environ, **ENVIRONMENT})
+    assert done.returncode == 0, done.stdout
+    notebook = nbformat.read(str(result), as_version=4)
     assert not LOG_LINE.sub("", standard_error(notebook)).strip()
+    return notebook
 
 
 def test_there_are_six():
@@ -66,17 +62,17 @@ def test_there_are_six():
 def test_it_runs(name, tmp_path):
     if name in ONLY_1 and not HAS_SVRG_MODULE:
         pytest.skip(ONLY_1[name])
-    notebook = read(name)
-    execute(notebook, tmp_path)
+    notebook = execute(FOLDER / f"{name}.ipynb", tmp_path)
     assert any("image/png" in output.get("data", {}) for output in outputs(notebook))
     assert "text/markdown" in notebook.cells[-1].outputs[-1].data
 
 
 def test_the_kernel_is_this_interpreter(tmp_path):
     cell = nbformat.v4.new_code_cell("import sys; print(sys.prefix)")
-    notebook = nbformat.v4.new_notebook(cells=[cell])
-    execute(notebook, tmp_path)
-    assert cell.outputs[0].text.strip() == sys.prefix
+    path = tmp_path / "prefix.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), str(path))
+    notebook = execute(path, tmp_path)
+    assert notebook.cells[0].outputs[0].text.strip() == sys.prefix
 
 
 @pytest.mark.parametrize("name", NAMES)
