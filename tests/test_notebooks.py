@@ -20,7 +20,7 @@ HAS_SVRG_MODULE = importlib.util.find_spec("mxnet.contrib.svrg_optimization") is
 # One cluster at a time, and nothing else that takes its ports.
 IN_TURN = {"05_devices_and_workers": pytest.mark.xdist_group("clusters")}
 RUNNER = Path(__file__).with_name("run_notebook.py")
-SECONDS = 400
+SECONDS = 600
 LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] .*storage\.cc:\d+: Using .*\n?")  # of 2.0, at its start
 
 
