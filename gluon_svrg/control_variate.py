@@ -27,9 +27,10 @@ from mxnet.ndarray import NDArray
 from . import comparison
 from ._mxnet import Arrays
 from .buffer import GradientBuffer
-from .operations import ScaledSubtract, ScaledSubtractOfMany, summable
+from .operations import ScaledSubtract
 from .snapshot import Snapshot, copy_all, per_device
 from .stored import StoredGradients
+from .stored_subtract import StoredSubtract, for_storage
 
 
 def subtract(
@@ -86,7 +87,7 @@ class ControlVariate:
 
     def _forget_operations(self) -> None:
         self._operations: OrderedDict[tuple[int, float, float], ScaledSubtract] = OrderedDict()
-        self._operations_of_stored: OrderedDict[Any, ScaledSubtractOfMany] = OrderedDict()
+        self._operations_of_stored: OrderedDict[Any, StoredSubtract] = OrderedDict()
 
     def bind(self) -> None:
         """Work on the gradient buffers that the parameters have now."""
@@ -151,9 +152,16 @@ class ControlVariate:
     def difference_to_stored(self, index: int, scale: float) -> float:
         """How much the gradients in the buffers differ from the stored one of a minibatch."""
         stored = self.check_stored(index)
-        columns = per_device(self.snapshot.buffers)
-        again = [[summable(grad) * (stored.scale / scale) for grad in row] for row in columns]
-        return comparison.difference(again, stored.grads[index])
+        columns, to_scale = per_device(self.snapshot.buffers), stored.scale / scale
+        whole = [[for_storage(grad) * to_scale for grad in column] for column in columns]
+        again = StoredGradients(stored.scale)
+        again.grads, again.counts = (
+            [[[grad.copy() for grad in column] for column in whole]],
+            [stored.counts[index]],
+        )
+        if stored.prepared:
+            again.prepare(self.full_grads)
+        return comparison.difference(again.grads[0], stored.grads[index], whole)
 
     def _operation(self, device: int, count: float, coefficient: float) -> ScaledSubtract:
         """The operation for a count, compiled when it comes for the second time."""
@@ -173,14 +181,19 @@ class ControlVariate:
 
     def _operation_of_stored(
         self, device: int, count: int, coefficient: float, scale: float
-    ) -> ScaledSubtractOfMany:
+    ) -> StoredSubtract:
         """The operation for a count, for all minibatches that have so many entries."""
         stored, key = self.stored, (device, count, coefficient, scale)
         if stored is not None and key not in self._operations_of_stored:
             arrays = (self.snapshot.buffers, self.full_grads)
             grads, full_grads = (per_device(rows)[device] for rows in arrays)
-            self._operations_of_stored[key] = ScaledSubtractOfMany(
-                grads, full_grads, coefficient, count * scale, factor=scale / stored.scale
+            self._operations_of_stored[key] = StoredSubtract(
+                grads,
+                full_grads,
+                coefficient,
+                count * scale,
+                factor=scale / stored.scale,
+                prepared=stored.prepared,
             )
             if len(self._operations_of_stored) > self._MAX_OF_STORED * len(self.full_grads[0]):
                 self._operations_of_stored.popitem(last=False)

@@ -39,7 +39,7 @@ def zero(arrays: Sequence[NDArray]) -> None:
     """Set arrays to zero."""
     flat = [array for array in arrays if array.stype == "default"]
     if flat:
-        mx.nd.reset_arrays(*_dimensional(flat), num_arrays=len(flat))
+        mx.nd.reset_arrays(*dimensional(flat), num_arrays=len(flat))
     for array in arrays:
         if array.stype != "default":
             assign(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
@@ -132,7 +132,7 @@ class Sum:
 
     def __init__(self, targets: Sequence[NDArray], others: Sequence[NDArray]) -> None:
         pairs, self._mixed = _split_mixed(zip(targets, others))
-        self._large = [_dimensional(pair) for pair in pairs if pair[0].size >= self._LARGE]
+        self._large = [dimensional(pair) for pair in pairs if pair[0].size >= self._LARGE]
         small = [_columns(pair) for pair in pairs if pair[0].size < self._LARGE]
         rows = [(other, other, target) for target, other in small]
         self._small = [_InPlace(same, rate=-1, decay=0) for _, same in _by_dtype(rows)]
@@ -196,101 +196,10 @@ class ScaledSubtract:
                 update.run()
                 update.publish()
             return
-        attributes = _attributes(self._rate, self._decay)
+        attributes = as_momentum_step(self._rate, self._decay)
         for rows in self._rows.values():
             for other, minuend, target in rows:
                 mx.nd.sgd_mom_update(other, minuend, target, out=minuend, **attributes)
-
-
-class ScaledSubtractOfMany:
-    """The same, to the last bit, for minuends that come and go and are not overwritten.
-
-    Parameters
-    ----------
-    targets, others : sequence of NDArray
-        Pairs of equal shape.
-    rate, decay : float
-        As for `ScaledSubtract`.
-    factor : float
-        What the minuends are multiplied by.
-    """
-
-    def __init__(
-        self,
-        targets: Sequence[NDArray],
-        others: Sequence[NDArray],
-        rate: float,
-        decay: float,
-        factor: float,
-    ) -> None:
-        rate, decay = float(np.float32(rate)), float(np.float32(decay))
-        rows = list(zip(targets, others))
-        fast = [target.stype == "default" and target.dtype == other.dtype for target, other in rows]
-        self._fast = [number for number, is_fast in enumerate(fast) if is_fast]
-        self._mixed = {number: rows[number] for number in range(len(rows)) if not fast[number]}
-        self._targets = _dimensional(rows[number][0] for number in self._fast)
-        self._others = [
-            array * _product(decay, 1.0 if _formula_order() else rate, array.dtype)
-            for array in _dimensional(rows[number][1] for number in self._fast)
-        ]
-        self._operator = _subtraction(len(self._fast), rate, factor) if self._fast else None
-        self._constants = rate, decay, factor
-
-    def __call__(self, minuends: Sequence[NDArray]) -> None:
-        """Subtract.
-
-        Parameters
-        ----------
-        minuends : sequence of NDArray
-            Made by `summable`.
-        """
-        rate, decay, factor = self._constants
-        for number, (target, other) in self._mixed.items():
-            minuend = minuends[number].reshape(other.shape)
-            control_variate = rate * (factor * minuend - decay * classic(other))
-            assign(dense(classic(target)).astype(other.dtype) - control_variate, classic(target))
-        if self._operator is not None:
-            chosen = (minuends[number] for number in self._fast)
-            rows = zip(self._targets, self._others, chosen)
-            self._operator(*(array for row in rows for array in row), out=self._targets)
-
-
-def _product(first: float, second: float, dtype: Any) -> float:
-    """A product as an operator of a dtype computes it."""
-    return float(np.dtype(dtype).type(first) * np.dtype(dtype).type(second))
-
-
-@lru_cache(maxsize=16)
-def _subtraction(count: int, rate: float, factor: float) -> CachedOp:
-    """``target -= rate * (factor * minuend - other)``, where others are scaled already.
-
-    Arguments are taken in the order in which the graph is walked, which is that of the rows.
-    """
-    graph = _mxnet.Graph()
-
-    def times(node: int, scalar: float) -> int:
-        attrs = {"scalar": repr(scalar)}
-        return node if scalar == 1 else graph.add("_mul_scalar", [node], attrs=attrs)
-
-    heads = []
-    for _ in range(count):
-        target, other, minuend = graph.argument(), graph.argument(), graph.argument()
-        minuend = times(minuend, factor)
-        if _formula_order():
-            change = times(graph.add("elemwise_sub", [other, minuend]), rate)
-            heads.append(graph.add("elemwise_add", [target, change]))
-        else:
-            target = graph.add("elemwise_add", [target, other])
-            heads.append(graph.add("elemwise_sub", [target, times(minuend, rate)]))
-    return graph.compile(heads)
-
-
-@lru_cache(maxsize=None)
-def _formula_order() -> bool:
-    """Whether `sgd_mom_update` computes as the formula stands (2.0), or adds first (1.9.1)."""
-    target, minuend, other = (mx.nd.array([value]) for value in (1e-8, 1.0, 1.0))
-    mx.nd.sgd_mom_update(other, minuend, target, out=minuend, **_attributes(1.0, 1.0))
-    return bool(target.asscalar())  # 1e-8 - (1 - 1), and not (1e-8 + 1) - 1
 
 
 class _InPlace:
@@ -313,7 +222,7 @@ class _InPlace:
         if not _mxnet.can_discard_outputs():
             rows = [piece for row in rows for piece in _pieces(row, self._SCRATCH_ENTRIES)]
         graph = _mxnet.Graph()
-        attrs = {name: repr(value) for name, value in _attributes(rate, decay).items()}
+        attrs = {name: repr(value) for name, value in as_momentum_step(rate, decay).items()}
         updates = [
             graph.add("sgd_mom_update", [graph.argument() for _ in row], attrs=attrs)
             for row in rows
@@ -337,21 +246,15 @@ class _InPlace:
             mx.nd.reset_arrays(*self._empty_views, num_arrays=len(self._empty_views))
 
 
-def _attributes(rate: float, decay: float) -> dict[str, float]:
+def as_momentum_step(rate: float, decay: float) -> dict[str, float]:
     """What makes `sgd_mom_update` out of the constants; the target is its momentum."""
     return {"momentum": 1.0, "lr": float(rate), "wd": -float(decay)}
 
 
-def _dimensional(arrays: Iterable[NDArray]) -> list[NDArray]:
+def dimensional(arrays: Iterable[NDArray]) -> list[NDArray]:
     """The same memory with at least one dimension, which some operators demand."""
     flat = [classic(array) for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in flat]
-
-
-def summable(array: NDArray) -> NDArray:
-    """A copy that is dense, in the dtype of sums, with at least one dimension."""
-    value = dense(classic(array)).astype(SUMMED_IN[_mxnet.dtype_name(array)], copy=True)
-    return value if value.shape else value.reshape((1,))
 
 
 def _columns(arrays: Iterable[NDArray]) -> list[NDArray]:
@@ -371,7 +274,7 @@ def _split_mixed(rows: Iterable[Sequence[NDArray]]) -> tuple[list[Any], list[Any
     mixed: list[Any] = []
     for row in rows:
         is_same = all(a.dtype == row[0].dtype and a.stype == "default" for a in row)
-        (same if is_same else mixed).append(_dimensional(row))
+        (same if is_same else mixed).append(dimensional(row))
     return same, mixed
 
 

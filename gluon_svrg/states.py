@@ -115,6 +115,7 @@ def _encode_stored(stored: StoredGradients | None, arrays: list[np.ndarray]) -> 
         "counts": [list(counts) for counts in stored.counts],
         "seeds": stored.seeds,
         "scale": stored.scale,
+        "prepared": stored.prepared,
         "confirmed": stored.confirmed,
     }
 
@@ -339,7 +340,8 @@ def _decode_stored(
         return None
     stored = StoredGradients(encoded["scale"])
     stored.counts = [tuple(counts) for counts in encoded["counts"]]
-    stored.seeds, stored.confirmed = encoded["seeds"], encoded["confirmed"]
+    for name in ("seeds", "prepared", "confirmed"):
+        setattr(stored, name, encoded[name])
     together = plain_data.decode(encoded["grads"], arrays)
     stored.grads = [
         [

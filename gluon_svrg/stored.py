@@ -13,11 +13,12 @@ from typing import Any, Callable, Iterator, Sequence
 from mxnet.ndarray import NDArray
 
 from . import comparison, gradient, random_lock
+from ._mxnet import Arrays
 from .closure import Evaluation, Loss
 from .gradient import Network
-from .operations import summable
 from .random_lock import RandomLock
 from .snapshot import Snapshot, per_device
+from .stored_subtract import for_storage, prepare
 
 
 class StoredGradients:
@@ -31,8 +32,10 @@ class StoredGradients:
     Attributes
     ----------
     grads : list of list of list of NDArray
-        Per minibatch, device and parameter: the *sum* over the loss entries. Dense, in the dtype
-        that gradients are summed up in.
+        Per minibatch, device and parameter: the *sum* over the loss entries, in the form that
+        `StoredSubtract` takes.
+    prepared : bool
+        Whether the full gradient was added to them, once for each entry.
     counts : list of tuple of int
         The number of loss entries, per minibatch and device.
     seeds : list of int or None
@@ -46,6 +49,7 @@ class StoredGradients:
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
         self.grads: list[list[list[NDArray]]] = []
+        self.prepared = False
         self.counts: list[tuple[int, ...]] = []
         self.seeds: list[int | None] = []
         self.confirmed = False
@@ -79,11 +83,12 @@ class StoredGradients:
         seed = lock.new_seed()
         random_lock.start(seed)
         evaluation = gradient.at_snapshot(snapshot, closure, batch, network)
-        grads = [[summable(grad) for grad in row] for row in snapshot.buffers]
+        grads = [[for_storage(grad) for grad in row] for row in snapshot.buffers]
         if not self.grads and lock.mode == "auto" and not lock.locked:
             self.repeated += sum(evaluation.counts)
             gradient.at_snapshot(snapshot, closure, batch, network)
-            difference = comparison.difference(grads, snapshot.buffers)
+            again = [[for_storage(grad) for grad in row] for row in snapshot.buffers]
+            difference = comparison.difference(grads, again)
             if difference > comparison.tolerance(snapshot.buffers):
                 warnings.warn(comparison.RANDOM.format(difference=difference), stacklevel=4)
                 lock.locked = True
@@ -93,6 +98,13 @@ class StoredGradients:
         self.counts.append(evaluation.counts)
         self.seeds.append(seed)
         return evaluation
+
+    def prepare(self, full_grads: Arrays) -> None:
+        """Do what can be done before the steps, now that the full gradient is known."""
+        self.prepared = True
+        for device, means in enumerate(per_device(full_grads)):
+            for grads, counts in zip(self.grads, self.counts):
+                prepare(grads[device], means, counts[device] * self.scale)
 
     def check_index(self, index: int) -> None:
         """Raise an IndexError if there is no such minibatch."""

@@ -28,6 +28,7 @@ from .random_lock import RandomLock
 from .snapshot import Snapshot
 from .store import StoreTrainer
 from .stored import StoredGradients
+from .stored_subtract import can_prepare
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]
@@ -340,6 +341,8 @@ class SVRGTrainer(StoreTrainer):
                 except FloatingPointError:
                     if not self._scaling.halve(data):
                         raise
+        if stored is not None and can_prepare():
+            stored.prepare(buffer.arrays)
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]

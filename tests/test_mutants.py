@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 import gluon_svrg
+from gluon_svrg.stored_subtract import can_prepare
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(gluon_svrg.__file__).parent
@@ -29,6 +30,7 @@ SUITE = [
 #: Modules with tests of their own. A mutant may name others, where its line is not theirs alone.
 OWN = {
     "stored": ["stored"],
+    "stored_subtract": ["stored"],
     "memory": ["stored"],
     "states": ["states"],
     "plain_data": ["states"],
@@ -315,8 +317,8 @@ MUTANTS = {
     ),
     "scale of stored gradients ignored": (
         "control_variate",
-        "factor=scale / stored.scale",
-        "factor=1.0",
+        "factor=scale / stored.scale,",
+        "factor=1.0,",
         ["stored"],
     ),
     "old mean in stored operations": (
@@ -332,11 +334,17 @@ MUTANTS = {
         ["stored"],
     ),
     "stored: another order than with two passes": (
-        "operations",
+        "stored_subtract",
         "return bool(target.asscalar())",
         "return not target.asscalar()",
-        ["stored"],
     ),
+    "stored: the full gradient missing": (
+        "stored_subtract",
+        "self._columns.append(",
+        "list(",
+    )
+    if not can_prepare()
+    else ("stored", "                prepare(", "                bool("),
     "memory not looked at": ("memory", "            check(count)\n", "            pass\n"),
     "memory not watched": ("memory", "check(position + 1)", "check(1)"),
     # states.py and below
