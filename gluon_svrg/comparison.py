@@ -35,14 +35,13 @@ RESHUFFLED = (
 )
 
 
-def difference(first: Arrays, second: Arrays) -> float:
-    """The norm of the difference, relative to the norm of the second. Waits."""
-    squares = np.zeros(2)
-    for there, here in zip(_flat(first), _flat(second)):
-        squares += np.sum((there - here) ** 2), np.sum(here**2)
-    if not squares[0]:
+def difference(first: Arrays, second: Arrays, whole: Arrays | None = None) -> float:
+    """The norm of the difference, relative to that of the second, or of a whole. Waits."""
+    squares = sum(float(np.sum((a - b) ** 2)) for a, b in zip(_flat(first), _flat(second)))
+    if not squares:
         return 0.0
-    return math.sqrt(squares[0] / squares[1]) if squares[1] else math.inf
+    norm = sum(float(np.sum(piece**2)) for piece in _flat(second if whole is None else whole))
+    return math.sqrt(squares / norm) if norm else math.inf
 
 
 def tolerance(grads: Arrays) -> float:

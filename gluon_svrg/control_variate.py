@@ -20,15 +20,17 @@ References
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Sequence
+from typing import Any, Sequence
 
 from mxnet.ndarray import NDArray
 
+from . import comparison
 from ._mxnet import Arrays
 from .buffer import GradientBuffer
 from .operations import ScaledSubtract
 from .snapshot import Snapshot, copy_all, per_device
 from .stored import StoredGradients
+from .stored_subtract import StoredSubtract, for_storage
 
 
 def subtract(
@@ -66,6 +68,7 @@ class ControlVariate:
     # A compiled operation is bound to its count. Most data sets have two, the size of a minibatch
     # and that of the last one; where each minibatch has another, nothing is worth compiling.
     _MAX_OPERATIONS = 8
+    _MAX_OF_STORED = 2  # per device: each holds as much as the full gradient
 
     def __init__(
         self,
@@ -84,6 +87,7 @@ class ControlVariate:
 
     def _forget_operations(self) -> None:
         self._operations: OrderedDict[tuple[int, float, float], ScaledSubtract] = OrderedDict()
+        self._operations_of_stored: OrderedDict[Any, StoredSubtract] = OrderedDict()
 
     def bind(self) -> None:
         """Work on the gradient buffers that the parameters have now."""
@@ -103,6 +107,7 @@ class ControlVariate:
         copy_all(full_grads, self.full_grads)
         self.in_objective = in_objective
         self.stored = stored
+        self._operations_of_stored.clear()
 
     def check_stored(self, index: int) -> StoredGradients:
         """Get the stored gradients, which hold that of a minibatch; raise if not."""
@@ -134,6 +139,30 @@ class ControlVariate:
             if count:  # without entries both gradients are zero
                 self._operation(device, count * scale, coefficient)()
 
+    def subtract_stored_from_grads(
+        self, index: int, counts: Sequence[int], coefficient: float, scale: float = 1.0
+    ) -> None:
+        """Do the same with the stored gradient of a minibatch at the snapshot."""
+        stored = self.check_stored(index)
+        for device, count in enumerate(counts):
+            if count:
+                operation = self._operation_of_stored(device, count, coefficient, scale)
+                operation(stored.grads[index][device])
+
+    def difference_to_stored(self, index: int, scale: float) -> float:
+        """How much the gradients in the buffers differ from the stored one of a minibatch."""
+        stored = self.check_stored(index)
+        columns, to_scale = per_device(self.snapshot.buffers), stored.scale / scale
+        whole = [[for_storage(grad) * to_scale for grad in column] for column in columns]
+        again = StoredGradients(stored.scale)
+        again.grads, again.counts = (
+            [[[grad.copy() for grad in column] for column in whole]],
+            [stored.counts[index]],
+        )
+        if stored.prepared:
+            again.prepare(self.full_grads)
+        return comparison.difference(again.grads[0], stored.grads[index], whole)
+
     def _operation(self, device: int, count: float, coefficient: float) -> ScaledSubtract:
         """The operation for a count, compiled when it comes for the second time."""
         key = device, count, coefficient
@@ -149,3 +178,24 @@ class ControlVariate:
                 self._operations.popitem(last=False)
         self._operations.move_to_end(key)
         return self._operations[key]
+
+    def _operation_of_stored(
+        self, device: int, count: int, coefficient: float, scale: float
+    ) -> StoredSubtract:
+        """The operation for a count, for all minibatches that have so many entries."""
+        stored, key = self.stored, (device, count, coefficient, scale)
+        if stored is not None and key not in self._operations_of_stored:
+            arrays = (self.snapshot.buffers, self.full_grads)
+            grads, full_grads = (per_device(rows)[device] for rows in arrays)
+            self._operations_of_stored[key] = StoredSubtract(
+                grads,
+                full_grads,
+                coefficient,
+                count * scale,
+                factor=scale / stored.scale,
+                prepared=stored.prepared,
+            )
+            if len(self._operations_of_stored) > self._MAX_OF_STORED * len(self.full_grads[0]):
+                self._operations_of_stored.popitem(last=False)
+        self._operations_of_stored.move_to_end(key)
+        return self._operations_of_stored[key]

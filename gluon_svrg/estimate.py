@@ -101,13 +101,12 @@ def from_stored(
         if not (stored.confirmed or lock.mode is False):
             _confirm(network, held, stored, index, closure)
             pairs = 1
-        stored.load(index, held.buffer, network.scale)
         held.snapshot.clear_accumulated()
         random_lock.start(stored.seeds[index])
         evaluation = gradient.at_current_weights(network, closure, check)
         if stored.seeds[index] is not None:
             random_lock.start(lock.new_seed())  # what is drawn next is not the same each time
-        held.subtract_from_grads(evaluation.counts, coefficient, network.scale)
+        held.subtract_stored_from_grads(index, evaluation.counts, coefficient, network.scale)
     return Estimate(evaluation.loss, (1 + pairs) * sum(evaluation.counts))
 
 
@@ -123,8 +122,7 @@ def _confirm(
     with network.others.protected(gradients=False):
         again = gradient.at_snapshot(held.snapshot, closure, (), network)
     stored.check_counts(index, again.counts)
-    stored.load(index, held.buffer, network.scale)
-    difference = comparison.difference(held.buffer.arrays, held.snapshot.buffers)
+    difference = held.difference_to_stored(index, network.scale)
     if difference > comparison.tolerance(held.snapshot.buffers):
         message = comparison.RESHUFFLED.format(index=index, difference=difference)
         raise RuntimeError(message)

@@ -12,16 +12,17 @@ import numpy as np
 
 from . import _mxnet
 from ._mxnet import Arrays
+from .operations import SUMMED_IN
 
 
-def bytes_of(arrays: Arrays) -> dict[Any, int]:
-    """What arrays like these take, per device; all of the host counts as one."""
+def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
+    """What sums of arrays like these take, per device; all of the host counts as one."""
     taken: dict[Any, int] = {}
     for row in arrays:
         for array in row:
             device = _mxnet.device_of(array)
             where = device if device.device_type == "gpu" else mx.cpu()
-            size = prod(array.shape) * np.dtype(_mxnet.dtype_name(array)).itemsize
+            size = prod(array.shape) * np.dtype(SUMMED_IN[_mxnet.dtype_name(array)]).itemsize
             taken[where] = taken.get(where, 0) + size
     return taken
 

@@ -39,7 +39,7 @@ def zero(arrays: Sequence[NDArray]) -> None:
     """Set arrays to zero."""
     flat = [array for array in arrays if array.stype == "default"]
     if flat:
-        mx.nd.reset_arrays(*_dimensional(flat), num_arrays=len(flat))
+        mx.nd.reset_arrays(*dimensional(flat), num_arrays=len(flat))
     for array in arrays:
         if array.stype != "default":
             assign(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
@@ -132,7 +132,7 @@ class Sum:
 
     def __init__(self, targets: Sequence[NDArray], others: Sequence[NDArray]) -> None:
         pairs, self._mixed = _split_mixed(zip(targets, others))
-        self._large = [_dimensional(pair) for pair in pairs if pair[0].size >= self._LARGE]
+        self._large = [dimensional(pair) for pair in pairs if pair[0].size >= self._LARGE]
         small = [_columns(pair) for pair in pairs if pair[0].size < self._LARGE]
         rows = [(other, other, target) for target, other in small]
         self._small = [_InPlace(same, rate=-1, decay=0) for _, same in _by_dtype(rows)]
@@ -196,7 +196,7 @@ class ScaledSubtract:
                 update.run()
                 update.publish()
             return
-        attributes = _attributes(self._rate, self._decay)
+        attributes = as_momentum_step(self._rate, self._decay)
         for rows in self._rows.values():
             for other, minuend, target in rows:
                 mx.nd.sgd_mom_update(other, minuend, target, out=minuend, **attributes)
@@ -222,7 +222,7 @@ class _InPlace:
         if not _mxnet.can_discard_outputs():
             rows = [piece for row in rows for piece in _pieces(row, self._SCRATCH_ENTRIES)]
         graph = _mxnet.Graph()
-        attrs = {name: repr(value) for name, value in _attributes(rate, decay).items()}
+        attrs = {name: repr(value) for name, value in as_momentum_step(rate, decay).items()}
         updates = [
             graph.add("sgd_mom_update", [graph.argument() for _ in row], attrs=attrs)
             for row in rows
@@ -246,12 +246,12 @@ class _InPlace:
             mx.nd.reset_arrays(*self._empty_views, num_arrays=len(self._empty_views))
 
 
-def _attributes(rate: float, decay: float) -> dict[str, float]:
+def as_momentum_step(rate: float, decay: float) -> dict[str, float]:
     """What makes `sgd_mom_update` out of the constants; the target is its momentum."""
     return {"momentum": 1.0, "lr": float(rate), "wd": -float(decay)}
 
 
-def _dimensional(arrays: Iterable[NDArray]) -> list[NDArray]:
+def dimensional(arrays: Iterable[NDArray]) -> list[NDArray]:
     """The same memory with at least one dimension, which some operators demand."""
     flat = [classic(array) for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in flat]
@@ -274,7 +274,7 @@ def _split_mixed(rows: Iterable[Sequence[NDArray]]) -> tuple[list[Any], list[Any
     mixed: list[Any] = []
     for row in rows:
         is_same = all(a.dtype == row[0].dtype and a.stype == "default" for a in row)
-        (same if is_same else mixed).append(_dimensional(row))
+        (same if is_same else mixed).append(dimensional(row))
     return same, mixed
 
 

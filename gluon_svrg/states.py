@@ -14,8 +14,7 @@ from . import _mxnet, checkpoint, plain_data, unpickling
 from ._version import __version__
 from .buffer import GradientBuffer
 from .control_variate import ControlVariate
-from .operations import assign
-from .snapshot import Snapshot
+from .snapshot import Snapshot, per_device
 from .stored import StoredGradients
 
 if TYPE_CHECKING:
@@ -107,15 +106,16 @@ def _encode_snapshot(held: ControlVariate | None, arrays: list[np.ndarray]) -> A
 def _encode_stored(stored: StoredGradients | None, arrays: list[np.ndarray]) -> Any:
     if stored is None:
         return None
-    grads = stored.grads  # per minibatch, parameter and device
     together = [
-        [np.stack([grad.asnumpy() for grad in over]) for over in zip(*rows)] for rows in zip(*grads)
-    ]
+        [np.stack([grad.asnumpy() for grad in over]) for over in zip(*rows)]
+        for rows in zip(*stored.grads)
+    ]  # per device and parameter, over all minibatches
     return {
         "grads": plain_data.encode(together, arrays),
         "counts": [list(counts) for counts in stored.counts],
         "seeds": stored.seeds,
         "scale": stored.scale,
+        "prepared": stored.prepared,
         "confirmed": stored.confirmed,
     }
 
@@ -340,20 +340,18 @@ def _decode_stored(
         return None
     stored = StoredGradients(encoded["scale"])
     stored.counts = [tuple(counts) for counts in encoded["counts"]]
-    stored.seeds, stored.confirmed = encoded["seeds"], encoded["confirmed"]
+    for name in ("seeds", "prepared", "confirmed"):
+        setattr(stored, name, encoded[name])
     together = plain_data.decode(encoded["grads"], arrays)
     stored.grads = [
         [
-            [_like(values[number], grad) for values, grad in zip(*rows)]
-            for rows in zip(together, snapshot.buffers)
+            [_on_device_of(grad, values[number]) for values, grad in zip(rows, grads)]
+            for rows, grads in zip(together, per_device(snapshot.buffers))
         ]
         for number in range(len(stored.counts))
     ]
     return stored
 
 
-def _like(value: np.ndarray, grad: NDArray) -> NDArray:
-    """An array of this value like a gradient."""
-    target = _mxnet.classic(grad).copy()
-    assign(mx.nd.array(value, ctx=_mxnet.device_of(grad), dtype=value.dtype), target)
-    return target
+def _on_device_of(array: NDArray, value: np.ndarray) -> NDArray:
+    return mx.nd.array(value, ctx=_mxnet.device_of(array), dtype=value.dtype)

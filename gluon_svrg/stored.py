@@ -1,6 +1,7 @@
-"""Stored gradients: that of each minibatch at the snapshot, so that a step takes one gradient.
+"""Stored gradients: those of all minibatches at the snapshot, kept from the full pass.
 
-They are known by the positions of the minibatches in the data of the full pass.
+With them, a step takes one gradient instead of two. Minibatches are known by their positions in
+the data of the full pass.
 """
 
 from __future__ import annotations
@@ -9,18 +10,19 @@ import warnings
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence
 
-from . import _mxnet, comparison, gradient, random_lock
+from mxnet.ndarray import NDArray
+
+from . import comparison, gradient, random_lock
 from ._mxnet import Arrays
-from .buffer import GradientBuffer
 from .closure import Evaluation, Loss
 from .gradient import Network
-from .operations import divide
 from .random_lock import RandomLock
-from .snapshot import Snapshot, copy_all, per_device
+from .snapshot import Snapshot, per_device
+from .stored_subtract import for_storage, prepare
 
 
 class StoredGradients:
-    """The gradients of minibatches at a snapshot, each with the random numbers that it drew.
+    """The gradients of minibatches at a snapshot, with the random numbers that each drew.
 
     Parameters
     ----------
@@ -30,7 +32,10 @@ class StoredGradients:
     Attributes
     ----------
     grads : list of list of list of NDArray
-        The gradients, per minibatch, parameter and device: the *sum* over the loss entries.
+        Per minibatch, device and parameter: the *sum* over the loss entries, in the form that
+        `StoredSubtract` takes.
+    prepared : bool
+        Whether the full gradient was added to them, once for each entry.
     counts : list of tuple of int
         The number of loss entries, per minibatch and device.
     seeds : list of int or None
@@ -43,7 +48,8 @@ class StoredGradients:
 
     def __init__(self, scale: float = 1.0) -> None:
         self.scale = scale
-        self.grads: list[Arrays] = []
+        self.grads: list[list[list[NDArray]]] = []
+        self.prepared = False
         self.counts: list[tuple[int, ...]] = []
         self.seeds: list[int | None] = []
         self.confirmed = False
@@ -77,27 +83,28 @@ class StoredGradients:
         seed = lock.new_seed()
         random_lock.start(seed)
         evaluation = gradient.at_snapshot(snapshot, closure, batch, network)
-        grads = [[_mxnet.classic(grad).copy() for grad in row] for row in snapshot.buffers]
+        grads = [[for_storage(grad) for grad in row] for row in snapshot.buffers]
         if not self.grads and lock.mode == "auto" and not lock.locked:
             self.repeated += sum(evaluation.counts)
             gradient.at_snapshot(snapshot, closure, batch, network)
-            difference = comparison.difference(grads, snapshot.buffers)
+            again = [[for_storage(grad) for grad in row] for row in snapshot.buffers]
+            difference = comparison.difference(grads, again)
             if difference > comparison.tolerance(snapshot.buffers):
                 warnings.warn(comparison.RANDOM.format(difference=difference), stacklevel=4)
                 lock.locked = True
                 self.repeated += sum(evaluation.counts)
                 return self.take(snapshot, closure, batch, network, lock)
-        self.grads.append(grads)
+        self.grads.append(per_device(grads))
         self.counts.append(evaluation.counts)
         self.seeds.append(seed)
         return evaluation
 
-    def load(self, index: int, buffer: GradientBuffer, scale: float) -> None:
-        """Copy the gradient of a minibatch to a buffer, for losses of another scale."""
-        copy_all(self.grads[index], buffer.arrays)
-        if scale != self.scale:
-            for column in per_device(buffer.arrays):
-                divide(column, self.scale / scale)
+    def prepare(self, full_grads: Arrays) -> None:
+        """Do what can be done before the steps, now that the full gradient is known."""
+        self.prepared = True
+        for device, means in enumerate(per_device(full_grads)):
+            for grads, counts in zip(self.grads, self.counts):
+                prepare(grads[device], means, counts[device] * self.scale)
 
     def check_index(self, index: int) -> None:
         """Raise an IndexError if there is no such minibatch."""

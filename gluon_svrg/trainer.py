@@ -28,6 +28,7 @@ from .random_lock import RandomLock
 from .snapshot import Snapshot
 from .store import StoreTrainer
 from .stored import StoredGradients
+from .stored_subtract import can_prepare
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]
@@ -340,6 +341,8 @@ class SVRGTrainer(StoreTrainer):
                 except FloatingPointError:
                     if not self._scaling.halve(data):
                         raise
+        if stored is not None and can_prepare():
+            stored.prepare(buffer.arrays)
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]
@@ -660,7 +663,7 @@ class SVRGTrainer(StoreTrainer):
         self, batches: Iterator[Any], count: int | None, say: Callable[[str], None]
     ) -> Iterator[Any]:
         """Go through minibatches while there is memory to store their gradients."""
-        each = memory.bytes_of(
+        each = memory.bytes_of_sums(
             [_mxnet.gradients(p) for p in self._params if _mxnet.is_trainable(p)]
         )
         before = self._control_variate and self._control_variate.stored

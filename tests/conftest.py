@@ -23,3 +23,9 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
 def _seeded():
     mx.random.seed(0)
     np.random.seed(0)
+
+
+def pytest_report_header():
+    """Which devices the tests of several devices use."""
+    named = os.environ.get("GLUON_SVRG_TEST_DEVICES")
+    return f"devices: {named or 'cpu(0), cpu(1), ...'} (GLUON_SVRG_TEST_DEVICES)"

@@ -1,10 +1,28 @@
 """Small problems, as a Gluon network and as NumPy. None interpolates: some loss is left over."""
 
+import os
+import re
+
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import gluon
 
 IS_NUMPY_LIKE = mx.util.is_np_array()  # 2.0, or 1.9.1 after npx.set_np()
+
+
+def contexts(count):
+    """The devices of a test: those that GLUON_SVRG_TEST_DEVICES names, or as many of the CPU."""
+    named = os.environ.get("GLUON_SVRG_TEST_DEVICES", "")
+    if not named:
+        return [mx.cpu(i) for i in range(count)]
+    found = [re.fullmatch(r"\s*(cpu|gpu)\((\d+)\)\s*", name) for name in named.split(",")]
+    if not all(found):
+        raise ValueError(f"GLUON_SVRG_TEST_DEVICES: {named!r} is not such as 'gpu(0),gpu(1)'")
+    if len(found) < count:
+        reason = f"GLUON_SVRG_TEST_DEVICES names {len(found)} devices, {count} are needed"
+        pytest.skip(reason, allow_module_level=True)
+    return [getattr(mx, match[1])(int(match[2])) for match in found[:count]]
 
 
 def array(values, dtype="float64", device=None):
@@ -127,7 +145,8 @@ def parameters(net):
 
 def values(net, device=None):
     """The weights as NumPy float64."""
-    return [p.data(device).asnumpy().astype("float64") for p in parameters(net)]
+    arrays = [p.data(device) if device else p.list_data()[0] for p in parameters(net)]
+    return [array.asnumpy().astype("float64") for array in arrays]
 
 
 def distance(these, those):

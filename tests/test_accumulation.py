@@ -1,13 +1,12 @@
 """Gradients that accumulate: ``grad_req='add'``, over micro-batches, and on errors."""
 
-import mxnet as mx
 import numpy as np
 import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import autograd, gluon
-from problems import Dense, distance, parameters, values
+from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -40,7 +39,7 @@ def add(these, those):
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
-@pytest.mark.parametrize("devices", [None, [mx.cpu(0), mx.cpu(1)]])
+@pytest.mark.parametrize("devices", [None, contexts(2)])
 def test_micro_batches(hybridize, devices):
     """v is added to what is there; two micro-batches are one minibatch."""
     net, loss_of, trainer = make(hybridize, devices)

@@ -6,7 +6,7 @@ import oracle
 import pytest
 from loops import plain_step
 from mxnet import gluon
-from problems import Dense, array, distance, parameters, values
+from problems import Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -36,7 +36,7 @@ def oracle_weights(initial, problem=PROBLEM, epochs=4):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_deferred_initialization_by_the_full_pass(hybridize, devices):
     """The first thing that a user calls may be `update_full_grads`."""
-    where = [mx.cpu(i) for i in range(devices)]
+    where = contexts(devices)
     net = PROBLEM.network("float64", where, deferred=True, hybridize=hybridize)
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
     loss_of = PROBLEM.closure(net, "float64", where)

@@ -4,12 +4,12 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from problems import Dense, distance, parameters, values
+from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=20)
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 TWO_BITS = {"type": "2bit", "threshold": 0.5}
 
 

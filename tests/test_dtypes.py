@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import autograd, gluon
-from problems import array
+from problems import array, contexts
 
 from gluon_svrg import SVRGTrainer
 
@@ -83,7 +83,7 @@ def gradient(w, index):
 
 
 @pytest.mark.parametrize("coefficient", [0.5, 1.0])
-@pytest.mark.parametrize("devices", [None, [mx.cpu(0), mx.cpu(1)]])
+@pytest.mark.parametrize("devices", [None, contexts(2)])
 def test_the_estimate_in_float16(devices, coefficient):
     weight, loss_of = elementwise("float16", devices=devices)
     trainer = SVRGTrainer([weight], "sgd", {"multi_precision": True}, coefficient=coefficient)

@@ -12,7 +12,7 @@ from mxnet.gluon.contrib.estimator.event_handler import (
     CheckpointHandler,
     EarlyStoppingHandler,
 )
-from problems import Dense, array, values
+from problems import Dense, array, contexts, values
 from sklearn.datasets import load_diabetes
 
 from gluon_svrg import SVRGTrainer, schedule
@@ -24,7 +24,7 @@ metric = importlib.import_module(
     "mxnet.gluon.metric" if hasattr(gluon, "metric") else "mxnet.metric"
 )
 PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 
 
 def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):

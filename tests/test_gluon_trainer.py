@@ -10,13 +10,13 @@ import numpy as np
 import pytest
 from loops import plain_step, svrg_step
 from mxnet import autograd, gluon
-from problems import Dense, parameters
+from problems import Dense, contexts, parameters
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=14)
 BATCHES = PROBLEM.batches(5)
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 
 
 class Program:

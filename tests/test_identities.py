@@ -1,13 +1,12 @@
 """What must hold whatever the data, the splits and the devices are."""
 
-import mxnet as mx
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from loops import plain_step, split_at, svrg_step
 from mxnet import autograd, gluon
-from problems import Dense, array, distance, parameters, values
+from problems import Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -132,7 +131,7 @@ def test_without_snapshot_or_coefficient_it_is_gluon_trainer_bit_for_bit(
     optimizer, devices, update_on_kvstore, problem, size, dtype, refreshes
 ):
     """`refreshes` is None: no snapshot; otherwise coefficient 0, and when to take snapshots."""
-    where = [mx.cpu(i) for i in range(devices)]
+    where = contexts(devices)
     settings = {"learning_rate": 0.05, "wd": 0.01}
     results = []
     for cls, step in [(gluon.Trainer, plain_step), (SVRGTrainer, svrg_step)]:
@@ -171,7 +170,7 @@ def test_one_two_and_three_devices_agree(
     """However a minibatch is split, even when devices stay idle."""
     results = []
     for count in (1, 2, 3):
-        where = [mx.cpu(i) for i in range(count)]
+        where = contexts(count)
         net = problem.network("float64", where)
         loss_of = problem.closure(net, "float64", where, split_at(cuts[: count - 1]))
         full_loss_of = problem.closure(net, "float64", where, split_at(full_cuts[: count - 1]))

@@ -10,12 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mxnet as mx
 import numpy as np
 import oracle
 import pytest
 from mxnet import autograd, gluon
-from problems import Dense, distance, parameters, values
+from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -24,7 +23,7 @@ amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
 LossScaler = importlib.import_module(f"{amp.__name__}.loss_scaler").LossScaler
 PROBLEM = Dense("classification", hidden=(5,), seed=19)
 BATCHES = PROBLEM.batches(5)
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 
 
 def init_trainer(trainer):

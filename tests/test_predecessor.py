@@ -5,13 +5,13 @@ import numpy as np
 import oracle
 import pytest
 from mxnet import gluon
-from problems import IS_NUMPY_LIKE, Dense, array, distance, parameters, values
+from problems import IS_NUMPY_LIKE, Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("regression", seed=15)
 ALL = np.arange(len(PROBLEM.X))
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 
 
 def make(dtype="float64", devices=None, rate=0.05, **kwargs):

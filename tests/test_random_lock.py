@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from problems import Dense, array
+from problems import Dense, array, contexts
 
 from gluon_svrg import SVRGTrainer
 
@@ -66,7 +66,7 @@ def test_locked(hybridize):
 
 
 def test_locked_on_two_devices():
-    devices = [mx.cpu(0), mx.cpu(1)]
+    devices = contexts(2)
     _, loss_of, trainer = make(True, devices=devices)
     trainer.update_full_grads(loss_of, PROBLEM.batches(8))
     trainer.correct_grads(lambda: loss_of(ALL[:8]))

@@ -8,11 +8,12 @@ import numpy as np
 import pytest
 from loops import plain_step
 from mxnet import gluon
+from problems import contexts
 
 from gluon_svrg import SVRGTrainer
 
 HAS_SPARSE = not mx.util.is_np_array()
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 WORDS, COUNT = 20, 30
 RNG = np.random.RandomState(1)
 X = RNG.randint(0, 15, (COUNT, 3))  # some words never occur
@@ -49,12 +50,12 @@ def make(kind, devices=None, cls=SVRGTrainer, optimizer="sgd", **kwargs):
 
 def values(net):
     mx.nd.waitall()
-    rows = mx.nd.arange(WORDS, dtype="int64")
     embedding = net[0].weight
+    rows = mx.nd.arange(WORDS, ctx=embedding.list_ctx()[0], dtype="int64")
     is_dense = embedding._stype == "default"
-    found = embedding.data(mx.cpu(0)) if is_dense else embedding.row_sparse_data(rows)
+    found = embedding.list_data()[0] if is_dense else embedding.row_sparse_data(rows)
     return [found.tostype("default").asnumpy()] + [
-        p.data(mx.cpu(0)).asnumpy() for p in (net[1].weight, net[1].bias)
+        p.list_data()[0].asnumpy() for p in (net[1].weight, net[1].bias)
     ]
 
 

@@ -12,13 +12,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import gluon
-from problems import IS_NUMPY_LIKE, Dense, distance, parameters, values
+from problems import IS_NUMPY_LIKE, Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer, memory
 
 PROBLEM = Dense("classification", hidden=(5,), seed=21)
 BATCHES = PROBLEM.batches(5)  # the last is shorter
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 
 
 def make(dtype="float64", devices=None, problem=PROBLEM, hybridize=None, **kwargs):
@@ -50,12 +50,12 @@ def train(trainer, loss_of, batches, store, epochs=4, seed=0):
     coefficient=st.sampled_from([1.0, 0.5]),
 )
 def test_equal_to_recomputing_to_the_last_bit(dtype, size, count, hybridize, coefficient):
-    devices = [mx.cpu(i) for i in range(count)] if count > 1 else None
+    devices = contexts(count) if count > 1 else None
     batches, found = PROBLEM.batches(size), []
     for store in (False, True):
         net, loss_of, trainer = make(dtype, devices, hybridize=hybridize, coefficient=coefficient)
         train(trainer, loss_of, batches, store, epochs=3)
-        found.append(values(net, mx.cpu(0)))
+        found.append(values(net))
     for two_gradients, stored in zip(*found):
         np.testing.assert_array_equal(two_gradients, stored)
 
@@ -326,7 +326,7 @@ def test_the_bytes_are_what_the_arrays_take():
     trainer.update_full_grads(loss_of, BATCHES, store=True)
     arrays = trainer._control_variate.stored.grads[0]
     taken = sum(array.asnumpy().nbytes for row in arrays for array in row)
-    assert memory.bytes_of(arrays) == {mx.cpu(): taken}
+    assert memory.bytes_of_sums(arrays) == {mx.cpu(): taken}
     assert taken == 2 * 4 * sum(value.size for value in PROBLEM.initial)
 
 
@@ -418,7 +418,7 @@ def test_resume_from_states(devices, mode, tmp_path):
         for i in (4, 1, 2):
             index = BATCHES[i]
             trainer.step(len(index), closure=lambda: loss_of(index), batch_index=i)
-        return [*values(net, mx.cpu(0)), trainer.grad_evaluations]
+        return [*values(net), trainer.grad_evaluations]
 
     net, loss_of, trainer = make("float32", devices, lock_random=mode)
     trainer.update_full_grads(loss_of, BATCHES, store=True)

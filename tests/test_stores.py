@@ -5,7 +5,7 @@ import numpy as np
 import oracle
 import pytest
 from loops import split_at
-from problems import Dense, distance, parameters, values
+from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -38,7 +38,7 @@ def expected():
 @pytest.mark.parametrize("split", [None, split_at([0.8]), split_at([0.0]), split_at([1.0])])
 @pytest.mark.parametrize("store", ["local", "device", "instance"])
 def test_two_devices(store, split, update_on_kvstore, expected):
-    where = [mx.cpu(0), mx.cpu(1)]
+    where = contexts(2)
     net = PROBLEM.network("float64", where)
     kvstore = mx.kv.create("device") if store == "instance" else store
     trainer = SVRGTrainer(
@@ -82,7 +82,7 @@ def test_one_device(kvstore, update_on_kvstore, expected):
 
 def test_the_first_device_leads_when_devices_start_apart():
     """As `gluon.Trainer` does at its first step, but before the snapshot is taken."""
-    where = [mx.cpu(0), mx.cpu(1)]
+    where = contexts(2)
     net = PROBLEM.network("float64", where)
     for p in parameters(net):
         p.list_data()[1][:] += 1
@@ -94,7 +94,7 @@ def test_the_first_device_leads_when_devices_start_apart():
 
 
 def test_several_devices_without_a_store_are_refused():
-    net = PROBLEM.network("float64", [mx.cpu(0), mx.cpu(1)])
+    net = PROBLEM.network("float64", contexts(2))
     with pytest.raises(ValueError, match=r"kvstore=None with 2 devices.*drift apart"):
         SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=None)
 
@@ -107,14 +107,15 @@ def test_update_on_kvstore_without_a_store_is_refused():
 
 def test_refused_arguments_leave_the_parameters_alone():
     """A parameter knows its trainer: a refused one must not have taken it over."""
-    net = PROBLEM.network("float64", [mx.cpu(0), mx.cpu(1)])
+    where = contexts(2)
+    net = PROBLEM.network("float64", where)
     trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS, update_on_kvstore=True)
-    train(net, [mx.cpu(0), mx.cpu(1)], trainer, epochs=1)
+    train(net, where, trainer, epochs=1)
     with pytest.raises(ValueError, match="coefficient"):
         SVRGTrainer(net.collect_params(), "sgd", SETTINGS, coefficient=-1)
     with pytest.raises(ValueError, match="kvstore=None"):
         SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=None)
     # set_data resets the store of the trainer that the parameter knows
-    parameters(net)[0].set_data(parameters(net)[0].data(mx.cpu(0)) * 2)
-    train(net, [mx.cpu(0), mx.cpu(1)], trainer, epochs=1)
-    np.testing.assert_array_equal(values(net, mx.cpu(0))[0], values(net, mx.cpu(1))[0])
+    parameters(net)[0].set_data(parameters(net)[0].list_data()[0] * 2)
+    train(net, where, trainer, epochs=1)
+    np.testing.assert_array_equal(values(net, where[0])[0], values(net, where[1])[0])

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import gluon
-from problems import Dense, array, parameters, values
+from problems import Dense, array, contexts, parameters, values
 from sklearn.datasets import load_digits
 
 from gluon_svrg import SVRGTrainer, schedule
@@ -14,7 +14,7 @@ from gluon_svrg.variance import variance
 
 PROBLEM = Dense("classification", hidden=(5,), seed=22)
 ALL = np.arange(len(PROBLEM.X))
-TWO = [mx.cpu(0), mx.cpu(1)]
+TWO = contexts(2)
 
 
 def make(dtype="float64", devices=None, **kwargs):

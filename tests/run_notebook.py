@@ -1,0 +1,49 @@
+"""Executes a notebook, in a process of its own: ``run_notebook.py NOTEBOOK FOLDER RESULT``.
+
+Also how the outputs that are kept are made: ``run_notebook.py NOTEBOOK``, with MXNet 1.9.1.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+
+import nbformat
+from jupyter_client import AsyncKernelManager
+from jupyter_client.kernelspec import KernelSpecManager
+from nbclient import NotebookClient
+
+ENVIRONMENT = {
+    "OMP_NUM_THREADS": "1",  # small operators: more threads only wait for each other
+    "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
+    "MXNET_SUBGRAPH_VERBOSE": "0",
+}
+SECONDS_PER_CELL = 300  # more than needed: other jobs may share the cores
+
+
+def execute(path, folder, result):
+    """Run all cells in a kernel of its own; the first error ends it and is raised."""
+    for module in path.parent.glob("*.py"):
+        shutil.copy(module, folder)
+    notebook = nbformat.read(str(path), as_version=4)
+    # No kernel specification of the user's, which might name another interpreter.
+    manager = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
+    client = NotebookClient(
+        notebook,
+        km=manager,
+        timeout=SECONDS_PER_CELL,
+        record_timing=False,
+        resources={"metadata": {"path": str(folder)}},
+    )
+    client.execute(env={**os.environ, **ENVIRONMENT})
+    notebook.metadata["language_info"] = {"name": "python"}  # without its version
+    nbformat.write(notebook, str(result))
+
+
+if __name__ == "__main__":
+    if len(sys.argv) == 2:
+        with tempfile.TemporaryDirectory() as temporary:
+            execute(Path(sys.argv[1]), Path(temporary), Path(sys.argv[1]))
+    else:
+        execute(*map(Path, sys.argv[1:]))

@@ -1,0 +1,158 @@
+"""The notebooks: that they run, and that what is kept of them can be read where it lies."""
+
+import gzip
+import importlib.util
+import re
+import struct
+import subprocess
+import sys
+from pathlib import Path
+
+import nbformat
+import numpy as np
+import pytest
+from sklearn.datasets import load_digits
+
+FOLDER = Path(__file__).parent.parent / "notebooks"
+NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
+ONLY_1 = {"06_from_svrgmodule": "mxnet.contrib.svrg_optimization was removed in MXNet 2.0"}
+HAS_SVRG_MODULE = importlib.util.find_spec("mxnet.contrib.svrg_optimization") is not None
+# One cluster at a time, and nothing else that takes its ports.
+IN_TURN = {"05_devices_and_workers": pytest.mark.xdist_group("clusters")}
+RUNNER = Path(__file__).with_name("run_notebook.py")
+SECONDS = 600
+LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] .*storage\.cc:\d+: Using .*\n?")  # of 2.0, at its start
+
+
+def read(name):
+    return nbformat.read(str(FOLDER / f"{name}.ipynb"), as_version=4)
+
+
+def outputs(notebook):
+    return [output for cell in notebook.cells for output in cell.get("outputs", [])]
+
+
+def standard_error(notebook):
+    return "".join(o.text for o in outputs(notebook) if o.get("name") == "stderr")
+
+
+def execute(path, folder):
+    """Run all cells in a kernel of its own; the first error is fatal."""
+    result = folder / "executed.ipynb"
+    done = subprocess.run(
+        [sys.executable, str(RUNNER), str(path), str(folder), str(result)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        timeout=SECONDS,
+    )
+    assert done.returncode == 0, done.stdout
+    notebook = nbformat.read(str(result), as_version=4)
+    assert not LOG_LINE.sub("", standard_error(notebook)).strip()
+    return notebook
+
+
+def test_there_are_six():
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=IN_TURN.get(name, ())) for name in NAMES]
+)
+def test_it_runs(name, tmp_path):
+    if name in ONLY_1 and not HAS_SVRG_MODULE:
+        pytest.skip(ONLY_1[name])
+    notebook = execute(FOLDER / f"{name}.ipynb", tmp_path)
+    assert any("image/png" in output.get("data", {}) for output in outputs(notebook))
+    assert "text/markdown" in notebook.cells[-1].outputs[-1].data
+
+
+def test_the_kernel_is_this_interpreter(tmp_path):
+    cell = nbformat.v4.new_code_cell("import sys; print(sys.prefix)")
+    path = tmp_path / "prefix.ipynb"
+    nbformat.write(nbformat.v4.new_notebook(cells=[cell]), str(path))
+    notebook = execute(path, tmp_path)
+    assert notebook.cells[0].outputs[0].text.strip() == sys.prefix
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_is_kept(name):
+    notebook = read(name)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert any("image/png" in output.get("data", {}) for output in outputs(notebook))
+    assert not standard_error(notebook)
+    assert not any(output.output_type == "error" for output in outputs(notebook))
+    text = "".join(
+        f"{o.get('text')} {o.get('data', {}).get('text/plain')}" for o in outputs(notebook)
+    )
+    assert not re.search(r"(?<![\w.])/(tmp|home|root|work|usr|opt|Users)\b", text)
+    assert (FOLDER / f"{name}.ipynb").stat().st_size < 200_000
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_it_asks_a_question_and_ends_with_what_was_found(name):
+    first, *_, before_last, last = read(name).cells
+    assert first.cell_type == "markdown"
+    assert re.search(r"\*\*[^*]+\?\*\*", first.source)
+    assert before_last.source == "## What was found"
+    assert last.outputs[-1].data["text/markdown"].count("\n- ") >= 2
+
+
+# --- images.py: the folders that notebooks take their images from -------------------------------
+
+
+@pytest.fixture
+def images(monkeypatch):
+    monkeypatch.delenv("GLUON_SVRG_DATA", raising=False)
+    specification = importlib.util.spec_from_file_location("images", str(FOLDER / "images.py"))
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module
+
+
+def write_as_mnist(folder):
+    """The digits of scikit-learn in the format of MNIST, each pixel thrice in both directions."""
+    pixels, labels = load_digits(return_X_y=True)
+    large = np.kron(pixels.reshape(-1, 8, 8) * 15, np.ones((3, 3)))
+    data = np.pad(large, [(0, 0), (2, 2), (2, 2)]).astype("uint8")
+    (folder / "train-images-idx3-ubyte.gz").write_bytes(
+        gzip.compress(struct.pack(">IIII", 2051, len(data), 28, 28) + data.tobytes())
+    )
+    (folder / "train-labels-idx1-ubyte.gz").write_bytes(
+        gzip.compress(struct.pack(">II", 2049, len(data)) + labels.astype("uint8").tobytes())
+    )
+    return data, labels
+
+
+def test_digits_without_a_folder(images):
+    X, y, name = images.load(samples=100)
+    assert (X.shape, X.dtype, X.min(), X.max(), name) == ((100, 1, 8, 8), "float32", 0, 1, "digits")
+    assert sorted(set(y)) == list(range(10))
+
+
+def test_a_folder_of_mnist(images, tmp_path, monkeypatch):
+    data, labels = write_as_mnist(tmp_path)
+    monkeypatch.setenv("GLUON_SVRG_DATA", str(tmp_path))
+    X, y, name = images.load(samples=100)
+    assert (name, X.dtype) == ("MNIST", "float32")
+    np.testing.assert_allclose(X[:, 0], data[:100] / 255, rtol=1e-6)
+    np.testing.assert_array_equal(y, labels[:100])
+
+
+def test_a_folder_of_cifar10(images, tmp_path):
+    rng = np.random.RandomState(0)
+    pixels = rng.randint(0, 256, (50, 3, 32, 32)).astype("uint8")
+    labels = rng.randint(0, 10, 50).astype("uint8")
+    rows = np.concatenate([labels[:, None], pixels.reshape(50, -1)], axis=1)
+    for number, part in enumerate(np.split(rows, 5), start=1):
+        (tmp_path / f"data_batch_{number}.bin").write_bytes(part.tobytes())
+    X, y, name = images.load(samples=45, folder=tmp_path)
+    assert name == "CIFAR-10"
+    np.testing.assert_allclose(X, pixels[:45] / 255, rtol=1e-6)
+    np.testing.assert_array_equal(y, labels[:45])
+
+
+def test_a_folder_of_neither_is_an_error(images, tmp_path):
+    with pytest.raises(FileNotFoundError, match="holds neither train-images"):
+        images.load(folder=tmp_path)
