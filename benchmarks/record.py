@@ -42,7 +42,9 @@ def save(run: dict[str, Any], folder: Path) -> Path:
     """Write a run as JSON, lists of numbers on one line; one file per benchmark and MXNet."""
     path = folder / f"{run['benchmark']}-mxnet-{run['versions']['mxnet']}.json"
     text = json.dumps(run, indent=1)
-    text = re.sub(r"\[[^][{}\"]*\]", lambda numbers: " ".join(numbers[0].split()), text)
+    text = re.sub(
+        r"\[[^][{}\"]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text
+    )
     path.write_text(text + "\n")
     return path
 
