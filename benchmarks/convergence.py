@@ -54,7 +54,7 @@ def run(quick: bool = False, peers: Path | None = None) -> list[dict[str, Any]]:
     """
     seeds = range(1 if quick else 5)
     cases = [
-        (problem(name), size, 9 if quick else _passes(name, size))
+        (problem(name), size, 6 if quick else _passes(name, size))
         for name in (NAMES[:1] if quick else NAMES)
         for size in ((1, 32) if quick else _sizes(problem(name)))
     ]
