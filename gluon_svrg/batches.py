@@ -21,7 +21,7 @@ def number_of(data: Iterable[Any]) -> int | None:
     """How many batches there are, where the data knows."""
     try:
         return len(data)  # type: ignore[arg-type]
-    except TypeError:
+    except (TypeError, NotImplementedError):  # of a sampler without a length
         return None
 
 

@@ -31,7 +31,8 @@ RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from the one that was computed again, at the "
     "same weights, by {difference:.1%} of its norm. batch_index must be the minibatch's position "
     "in the data that update_full_grads was given: was the data reshuffled, or augmented, since "
-    "then? Keep the minibatches in a list, or leave batch_index out."
+    "then? Keep the minibatches in a list, or leave batch_index out. If lock_random was changed "
+    "since then, call update_full_grads again."
 )
 
 

@@ -183,7 +183,10 @@ class ControlVariate:
         self, device: int, count: int, coefficient: float, scale: float
     ) -> StoredSubtract:
         """The operation for a count, for all minibatches that have so many entries."""
-        stored, key = self.stored, (device, count, coefficient, scale)
+        stored = self.stored
+        if stored is not None and stored.prepared:
+            count = 0  # is in what is stored
+        key = device, count, coefficient, scale
         if stored is not None and key not in self._operations_of_stored:
             arrays = (self.snapshot.buffers, self.full_grads)
             grads, full_grads = (per_device(rows)[device] for rows in arrays)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import warnings
+from contextlib import ExitStack
 from functools import partial
 from typing import Callable, NamedTuple
 
@@ -96,7 +98,11 @@ def from_stored(
     """
     stored = held.check_stored(index)
     check = partial(stored.check_counts, index)
-    with gradient.marks_kept(network.parameters), held.snapshot.accumulation():
+    with ExitStack() as stack:
+        stack.enter_context(gradient.marks_kept(network.parameters))
+        stack.enter_context(held.snapshot.accumulation())
+        if stored.seeds[index] is not None:
+            stack.callback(lock.move_on)  # what is drawn next is not the same each time
         pairs = 0
         if not (stored.confirmed or lock.mode is False):
             _confirm(network, held, stored, index, closure)
@@ -104,8 +110,6 @@ def from_stored(
         held.snapshot.clear_accumulated()
         random_lock.start(stored.seeds[index])
         evaluation = gradient.at_current_weights(network, closure, check)
-        if stored.seeds[index] is not None:
-            random_lock.start(lock.new_seed())  # what is drawn next is not the same each time
         held.subtract_stored_from_grads(index, evaluation.counts, coefficient, network.scale)
     return Estimate(evaluation.loss, (1 + pairs) * sum(evaluation.counts))
 
@@ -126,7 +130,7 @@ def _confirm(
     if difference > comparison.tolerance(held.snapshot.buffers):
         message = comparison.RESHUFFLED.format(index=index, difference=difference)
         raise RuntimeError(message)
-    stored.confirmed = True
+    stored.confirmed = math.isfinite(difference)  # an overflow proves nothing
 
 
 def _both(

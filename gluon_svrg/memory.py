@@ -23,20 +23,17 @@ def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
             device = _mxnet.device_of(array)
             where = device if device.device_type == "gpu" else mx.cpu()
             size = prod(array.shape) * np.dtype(SUMMED_IN[_mxnet.dtype_name(array)]).itemsize
-            taken[where] = taken.get(where, 0) + size
+            taken[where] = taken.get(where, 0) + _mxnet.allocated_bytes(size)
     return taken
 
 
 class Room:
-    """Memory to store things of equal size in; a new set replaces an old one when it is whole.
-
-    MXNet may keep memory that was freed: what has been taken once can be taken again.
-    """
+    """Memory to store things of equal size in; a new set replaces an old one when it is whole."""
 
     _SHARE = 0.9  # of what is free; the rest is for all else that a pass needs
 
     def __init__(self) -> None:
-        self._most = 0  # things that were held at once
+        self._most: dict[Any, int] = {}  # bytes that were held at once, per device
 
     def batches(
         self, batches: Iterator[Any], count: int | None, each: Mapping[Any, int], held: int
@@ -60,16 +57,18 @@ class Room:
             If there is no room; at once, if it is known how many there are.
         """
         free = {device: free_bytes(device) for device in each}
-        freed = max(self._most - held, 0)
+        kept = {}  # what was freed before, and MXNet can give out again
+        for device, size in each.items():
+            if _mxnet.keeps_freed_memory(device):
+                kept[device] = max(self._most.get(device, 0) - held * size, 0)
 
         def check(number: int) -> None:
-            new = max(number - freed, 0)
             for device, size in each.items():
-                available = free[device]
-                if available is not None and new * size > self._SHARE * available:
+                needed, available = number * size - kept.get(device, 0), free[device]
+                if available is not None and needed > self._SHARE * available:
                     raise MemoryError(
                         f"Storing the gradients of {number} minibatches needs "
-                        f"{in_words(new * size)} more on {device} ({in_words(size)} each), and "
+                        f"{in_words(needed)} more on {device} ({in_words(size)} each), and "
                         f"{in_words(available)} are free, of which a tenth is left for all else. "
                         "Use larger minibatches, which are fewer, or leave store out. Nothing was "
                         "changed."
@@ -77,15 +76,16 @@ class Room:
 
         if count is not None:
             check(count)
-        return self._watched(batches, check if count is None else None, held)
+        return self._watched(batches, check)
 
-    def _watched(
-        self, batches: Iterator[Any], check: Callable[[int], None] | None, held: int
-    ) -> Iterator[Any]:
+    def took(self, each: Mapping[Any, int], count: int) -> None:
+        """Remember how many things were held at once."""
+        for device, size in each.items():
+            self._most[device] = max(self._most.get(device, 0), count * size)
+
+    def _watched(self, batches: Iterator[Any], check: Callable[[int], None]) -> Iterator[Any]:
         for position, batch in enumerate(batches):
-            if check is not None:
-                check(position + 1)
-            self._most = max(self._most, held + position + 1)
+            check(position + 1)
             yield batch
 
 
@@ -110,13 +110,20 @@ def _of_the_host() -> Iterator[int]:
     meminfo = _read("/proc/meminfo")
     if "MemAvailable:" in meminfo:
         yield 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
-    for folder, limit, used in (
-        ("/sys/fs/cgroup", "memory.max", "memory.current"),
-        ("/sys/fs/cgroup/memory", "memory.limit_in_bytes", "memory.usage_in_bytes"),
+    for folder, limit, used, cache in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        (
+            "/sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
     ):
         most, now = _read(f"{folder}/{limit}").strip(), _read(f"{folder}/{used}").strip()
         if most.isdigit() and now.isdigit():
-            yield max(int(most) - int(now), 0)
+            words = _read(f"{folder}/memory.stat").split()
+            freed = int(words[words.index(cache) + 1]) if cache in words else 0  # when needed
+            yield max(int(most) - int(now) + freed, 0)
     try:
         import resource
     except ImportError:  # not on Windows

@@ -40,8 +40,13 @@ class RandomLock:
 
     def new_seed(self) -> int | None:
         """Draw a seed for one pair of passes, where the lock is on."""
-        if not self.locked:
-            return None
+        return self._next_seed() if self.locked else None
+
+    def move_on(self) -> None:
+        """Let MXNet draw other numbers than those of a seed that was used before."""
+        start(self._next_seed())
+
+    def _next_seed(self) -> int:
         if self._base is None:
             self._base = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
         self._count += 1
@@ -50,12 +55,12 @@ class RandomLock:
 
     @contextmanager
     def kept_on_error(self) -> Iterator[None]:
-        """Leave the lock on or off, as it is, if the block raises."""
-        was_locked = self.locked
+        """Leave the lock as it is if the block raises."""
+        was_locked, count = self.locked, self._count
         try:
             yield
         except BaseException:
-            self.locked = was_locked
+            self.locked, self._count = was_locked, count
             raise
 
 

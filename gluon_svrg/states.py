@@ -116,7 +116,6 @@ def _encode_stored(stored: StoredGradients | None, arrays: list[np.ndarray]) -> 
         "seeds": stored.seeds,
         "scale": stored.scale,
         "prepared": stored.prepared,
-        "confirmed": stored.confirmed,
     }
 
 
@@ -206,7 +205,7 @@ def _stored_problems(snapshot: Any, trainer: SVRGTrainer) -> Iterator[str]:
     if stored is not None and len(stored["counts"][0]) != len(devices):
         yield (
             f"its stored gradients are of {len(stored['counts'][0])} devices, and there are "
-            f"{len(devices)}"
+            f"{len(devices)} here (save after update_full_grads() without store=True)"
         )
 
 
@@ -340,8 +339,8 @@ def _decode_stored(
         return None
     stored = StoredGradients(encoded["scale"])
     stored.counts = [tuple(counts) for counts in encoded["counts"]]
-    for name in ("seeds", "prepared", "confirmed"):
-        setattr(stored, name, encoded[name])
+    # Not whether one was computed again and was the same: the data may have been shuffled anew.
+    stored.seeds, stored.prepared = encoded["seeds"], encoded["prepared"]
     together = plain_data.decode(encoded["grads"], arrays)
     stored.grads = [
         [

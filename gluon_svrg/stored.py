@@ -84,13 +84,16 @@ class StoredGradients:
         random_lock.start(seed)
         evaluation = gradient.at_snapshot(snapshot, closure, batch, network)
         grads = [[for_storage(grad) for grad in row] for row in snapshot.buffers]
-        if not self.grads and lock.mode == "auto" and not lock.locked:
+        if not self.grads and lock.mode == "auto" and (self.repeated or not lock.locked):
             self.repeated += sum(evaluation.counts)
+            random_lock.start(seed)
             gradient.at_snapshot(snapshot, closure, batch, network)
             again = [[for_storage(grad) for grad in row] for row in snapshot.buffers]
             difference = comparison.difference(grads, again)
             if difference > comparison.tolerance(snapshot.buffers):
-                warnings.warn(comparison.RANDOM.format(difference=difference), stacklevel=4)
+                if lock.locked:
+                    raise RuntimeError(comparison.NOT_REPEATABLE.format(difference=difference))
+                warnings.warn(comparison.RANDOM.format(difference=difference), stacklevel=5)
                 lock.locked = True
                 self.repeated += sum(evaluation.counts)
                 return self.take(snapshot, closure, batch, network, lock)

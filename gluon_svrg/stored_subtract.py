@@ -77,7 +77,7 @@ def for_storage(array: NDArray) -> NDArray:
 def prepare(stored: Sequence[NDArray], others: Sequence[NDArray], decay: float) -> None:
     """Add the others to what is stored, so that `StoredSubtract` has less to do."""
     arrays = [array for row in zip(stored, dimensional(others)) for array in row]
-    _pairs(len(stored), float(np.float32(decay)))(*arrays, out=list(stored))
+    _pairs_of_a_pass(len(stored), float(np.float32(decay)))(*arrays, out=list(stored))
 
 
 def _product(first: float, second: float, dtype: Any) -> float:
@@ -85,7 +85,6 @@ def _product(first: float, second: float, dtype: Any) -> float:
     return float(np.dtype(dtype).type(first) * np.dtype(dtype).type(second))
 
 
-@lru_cache(maxsize=16)
 def _pairs(count: int, rate: float) -> CachedOp:
     """Compute ``first + rate * second`` for pairs of arrays.
 
@@ -98,7 +97,9 @@ def _pairs(count: int, rate: float) -> CachedOp:
     )
 
 
-@lru_cache(maxsize=16)
+_pairs_of_a_pass = lru_cache(maxsize=2)(_pairs)  # a full minibatch, and the last one
+
+
 def _triples(count: int, rate: float) -> CachedOp:
     """Compute ``rate * first + (second + third)`` for triples of arrays.
 

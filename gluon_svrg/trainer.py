@@ -187,9 +187,9 @@ class SVRGTrainer(StoreTrainer):
         RuntimeError
             If a snapshot is held, and there is neither a closure nor a call of `correct_grads`
             before.
-        TypeError, ValueError, RuntimeError
-            If the closure does not return a loss that depends on the parameters, see
-            `correct_grads`.
+        TypeError, ValueError, IndexError, RuntimeError
+            If the closure does not return a loss that depends on the parameters, or no stored
+            gradient belongs to it, see `correct_grads`.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
         """
@@ -239,7 +239,8 @@ class SVRGTrainer(StoreTrainer):
             If the closure called backward itself, or did not compute the same in its two calls
             (see `lock_random`); inside `at_snapshot`; if parameters have changed in shape, dtype,
             device or ``grad_req`` since the snapshot; if no gradients are stored, or the stored
-            one, which is computed again at the first step after a refresh, is that of other data.
+            one is that of other data: at the first step after a refresh it is computed again
+            (unless ``lock_random=False``).
         """
         check_closure(closure)
         checks.check_index(batch_index)
@@ -341,8 +342,11 @@ class SVRGTrainer(StoreTrainer):
                 except FloatingPointError:
                     if not self._scaling.halve(data):
                         raise
-        if stored is not None and can_prepare():
-            stored.prepare(buffer.arrays)
+        if stored is not None:
+            if can_prepare():
+                stored.prepare(buffer.arrays)
+            before = (held and held.stored) or ()
+            self._room.took(self._bytes_of_gradients(), len(before) + len(stored))
         if held is None:
             snapshot = Snapshot(self._params, own=True)
             mean = [[grad.copy() for grad in row] for row in buffer.arrays]
@@ -403,8 +407,8 @@ class SVRGTrainer(StoreTrainer):
         """Save the whole state of training, but for the weights, to a file.
 
         That is: the states and counters of the optimizer and its scheduler, the snapshot with its
-        auxiliary states, the full gradient, all counters, the coefficient with the state of its
-        schedule, the random lock, and AMP's loss scaler. With the weights
+        auxiliary states, the full gradient, stored gradients, all counters, the coefficient with
+        the state of its schedule, the random lock, and AMP's loss scaler. With the weights
         (``net.save_parameters``), training resumes to the last bit, also in mid-epoch.
 
         Parameters
@@ -663,16 +667,15 @@ class SVRGTrainer(StoreTrainer):
         self, batches: Iterator[Any], count: int | None, say: Callable[[str], None]
     ) -> Iterator[Any]:
         """Go through minibatches while there is memory to store their gradients."""
-        each = memory.bytes_of_sums(
-            [_mxnet.gradients(p) for p in self._params if _mxnet.is_trainable(p)]
-        )
-        before = self._control_variate and self._control_variate.stored
-        say(
-            "storing "
-            + memory.in_words(sum(each.values()) * (count or 1))
-            + ("" if count else " each")
-        )
-        return self._room.batches(batches, count, each, held=len(before) if before else 0)
+        each, held = self._bytes_of_gradients(), self._control_variate
+        total = memory.in_words(sum(each.values()) * (count or 1))
+        say(f"storing {total}" + ("" if count else " each"))
+        return self._room.batches(batches, count, each, len(held.stored or ()) if held else 0)
+
+    def _bytes_of_gradients(self) -> dict[Any, int]:
+        """What it takes to store the gradients of one minibatch, per device."""
+        trainable = filter(_mxnet.is_trainable, self._params)
+        return memory.bytes_of_sums([_mxnet.gradients(p) for p in trainable])
 
     def _finish_step(self) -> None:
         self._corrected = False

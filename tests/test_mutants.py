@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 import gluon_svrg
-from gluon_svrg.stored_subtract import can_prepare
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(gluon_svrg.__file__).parent
@@ -151,8 +150,8 @@ MUTANTS = {
     "lock not kept": ("estimate", "            lock.locked = True\n", ""),
     "lock kept after an error": (
         "random_lock",
-        "            self.locked = was_locked\n",
-        "            pass\n",
+        "self.locked, self._count = was_locked, count",
+        "pass",
     ),
     "statistics moved twice by the check": (
         "estimate",
@@ -293,8 +292,8 @@ MUTANTS = {
     ),
     "random numbers start again": (
         "estimate",
-        "            random_lock.start(lock.new_seed())  # what",
-        "            pass  # what",
+        "stack.callback(lock.move_on)",
+        "pass",
         ["stored"],
     ),
     "gradients accumulate beside a stored one": (
@@ -305,14 +304,8 @@ MUTANTS = {
     ),
     "stored operation of another count": (
         "control_variate",
-        "self.stored, (device, count, coefficient, scale)",
-        "self.stored, (device, coefficient, scale)",
-        ["stored"],
-    ),
-    "stored operation of another scale": (
-        "control_variate",
-        "self.stored, (device, count, coefficient, scale)",
-        "self.stored, (device, count, coefficient)",
+        "key = device, count, coefficient, scale",
+        "key = device, coefficient, scale",
         ["stored"],
     ),
     "scale of stored gradients ignored": (
@@ -338,13 +331,7 @@ MUTANTS = {
         "return bool(target.asscalar())",
         "return not target.asscalar()",
     ),
-    "stored: the full gradient missing": (
-        "stored_subtract",
-        "self._columns.append(",
-        "list(",
-    )
-    if not can_prepare()
-    else ("stored", "                prepare(", "                bool("),
+    "stored: the full gradient missing": ("stored_subtract", "[o * _product", "[0 * o * _product"),
     "memory not looked at": ("memory", "            check(count)\n", "            pass\n"),
     "memory not watched": ("memory", "check(position + 1)", "check(1)"),
     # states.py and below
@@ -354,14 +341,7 @@ MUTANTS = {
         "pass",
     ),
     "lock starts again": ("states", '"_base", "_count")', '"_base")'),
-    "counter not saved": ("states", '"_inner_steps", "_grad', '"_grad'),
-    "snapshot's statistics not loaded": (
-        "states",
-        "            _mxnet.classic(value).copyto(_mxnet.classic(target))\n    stored",
-        "            pass\n    stored",
-    ),
     "full gradient not loaded": ("states", "*zip(full_grads, means)]", "]"),
-    "damage accepted": ("checkpoint", "if hashlib.sha256(payload)", "if None and hashlib.sha256()"),
     "optimizer's numbers not loaded": (
         "states",
         '    plain_data.assign(manifest["optimizer"], arrays, trainer._optimizer)\n',
@@ -374,7 +354,6 @@ MUTANTS = {
         "vars(self._scaler).update(before)",
         "pass",
     ),
-    "scale not lowered": ("mixed_precision", "scaler._loss_scale / 2", "scaler._loss_scale"),
     "mean of scaled gradients": (
         "full_gradient",
         "all_entries * network.scale",
