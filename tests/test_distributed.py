@@ -75,6 +75,17 @@ def test_workers_are_one_process_over_the_union_of_the_data(
     assert len(set(shares)) > 1
 
 
+def test_stored_gradients_of_each_worker_s_own_minibatches(tmp_path):
+    found = run_cluster(tmp_path, "trajectory", 2, servers=2, stored=True, rates=[0.1, 0.05])
+    assert_identical(found)
+    expected, _ = reference(rates=[0.1, 0.05])
+    assert distance(weights(found[0]), expected.weights) < 1e-6
+    for f, rank in zip(found, range(2)):
+        own = sum(map(len, minibatches(rank, 2, True)[0]))
+        # two passes, four epochs, and twice a minibatch that is looked at twice, twice
+        assert 6 * own < int(f["evaluations"]) < 8 * own  # two gradients a step would be 10
+
+
 def test_workers_that_start_apart_share_one_snapshot(tmp_path):
     found = run_cluster(tmp_path, "trajectory", 2, seed=5, epochs=1)
     assert_identical(found)

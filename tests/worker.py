@@ -42,22 +42,23 @@ def make(optimizer="sgd", devices=1, seed=None, kvstore="dist_sync", dtype="floa
     return net, PROBLEM.closure(net, dtype, where), trainer, store
 
 
-def train(net, loss_of, trainer, shares, sizes, epochs=4, rates=()):
+def train(net, loss_of, trainer, shares, sizes, epochs=4, rates=(), store=False):
     losses = []
     for epoch in range(epochs):
         if epoch < len(rates):
             trainer.set_learning_rate(rates[epoch])
         if epoch % 2 == 0:
-            losses.append(trainer.update_full_grads(loss_of, shares))
-        for index, size in zip(shares, sizes):
-            trainer.step(size, closure=lambda: loss_of(index))
+            losses.append(trainer.update_full_grads(loss_of, shares, store=store))
+        for position, (index, size) in enumerate(zip(shares, sizes)):
+            batch_index = position if store else None
+            trainer.step(size, closure=lambda: loss_of(index), batch_index=batch_index)
     return losses
 
 
-def trajectory(store_name=None, uneven=True, epochs=4, rates=(), **settings):
+def trajectory(uneven=True, epochs=4, rates=(), stored=False, **settings):
     net, loss_of, trainer, store = make(**settings)
     shares, sizes = minibatches(store.rank, store.num_workers, uneven)
-    losses = train(net, loss_of, trainer, shares, sizes, epochs, rates)
+    losses = train(net, loss_of, trainer, shares, sizes, epochs, rates, stored)
     mean = [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
     return store, {
         "losses": np.array(losses),
