@@ -6,6 +6,7 @@ The parameters have the keys 0, 1, ...; what is summed here has keys of its own,
 
 from __future__ import annotations
 
+import atexit
 import os
 from contextlib import contextmanager
 from typing import Any, Iterator, Mapping, Sequence
@@ -48,6 +49,7 @@ class Workers:
         self._first_key = parameters + self._servers
         self._initialized: set[int] = set()
         self._sent: Any = None
+        atexit.register(mx.nd.waitall)  # or the last push is lost, and all others wait for it
         telling.tell("rank", str(store.rank))
 
     def wait(self) -> None:

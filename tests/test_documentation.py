@@ -5,9 +5,11 @@ import importlib
 import inspect
 import pkgutil
 import re
+import sys
 from pathlib import Path
 
 import pytest
+from cluster import launch
 from numpydoc.validate import validate
 
 import gluon_svrg
@@ -79,6 +81,20 @@ def test_the_code_of_the_readme_runs_word_for_word(capsys, tmp_path, monkeypatch
     losses = [float(x) for x in re.findall(r"^epoch \d: mean loss ([\d.]+)$", printed, re.M)]
     assert len(losses) == 3
     assert losses[-1] < losses[0]
+
+
+@pytest.mark.xdist_group("clusters")
+def test_two_workers_train_what_the_readme_says(tmp_path):
+    (script,) = readme_blocks("python train.py")
+    (tmp_path / "train.py").write_text(script)
+    command = [sys.executable, str(tmp_path / "train.py")]
+    status, output = launch(["-n", 2, "-s", 1, "--", *command])
+    assert status == 0, output
+    for worker in range(2):
+        said = rf"^\[worker {worker}[^]]*\] epoch \d: mean loss ([\d.]+)$"
+        losses = [float(loss) for loss in re.findall(said, output, re.M)]
+        assert len(losses) == 3, output
+        assert losses[-1] < losses[0] / 2
 
 
 def test_the_diff_of_the_readme_is_a_program_on_both_sides():
