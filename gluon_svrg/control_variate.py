@@ -153,15 +153,13 @@ class ControlVariate:
         """How much the gradients in the buffers differ from the stored one of a minibatch."""
         stored = self.check_stored(index)
         columns, to_scale = per_device(self.snapshot.buffers), stored.scale / scale
-        whole = [[for_storage(grad) * to_scale for grad in column] for column in columns]
+        gradient = [[for_storage(grad) * to_scale for grad in column] for column in columns]
         again = StoredGradients(stored.scale)
-        again.grads, again.counts = (
-            [[[grad.copy() for grad in column] for column in whole]],
-            [stored.counts[index]],
-        )
+        again.grads.append([[grad.copy() for grad in column] for column in gradient])
+        again.counts.append(stored.counts[index])
         if stored.prepared:
             again.prepare(self.full_grads)
-        return comparison.difference(again.grads[0], stored.grads[index], whole)
+        return comparison.difference(again.grads[0], stored.grads[index], gradient)
 
     def _operation(self, device: int, count: float, coefficient: float) -> ScaledSubtract:
         """The operation for a count, compiled when it comes for the second time."""
