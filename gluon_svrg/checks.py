@@ -11,8 +11,8 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 
 from . import _mxnet
-from .distributed import is_distributed
 from .operations import SUMMED_IN
+from .stores.workers import is_distributed
 
 
 def check_number(value: Any, name: str) -> None:

@@ -13,10 +13,10 @@ from ._mxnet import Arrays
 from .batches import arguments
 from .buffer import GradientBuffer
 from .closure import Evaluation, Loss
-from .distributed import Agreement
 from .gradient import Network
 from .operations import all_finite, divide
 from .snapshot import Snapshot, copy_all
+from .stores.workers import Agreement
 
 
 class FullGradient(NamedTuple):

@@ -12,12 +12,11 @@ import mxnet as mx
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checkpoint, checks, estimate, full_gradient, gradient, memory, states
+from . import _mxnet, checks, estimate, full_gradient, gradient, memory
 from .batches import initialize, number_of, one_pass
 from .buffer import GradientBuffer
 from .closure import Evaluation, Loss, check_closure
 from .control_variate import ControlVariate
-from .distributed import agreement
 from .full_gradient import FullGradient
 from .gradient import Network
 from .memory import Room
@@ -25,10 +24,13 @@ from .mixed_precision import Scaling
 from .operations import all_finite
 from .others import Others
 from .random_lock import RandomLock
+from .saving import files as checkpoint
+from .saving import states
 from .snapshot import Snapshot
-from .store import StoreTrainer
 from .stored import StoredGradients
 from .stored_subtract import can_prepare
+from .stores.kvstore_trainer import StoreTrainer
+from .stores.workers import agreement
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]

@@ -9,6 +9,9 @@ from pathlib import Path
 
 import numpy as np
 
+import gluon_svrg
+
+PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -35,7 +38,7 @@ def launch(arguments, deadline=120, wait=True):
     """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(WORKER.parent),
+        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
         "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
         "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
     }

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import sklearn.datasets
 
-from gluon_svrg import datasets
+from gluon_svrg.commands import datasets
 
 QUICK = ["--epochs", "2", "--batch-size", "64"]
 

@@ -19,9 +19,9 @@ import gluon_svrg.variance
 
 README = Path(__file__).parent.parent / "README.md"
 MODULES = [
-    f"gluon_svrg.{module.name}"
-    for module in pkgutil.iter_modules(gluon_svrg.__path__)
-    if module.name != "__main__"
+    module.name
+    for module in pkgutil.walk_packages(gluon_svrg.__path__, "gluon_svrg.")
+    if module.name != "gluon_svrg.__main__"
 ]
 PUBLIC = [
     "gluon_svrg.SVRGTrainer",

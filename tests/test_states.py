@@ -527,7 +527,7 @@ def test_files_that_do_not_fit(saved, name, tmp_path):
 SAVING = """
 import sys
 import numpy as np
-from gluon_svrg import checkpoint
+from gluon_svrg.saving import files as checkpoint
 for number in range(200):
     array = np.full(200_000, number)
     checkpoint.write(sys.argv[1], {"number": number}, [array])

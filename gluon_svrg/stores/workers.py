@@ -15,8 +15,8 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from . import telling
-from ._mxnet import classic
+from .._mxnet import classic
+from . import launcher as telling
 from .server import ANSWER, ServerOptimizer, Settings
 
 

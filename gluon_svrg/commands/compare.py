@@ -16,9 +16,9 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from . import __version__
+from .. import __version__
+from ..trainer import SVRGTrainer
 from .datasets import Dataset
-from .trainer import SVRGTrainer
 
 METHODS = ("plain", "SVRG")
 LEARNING_RATES = (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)

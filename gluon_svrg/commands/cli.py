@@ -11,7 +11,7 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from . import __version__
+from .. import __version__
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -10,15 +10,18 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checkpoint, plain_data, unpickling
-from ._version import __version__
-from .buffer import GradientBuffer
-from .control_variate import ControlVariate
-from .snapshot import Snapshot, per_device
-from .stored import StoredGradients
+from .. import _mxnet
+from .._version import __version__
+from ..buffer import GradientBuffer
+from ..control_variate import ControlVariate
+from ..snapshot import Snapshot, per_device
+from ..stored import StoredGradients
+from . import files as checkpoint
+from . import gluon_pickles as unpickling
+from . import plain_data
 
 if TYPE_CHECKING:
-    from .trainer import SVRGTrainer
+    from ..trainer import SVRGTrainer
 
 
 class Saved(NamedTuple):

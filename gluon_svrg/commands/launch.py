@@ -20,7 +20,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Sequence
 
-from . import telling
+from ..stores import launcher as telling
 
 #: Seconds for processes to end by themselves before they are killed.
 PATIENCE = 3.0

@@ -7,11 +7,12 @@ from typing import Any
 import mxnet as mx
 from mxnet.gluon import Trainer
 
-from . import _mxnet, checks, distributed
-from .distributed import Workers
-from .operations import divide
+from .. import _mxnet, checks
+from ..operations import divide
+from ..snapshot import per_device
+from . import workers as distributed
 from .server import ServerOptimizer
-from .snapshot import per_device
+from .workers import Workers
 
 
 class StoreTrainer(Trainer):

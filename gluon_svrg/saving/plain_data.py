@@ -14,7 +14,7 @@ from mxnet.lr_scheduler import LRScheduler
 from mxnet.ndarray import NDArray
 from mxnet.optimizer import Optimizer
 
-from . import _mxnet
+from .. import _mxnet
 
 #: Attributes that the trainer sets by itself, or that belong to the MXNet that runs.
 _NOT_SAVED = ("param_dict", "sym_info", "allow_np_array", "aggregate_num", "use_fused_step")

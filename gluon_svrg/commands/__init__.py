@@ -1,0 +1,1 @@
+"""The command line: what ``gluon-svrg`` runs. Nothing imports this room."""
