@@ -17,7 +17,8 @@ from loops import plain_step
 from mxnet import gluon
 from problems import Dense, values
 
-from gluon_svrg import SVRGTrainer, checkpoint
+from gluon_svrg import SVRGTrainer
+from gluon_svrg.saving import files as checkpoint
 
 PROBLEM = Dense("classification", hidden=(5,), seed=16, samples=60)
 BATCHES = PROBLEM.batches(5)
