@@ -1,7 +1,8 @@
-"""Differentiating what a closure returns, and counting it."""
+"""Recording what a closure computes, counting its loss entries, and differentiating it."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from contextlib import contextmanager
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
@@ -9,19 +10,29 @@ import mxnet as mx
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
-from . import _mxnet
+from .. import _mxnet
 
 #: What a user's closure returns: a loss, or one per device or task.
 Loss = Any
 
 
-class Evaluation(NamedTuple):
-    """The losses of one minibatch, differentiated."""
+class Recorded(NamedTuple):
+    """The losses of one minibatch, recorded and not yet differentiated."""
 
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]
     counts: tuple[int, ...]  # loss entries per device
-    touched: Sequence[Sequence[bool]] = ()  # per parameter and device: whether backward reached it
+
+    @property
+    def entries(self) -> int:
+        """Loss entries over all devices."""
+        return sum(self.counts)
+
+    def backward(self, factor: float = 1.0) -> None:
+        """Differentiate the sum of all loss entries, times a factor."""
+        heads = None if factor == 1 else [_filled_like(loss, factor) for loss in self.losses]
+        with _explained():
+            mx.autograd.backward(list(self.losses), heads)
 
 
 def check_closure(closure: Any) -> None:
@@ -33,24 +44,10 @@ def check_closure(closure: Any) -> None:
         )
 
 
-def check_repeatable(snapshot_counts: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise if a closure returned other numbers of loss entries when it was called again."""
-    if tuple(snapshot_counts) != tuple(counts):
-        raise RuntimeError(
-            f"The closure returned {sum(snapshot_counts)} loss entries when it was called for the "
-            f"gradient at the snapshot, and {sum(counts)} when it was called again. It must "
-            "compute the same each time: take the minibatch before the step, not inside."
-        )
-
-
-def differentiate(
-    closure: Callable[..., Loss],
-    batch: Sequence[Any],
-    devices: Sequence[Any],
-    check: Callable[[Sequence[int]], None] | None = None,
-    scale: float = 1.0,
-) -> Evaluation:
-    """Record the closure, run backward on the losses that it returns, and count their entries.
+def record(
+    closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]
+) -> Recorded:
+    """Call a closure under ``autograd.record()`` and count the loss entries that it returns.
 
     Parameters
     ----------
@@ -60,16 +57,10 @@ def differentiate(
         The arguments of the closure.
     devices : sequence of device
         Where the parameters are.
-    check : callable, optional
-        Raises if the numbers of loss entries per device are not those expected.
-    scale : float
-        What losses are multiplied by before they are differentiated (mixed precision).
 
     Returns
     -------
-    Evaluation
-        The gradients, each the *sum* over the loss entries of its device, are where the
-        parameters' gradients go.
+    Recorded
 
     Raises
     ------
@@ -78,28 +69,45 @@ def differentiate(
     ValueError
         If it returns no loss, or one on a device without parameters.
     RuntimeError
-        If a loss was not recorded or has been differentiated before, or if the numbers of loss
-        entries are not those expected.
+        If it called backward itself.
     """
     with _explained(), mx.autograd.record():
         loss = closure(*batch)
     losses = _losses(loss)
-    found = _entries(losses, devices)
-    if check is not None:
-        check(found)
-    heads = list(losses)
-    if scale != 1:
-        with mx.autograd.record():
-            heads = [loss * scale for loss in losses]
-    with _explained():
-        mx.autograd.backward(heads)
-    return Evaluation(loss, losses, found)
+    return Recorded(loss, losses, _entries(losses, devices))
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
     """Call the closure without recording."""
     with _explained(), mx.autograd.pause(train_mode=train_mode):
         closure(*batch)
+
+
+def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise if a closure returned other numbers of loss entries when it was called again."""
+    if tuple(before) != tuple(counts):
+        raise RuntimeError(
+            f"The closure returned {sum(before)} loss entries when it was called for the gradient "
+            f"at the snapshot, and {sum(counts)} when it was called again. It must compute the "
+            "same each time: take the minibatch before the step, not inside."
+        )
+
+
+_filled: OrderedDict[Any, NDArray] = OrderedDict()
+
+
+def _filled_like(loss: NDArray, factor: float) -> NDArray:
+    """An array of factors like a loss. Few shapes come again and again."""
+    is_numpy_like = _mxnet.is_numpy_like(loss)
+    key = str(_mxnet.device_of(loss)), _mxnet.dtype_name(loss), loss.shape, factor, is_numpy_like
+    if key not in _filled:
+        make = mx.np.full if is_numpy_like else mx.nd.full
+        with _mxnet.not_traced():
+            array = make(loss.shape, factor, ctx=_mxnet.device_of(loss), dtype=loss.dtype)
+        _filled[key] = array
+        if len(_filled) > 16:
+            _filled.popitem(last=False)
+    return _filled[key]
 
 
 @contextmanager

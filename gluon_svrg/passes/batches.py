@@ -8,7 +8,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import _mxnet
+from .. import _mxnet
 from .closure import Loss, forward
 
 
@@ -78,9 +78,9 @@ def initialize(
                 "leave it out of the trainer."
             ) from None
         seen.append(batch)
-        # A prediction changes nothing but what it initializes. Layers that only training uses
-        # need the other way.
-        for train_mode in (False, True):
+        # In predict mode, oneDNN may leave weights in a layout that no kvstore can push. Without
+        # a backward, a forward in train mode moves no statistics. Some layers only predict.
+        for train_mode in (True, False):
             if any(map(_mxnet.is_deferred, parameters)):
                 forward(closure, arguments(batch), train_mode=train_mode)
     return chain(seen, batches)

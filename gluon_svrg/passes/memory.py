@@ -10,9 +10,9 @@ from typing import Any, Callable, Iterator, Mapping
 import mxnet as mx
 import numpy as np
 
-from . import _mxnet
-from ._mxnet import Arrays
-from .operations import SUMMED_IN
+from .. import _mxnet
+from .._mxnet import Arrays
+from .arrays import SUMMED_IN
 
 
 def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
@@ -27,7 +27,7 @@ def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
     return taken
 
 
-class Room:
+class Budget:
     """Memory to store things of equal size in; a new set replaces an old one when it is whole."""
 
     _SHARE = 0.9  # of what is free; the rest is for all else that a pass needs
@@ -70,7 +70,7 @@ class Room:
                         f"Storing the gradients of {number} minibatches needs "
                         f"{in_words(needed)} more on {device} ({in_words(size)} each), and "
                         f"{in_words(available)} are free, of which a tenth is left for all else. "
-                        "Use larger minibatches, which are fewer, or leave store out. Nothing was "
+                        "Use larger minibatches, which are fewer, or leave store_grads out. Nothing was "
                         "changed."
                     )
 

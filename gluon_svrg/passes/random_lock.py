@@ -1,7 +1,7 @@
 """The random lock: both passes of a step draw the same random numbers.
 
-With different dropout masks the control variate belongs to another function than the gradient that
-it corrects: it would add variance instead of removing it.
+With different dropout masks the reference gradient belongs to another function than the gradient
+that it corrects: it would add variance instead of removing it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
+
+_LARGEST = 2**31 - 1  # MXNet takes 31 bits
 
 
 class RandomLock:
@@ -48,10 +50,10 @@ class RandomLock:
 
     def _next_seed(self) -> int:
         if self._base is None:
-            self._base = int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())
+            self._base = int(mx.nd.random.randint(0, _LARGEST, shape=(1,)).asscalar())
         self._count += 1
         sequence = np.random.SeedSequence([self._base, self._count])
-        return int(sequence.generate_state(1)[0] >> 1)  # MXNet takes 31 bits
+        return int(sequence.generate_state(1)[0] >> 1)
 
     @contextmanager
     def kept_on_error(self) -> Iterator[None]:
@@ -63,8 +65,40 @@ class RandomLock:
             self.locked, self._count = was_locked, count
             raise
 
+    # --- its state, to be saved with the trainer -----------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Whether it is on, and which seeds were drawn."""
+        return {
+            "mode": self.mode,
+            "locked": self.locked,
+            "base": self._base,
+            "count": self._count,
+        }
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if not (
+            isinstance(state, dict)
+            and set(state) == {"mode", "locked", "base", "count"}
+            and (isinstance(state["mode"], bool) or state["mode"] == "auto")
+            and isinstance(state["locked"], bool)
+            and (state["base"] is None or _is_natural(state["base"], _LARGEST))
+            and _is_natural(state["count"], 2**62)
+        ):
+            yield "the state of its random lock is of another form"
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.mode, self.locked = state["mode"], state["locked"]
+        self._base, self._count = state["base"], state["count"]
+
 
 def start(seed: int | None) -> None:
     """Let MXNet draw the numbers that belong to a seed."""
     if seed is not None:
         mx.random.seed(seed)
+
+
+def _is_natural(value: Any, largest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

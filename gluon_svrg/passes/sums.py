@@ -1,0 +1,144 @@
+"""Sums of gradients in the making: where each addend goes.
+
+Backward can add to what stands in a buffer (``grad_req='add'``), and multiply a gradient by a
+factor (the gradient of its head). So a sum such as ``k c m + b r + g`` needs no buffer of its own:
+it is made in the live gradients, by the two passes that a step takes anyway. `AddingSum` does that.
+
+Some operators ignore the gradient of their head (SoftmaxOutput, MakeLoss), and custom operators
+may ignore the request to add; `adds_up` finds out. For these, and for sparse and float16 gradients,
+`SeparateSum` adds in arrays of its own, by the formula as it is written.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Sequence
+
+import numpy as np
+
+from .._mxnet import Arrays
+from .arrays import combine, copy, copy_all, in_numpy, per_device, zero, zeros_to_sum
+from .closure import Recorded, record
+from .network import Network
+from .points import Point
+
+
+class AddingSum:
+    """A sum in the live gradients.
+
+    Parameters
+    ----------
+    network : Network
+        Whose gradients are summed up.
+    scale : float
+        What losses are multiplied by (mixed precision).
+
+    Attributes
+    ----------
+    arrays : list of list of NDArray
+        The sum so far, per parameter and device.
+    """
+
+    def __init__(self, network: Network, scale: float) -> None:
+        self.scale = scale
+        self.arrays: Arrays = network.live_grads
+
+    def put(
+        self,
+        counts: Sequence[int] = (),
+        k: float = 0.0,
+        mean: Arrays | None = None,
+        b: float = 0.0,
+        row: Arrays | None = None,
+        *,
+        keep: bool = False,
+    ) -> None:
+        """Begin with ``k c m + b row``, or with zero.
+
+        Parameters
+        ----------
+        counts : sequence of int
+            The c of each device.
+        k, b : float
+            The factors.
+        mean, row : list of list of NDArray, optional
+            The terms, per parameter and device, for unscaled losses.
+        keep : bool
+            Whether to add them to the sum so far.
+        """
+        for device, targets in enumerate(per_device(self.arrays)):
+            terms = [(1.0, targets)] if keep else []
+            if mean is not None and k and counts[device]:
+                terms.append((k * counts[device] * self.scale, [m[device] for m in mean]))
+            if row is not None and b:
+                terms.append((b * self.scale, [r[device] for r in row]))
+            if terms:
+                factors, sources = zip(*terms)
+                combine(factors, sources, targets)
+            else:
+                zero(targets)
+
+    def add(self, recorded: Recorded, factor: float = 1.0) -> None:
+        """Add the gradient of losses, times a factor."""
+        recorded.backward(factor * self.scale)
+
+    def copy_to(self, arrays: Arrays) -> None:
+        """Copy the sum so far, for unscaled losses."""
+        for totals, targets in zip(per_device(self.arrays), per_device(arrays)):
+            if self.scale == 1:
+                copy(totals, targets)
+            else:
+                combine([1 / self.scale], [totals], targets)
+
+    def finish(self) -> None:
+        """Leave the sum in the live gradients, where it is."""
+
+
+class SeparateSum(AddingSum):
+    """A sum in arrays of its own: each gradient is written to the live gradients, then added."""
+
+    def __init__(self, network: Network, scale: float) -> None:
+        super().__init__(network, scale)
+        self._live_grads = network.live_grads
+        self.arrays = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+
+    def add(self, recorded: Recorded, factor: float = 1.0) -> None:
+        """Add the gradient of losses, times a factor."""
+        live = per_device(self._live_grads)
+        for column in live:  # what backward does not reach has no gradient
+            zero(column)
+        recorded.backward(self.scale)
+        for totals, grads in zip(per_device(self.arrays), live):
+            combine((1, factor), (totals, grads), totals)
+
+    def finish(self) -> None:
+        """Leave the sum in the live gradients."""
+        copy_all(self.arrays, self._live_grads)
+
+
+def new_sum(network: Network, scale: float) -> AddingSum:
+    """A sum of gradients of a network."""
+    return (AddingSum if network.adds else SeparateSum)(network, scale)
+
+
+def adds_up(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
+    """Find out whether backward adds to the live gradients, with the factor that it is given.
+
+    One backward with the factor 0 on gradients that are filled with ones: ones must remain. The
+    live gradients are lost. Waits for the device.
+    """
+    network = point.network
+    if not network.may_add():
+        return False
+    was, network.adds = network.adds, True
+    network.mark(point.weights)
+    try:
+        for row in network.live_grads:
+            for grad in row:
+                grad[:] = 1
+        point.at(lambda: record(closure, batch, network.devices).backward(0.0))
+        pieces = (p for row in network.live_grads for grad in row for p in in_numpy(grad))
+        return all(np.all((p == 1) | ~np.isfinite(p)) for p in pieces)  # NaN proves nothing
+    finally:
+        point.take_touched()
+        network.adds = was
+        network.mark(point.weights)
