@@ -16,7 +16,7 @@ from .closure import Evaluation, Loss
 from .gradient import Network
 from .operations import all_finite, divide
 from .snapshot import Snapshot, copy_all
-from .stores.workers import Agreement
+from .stores.agreement import Agreement
 
 
 class FullGradient(NamedTuple):

@@ -29,14 +29,14 @@ from .saving import states
 from .snapshot import Snapshot
 from .stored import StoredGradients
 from .stored_subtract import can_prepare
-from .stores.kvstore_trainer import StoreTrainer
-from .stores.workers import agreement
+from .stores.agreement import agreement
+from .stores.kvstore_trainer import KVStoreTrainer
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
 Coefficient = Union[float, Callable[[int], float]]
 
 
-class SVRGTrainer(StoreTrainer):
+class SVRGTrainer(KVStoreTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
 
     From time to time `update_full_grads` takes a snapshot of the parameters and the mean gradient
@@ -201,8 +201,8 @@ class SVRGTrainer(StoreTrainer):
         loss = None if closure is None else self.correct_grads(closure, batch_index=batch_index)
         self._check_corrected("step")
         self._include_all(ignore_stale_grad)
-        if self._is_unconnected():
-            self._initialize_store()
+        if self._must_start_kvstore():
+            self._start_kvstore()
         if self._has_overflow_before_push():
             self._scaling.skip()
         else:
@@ -247,9 +247,9 @@ class SVRGTrainer(StoreTrainer):
         check_closure(closure)
         checks.check_index(batch_index)
         self._check_outside("correct_grads")
-        if self._loaded is not None or self._is_unconnected():
+        if self._loaded is not None or self._must_start_kvstore():
             deque(initialize(self._params, closure, iter([()])))
-            self._initialize_store()
+            self._start_kvstore()
         held = self._held()
         if held is not None:
             self._check_unchanged(held)
@@ -486,14 +486,14 @@ class SVRGTrainer(StoreTrainer):
                 "There are no optimizer states to export before the parameters are initialized. "
                 "Run a forward pass first."
             )
-        self._initialize_store()
+        self._start_kvstore()
         self._apply_loaded()
         checkpoint.write_bytes(fname, states.pickled(self))
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, as soon as the parameters are initialized."""
         if self._loaded is not None and all(map(_mxnet.has_data, self._params)):
-            self._initialize_store()
+            self._start_kvstore()
             states.assign_arrays(self, self._loaded)
             self._loaded = None
 
@@ -635,7 +635,7 @@ class SVRGTrainer(StoreTrainer):
         stored: StoredGradients | None,
     ) -> tuple[Snapshot, ControlVariate | None, GradientBuffer, FullGradient]:
         """Go through the data, and leave the full gradient in a buffer; change nothing else."""
-        workers, size = self._connect(), 2 + len(self._params)
+        workers, size = self._workers, 2 + len(self._params)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(workers, size))
             batches, say = stack.enter_context(one_pass(data, progress=progress))
@@ -650,7 +650,6 @@ class SVRGTrainer(StoreTrainer):
                 evaluate = partial(stored.take, lock=self._lock)
             ready.reach([0.0])
             done = stack.enter_context(agreement(workers, size))
-            self._initialize_store()
             self._share_weights()
             here = self._being_taken = Snapshot(self._params, own=False)
             stack.callback(setattr, self, "_being_taken", None)
@@ -701,7 +700,7 @@ class SVRGTrainer(StoreTrainer):
         """Whether gradients must not reach a store that would update with them."""
         if not self._scaling.is_on:
             return False
-        self._initialize_store()
+        self._start_kvstore()
         if not self._update_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced
         trainable = filter(_mxnet.is_trainable, self._params)

@@ -19,6 +19,12 @@ from mxnet.base import _LIB, MXNetError
 from mxnet.gluon import Parameter
 from mxnet.ndarray import CachedOp, NDArray
 
+from .kvstores import OpenTrainer as OpenTrainer
+from .kvstores import barrier as barrier
+from .kvstores import is_native as is_native
+from .kvstores import registered_kvstores as registered_kvstores
+from .kvstores import send_to_servers as send_to_servers
+
 _HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
 
 #: Per parameter, one array per device.
