@@ -43,7 +43,7 @@ def check_index(index: Any) -> None:
 
 
 NOT_CORRECTED = (
-    "{name}() needs corrected gradients while a snapshot is held: pass "
+    "{name}() needs {method} gradients while a snapshot is held: pass "
     "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with the plain "
     "optimizer, call discard_snapshot()."
 )

@@ -164,7 +164,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
         if not self._is_corrected and self._is_in_force():
-            raise RuntimeError(checks.NOT_CORRECTED.format(name=name))
+            raise RuntimeError(checks.NOT_CORRECTED.format(name=name, method=type(self._method).__name__))
         overwritten = self._network.overwritten() if self._reached is not None else []
         if overwritten:
             parameter = overwritten[0].name

@@ -67,7 +67,7 @@ def test_the_gradient_of_the_step_is_compressed():
 @pytest.mark.parametrize("kvstore", ["local", "dist_sync"])
 def test_stores_that_cannot_compress(kvstore):
     net = PROBLEM.network("float32", TWO)
-    with pytest.raises(ValueError, match=f"cannot compress gradients in a store '{kvstore}'"):
+    with pytest.raises(ValueError, match=f"cannot compress gradients in a kvstore '{kvstore}'"):
         SVRGTrainer(net.collect_params(), "sgd", kvstore=kvstore, compression_params=TWO_BITS)
 
 
