@@ -166,8 +166,7 @@ def test_a_backward_that_adds_is_allowed():
     reference.weights = values(net)
     added = PROBLEM.gradient(values(net), BATCHES[1])[0]
     expected = [
-        w - 0.1 / 5 * (v + g)
-        for w, v, g in zip(values(net), reference.estimate(BATCHES[0]), added)
+        w - 0.1 / 5 * (v + g) for w, v, g in zip(values(net), reference.estimate(BATCHES[0]), added)
     ]
     trainer.correct_grads(lambda: loss_of(BATCHES[0]))
     backward(loss_of, BATCHES[1])

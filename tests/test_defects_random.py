@@ -79,7 +79,9 @@ def step(trainer, loss_of, index=BATCHES[0]):
 # --- comparisons that were left out --------------------------------------------------------------
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 12: with coefficient 0 first, nothing is compared")
+@not_yet(
+    raises=AssertionError, reason="issue 16, 12: with coefficient 0 first, nothing is compared"
+)
 def test_randomness_is_found_where_the_first_steps_have_coefficient_0():
     net, loss_of, trainer = make(with_dropout)
     with noticed() as caught:

@@ -257,7 +257,8 @@ def drawn_after(seed, call):
         pytest.param(
             True,
             marks=not_yet(
-                raises=AssertionError, reason="issue 16, 10: MXNet goes on from a seed that is fixed"
+                raises=AssertionError,
+                reason="issue 16, 10: MXNet goes on from a seed that is fixed",
             ),
         ),
     ],
