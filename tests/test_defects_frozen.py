@@ -1,4 +1,4 @@
-"""Values that the optimizer does not move: frozen ones, those of the rest, those no loss reached."""
+"""Values that stay: frozen parameters, the rest of a network, parameters that no loss reached."""
 
 from functools import partial
 

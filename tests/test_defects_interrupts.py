@@ -196,8 +196,8 @@ def misplaced_steps(interrupts):
     return wrong
 
 
-# An interrupt inside of `autograd.record` also leaves gradients that were put back while MXNet still
-# recorded; these can never be written again, which is an MXNetError at the next refresh.
+# After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put back
+# then become part of a graph, and to write them again is an MXNetError.
 mixed = not_yet(
     raises=(AssertionError, MXNetError),
     reason="issue 16, 5: the snapshot is new, the full gradient old",

@@ -127,7 +127,7 @@ def test_a_training_is_freed_where_one_of_gluon_is(use):
 def test_a_discarded_snapshot_is_freed(use):
     """On both versions: nothing but what `gluon.Trainer` needs is left."""
     with no_collector():
-        params, loss_of, trainer = make()
+        _, loss_of, trainer = make()
         trainer.step(3, closure=lambda: loss_of(BATCHES[0]))
         before = arrays()
         use(loss_of, trainer)
@@ -138,7 +138,7 @@ def test_a_discarded_snapshot_is_freed(use):
 @pytest.mark.parametrize("use", [train, fail, look])
 def test_repeated_refreshes_and_errors_leave_no_arrays(use):
     with no_collector():
-        params, loss_of, trainer = make()
+        _, loss_of, trainer = make()
         use(loss_of, trainer)
         before = arrays()
         for _ in range(3):

@@ -95,7 +95,7 @@ def test_a_refresh_is_due_after_a_file_of_gluon(name, tmp_path):
 
 @not_yet(raises=AttributeError, reason="issue 16, 10: the draws of a sampler are not saved")
 def test_the_draws_of_a_sampler_are_saved(tmp_path):
-    _, loss_of, trainer = make()
+    _, _, trainer = make()
     sampler = PartialSampler(100, Growing(5), seed=3)
     trainer.register(sampler)
     drawn = [list(sampler) for _ in range(2)]
@@ -231,7 +231,7 @@ def test_what_was_set_between_a_load_and_the_initialization_is_saved(name, tmp_p
     step(trainer, loss_of)
     trainer.save_states(str(tmp_path / "first"))
     value, get = CHANGES[name]
-    net, _, trainer = make(deferred=True)
+    _, _, trainer = make(deferred=True)
     trainer.load_states(str(tmp_path / "first"))
     setattr(trainer, name, value)
     trainer.save_states(str(tmp_path / "second"))
@@ -258,7 +258,7 @@ def drawn_after(seed, call):
             True,
             marks=not_yet(
                 raises=AssertionError,
-                reason="issue 16, 10: MXNet goes on from a seed that is fixed",
+                reason="issue 16, 10: MXNet goes on from a fixed seed",
             ),
         ),
     ],

@@ -186,9 +186,7 @@ class Part:
         self.trainer.update_full_grads(closure, BATCHES)
 
 
-@not_yet(
-    raises=AssertionError, reason="issue 16, 20: the patch of the first stays after the second"
-)
+@not_yet(raises=AssertionError, reason="issue 16, 20: the first patch stays after the second")
 def test_no_method_stays_patched_where_two_refreshes_overlap():
     """The first begins, the second begins, the first ends, the second ends."""
     before = methods()
