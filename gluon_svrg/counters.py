@@ -1,8 +1,10 @@
-"""What a trainer counts."""
+"""What a trainer counts, and the schedules that count for it."""
 
 from __future__ import annotations
 
 from typing import Any, Iterator
+
+from . import saving
 
 
 class Counters:
@@ -43,3 +45,64 @@ class Counters:
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
         vars(self).update(state)
+
+
+class Registered:
+    """Schedules, samplers and counts of epochs whose states are saved with a trainer.
+
+    Those of one class are told apart by the order in which they were registered.
+    """
+
+    def __init__(self) -> None:
+        self._live: list[Any] = []
+        self._waiting: list[saving.SavedObject] = []  # from a file, for those that will come
+
+    def add(self, schedule: Any) -> None:
+        """Register a schedule, and give it what was saved of it."""
+        if any(schedule is known for known in self._live):
+            return
+        saved = self._waiting_for(schedule)
+        if saved is not None:
+            found = list(saving.object_problems(saved, schedule, "the schedule"))
+            if found:
+                raise ValueError(f"The states that were loaded do not fit: {'; '.join(found)}.")
+            saving.assign_object(saved, schedule)
+            self._waiting.remove(saved)
+        self._live.append(schedule)
+
+    def _waiting_for(self, schedule: Any) -> saving.SavedObject | None:
+        name = type(schedule).__name__
+        return next((saved for saved in self._waiting if saved.class_name == name), None)
+
+    def state(self) -> list[saving.SavedObject]:
+        """The attributes of all, in the order in which they were registered."""
+        return [saving.by_attributes(schedule) for schedule in self._live] + self._waiting
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if not isinstance(state, list) or not all(
+            isinstance(saved, saving.SavedObject) for saved in state
+        ):
+            yield "its schedules are of another form"
+            return
+        for saved, live in self._pairs(state):
+            yield from saving.object_problems(saved, live, "its schedule")
+
+    def assign(self, state: list[saving.SavedObject]) -> None:
+        """Give each schedule what was saved of it; the rest waits for those that will come."""
+        pairs = self._pairs(state)
+        for saved, live in pairs:
+            saving.assign_object(saved, live)
+        taken = [id(saved) for saved, _ in pairs]
+        self._waiting = [saved for saved in state if id(saved) not in taken]
+
+    def _pairs(self, state: list[saving.SavedObject]) -> list[tuple[saving.SavedObject, Any]]:
+        """What was saved of each schedule, by class and order."""
+        pairs, left = [], list(state)
+        for live in self._live:
+            name = type(live).__name__
+            saved = next((saved for saved in left if saved.class_name == name), None)
+            if saved is not None:
+                left.remove(saved)
+                pairs.append((saved, live))
+        return pairs

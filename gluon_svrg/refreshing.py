@@ -232,7 +232,7 @@ class RefreshingTrainer(ResumableTrainer):
         self._check_outside("discard_snapshot")
         self._method.discard()
         if self._loaded is not None:
-            self._loaded_without_method = True
+            self._loaded.drop("method")
         self._counters.inner_steps = 0
         self._is_corrected, self._reached = False, None
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping, Sequence, Union
+import math
+from typing import Any, Callable, Iterator, Mapping, Sequence, Union
 
 from mxnet.gluon import Parameter
 
-from . import checks
+from . import checks, saving
 from .methods.svrg import SVRG
 from .trainer import VarianceReducedTrainer
 
@@ -132,6 +133,65 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     def _start_coefficient(self) -> None:
         self._method.coefficient = self._next_coefficient
+
+    def _coefficient_part(self) -> Any:
+        return CoefficientPart(self)
+
+
+class CoefficientPart:
+    """The coefficient in force, and the schedule that gives it, as a part of a file.
+
+    Parameters
+    ----------
+    trainer : SVRGTrainer
+        Whose coefficient it is.
+    """
+
+    def __init__(self, trainer: SVRGTrainer) -> None:
+        self._trainer = trainer
+
+    def state(self) -> dict[str, Any]:
+        """The schedule: a number, an object with its state, or a word for a function."""
+        schedule: Any = self._trainer._coefficient_schedule
+        if not callable(schedule):
+            schedule = float(schedule)
+        elif hasattr(schedule, "__name__"):
+            schedule = "function"
+        return {"schedule": schedule, "coefficient": self._trainer.coefficient}
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if not isinstance(state, dict) or set(state) != {"schedule", "coefficient"}:
+            yield "its coefficient is of another form"
+            return
+        for value in (state["coefficient"], state["schedule"]):
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                yield f"its coefficient is {value}"
+        if not isinstance(state["coefficient"], float):
+            yield "its coefficient is no number"
+        saved, live = state["schedule"], self.state()["schedule"]
+        was, is_now = map(_kind, (saved, live))
+        if was != is_now:
+            yield f"the coefficient was {was} and is {is_now} here"
+        elif isinstance(saved, saving.SavedObject):
+            yield from saving.object_problems(saved, live, "the coefficient")
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        trainer, schedule = self._trainer, state["schedule"]
+        if isinstance(schedule, saving.SavedObject):
+            saving.assign_object(schedule, trainer._coefficient_schedule)
+        elif isinstance(schedule, float):
+            trainer._coefficient_schedule = schedule
+        trainer._method.coefficient = state["coefficient"]
+
+
+def _kind(schedule: Any) -> str:
+    if isinstance(schedule, saving.SavedObject):
+        return schedule.class_name
+    if isinstance(schedule, (float, str)):
+        return "a number" if isinstance(schedule, float) else schedule
+    return type(schedule).__name__
 
 
 def _coefficient_of(schedule: Coefficient, index: int) -> float:

@@ -21,6 +21,13 @@ class WatchedTrainer(Trainer):
         """The parameters, shared ones once."""
         return self._params
 
+    @property
+    def all_updaters(self) -> list[Any]:
+        """What holds the optimizer's states: those of the devices, or that of the kvstore."""
+        if self._kv_initialized and self._update_on_kvstore:
+            return [self._kvstore._updater]
+        return list(self._updaters)
+
     # --- what subclasses override --------------------------------------------------------------
 
     def on_reduced(self) -> None:

@@ -29,6 +29,8 @@ from ..passes.arrays import copies, copy_all, zeros_to_sum
 from ..passes.estimate import Row, Terms
 from ..passes.network import Network
 from ..passes.points import Point
+from ..saving.values import ByParameter
+from . import checks
 from .interface import Method
 from .table import Table
 
@@ -118,27 +120,56 @@ class SVRG(Method):
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """What the snapshot, the full gradient and the table hold; the first device has it all.
+        """What the snapshot, the full gradient and the table hold.
 
-        States that operators move by themselves differ between devices.
+        All devices hold the same, but for states that operators move by themselves.
         """
         if self.snapshot is None:
             return None
         network = self.snapshot.network
         number = {p: n for n, p in enumerate(network.parameters)}
+        trainable = [number[p] for p in network.trainable]
         frozen = zip(network.frozen, self.snapshot.frozen or ())
         return {
-            "weights": _first(map(number.get, network.trainable), self.snapshot.weights),
-            "full_grads": _first(map(number.get, network.trainable), self._full_grads),
-            "frozen": {
-                number[p]: list(values) if _mxnet.is_auxiliary(p) else list(values[:1])
+            "weights": ByParameter(zip(trainable, (row[0] for row in self.snapshot.weights))),
+            "full_grads": ByParameter(zip(trainable, (row[0] for row in self._full_grads))),
+            "frozen": ByParameter(
+                (number[p], list(values if _mxnet.is_auxiliary(p) else values[:1]))
                 for p, values in frozen
-            },
-            "in_objective": {
-                number[p]: flag for p, flag in zip(network.trainable, self._in_objective)
-            },
-            "table": None if self.table is None else self.table.state(),
+            ),
+            "in_objective": ByParameter(zip(trainable, self._in_objective)),
+            "table": None if self.table is None else self.table.state(trainable),
         }
+
+    def problems(self, state: Any, network: Network) -> Iterator[str]:
+        """Tell why a state cannot be assigned, in words."""
+        if state is None:
+            return
+        names = {"weights", "full_grads", "frozen", "in_objective", "table"}
+        if not isinstance(state, dict) or set(state) != names:
+            yield "its snapshot is of another form"
+            return
+        parameters = network.parameters
+        chosen = checks.numbers_of(parameters, trainable=True)
+        yield from checks.by_parameter(state["weights"], "snapshot", parameters, chosen, summed=False)
+        yield from checks.by_parameter(
+            state["full_grads"], "full gradient", parameters, chosen, summed=True
+        )
+        frozen, is_frozen = state["frozen"], checks.numbers_of(parameters, trainable=False)
+        if not isinstance(frozen, dict) or not set(frozen) <= set(is_frozen):
+            yield "its frozen values are of other parameters"
+        else:
+            for n, values in frozen.items():
+                for value in values if isinstance(values, list) and values else [None]:
+                    yield from checks.array(value, "frozen value", parameters[n], summed=False)
+        flags = state["in_objective"]
+        if not (
+            isinstance(flags, dict)
+            and set(flags) == set(chosen)
+            and all(isinstance(flag, bool) for flag in flags.values())
+        ):
+            yield "nothing says on which parameters its loss depends"
+        yield from checks.table(state["table"], parameters, chosen, len(network.devices))
 
     def assign(self, state: Any, network: Network) -> None:
         """Take over a state that has no problems."""
@@ -149,20 +180,20 @@ class SVRG(Method):
         snapshot = Point.copied(network)
         full_grads = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
         for p, weights, means in zip(network.trainable, snapshot.weights, full_grads):
-            for targets, name in ((weights, "weights"), (means, "full_grads")):
-                value = _mxnet.classic(state[name][number[p]])
-                for target in targets:
-                    value.copyto(_mxnet.classic(target))
+            assign_array([state["weights"][number[p]]], weights)
+            assign_array([state["full_grads"][number[p]]], means)
         for p, targets in zip(network.frozen, snapshot.frozen or ()):
-            values = state["frozen"].get(number[p])  # a file of 0.1.0 has some of them
-            for n, target in enumerate(targets if values else ()):
-                value = values[n] if n < len(values) else values[0]
-                _mxnet.classic(value).copyto(_mxnet.classic(target))
-        self._in_objective = [bool(state["in_objective"][number[p]]) for p in network.trainable]
+            if number[p] in state["frozen"]:  # a file of 0.1.0 has some of them
+                assign_array(state["frozen"][number[p]], targets)
+        self._in_objective = [state["in_objective"][number[p]] for p in network.trainable]
         if state["table"] is not None:
-            self.table = Table.of_state(state["table"], network.devices)
+            trainable = [number[p] for p in network.trainable]
+            self.table = Table.of_state(state["table"], trainable, network.devices)
         self._full_grads, self.snapshot = full_grads, snapshot
 
 
-def _first(numbers: Any, arrays: Arrays) -> dict[int, Any]:
-    return {number: row[0] for number, row in zip(numbers, arrays)}
+def assign_array(values: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Give arrays on all devices their values, or the first where there are fewer."""
+    for n, target in enumerate(targets):
+        value = np.asarray(values[n] if n < len(values) else values[0])
+        _mxnet.to_ndarray(value, _mxnet.device_of(target)).copyto(_mxnet.classic(target))

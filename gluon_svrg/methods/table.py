@@ -12,6 +12,7 @@ from .._mxnet import Arrays
 from ..passes.arrays import combine, per_device, zeros_to_sum
 from ..passes.estimate import Row
 from ..passes.sums import AddingSum
+from ..saving.values import ByParameter
 
 
 class Table:
@@ -70,30 +71,35 @@ class Table:
 
     # --- its state, to be saved with the method ------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """Arrays per parameter and device, over all minibatches."""
+    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Arrays over all minibatches, by the number of the parameter, one per device."""
+        together = [
+            [np.stack([grad.asnumpy() for grad in minibatches]) for minibatches in zip(*arrays)]
+            for arrays in zip(*self.rows)
+        ]
         return {
-            "rows": [
-                [np.stack([grad.asnumpy() for grad in minibatches]) for minibatches in zip(*arrays)]
-                for arrays in zip(*self.rows)
-            ],
+            "rows": ByParameter(zip(numbers, together)),
             "counts": [list(counts) for counts in self.counts],
             "seeds": list(self.seeds),
         }
 
     @classmethod
-    def of_state(cls, state: dict[str, Any], devices: Sequence[Any]) -> Table:
+    def of_state(
+        cls, state: dict[str, Any], numbers: Sequence[int], devices: Sequence[Any]
+    ) -> Table:
         """The table that a state was taken of; not yet confirmed: the data may have changed."""
         table = cls()
         table.counts = [tuple(counts) for counts in state["counts"]]
         table.seeds = list(state["seeds"])
+        over = [state["rows"][number] for number in numbers]
         table.rows = [
             [
-                [_mxnet.to_ndarray(values[n], device) for values, device in zip(over, devices)]
-                for over in state["rows"]
+                [_mxnet.to_ndarray(np.asarray(values[n]), device)
+                 for values, device in zip(arrays, devices)]
+                for arrays in over
             ]
             for n in range(len(table.counts))
-        ]
+        ]  # fmt: skip
         return table
 
 

@@ -97,6 +97,40 @@ def combine(
             assign(total, target)
 
 
+class Multiple:
+    """Assign ``factor * sources`` to targets, again and again.
+
+    Parameters
+    ----------
+    factor : float
+        The factor.
+    sources, targets : sequence of NDArray
+        Pairs of arrays.
+    keep : object
+        What must not be freed while this is used.
+    """
+
+    def __init__(
+        self, factor: float, sources: Sequence[NDArray], targets: Sequence[NDArray], keep: Any
+    ) -> None:
+        self._pairs = [factor], [list(sources)], list(targets)
+        self._keep = keep
+        self._sources, self._targets = ([classic(a) for a in rows] for rows in (sources, targets))
+        self._is_simple = all(map(_are_alike, zip(sources, targets))) and _are_alike(self._sources)
+
+    def __call__(self) -> None:
+        """Assign."""
+        if self._is_simple and self._operator is not None:
+            self._operator(*self._sources, out=self._targets)
+            return
+        combine(*self._pairs)
+        if self._is_simple:  # it comes again
+            factors = tuple(map(float, self._pairs[0]))
+            self._operator = _mxnet.linear_combinations(len(self._targets), factors)
+
+    _operator: Any = None
+
+
 _seen: OrderedDict[Any, None] = OrderedDict()
 
 

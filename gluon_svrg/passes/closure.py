@@ -22,6 +22,7 @@ class Recorded(NamedTuple):
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]
     counts: tuple[int, ...]  # loss entries per device
+    devices: tuple[Any, ...]  # of each loss
 
     @property
     def entries(self) -> int:
@@ -30,7 +31,10 @@ class Recorded(NamedTuple):
 
     def backward(self, factor: float = 1.0) -> None:
         """Differentiate the sum of all loss entries, times a factor."""
-        heads = None if factor == 1 else [_filled_like(loss, factor) for loss in self.losses]
+        heads = None
+        if factor != 1:
+            pairs = zip(self.losses, self.devices)
+            heads = [_filled_like(loss, device, factor) for loss, device in pairs]
         with _explained():
             mx.autograd.backward(list(self.losses), heads)
 
@@ -74,7 +78,8 @@ def record(
     with _explained(), mx.autograd.record():
         loss = closure(*batch)
     losses = _losses(loss)
-    return Recorded(loss, losses, _entries(losses, devices))
+    found = tuple(map(_mxnet.device_of, losses))
+    return Recorded(loss, losses, _entries(losses, found, devices), found)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
@@ -96,15 +101,13 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
 _filled: OrderedDict[Any, NDArray] = OrderedDict()
 
 
-def _filled_like(loss: NDArray, factor: float) -> NDArray:
+def _filled_like(loss: NDArray, device: Any, factor: float) -> NDArray:
     """An array of factors like a loss. Few shapes come again and again."""
-    is_numpy_like = _mxnet.is_numpy_like(loss)
-    key = str(_mxnet.device_of(loss)), _mxnet.dtype_name(loss), loss.shape, factor, is_numpy_like
+    key = device, loss.dtype, loss.shape, factor, type(loss)
     if key not in _filled:
-        make = mx.np.full if is_numpy_like else mx.nd.full
+        make = mx.np.full if _mxnet.is_numpy_like(loss) else mx.nd.full
         with _mxnet.not_traced():
-            array = make(loss.shape, factor, ctx=_mxnet.device_of(loss), dtype=loss.dtype)
-        _filled[key] = array
+            _filled[key] = make(loss.shape, factor, ctx=device, dtype=loss.dtype)
         if len(_filled) > 16:
             _filled.popitem(last=False)
     return _filled[key]
@@ -150,10 +153,11 @@ def _losses(loss: Loss) -> tuple[NDArray, ...]:
     return tuple(loss)
 
 
-def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ...]:
+def _entries(
+    losses: Sequence[NDArray], found: Sequence[Any], devices: Sequence[Any]
+) -> tuple[int, ...]:
     counts: list[int] = [0] * len(devices)
-    for loss in losses:
-        device = _mxnet.device_of(loss)
+    for loss, device in zip(losses, found):
         if device not in devices:
             raise ValueError(
                 f"The closure returned a loss on {device}, but the trainer's parameters are on "

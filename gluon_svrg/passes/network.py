@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from collections import OrderedDict
 from contextlib import contextmanager
 from typing import Any, Iterator, Sequence
 
@@ -47,6 +48,7 @@ class Network:
         self.lock = threading.RLock()
         # Changes with the user's parameters.
         self.adds = True
+        self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self._lists: list[Any] = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
@@ -72,6 +74,7 @@ class Network:
         ]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
+        self.multiples.clear()
         self.mark(self.aliases)
 
     def mark(self, arrays: Arrays) -> None:

@@ -11,12 +11,13 @@ may ignore the request to add; `adds_up` finds out. For these, and for sparse an
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from typing import Any, Callable, Sequence
 
 import numpy as np
 
 from .._mxnet import Arrays
-from .arrays import combine, copy, copy_all, in_numpy, per_device, zero, zeros_to_sum
+from .arrays import Multiple, combine, copy, copy_all, in_numpy, per_device, zero, zeros_to_sum
 from .closure import Recorded, record
 from .network import Network
 from .points import Point
@@ -38,9 +39,14 @@ class AddingSum:
         The sum so far, per parameter and device.
     """
 
+    # An operator is compiled for a count when that comes again. Most data have two, the size of a
+    # minibatch and that of the last one; where each minibatch has another, none is worth it.
+    _MAX_MULTIPLES = 8
+
     def __init__(self, network: Network, scale: float) -> None:
         self.scale = scale
         self.arrays: Arrays = network.live_grads
+        self._multiples = network.multiples
 
     def put(
         self,
@@ -66,6 +72,9 @@ class AddingSum:
             Whether to add them to the sum so far.
         """
         for device, targets in enumerate(per_device(self.arrays)):
+            if row is None and not keep and mean is not None and k and counts[device]:
+                self._put_multiple(device, k * counts[device] * self.scale, mean)
+                continue
             terms = [(1.0, targets)] if keep else []
             if mean is not None and k and counts[device]:
                 terms.append((k * counts[device] * self.scale, [m[device] for m in mean]))
@@ -76,6 +85,17 @@ class AddingSum:
                 combine(factors, sources, targets)
             else:
                 zero(targets)
+
+    def _put_multiple(self, device: int, factor: float, mean: Arrays) -> None:
+        """Begin with a multiple of arrays, by an operator that is kept."""
+        key = device, factor, id(mean), id(self.arrays)
+        if key not in self._multiples:
+            means, targets = ([row[device] for row in rows] for rows in (mean, self.arrays))
+            self._multiples[key] = Multiple(factor, means, targets, (mean, self.arrays))
+            if len(self._multiples) > self._MAX_MULTIPLES:
+                self._multiples.popitem(last=False)
+        self._multiples.move_to_end(key)
+        self._multiples[key]()
 
     def add(self, recorded: Recorded, factor: float = 1.0) -> None:
         """Add the gradient of losses, times a factor."""
@@ -98,6 +118,7 @@ class SeparateSum(AddingSum):
 
     def __init__(self, network: Network, scale: float) -> None:
         super().__init__(network, scale)
+        self._multiples = OrderedDict()  # these arrays do not come again
         self._live_grads = network.live_grads
         self.arrays = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
 
