@@ -196,8 +196,8 @@ def misplaced_steps(interrupts):
     return wrong
 
 
-# After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put back
-# then become part of a graph, and to write them again is an MXNetError.
+# After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put
+# back then become part of a graph, and to write them again is an MXNetError.
 mixed = not_yet(
     raises=(AssertionError, MXNetError),
     reason="issue 16, 5: the snapshot is new, the full gradient old",
