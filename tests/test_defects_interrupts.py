@@ -23,7 +23,7 @@ PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
 BATCHES = PROBLEM.batches(3)
 ALL = np.arange(len(PROBLEM.X))
 ALARMS = 300
-PLACES = 400  # of a sweep, at most
+PLACES = 240  # of a sweep, at most
 # What an interrupt meets inside of a destructor, Python reports and drops.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 not_yet = partial(pytest.mark.xfail, strict=True)

@@ -68,7 +68,7 @@ def outcomes(which, folder):
         start_new_session=True,
     )
     try:
-        output, _ = process.communicate(timeout=300)
+        output, _ = process.communicate(timeout=600)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
