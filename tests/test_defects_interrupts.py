@@ -23,7 +23,7 @@ PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
 BATCHES = PROBLEM.batches(3)
 ALL = np.arange(len(PROBLEM.X))
 ALARMS = 300
-PLACES = 400  # of a sweep, at most
+PLACES = 240  # of a sweep, at most
 # What an interrupt meets inside of a destructor, Python reports and drops.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 not_yet = partial(pytest.mark.xfail, strict=True)
@@ -196,8 +196,8 @@ def misplaced_steps(interrupts):
     return wrong
 
 
-# After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put back
-# then become part of a graph, and to write them again is an MXNetError.
+# After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put
+# back then become part of a graph, and to write them again is an MXNetError.
 mixed = not_yet(
     raises=(AssertionError, MXNetError),
     reason="issue 16, 5: the snapshot is new, the full gradient old",
