@@ -50,7 +50,8 @@ class Counters:
 class Registered:
     """Schedules, samplers and counts of epochs whose states are saved with a trainer.
 
-    Those of one class are told apart by the order in which they were registered.
+    Those of one class are told apart by their settings, else by the order in which they were
+    registered.
     """
 
     def __init__(self) -> None:
@@ -61,18 +62,22 @@ class Registered:
         """Register a schedule, and give it what was saved of it."""
         if any(schedule is known for known in self._live):
             return
-        saved = self._waiting_for(schedule)
+        saved = _best(self._waiting, schedule)
         if saved is not None:
             found = list(saving.object_problems(saved, schedule, "the schedule"))
             if found:
                 raise ValueError(f"The states that were loaded do not fit: {'; '.join(found)}.")
             saving.assign_object(saved, schedule)
-            self._waiting.remove(saved)
+            self._waiting = [other for other in self._waiting if other is not saved]
         self._live.append(schedule)
 
-    def _waiting_for(self, schedule: Any) -> saving.SavedObject | None:
-        name = type(schedule).__name__
-        return next((saved for saved in self._waiting if saved.class_name == name), None)
+    def shared(self, kind: Any) -> Any:
+        """The one of a class that is registered; a new one where there is none."""
+        found = next((live for live in self._live if type(live) is kind), None)
+        if found is None:
+            found = kind()
+            self.add(found)
+        return found
 
     def state(self) -> list[saving.SavedObject]:
         """The attributes of all, in the order in which they were registered."""
@@ -100,9 +105,26 @@ class Registered:
         """What was saved of each schedule, by class and order."""
         pairs, left = [], list(state)
         for live in self._live:
-            name = type(live).__name__
-            saved = next((saved for saved in left if saved.class_name == name), None)
+            saved = _best(left, live)
             if saved is not None:
-                left.remove(saved)
+                left = [other for other in left if other is not saved]
                 pairs.append((saved, live))
         return pairs
+
+
+def _best(candidates: list[saving.SavedObject], live: Any) -> saving.SavedObject | None:
+    """Of what was saved of a class, what has the most attributes in common; of equals the first."""
+    here = saving.by_attributes(live).attributes
+
+    def in_common(saved: saving.SavedObject) -> int:
+        return sum(repr(saved.attributes.get(name)) == repr(here[name]) for name in here)
+
+    chosen = [saved for saved in candidates if saved.class_name == type(live).__name__]
+    return max(chosen, key=in_common, default=None)
+
+
+class EpochCount:
+    """The number of epochs since the very first one, over all calls of ``fit``."""
+
+    def __init__(self) -> None:
+        self.epochs = 0

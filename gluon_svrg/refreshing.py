@@ -14,9 +14,11 @@ from .methods.table import Table
 from .passes import memory
 from .passes.batches import initialize, number_of, one_pass
 from .passes.closure import Loss, check_closure
+from .passes.estimate import Terms
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.interrupts import uninterrupted
-from .passes.network import check_dtypes
+from .passes.network import Network, check_dtypes
+from .passes.points import Point
 from .passes.random_lock import RandomLock
 from .resumable import ResumableTrainer
 from .stores.agreement import agreement
@@ -31,6 +33,7 @@ class RefreshingTrainer(ResumableTrainer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._budget = memory.Budget()  # for stored gradients
+
     # --- a refresh -----------------------------------------------------------------------------
 
     def update_full_grads(
@@ -110,7 +113,7 @@ class RefreshingTrainer(ResumableTrainer):
         table: Table | None,
     ) -> float:
         """Go through the data, then take over what was found, all of it or nothing."""
-        size = 2 + len(self.all_parameters)
+        size, coefficient = 2 + len(self.all_parameters), self._new_coefficient()
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size))
             batches, show = stack.enter_context(one_pass(data, progress=progress))
@@ -131,13 +134,16 @@ class RefreshingTrainer(ResumableTrainer):
             stack.callback(self._mark_points)
             scale = self._loss_scale.value
             full = full_gradient(self._network, closure, batches, self._lock, scale, done, table)
-            uninterrupted(partial(self._take_over, full, table))
+            uninterrupted(partial(self._take_over, full, table, coefficient))
         return full.mean_loss
 
-    def _take_over(self, full: FullGradient, table: Table | None) -> None:
+    def _take_over(
+        self, full: FullGradient, table: Table | None, coefficient: float | None
+    ) -> None:
         """Make what a pass has found the snapshot's."""
         self._method.refresh(self._network, full.mean, full.in_objective, table)
-        self._start_coefficient()
+        if coefficient is not None:
+            self._method.coefficient = coefficient
         if table is not None:
             self._budget.took(self._bytes_of_a_row(), len(table))
         counters = self._counters
@@ -167,8 +173,9 @@ class RefreshingTrainer(ResumableTrainer):
         """Whether there are to be no more refreshes."""
         return False
 
-    def _start_coefficient(self) -> None:
-        """Let a schedule of the coefficient move to the snapshot that was just taken."""
+    def _new_coefficient(self) -> float | None:
+        """The coefficient of the next snapshot; None where a method has none."""
+        return None
 
     # --- the snapshot --------------------------------------------------------------------------
 
@@ -197,12 +204,14 @@ class RefreshingTrainer(ResumableTrainer):
         self._check_unchanged()
         self._at_snapshot = True
         try:
-            with point.entered(live_request=True):
-                yield
+            with point.entered():
+                try:
+                    yield
+                finally:
+                    touched = map(any, point.take_touched())
+                    self._network.note_overwritten(list(touched))
         finally:
             self._at_snapshot = False
-            if any(map(any, point.take_touched())):
-                self._is_corrected, self._reached = False, None
 
     def at_current_weights(self) -> Any:
         """Keep the network at its current weights, inside a ``with`` block, for another thread.
@@ -231,17 +240,38 @@ class RefreshingTrainer(ResumableTrainer):
         """Go back to the plain optimizer and free the memory of the snapshot."""
         self._check_outside("discard_snapshot")
         self._method.discard()
+        self._network.release()
+        self._here = None
         if self._loaded is not None:
             self._loaded.drop("method")
         self._counters.inner_steps = 0
         self._is_corrected, self._reached = False, None
 
+    def ready_to_compare(self, name: str) -> tuple[Terms, Network, bool]:
+        """What `gluon_svrg.variance` needs: what is added to g, the network, the random lock."""
+        self._check_outside(name)
+        terms = self._method.terms() if self._is_in_force() else Terms()
+        if not isinstance(terms.reference, Point):
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+        self._check_unchanged()
+        return terms, self._network, self._lock.locked
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by before they are differentiated: 1 without AMP."""
+        return self._loss_scale.value
+
     # --- what can be looked at -----------------------------------------------------------------
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether a snapshot is held, or waits in a loaded file for parameters to be initialized."""
+        """Whether a snapshot is held; one that was loaded may wait for parameters to be there."""
         return self._method.has_reference or self._waits_for_parameters()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether there is no snapshot, and a refresh would take one."""
+        return not self.has_snapshot and not self._is_over()
 
     @property
     def snapshot(self) -> dict[Parameter, list[NDArray]] | None:

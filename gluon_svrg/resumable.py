@@ -7,7 +7,7 @@ from collections import deque
 from typing import Any, Callable, Iterator
 
 from . import _mxnet, saving
-from .counters import Counters, Registered
+from .counters import Counters, EpochCount, Registered
 from .methods.interface import Method
 from .passes.batches import initialize
 from .passes.network import Network
@@ -83,7 +83,7 @@ class ResumableTrainer(KVStoreTrainer):
             )
 
     def _bind(self) -> str:
-        """Get to know arrays that are new, as they are after a cast; tell what does not fit them."""
+        """Get to know arrays that are new, as after a cast; tell what does not fit them."""
         network = self._network
         if self._here is not None and network.is_bound():
             return ""
@@ -243,8 +243,8 @@ class ResumableTrainer(KVStoreTrainer):
         Parameters
         ----------
         schedule : object
-            Its attributes are saved: plain data. Several of one class are told apart by the order
-            in which they were registered.
+            Its attributes are saved: plain data. Several of one class are told apart by their
+            settings, else by the order in which they were registered.
 
         Raises
         ------
@@ -252,6 +252,11 @@ class ResumableTrainer(KVStoreTrainer):
             If what was saved of it does not fit.
         """
         self._registered.add(schedule)
+
+    @property
+    def epoch_count(self) -> EpochCount:
+        """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
+        return self._registered.shared(EpochCount)
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, as soon as the parameters are initialized."""

@@ -128,11 +128,10 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     def _is_over(self) -> bool:
         is_over = getattr(self._coefficient_schedule, "is_over", None)
-        self._next_coefficient = _coefficient_of(self._coefficient_schedule, self.num_snapshots)
         return is_over is not None and bool(is_over(self.num_snapshots))
 
-    def _start_coefficient(self) -> None:
-        self._method.coefficient = self._next_coefficient
+    def _new_coefficient(self) -> float | None:
+        return _coefficient_of(self._coefficient_schedule, self.num_snapshots)
 
     def _coefficient_part(self) -> Any:
         return CoefficientPart(self)

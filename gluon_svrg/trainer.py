@@ -164,7 +164,8 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
         if not self._is_corrected and self._is_in_force():
-            raise RuntimeError(checks.NOT_CORRECTED.format(name=name, method=type(self._method).__name__))
+            method = type(self._method).__name__
+            raise RuntimeError(checks.NOT_CORRECTED.format(name=name, method=method))
         overwritten = self._network.overwritten() if self._reached is not None else []
         if overwritten:
             parameter = overwritten[0].name
@@ -245,5 +246,5 @@ class VarianceReducedTrainer(RefreshingTrainer):
         self._start_kvstore()
         if not self._updates_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced
-        grads = (g for p in filter(_mxnet.is_trainable, self.all_parameters) for g in _mxnet.gradients(p))
-        return not all_finite(grads)
+        trainable = filter(_mxnet.is_trainable, self.all_parameters)
+        return not all_finite(grad for p in trainable for grad in _mxnet.gradients(p))

@@ -96,9 +96,11 @@ class Training:
             for parameter in self.trainer._params:
                 value = self.gradient(parameter, number + seed)
                 for grad, data in zip(parameter.list_grad(), parameter.list_data()):
-                    grad[:] = value.as_np_ndarray() if hasattr(grad, "as_np_ndarray") and type(
-                        grad
-                    ) is not mx.nd.NDArray else value
+                    grad[:] = (
+                        value.as_np_ndarray()
+                        if hasattr(grad, "as_np_ndarray") and type(grad) is not mx.nd.NDArray
+                        else value
+                    )
                     data._fresh_grad = True
             self.trainer.step(1)
         mx.nd.waitall()

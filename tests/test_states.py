@@ -417,8 +417,8 @@ def test_foreign_files(content, message, tmp_path):
 
 
 def test_another_version(saved, tmp_path):
-    other = saved.replace(b"states 1\n", b"states 2\n", 1)
-    refused(other, tmp_path / "states", "it has format 2, and this version .* reads format 1")
+    other = saved.replace(b"states 2\n", b"states 3\n", 1)
+    refused(other, tmp_path / "states", "it has format 3, and this version .* reads formats? 1")
 
 
 def test_a_missing_file(tmp_path):
@@ -510,6 +510,7 @@ def test_files_that_do_not_fit(saved, name, tmp_path):
 
 
 # --- writing -----------------------------------------------------------------------------------
+
 
 def test_a_folder_that_does_not_exist(tmp_path):
     with pytest.raises(FileNotFoundError):

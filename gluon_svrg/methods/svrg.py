@@ -151,7 +151,9 @@ class SVRG(Method):
             return
         parameters = network.parameters
         chosen = checks.numbers_of(parameters, trainable=True)
-        yield from checks.by_parameter(state["weights"], "snapshot", parameters, chosen, summed=False)
+        yield from checks.by_parameter(
+            state["weights"], "snapshot", parameters, chosen, summed=False
+        )
         yield from checks.by_parameter(
             state["full_grads"], "full gradient", parameters, chosen, summed=True
         )

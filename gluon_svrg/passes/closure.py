@@ -23,6 +23,7 @@ class Recorded(NamedTuple):
     losses: tuple[NDArray, ...]
     counts: tuple[int, ...]  # loss entries per device
     devices: tuple[Any, ...]  # of each loss
+    factors: OrderedDict[Any, NDArray]  # arrays of factors, kept from minibatch to minibatch
 
     @property
     def entries(self) -> int:
@@ -34,7 +35,7 @@ class Recorded(NamedTuple):
         heads = None
         if factor != 1:
             pairs = zip(self.losses, self.devices)
-            heads = [_filled_like(loss, device, factor) for loss, device in pairs]
+            heads = [_filled_like(self.factors, loss, device, factor) for loss, device in pairs]
         with _explained():
             mx.autograd.backward(list(self.losses), heads)
 
@@ -49,7 +50,10 @@ def check_closure(closure: Any) -> None:
 
 
 def record(
-    closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]
+    closure: Callable[..., Loss],
+    batch: Sequence[Any],
+    devices: Sequence[Any],
+    factors: OrderedDict[Any, NDArray] | None = None,
 ) -> Recorded:
     """Call a closure under ``autograd.record()`` and count the loss entries that it returns.
 
@@ -61,6 +65,8 @@ def record(
         The arguments of the closure.
     devices : sequence of device
         Where the parameters are.
+    factors : OrderedDict, optional
+        Arrays of factors that were used before, to be used again.
 
     Returns
     -------
@@ -79,7 +85,8 @@ def record(
         loss = closure(*batch)
     losses = _losses(loss)
     found = tuple(map(_mxnet.device_of, losses))
-    return Recorded(loss, losses, _entries(losses, found, devices), found)
+    counts = _entries(losses, found, devices)
+    return Recorded(loss, losses, counts, found, OrderedDict() if factors is None else factors)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
@@ -98,19 +105,18 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
         )
 
 
-_filled: OrderedDict[Any, NDArray] = OrderedDict()
-
-
-def _filled_like(loss: NDArray, device: Any, factor: float) -> NDArray:
+def _filled_like(
+    kept: OrderedDict[Any, NDArray], loss: NDArray, device: Any, factor: float
+) -> NDArray:
     """An array of factors like a loss. Few shapes come again and again."""
     key = device, loss.dtype, loss.shape, factor, type(loss)
-    if key not in _filled:
+    if key not in kept:
         make = mx.np.full if _mxnet.is_numpy_like(loss) else mx.nd.full
         with _mxnet.not_traced():
-            _filled[key] = make(loss.shape, factor, ctx=device, dtype=loss.dtype)
-        if len(_filled) > 16:
-            _filled.popitem(last=False)
-    return _filled[key]
+            kept[key] = make(loss.shape, factor, ctx=device, dtype=loss.dtype)
+        if len(kept) > 16:
+            kept.popitem(last=False)
+    return kept[key]
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from .._mxnet import Arrays
 from . import random_lock, sketch
 from .arrays import copies, copy_all, zero
 from .closure import Loss, Recorded, check_repeatable, record
-from .network import Network, check_dependent
+from .network import check_dependent
 from .points import Point
 from .random_lock import RandomLock
 from .sums import new_sum
@@ -63,9 +63,7 @@ class Estimate(NamedTuple):
     compared: bool = False  # whether g and r were found to be equal where they must be
 
 
-def plain(
-    parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float
-) -> Estimate:
+def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
     """Take the gradient of a minibatch as `gluon.Trainer` users do, by the parameters' own arrays.
 
     A device without data contributes zero, not what backward has left there before. Parameters
@@ -185,7 +183,7 @@ def _attempt(
         if isinstance(reference, Point):
 
             def at_reference() -> Recorded:
-                recorded = record(closure, (), network.devices)  # now c is known
+                recorded = network.record(closure)  # now c is known
                 v.put(recorded.counts, k, m)  # v = k c m
                 look()
                 v.add(recorded, b)  # v += b r
@@ -203,7 +201,7 @@ def _attempt(
         row = reference.grads if isinstance(reference, Row) else None
 
         def at_weights() -> Recorded:
-            recorded = record(closure, (), network.devices)
+            recorded = network.record(closure)
             if isinstance(reference, Row):
                 reference.check_counts(recorded.counts)
             if there is not None:
@@ -230,4 +228,5 @@ def _attempt(
 def _difference(sketches: Sequence[np.ndarray], b: float) -> float:
     """How much g and r differ, from sketches of ``k c m``, ``k c m + b r`` and v."""
     before, with_r, with_g = sketches
-    return sketch.difference((with_r - before) / b, with_g - with_r)
+    with np.errstate(invalid="ignore"):
+        return sketch.difference((with_r - before) / b, with_g - with_r)

@@ -13,7 +13,7 @@ from .._mxnet import Arrays
 from . import random_lock, sketch
 from .arrays import all_finite, combine
 from .batches import arguments
-from .closure import Loss, Recorded, record
+from .closure import Loss, Recorded
 from .network import Network, check_dependent
 from .points import Point
 from .random_lock import RandomLock
@@ -163,10 +163,10 @@ def _once(
     factor: float = 1.0,
 ) -> Recorded:
     """Add the gradient of a minibatch."""
-    devices = here.network.devices
+    network = here.network
 
     def work() -> Recorded:
-        recorded = record(closure, inputs, devices)
+        recorded = network.record(closure, inputs)
         total.add(recorded, factor)
         return recorded
 
@@ -196,7 +196,9 @@ def _twice(
     recorded = _once(here, closure, inputs, total, seed, 0.5)
     between = sketch.sketch(total.arrays)
     _once(here, closure, inputs, total, seed, 0.5)
-    difference = sketch.difference(between - before, sketch.sketch(total.arrays) - between)
+    after = sketch.sketch(total.arrays)
+    with np.errstate(invalid="ignore"):
+        difference = sketch.difference(between - before, after - between)
     if np.isnan(difference) or difference <= sketch.tolerance(total.arrays):
         return recorded, 2, False
     in_words = sketch.in_words(difference)

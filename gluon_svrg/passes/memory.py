@@ -70,8 +70,8 @@ class Budget:
                         f"Storing the gradients of {number} minibatches needs "
                         f"{in_words(needed)} more on {device} ({in_words(size)} each), and "
                         f"{in_words(available)} are free, of which a tenth is left for all else. "
-                        "Use larger minibatches, which are fewer, or leave store_grads out. Nothing was "
-                        "changed."
+                        "Use larger minibatches, which are fewer, or leave store_grads out. "
+                        "Nothing was changed."
                     )
 
         if count is not None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
 from .arrays import SUMMED_IN, copies, copy_all
+from .closure import Recorded, record
 from .outside import Outside
 
 
@@ -48,11 +49,14 @@ class Network:
         self.lock = threading.RLock()
         # Changes with the user's parameters.
         self.adds = True
+        self.was_seen_to_add = False  # since parameters have these arrays
+        self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self._lists: list[Any] = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
         # Of the moment.
+        self._overwritten: list[Parameter] = []
         self.is_elsewhere = False
 
     # --- binding to arrays ---------------------------------------------------------------------
@@ -74,8 +78,17 @@ class Network:
         ]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
+        self.was_seen_to_add = False
         self.multiples.clear()
+        self._factors.clear()
         self.mark(self.aliases)
+
+    def release(self) -> None:
+        """Keep no arrays."""
+        self.weights, self.live_grads, self.aliases, self._accumulating = [], [], [], []
+        self.trainable, self.frozen, self._lists = [], [], []
+        self.multiples.clear()
+        self._factors.clear()
 
     def mark(self, arrays: Arrays) -> None:
         """Let backward put the gradients of arrays like the weights into the live gradients."""
@@ -90,6 +103,10 @@ class Network:
             _mxnet.is_sparse(p) or SUMMED_IN[_mxnet.dtype_name(w[0])] != _mxnet.dtype_name(w[0])
             for p, w in zip(self.trainable, self.weights)
         )
+
+    def record(self, closure: Callable[..., Any], batch: Sequence[Any] = ()) -> Recorded:
+        """Record what a closure computes, see `closure.record`."""
+        return record(closure, batch, self.devices, self._factors)
 
     # --- what the user has in the live gradients -----------------------------------------------
 
@@ -130,11 +147,18 @@ class Network:
 
         That is since `hide_marks`. Where gradients accumulate, nothing is overwritten.
         """
-        flags = _mxnet.fresh(self.weights)
-        return [p for p, row in zip(self.trainable, flags) if any(row) and not _adds(p)]
+        flags = [any(row) for row in _mxnet.fresh(self.weights)]
+        self.note_overwritten(flags)
+        return self._overwritten
+
+    def note_overwritten(self, flags: Sequence[bool]) -> None:
+        """Remember which live gradients a backward of the user's has overwritten."""
+        rows = zip(self.trainable, flags)
+        self._overwritten += [p for p, flag in rows if flag and not _adds(p)]
 
     def hide_marks(self) -> None:
         """Mark all live gradients as stale, so that it shows which ones backward writes."""
+        self._overwritten = []
         _mxnet.take_fresh(self.weights)
 
     def check_hidden(self) -> None:

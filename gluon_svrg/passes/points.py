@@ -114,21 +114,17 @@ class Point:
                 network.is_elsewhere = was_elsewhere
 
     @contextmanager
-    def entered(self, *, live_request: bool) -> Iterator[None]:
+    def entered(self) -> Iterator[None]:
         """Let the network compute here inside a block, for the user.
 
-        Parameters
-        ----------
-        live_request : bool
-            Whether backward writes or adds gradients as the user has asked for.
+        Backward writes or adds gradients as the user has asked for.
         """
         network = self.network
         parameters, arrays = self._replacements()
         live = [_mxnet.data(parameter) for parameter in parameters]
         with network.lock:
-            if live_request:
-                for p, weights, grads in zip(network.trainable, self.weights, network.live_grads):
-                    _mxnet.put_gradients_into([weights], [grads], p.grad_req)
+            for p, weights, grads in zip(network.trainable, self.weights, network.live_grads):
+                _mxnet.put_gradients_into([weights], [grads], p.grad_req)
             deque(_mxnet.replacing(parameters, arrays), 0)
             network.is_elsewhere = True
             try:

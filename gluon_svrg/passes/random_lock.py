@@ -50,7 +50,7 @@ class RandomLock:
 
     def _next_seed(self) -> int:
         if self._base is None:
-            self._base = int(mx.nd.random.randint(0, _LARGEST, shape=(1,)).asscalar())
+            self._base = draw_seed()
         self._count += 1
         sequence = np.random.SeedSequence([self._base, self._count])
         return int(sequence.generate_state(1)[0] >> 1)
@@ -92,6 +92,11 @@ class RandomLock:
         """Take over a state."""
         self.mode, self.locked = state["mode"], state["locked"]
         self._base, self._count = state["base"], state["count"]
+
+
+def draw_seed() -> int:
+    """Draw a seed from MXNet's random numbers."""
+    return int(mx.nd.random.randint(0, _LARGEST, shape=(1,)).asscalar())
 
 
 def start(seed: int | None) -> None:

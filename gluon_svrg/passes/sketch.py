@@ -28,12 +28,13 @@ def sketch(arrays: Arrays) -> np.ndarray:
     """Sums of entries with random signs, shape (256,), float64. Waits for the device."""
     sums = np.zeros(_BUCKETS)
     pieces = (piece for row in arrays for array in row for piece in in_numpy(array))
-    for number, piece in enumerate(pieces):
-        start = number * _STRIDE % (len(_SIGNS) - len(piece))
-        signed = piece * _SIGNS[start : start + len(piece)]
-        whole = len(signed) // _BUCKETS * _BUCKETS
-        sums += signed[:whole].reshape(-1, _BUCKETS).sum(axis=0)
-        sums[: len(signed) - whole] += signed[whole:]
+    with np.errstate(invalid="ignore", over="ignore"):
+        for number, piece in enumerate(pieces):
+            start = number * _STRIDE % (len(_SIGNS) - len(piece))
+            signed = piece * _SIGNS[start : start + len(piece)]
+            whole = len(signed) // _BUCKETS * _BUCKETS
+            sums += signed[:whole].reshape(-1, _BUCKETS).sum(axis=0)
+            sums[: len(signed) - whole] += signed[whole:]
     return sums
 
 
@@ -42,7 +43,8 @@ def difference(first: np.ndarray, second: np.ndarray) -> float:
 
     Nan if either is not finite.
     """
-    distance, norm = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
+    with np.errstate(invalid="ignore", over="ignore"):
+        distance, norm = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
     if not np.isfinite(distance + norm):
         return float("nan")
     if not distance:

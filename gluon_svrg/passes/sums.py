@@ -18,7 +18,7 @@ import numpy as np
 
 from .._mxnet import Arrays
 from .arrays import Multiple, combine, copy, copy_all, in_numpy, per_device, zero, zeros_to_sum
-from .closure import Recorded, record
+from .closure import Recorded
 from .network import Network
 from .points import Point
 
@@ -144,8 +144,7 @@ def new_sum(network: Network, scale: float) -> AddingSum:
 def adds_up(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
     """Find out whether backward adds to the live gradients, with the factor that it is given.
 
-    One backward with the factor 0 on gradients that are filled with ones: ones must remain. The
-    live gradients are lost. Waits for the device.
+    The live gradients are lost. Waits for the device.
     """
     network = point.network
     if not network.may_add():
@@ -153,13 +152,53 @@ def adds_up(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> 
     was, network.adds = network.adds, True
     network.mark(point.weights)
     try:
-        for row in network.live_grads:
-            for grad in row:
-                grad[:] = 1
-        point.at(lambda: record(closure, batch, network.devices).backward(0.0))
-        pieces = (p for row in network.live_grads for grad in row for p in in_numpy(grad))
-        return all(np.all((p == 1) | ~np.isfinite(p)) for p in pieces)  # NaN proves nothing
+        return _adds_nothing_for_zero(point, closure, batch) and (
+            network.was_seen_to_add or _adds_something(point, closure, batch)
+        )
     finally:
-        point.take_touched()
         network.adds = was
         network.mark(point.weights)
+
+
+def _adds_nothing_for_zero(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
+    """Run backward with the factor 0 on gradients that are filled with ones: ones must remain."""
+    live_grads = point.network.live_grads
+    for row in live_grads:
+        for grad in row:
+            grad[:] = 1
+    _backward(point, closure, batch, 0.0)
+    pieces = (piece for row in live_grads for grad in row for piece in in_numpy(grad))
+    return all(np.all((p == 1) | ~np.isfinite(p)) for p in pieces)  # NaN proves nothing
+
+
+def _adds_something(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
+    """See that a gradient that backward can write is not zero when it is to be added.
+
+    In bfloat16 on 1.9.1, backward adds nothing at all. Once is enough: it depends on operators and
+    dtypes, not on weights.
+    """
+    network = point.network
+    for column in per_device(network.live_grads):
+        zero(column)
+    touched = _backward(point, closure, batch, 1.0)
+    empty = [n for n in touched if not _has_entries(network.live_grads[n])]
+    if empty:
+        network.adds = False
+        network.mark(point.weights)
+        _backward(point, closure, batch, 1.0)
+        if any(_has_entries(network.live_grads[n]) for n in empty):
+            return False
+    network.was_seen_to_add = True
+    return True
+
+
+def _backward(
+    point: Point, closure: Callable[..., Any], batch: Sequence[Any], factor: float
+) -> list[int]:
+    """Run backward at a point, and tell which parameters it has reached."""
+    point.at(lambda: point.network.record(closure, batch).backward(factor))
+    return [n for n, flags in enumerate(point.take_touched()) if any(flags)]
+
+
+def _has_entries(row: Sequence[Any]) -> bool:
+    return any(np.any(piece) for grad in row for piece in in_numpy(grad))

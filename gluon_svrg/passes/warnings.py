@@ -14,7 +14,7 @@ def warn(message: str) -> None:
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_library(frame.f_back.f_code.co_filename):
         frame, depth = frame.f_back, depth + 1
-    warnings.warn(message, stacklevel=depth)
+    warnings.warn(message, stacklevel=depth + 1)
 
 
 def _is_library(filename: str) -> bool:
