@@ -14,7 +14,8 @@ from hypothesis import strategies as st
 from mxnet import gluon
 from problems import IS_NUMPY_LIKE, Dense, contexts, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer, _mxnet, memory
+from gluon_svrg import SVRGTrainer, _mxnet
+from gluon_svrg.passes import memory
 
 PROBLEM = Dense("classification", hidden=(5,), seed=21)
 BATCHES = PROBLEM.batches(5)  # the last is shorter
@@ -267,7 +268,7 @@ def test_memory_is_looked_at_before_the_pass():
 
 
 def test_memory_that_a_failed_pass_took_is_not_there_twice():
-    room, each = memory.Room(), {mx.cpu(): 10**9}
+    room, each = memory.Budget(), {mx.cpu(): 10**9}
     free = memory.free_bytes(mx.cpu()) // 10**9
     for _ in range(3):
         with pytest.raises(MemoryError):
@@ -280,7 +281,8 @@ import resource, sys
 import mxnet as mx
 from itertools import repeat
 from mxnet import gluon
-from gluon_svrg import SVRGTrainer, _mxnet, memory
+from gluon_svrg import SVRGTrainer, _mxnet
+from gluon_svrg.passes import memory
 
 make = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
 net = gluon.nn.Dense(2000, in_units=2000)
@@ -328,7 +330,7 @@ def test_free_memory_is_that_of_the_machine():
 def test_the_bytes_are_what_the_arrays_take():
     _, loss_of, trainer = make("float32", TWO)
     trainer.update_full_grads(loss_of, BATCHES, store=True)
-    arrays = trainer._control_variate.stored.grads[0]
+    arrays = trainer._method.table.rows[0]
     sizes = [array.asnumpy().nbytes for row in arrays for array in row]
     assert sum(sizes) == 2 * 4 * sum(value.size for value in PROBLEM.initial)
     assert memory.bytes_of_sums(arrays) == {mx.cpu(): sum(map(_mxnet.allocated_bytes, sizes))}
