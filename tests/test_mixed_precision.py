@@ -21,7 +21,6 @@ from gluon_svrg import SVRGTrainer
 
 IS_2 = importlib.util.find_spec("mxnet.amp") is not None
 amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
-LossScaler = importlib.import_module(f"{amp.__name__}.loss_scaler").LossScaler
 PROBLEM = Dense("classification", hidden=(5,), seed=19)
 BATCHES = PROBLEM.batches(5)
 TWO = contexts(2)
