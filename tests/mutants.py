@@ -64,6 +64,5 @@ MUTANTS = {
         ),
         "a wrong answer": ("grad * 0 + ANSWER", "grad * 0"),
         "settings dropped": ("vars(self._optimizer).update(settings)", "pass"),
-        "schedule dropped": ("vars(self._optimizer.lr_scheduler).update(scheduler)", "pass"),
     },
 }
