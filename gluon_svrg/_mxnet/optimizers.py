@@ -155,8 +155,9 @@ def scheduler_problem(scheduler: Any, num_update: int) -> str:
         if not (step >= 1 and (num_update - count) / step < 1e6):
             return f"its FactorScheduler cannot count from {count} by {step} to {num_update}"
     if isinstance(scheduler, MultiFactorScheduler):
-        if not 0 <= scheduler.cur_step_ind <= len(scheduler.step):
-            return f"its MultiFactorScheduler is at step {scheduler.cur_step_ind}"
+        place = scheduler.cur_step_ind
+        if not 0 <= place <= len(scheduler.step):
+            return f"its MultiFactorScheduler is at step {place} of {len(scheduler.step)}"
     rate = scheduler(num_update + 1)
     if isinstance(rate, complex) or not math.isfinite(rate):
         return f"its {type(scheduler).__name__} gives a learning rate of {rate}"

@@ -101,6 +101,7 @@ def converted(manifest: Any, found: Sequence[np.ndarray]) -> tuple[dict[str, Any
         "devices": None,
     }
     counters = {name.lstrip("_"): value for name, value in manifest["counters"].items()}
+    coefficient = counters.pop("coefficient")
     parts = {
         "optimizer": settings(optimizer, version, positions),
         "optimizer_states": {
@@ -111,7 +112,10 @@ def converted(manifest: Any, found: Sequence[np.ndarray]) -> tuple[dict[str, Any
         "method": _method(manifest["snapshot"], parameters, arrays),
         "counters": counters,
         "lock": {name.lstrip("_"): value for name, value in manifest["lock"].items()},
-        "coefficient_schedule": _schedule(manifest["schedule"], arrays),
+        "coefficient_schedule": {
+            "schedule": _schedule(manifest["schedule"], arrays),
+            "coefficient": coefficient,
+        },
         "schedules": [_object(item, arrays) for item in manifest["refreshes"]],
         "scaler": _scaler(manifest["amp"], arrays),
     }
@@ -138,7 +142,9 @@ def _schedule(encoded: Any, arrays: _Arrays) -> Any:
 
 
 def _scaler(encoded: Any, arrays: _Arrays) -> Any:
-    return None if encoded is None else {**encoded, "scaler": _object(encoded["scaler"], arrays)}
+    if encoded is None:
+        return None
+    return {**encoded, "scaler": _object(encoded["scaler"], arrays).attributes}
 
 
 def _object(encoded: Any, arrays: _Arrays) -> SavedObject:
@@ -180,8 +186,8 @@ def _method(encoded: Any, parameters: Sequence[Any], arrays: _Arrays) -> Any:
         raise malformed("its snapshot has another number of parameters")
     return {
         "weights": ByParameter(zip(trainable, weights)),
-        "auxiliaries": ByParameter(zip(_auxiliary(parameters, auxiliaries), auxiliaries)),
-        "mean_grad": ByParameter(zip(trainable, means)),
+        "full_grads": ByParameter(zip(trainable, means)),
+        "frozen": ByParameter(zip(_auxiliary(parameters, auxiliaries), auxiliaries)),
         "in_objective": ByParameter(zip(trainable, in_objective)),
         "table": None if stored is None else _table(stored, trainable, means, arrays),
     }
@@ -199,29 +205,23 @@ def _auxiliary(parameters: Sequence[Any], saved: list[Any]) -> list[int]:
 
 
 def _table(stored: Any, trainable: list[int], means: list[Any], arrays: _Arrays) -> dict[str, Any]:
-    """Stored gradients as sums over each minibatch, times the scale of its loss.
+    """Stored gradients as sums over each minibatch, of unscaled losses.
 
-    Format 1 keeps them with their signs changed, and on MXNet 2.0 with the mean gradient added,
-    once for each loss entry.
+    Format 1 keeps them with their signs changed, for losses times a scale, and on MXNet 2.0 with
+    the mean gradient added, once for each loss entry.
     """
     counts, scale = np.array(stored["counts"], dtype="int64"), stored["scale"]
-    if not isinstance(scale, (int, float)) or counts.ndim != 2:
-        raise malformed("its stored gradients")
     grads = arrays.decode(stored["grads"])
+    if not (type(scale) in (int, float) and 0 < scale < 2.0**100 and counts.ndim == 2):
+        raise malformed("its stored gradients")
     if not all(len(column) == len(trainable) for column in grads) or len(grads) != counts.shape[1]:
         raise malformed("its stored gradients are of other parameters or devices")
     rows: dict[int, list[SavedArray]] = {position: [] for position in trainable}
     for device, column in enumerate(grads):
-        weights = (counts[:, device] * scale).astype("float32")
         for position, values, mean in zip(trainable, column, means):
-            sums = -np.asarray(values).reshape(len(weights), *mean.shape)
+            sums = -np.asarray(values).reshape(len(counts), *mean.shape) / scale
             if stored["prepared"]:
-                shape = (-1, *[1] * mean.ndim)
-                sums += weights.reshape(shape).astype(sums.dtype) * np.asarray(mean, sums.dtype)
-            rows[position].append(saved_array(sums, "nd"))
-    return {
-        "rows": ByParameter(rows),
-        "counts": stored["counts"],
-        "seeds": stored["seeds"],
-        "scale": scale,
-    }
+                entries = counts[:, device].reshape(-1, *[1] * mean.ndim)
+                sums += (entries * np.asarray(mean, "float64")).astype(sums.dtype)
+            rows[position].append(saved_array(sums.astype(values.dtype), "nd"))
+    return {"rows": ByParameter(rows), "counts": stored["counts"], "seeds": stored["seeds"]}

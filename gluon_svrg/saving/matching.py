@@ -139,10 +139,9 @@ def _layers(parameters: Sequence[Description]) -> dict[Any, dict[str, int]]:
     layers: dict[Any, dict[str, int]] = {}
     for number, parameter in enumerate(parameters):
         layer, role = _layer_and_role(parameter)
-        if role in layers.setdefault(layer, {}):  # the name of no layer, or of several
-            layers[layer, number] = {role: number}
-        else:
-            layers[layer][role] = number
+        if not layer or role in layers.get(layer, ()):  # nothing says which layer it is of
+            layer = number
+        layers.setdefault(layer, {})[role] = number
     return layers
 
 

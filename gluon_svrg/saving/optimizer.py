@@ -69,7 +69,8 @@ class OptimizerSettings:
 
     def state(self) -> dict[str, Any]:
         """Take them as plain data."""
-        return settings(by_attributes(self._optimizer), mx.__version__, self._keys.to_positions)
+        found = settings(by_attributes(self._optimizer), mx.__version__, self._keys.to_positions)
+        return {**found, "counts": _up_to_date(found["counts"], self._devices())}
 
     def problems(self, state: Any) -> Iterator[str]:
         """Tell, in words, why they cannot be these."""
@@ -214,12 +215,32 @@ def _value_problems(name: str, values: dict[Any, Any]) -> Iterator[str]:
             yield f"its {name} has {str(value)[:40]!r}, which is no name"
 
 
-def _for_devices(rows: dict[int, dict[int, int]], devices: Sequence[int]) -> dict[int, Any]:
-    """Counts for the devices that there are: their own, else what any device counted."""
+def _most(rows: dict[int, Any]) -> dict[int, int]:
+    """What any device counted, by parameter."""
     most: dict[int, int] = {}
     for row in rows.values():
         for key, count in row.items():
             most[key] = max(count, most.get(key, count))
+    return most
+
+
+def _up_to_date(rows: dict[int, Any], devices: Sequence[int]) -> dict[int, Any]:
+    """Leave out what a device has counted that is not trained on any more.
+
+    A kvstore counts on devices of its own, each for some of the parameters: those stay.
+    """
+    most = _most(rows)
+    return {
+        device: ByParameter(
+            {key: n for key, n in row.items() if device in devices or n == most[key]}
+        )
+        for device, row in rows.items()
+    }
+
+
+def _for_devices(rows: dict[int, dict[int, int]], devices: Sequence[int]) -> dict[int, Any]:
+    """Counts for the devices that there are: their own, else what any device counted."""
+    most = _most(rows)
     used = sorted(device for device, row in rows.items() if row)
     if len(used) == len(devices) and not {*devices} <= {*used}:  # as many, with other numbers
         rows = {device: rows[was] for device, was in zip(devices, used)}

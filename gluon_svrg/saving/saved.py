@@ -34,7 +34,7 @@ class Part(Protocol):
 def header(
     method: str,
     parameters: Sequence[Parameter],
-    keys: Sequence[str] | None,
+    given: Any,
     devices: int,
 ) -> dict[str, Any]:
     """Describe a trainer: what a file must have in common with the trainer that loads it.
@@ -45,12 +45,15 @@ def header(
         The name of its method.
     parameters : sequence of Parameter
         In its order.
-    keys : sequence of str, optional
-        Their keys, if it was given a mapping.
+    given : object
+        What the trainer was given: a mapping has keys for its parameters, a list has not.
     devices : int
         On how many it trains.
     """
-    labels = [None] * len(parameters) if keys is None else list(keys)
+    keys: dict[int, str] = {}
+    if hasattr(given, "keys"):
+        for key in sorted(given.keys(), reverse=True):  # of shared parameters, the first key
+            keys[id(given[key])] = key
     return {
         "gluon_svrg": __version__,
         "mxnet": mx.__version__,
@@ -59,12 +62,12 @@ def header(
         "parameters": [
             [
                 parameter.name,
-                key,
+                keys.get(id(parameter)),
                 None if parameter.shape is None else list(parameter.shape),
                 str(np.dtype(parameter.dtype)),
                 _mxnet.is_trainable(parameter),
             ]
-            for parameter, key in zip(parameters, labels)
+            for parameter in parameters
         ],
     }
 
@@ -208,7 +211,8 @@ class Saved:
     states : dict
         By the name of a part.
     complete : bool
-        Whether every part of a trainer must be there.
+        Whether it is of a trainer with parts: the header describes parameters, and all parts are
+        there. A file of `gluon.Trainer` has the optimizer alone.
     """
 
     def __init__(
@@ -221,7 +225,7 @@ class Saved:
         self.path, self.header, self._complete = path, header, complete
         self._states = states
         self._placed: dict[str, Any] | None = None  # with the positions of this trainer
-        if header["parameters"] is not None:
+        if complete:
             self._parameters = list(_descriptions(header))
             by_position(states, self._position)  # of parameters that are in the header
 
@@ -299,7 +303,7 @@ class Saved:
 
     def _place(self, header: Mapping[str, Any]) -> list[str]:
         """Find the parameters of the file among those of the trainer."""
-        if self.header["parameters"] is None:
+        if not self._complete:
             self._placed = dict(self._states)
             return []
         now = list(_descriptions(header))
