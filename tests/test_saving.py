@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import pickle
+import re
 import signal
 import stat
 import subprocess
@@ -530,8 +531,8 @@ class MySGD(mx.optimizer.SGD):
 def test_an_unknown_order_of_momentum_and_master_copy_is_refused(tmp_path):
     other = "1" if HERE == "2" else "2"
     runs = [reader("float16", momentum=0.9, multi_precision=True) for _ in range(2)]
-    own = [saving.OptimizerStates(MySGD(momentum=0.9, multi_precision=True), r.updaters, r.trainer._params)
-           for r in runs]  # fmt: skip
+    mine = MySGD(momentum=0.9, multi_precision=True)
+    own = [saving.OptimizerStates(mine, run.updaters, run.trainer._params) for run in runs]
     runs[0].step(1)
     state = own[0].state()
     assert list(own[1].problems(state)) == []
@@ -568,14 +569,14 @@ def test_files_of_0_1_0(generation):
     assert parts["coefficient_schedule"].value == {"schedule": 0.75, "coefficient": 0.75}
     assert parts["lock"].value.keys() == {"mode", "locked", "base", "count"}
     assert (trainer.optimizer.num_update, trainer.optimizer.lr_scheduler.count) == (4, 3)
-    roles = [p.name.split("_", 1)[-1] for p in trainer._params]
-    labels = [name.split("_", 1)[-1] if generation == "1" else name for name in expected["names"]]
+    roles = [re.sub(r"^[a-z]+\d+_", "", p.name) for p in trainer._params]
+    labels = [re.sub(r"^[a-z]+\d+_", "", name) for name in expected["names"]]
     method = parts["method"].value
     matched = {}  # position in the file to position here
     for position in range(8):
         alike = [
             n for n, p in enumerate(trainer._params)
-            if str(labels[position]) == roles[n]
+            if labels[position] == roles[n]
             and p.shape == expected.get(f"state {position}", np.zeros(p.shape)).shape
         ]  # fmt: skip
         (matched[position],) = alike
