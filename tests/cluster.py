@@ -27,6 +27,11 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
     command = [sys.executable, str(WORKER), task, str(folder), json.dumps(settings)]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
+    return found_by(folder, workers)
+
+
+def found_by(folder, workers):
+    """What each worker has written, in the order of ranks."""
     found = []
     for rank in range(workers):
         with np.load(folder / f"{rank}.npz") as file:
@@ -34,17 +39,44 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
     return found
 
 
+def run_horovod(folder, task, workers=2, deadline=120, expected=0, **settings):
+    """Run a task of `worker.py` on workers of Horovod, started by its `horovodrun`.
+
+    Returns
+    -------
+    list of dict, or str
+        What each worker has found, in the order of ranks; the output where a failure is expected.
+    """
+    folder = Path(folder)
+    settings = {"kvstore": "horovod", **settings}
+    launcher = Path(sys.executable).with_name("horovodrun")
+    start = [launcher, "--gloo", "--network-interface", "lo", "-np", workers, sys.executable]
+    environment = {
+        # horovodrun starts python by this path
+        "PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]]),
+    }
+    command = [*start, WORKER, task, folder, json.dumps(settings)]
+    status, output = run(command, deadline, environment)
+    assert (status == 0) == (expected == 0), output
+    return output if expected else found_by(folder, workers)
+
+
 def launch(arguments, deadline=120, wait=True):
     """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
-        "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
-        "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
-    }
+    return run([sys.executable, "-m", "gluon_svrg", "launch", *arguments], deadline, wait=wait)
+
+
+def run(command, deadline, environment=(), wait=True):
+    """Run a program in a process group of its own, until a deadline."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gluon_svrg", "launch", *map(str, arguments)],
-        env=environment,
+        list(map(str, command)),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
+            "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
+            "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
+            **dict(environment),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -9,6 +9,7 @@ import mxnet as mx
 from .. import _mxnet
 from . import checks, kinds
 from .alone import Alone
+from .horovod import HorovodKVStore
 from .interface import Workers
 from .parameter_servers import SynchronousServers
 from .server import ServerOptimizer
@@ -50,9 +51,10 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         checks.check_devices(parameters, kvstore, update_on_kvstore)
         checks.check_compression(compression_params, kvstore)
         checks.check_sparse(parameters, kvstore)
-        kvstore = kinds.created(kvstore)
         needs_reduced = type(self).__name__ if self.needs_reduced else ""
         update = checks.where_to_update(parameters, kvstore, update_on_kvstore, needs_reduced)
+        if kvstore == "horovod":
+            kvstore = HorovodKVStore()
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
         self._known_workers: Workers | None = None
 
