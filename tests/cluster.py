@@ -39,26 +39,33 @@ def found_by(folder, workers):
     return found
 
 
-def run_horovod(folder, task, workers=2, deadline=120, expected=0, **settings):
-    """Run a task of `worker.py` on workers of Horovod, started by its `horovodrun`.
+def run_horovod(folder, tasks, workers=2, deadline=240):
+    """Run tasks of `worker.py`, one after the other, on workers that `horovodrun` starts.
+
+    Parameters
+    ----------
+    tasks : dict of tuple
+        By a name, the task and its settings.
 
     Returns
     -------
-    list of dict, or str
-        What each worker has found, in the order of ranks; the output where a failure is expected.
+    dict of list of dict
+        By the name of the task, what each worker has found, in the order of ranks.
     """
-    folder = Path(folder)
-    settings = {"kvstore": "horovod", **settings}
-    launcher = Path(sys.executable).with_name("horovodrun")
-    start = [launcher, "--gloo", "--network-interface", "lo", "-np", workers, sys.executable]
-    environment = {
-        # horovodrun starts python by this path
-        "PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]]),
+    tasks = {
+        name: (task, {"kvstore": "horovod", **settings}) for name, (task, settings) in tasks.items()
     }
-    command = [*start, WORKER, task, folder, json.dumps(settings)]
-    status, output = run(command, deadline, environment)
-    assert (status == 0) == (expected == 0), output
-    return output if expected else found_by(folder, workers)
+    status, output = horovodrun(workers, [WORKER, "many", folder, json.dumps(tasks)], deadline)
+    assert status == 0, output
+    return {name: found_by(Path(folder) / name, workers) for name in tasks}
+
+
+def horovodrun(workers, arguments, deadline=120):
+    """Start Horovod's workers; the exit status, and what they print."""
+    launcher = Path(sys.executable).with_name("horovodrun")  # it calls programs beside it by name
+    path = {"PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]])}
+    start = [launcher, "--gloo", "--network-interface", "lo", "-np", workers, sys.executable]
+    return run([*start, *arguments], deadline, path)
 
 
 def launch(arguments, deadline=120, wait=True):

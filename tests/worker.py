@@ -1,4 +1,7 @@
-"""What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``."""
+"""What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``.
+
+Or many, one after the other: ``worker.py many FOLDER {NAME: [TASK, SETTINGS]}``.
+"""
 
 import importlib
 import json
@@ -262,6 +265,8 @@ def make_store(kvstore):
     """What tells the rank, and what the trainer gets."""
     if kvstore == "horovod":
         return HorovodRanks(), kvstore
+    if kvstore == "MXNet's own horovod":
+        return HorovodRanks(), mx.kv.create("horovod")
     store = Exchange() if kvstore == "exchange" else mx.kv.create(kvstore)
     return store, store
 
@@ -463,8 +468,12 @@ def dying(how="exit", **settings):
 
 def main():
     task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    store, found = globals()[task](**settings)
-    np.savez(folder / f"{store.rank}.npz", **found)
+    tasks = settings if task == "many" else {"": (task, settings)}
+    for name, (each, its_settings) in tasks.items():
+        with mx.name.NameManager():  # as in a process of its own
+            store, found = globals()[each](**its_settings)
+        (folder / name).mkdir(exist_ok=True)
+        np.savez(folder / name / f"{store.rank}.npz", **found)
 
 
 if __name__ == "__main__":

@@ -62,12 +62,18 @@ def recognized(kvstore: Any) -> Any:
 
     Raises
     ------
+    TypeError
+        If it is no kvstore, name or None.
     ValueError
         If it is a name that MXNet does not know, or a kvstore that was made from one.
     """
-    name = name_of(kvstore).lower()
+    if kvstore is None:
+        return None
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        return kvstore  # None, or gluon.Trainer says what is wrong
+        raise TypeError(
+            f"kvstore must be a kvstore, the name of one, or None, got {type(kvstore).__name__}."
+        )
+    name = name_of(kvstore).lower()
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name
     registered = _mxnet.registered_kvstores()
