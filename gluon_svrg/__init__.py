@@ -22,7 +22,7 @@ except AttributeError as error:
 # Servers of a distributed store run inside `import mxnet`, when Gluon is not there yet.
 if _os.environ.get("DMLC_ROLE", "worker") == "worker":
     from .stores.launcher import tell_launcher as _tell_launcher
-    from .trainer import SVRGTrainer
+    from .svrg import SVRGTrainer
 
     _tell_launcher()
 

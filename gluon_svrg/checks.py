@@ -4,12 +4,7 @@ from __future__ import annotations
 
 from math import isfinite
 from numbers import Integral, Real
-from typing import Any, Iterable
-
-from mxnet.gluon import Parameter
-
-from . import _mxnet
-from .operations import SUMMED_IN
+from typing import Any
 
 
 def check_number(value: Any, name: str) -> None:
@@ -47,12 +42,14 @@ def check_index(index: Any) -> None:
         )
 
 
-def check_dtypes(parameters: Iterable[Parameter]) -> None:
-    """Raise unless all gradients are of a dtype that can be corrected."""
-    for parameter in parameters:
-        if _mxnet.is_trainable(parameter):
-            dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
-            if dtype not in SUMMED_IN:
-                raise TypeError(
-                    f"{parameter.name} is {dtype}; SVRG needs parameters of {', '.join(SUMMED_IN)}."
-                )
+NOT_CORRECTED = (
+    "{name}() needs {method} gradients while a snapshot is held: pass "
+    "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with the plain "
+    "optimizer, call discard_snapshot()."
+)
+OVERWRITTEN = (
+    "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "
+    "has overwritten it: that of another trainer on the same loss, or one of yours. Give one "
+    "trainer all parameters (with lr_mult where their learning rates differ), call correct_grads() "
+    "after your own backward, or set grad_req='add' where a further gradient is to be added."
+)

@@ -236,6 +236,7 @@ def passes_until(gap, seed, X, y, best, most=40):
     return trainer.grad_evaluations / n, value - best
 
 
+@pytest.mark.convergence
 def test_loopless_reaches_1e_9_within_30_data_passes():
     X, y = logistic()
     best = objective(X, y, newton(X, y))

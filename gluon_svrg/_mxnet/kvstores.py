@@ -7,14 +7,16 @@ from typing import Any
 
 import mxnet as mx
 from mxnet.base import _LIB, check_call
-from mxnet.gluon import Parameter, Trainer
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
+
+from .watched import WatchedTrainer
 
 #: What a kvstore with this command does with the text: it unpickles an optimizer.
 _SET_OPTIMIZER = 0
 
 
-class OpenTrainer(Trainer):
+class OpenTrainer(WatchedTrainer):
     """A `gluon.Trainer` with names for what it does with its kvstore.
 
     The parameters are those of `gluon.Trainer`.
