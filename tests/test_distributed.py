@@ -6,7 +6,16 @@ import oracle
 import pytest
 from cluster import run_cluster
 from problems import Dense, distance, values
-from union import COUNT, assert_close, assert_identical, reference, run_alone, tied_alone, weights
+from union import (
+    COUNT,
+    EVALUATIONS,
+    assert_close,
+    assert_identical,
+    reference,
+    run_alone,
+    tied_alone,
+    weights,
+)
 from worker import PROBLEM, Tied, minibatches
 
 from gluon_svrg import SVRGTrainer
@@ -47,7 +56,7 @@ def test_workers_are_one_process_over_the_union_of_the_data(
     assert distance(weights(found[0]), expected.weights) < 1e-6
     assert distance(weights(found[0], "mu"), expected.full_grad) < 1e-6
     evaluations = sum(int(f["evaluations"]) for f in found)
-    assert evaluations == (2 + 2 * 4) * len(PROBLEM.X)
+    assert evaluations == EVALUATIONS
     shares = [sum(map(len, minibatches(r, workers, True)[0])) for r in range(workers)]
     assert len(set(shares)) > 1
 

@@ -13,7 +13,16 @@ import pytest
 from cluster import PACKAGE, WORKER, horovodrun, run_horovod
 from mxnet import gluon
 from problems import distance
-from union import COUNT, assert_close, assert_identical, reference, run_alone, tied_alone, weights
+from union import (
+    COUNT,
+    EVALUATIONS,
+    assert_close,
+    assert_identical,
+    reference,
+    run_alone,
+    tied_alone,
+    weights,
+)
 from worker import PROBLEM, minibatches
 
 from gluon_svrg import SVRGTrainer
@@ -65,7 +74,7 @@ def check_trajectory(found, rates=()):
     assert distance(weights(found[0]), expected.weights) < 1e-12
     assert distance(weights(found[0], "mu"), expected.full_grad) < 1e-12
     evaluations = sum(int(f["evaluations"]) for f in found)
-    assert evaluations == (2 + 2 * 4) * len(PROBLEM.X)
+    assert evaluations == EVALUATIONS
     count = len(found)
     shares = [sum(map(len, minibatches(r, count, True)[0])) for r in range(count)]
     assert len(set(shares)) > 1

@@ -11,6 +11,11 @@ from worker import PROBLEM, Tied
 from gluon_svrg import SVRGTrainer
 
 COUNT = len(PROBLEM.initial)
+#: Of all workers: two full passes, four epochs of two gradients a step, and the first three of four
+#: minibatches once more in each full pass.
+EVALUATIONS = (2 + 2 * 4) * len(PROBLEM.X) + 2 * sum(
+    map(len, np.array_split(np.arange(len(PROBLEM.X)), 4)[:3])
+)
 
 
 def weights(found, name="w"):

@@ -71,7 +71,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             if isinstance(kvstore, str) and kinds.is_distributed(kvstore):
                 kvstore = self._wanted_kvstore = mx.kv.create(kvstore)
             updates = self._wanted_update is not False
-            self._known_workers = workers = kinds.workers_of(kvstore, len(self._params), updates)
+            self._known_workers = workers = kinds.workers_of(kvstore, len(self.all_parameters), updates)
             if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
                 kvstore.set_optimizer(self._optimizer_for_kvstore())
                 workers.wait()
@@ -105,7 +105,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     def _share_weights(self) -> None:
         """Start the kvstore, and let all workers have the same weights, for a pass over data."""
         self._start_kvstore()
-        trainable = ((key, p) for key, p in enumerate(self._params) if _mxnet.is_trainable(p))
+        trainable = ((key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p))
         self._workers.share_weights(
             {key: _mxnet.data(p) for key, p in trainable if not _mxnet.has_sparse_values(p)}
         )
@@ -115,7 +115,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         workers = self._workers if kinds.is_distributed(self._wanted_kvstore) else None
         if not isinstance(workers, SynchronousServers) or not workers.updates:
             return self.optimizer
-        checks.check_server_optimizer(self.optimizer, self._params)
+        checks.check_server_optimizer(self.optimizer, self.all_parameters)
         self.optimizer.rescale_grad = self._gradient_scale
         optimizer: ServerOptimizer = workers.server_optimizer(self.optimizer)
         return optimizer
@@ -131,10 +131,10 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         if not self._workers.updates:
             return batch_size
         multipliers = {
-            "lr_mult": {key: p.lr_mult for key, p in enumerate(self._params)},
-            "wd_mult": {key: p.wd_mult for key, p in enumerate(self._params)},
+            "lr_mult": {key: p.lr_mult for key, p in enumerate(self.all_parameters)},
+            "wd_mult": {key: p.wd_mult for key, p in enumerate(self.all_parameters)},
         }
-        trainable = filter(_mxnet.is_trainable, self._params)
+        trainable = filter(_mxnet.is_trainable, self.all_parameters)
         gradients = (gradient for p in trainable for gradient in _mxnet.gradients(p))
         return self._workers.prepare_push(self.optimizer, multipliers, gradients, batch_size)
 
