@@ -141,7 +141,7 @@ class RefreshingTrainer(ResumableTrainer):
         self, full: FullGradient, table: Table | None, coefficient: float | None
     ) -> None:
         """Make what a pass has found the snapshot's."""
-        self._method.refresh(self._network, full.mean, full.in_objective, table)
+        self._method.refresh(self._network, full.mean, full.in_objective, full.all_entries, table)
         if coefficient is not None:
             self._method.coefficient = coefficient
         if table is not None:

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 from typing import Any, Callable
 
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
 from . import _mxnet, checks
 from .methods.interface import Method
 from .passes.arrays import all_finite
 from .passes.closure import Loss, check_closure
-from .passes.estimate import Estimate, Row, Terms, estimate, plain
+from .passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
 from .passes.points import Point
 from .passes.random_lock import RandomLock
 from .refreshing import RefreshingTrainer
@@ -150,7 +153,11 @@ class VarianceReducedTrainer(RefreshingTrainer):
         counters, reference = self._counters, terms.reference
         wanted = self._lock.mode == "auto" and not counters.compared
         if isinstance(reference, Row):
-            repeated = self._confirm(closure, reference, scale)
+            repeated = 0
+            if reference.point is not None and self._lock.mode is not False:
+                repeated, known = check_row(reference, reference.point, closure, scale)
+                if known:
+                    self._method.confirm(reference.index)
             found = estimate(self._here, closure, terms, self._lock, scale)
             return found._replace(differentiated=found.differentiated + repeated)
         compare = wanted and isinstance(reference, Point) and reference.is_current()
@@ -220,6 +227,14 @@ class VarianceReducedTrainer(RefreshingTrainer):
         if self._method.needs_reduced and self._is_corrected:
             entries = self._total_entries()
             self._method.reduced(self._network, self._loss_scale.of_live_grads, entries)
+
+    def _total_entries(self) -> float | NDArray:
+        """The loss entries behind the live gradients, over all workers; nothing waits for it."""
+        if self._workers.size == 1:
+            return self._entries
+        total = mx.nd.array([self._entries])
+        self._workers.sum_arrays({len(self.all_parameters): total})
+        return total
 
     def on_update(self) -> None:
         """Let the method see the weights before the optimizer moves them."""

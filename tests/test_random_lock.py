@@ -4,9 +4,11 @@ import re
 import warnings
 from contextlib import contextmanager
 
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
+from kit import HYBRIDIZE
 from mxnet import gluon
 from problems import Dense, array, contexts
 
@@ -14,21 +16,10 @@ from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=11, samples=40)
 ALL = np.arange(len(PROBLEM.X))
-HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
 def make(lock_random="auto", hybridize=None, norm=False, rate=0.1, devices=None):
-    net = gluon.nn.HybridSequential()
-    if norm:
-        net.add(gluon.nn.BatchNorm(in_channels=4))
-    net.add(
-        gluon.nn.Dense(20, activation="tanh", in_units=4),
-        gluon.nn.Dropout(0.5),
-        gluon.nn.Dense(3, in_units=20),
-    )
-    net.initialize(mx.init.Xavier(), ctx=devices)
-    if hybridize is not None:
-        net.hybridize(**hybridize)
+    net = kit.with_dropout(devices, hybridize, norm)
     trainer = SVRGTrainer(
         net.collect_params(), "sgd", {"learning_rate": rate}, lock_random=lock_random
     )

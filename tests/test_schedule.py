@@ -1,7 +1,9 @@
 """Schedules: against their formulas, in plain loops, saved with the trainer."""
 
 import math
+from functools import partial
 
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,12 +15,7 @@ from gluon_svrg import SVRGTrainer, schedule
 
 PROBLEM = Dense("classification", seed=21)
 BATCHES = PROBLEM.batches(5)
-
-
-def make(**kwargs):
-    net = PROBLEM.network("float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **kwargs)
-    return net, PROBLEM.closure(net, "float32"), trainer
+make = partial(kit.make, PROBLEM, "float32")
 
 
 @pytest.mark.parametrize(

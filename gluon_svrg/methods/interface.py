@@ -58,7 +58,12 @@ class Method:
         return 0
 
     def refresh(
-        self, network: Network, mean: Arrays, in_objective: list[bool], table: Table | None
+        self,
+        network: Network,
+        mean: Arrays,
+        in_objective: list[bool],
+        entries: int,
+        table: Table | None,
     ) -> None:
         """Take the current weights for the reference, and the full gradient there.
 
@@ -70,6 +75,8 @@ class Method:
             The full gradient, per parameter and device; its memory is used again afterwards.
         in_objective : list of bool
             Per parameter: whether any loss depends on it.
+        entries : int
+            N: the loss entries of all data, over all workers.
         table : Table, optional
             The gradient of each minibatch, if it was to be kept.
         """
@@ -80,6 +87,9 @@ class Method:
     def terms(self, batch_index: int | None = None) -> Terms:
         """What to add to the gradient of the next minibatch."""
         return Terms()
+
+    def confirm(self, batch_index: int) -> None:
+        """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
 
     def points(self) -> Iterator[Point]:
         """The points that are held, to be checked and bound anew when parameters change."""

@@ -84,6 +84,8 @@ class SVRG(Method):
         reference: Point | Row = self.snapshot
         if batch_index is not None:
             reference = self.stored().reference(batch_index)
+            if not self.stored().is_confirmed:
+                reference = reference._replace(point=self.snapshot)
         return Terms(b=-alpha, k=alpha, reference=reference, mean=self._full_grads)
 
     def stored(self) -> Table:
@@ -96,7 +98,12 @@ class SVRG(Method):
         return self.table
 
     def refresh(
-        self, network: Network, mean: Arrays, in_objective: list[bool], table: Table | None
+        self,
+        network: Network,
+        mean: Arrays,
+        in_objective: list[bool],
+        entries: int,
+        table: Table | None,
     ) -> None:
         """Take a snapshot of the current weights, and the full gradient there."""
         if self.snapshot is None:
@@ -107,6 +114,10 @@ class SVRG(Method):
             copy_all(mean, self._full_grads)
         self._in_objective = in_objective
         self.table = table
+
+    def confirm(self, batch_index: int) -> None:
+        """Trust the stored gradients: one was taken anew, and is the same."""
+        self.stored().is_confirmed = True
 
     def discard(self) -> None:
         """Forget the snapshot and free its memory."""

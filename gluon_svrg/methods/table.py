@@ -66,8 +66,8 @@ class Table:
                 f"batch_index is {index}, and the gradients of {len(self)} minibatches are stored: "
                 f"0 to {len(self) - 1}, by their position in the data of update_full_grads()."
             )
-        return Row(self.rows[index], partial(_check_counts, index, self.counts[index]),
-                   self.seeds[index])  # fmt: skip
+        check = partial(_check_counts, index, self.counts[index])
+        return Row(index, self.rows[index], check, self.seeds[index])
 
     # --- its state, to be saved with the method ------------------------------------------------
 

@@ -33,9 +33,11 @@ from .warnings import warn
 class Row(NamedTuple):
     """A reference that is a row of a table: the gradient of a minibatch, taken before."""
 
+    index: int
     grads: Arrays  # per parameter and device: sums over loss entries, of unscaled losses
     check_counts: Callable[[Sequence[int]], None]  # raises if they are not those of the row
     seed: int | None = None  # of the random numbers that it was taken with
+    point: Point | None = None  # where it was taken, if it is to be compared with one taken anew
 
 
 class Terms(NamedTuple):
@@ -159,6 +161,50 @@ def estimate(
         except BaseException:
             copy_all(before, states)
             raise
+
+
+def check_row(
+    row: Row, point: Point, closure: Callable[[], Loss], scale: float
+) -> tuple[int, bool]:
+    """Take the gradient of a row anew, and see that it is the same.
+
+    Returns
+    -------
+    differentiated : int
+        Loss entries.
+    is_known : bool
+        Whether it was compared: an overflow proves nothing.
+
+    Raises
+    ------
+    RuntimeError
+        If it is another one.
+    """
+    network = point.network
+    with network.accumulating():
+        network.hide_marks()
+        v = new_sum(network, scale)
+
+        def work() -> Recorded:
+            recorded = network.record(closure)
+            row.check_counts(recorded.counts)
+            v.put()
+            v.add(recorded)
+            return recorded
+
+        random_lock.start(row.seed)
+        with network.outside.protected(gradients=False):
+            recorded = point.at(work)
+        check_dependent(point.take_touched())
+        again = sketch.sketch(v.arrays) / scale
+        for row_of_devices in network.accumulated():
+            for grad in row_of_devices:
+                zero([grad])
+    difference = sketch.difference(again, sketch.sketch(row.grads))
+    if difference > sketch.tolerance(network.live_grads):
+        in_words = sketch.in_words(difference)
+        raise RuntimeError(sketch.RESHUFFLED.format(index=row.index, difference=in_words))
+    return recorded.entries, not np.isnan(difference)
 
 
 def _attempt(

@@ -130,6 +130,10 @@ class Network:
             for grad, addend in zip(row, addends):
                 grad += addend
 
+    def accumulated(self) -> Arrays:
+        """The live gradients to which the user lets backward add."""
+        return self._accumulating
+
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back at the end of a block."""
