@@ -27,6 +27,11 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
     command = [sys.executable, str(WORKER), task, str(folder), json.dumps(settings)]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
+    return found_by(folder, workers)
+
+
+def found_by(folder, workers):
+    """What each worker has written, in the order of ranks."""
     found = []
     for rank in range(workers):
         with np.load(folder / f"{rank}.npz") as file:
@@ -34,17 +39,51 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
     return found
 
 
+def run_horovod(folder, tasks, workers=2, deadline=240):
+    """Run tasks of `worker.py`, one after the other, on workers that `horovodrun` starts.
+
+    Parameters
+    ----------
+    tasks : dict of tuple
+        By a name, the task and its settings.
+
+    Returns
+    -------
+    dict of list of dict
+        By the name of the task, what each worker has found, in the order of ranks.
+    """
+    tasks = {
+        name: (task, {"kvstore": "horovod", **settings}) for name, (task, settings) in tasks.items()
+    }
+    status, output = horovodrun(workers, [WORKER, "many", folder, json.dumps(tasks)], deadline)
+    assert status == 0, output
+    return {name: found_by(Path(folder) / name, workers) for name in tasks}
+
+
+def horovodrun(workers, arguments, deadline=120):
+    """Start Horovod's workers; the exit status, and what they print."""
+    launcher = Path(sys.executable).with_name("horovodrun")  # it calls programs beside it by name
+    path = {"PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]])}
+    start = [launcher, "--gloo", "--network-interface", "lo", "-np", workers, sys.executable]
+    return run([*start, *arguments], deadline, path)
+
+
 def launch(arguments, deadline=120, wait=True):
     """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
-        "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
-        "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
-    }
+    return run([sys.executable, "-m", "gluon_svrg", "launch", *arguments], deadline, wait=wait)
+
+
+def run(command, deadline, environment=(), wait=True):
+    """Run a program in a process group of its own, until a deadline."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gluon_svrg", "launch", *map(str, arguments)],
-        env=environment,
+        list(map(str, command)),
+        env={
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
+            "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
+            "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
+            **dict(environment),
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -183,6 +183,12 @@ def test_a_kvstore_that_was_made_from_an_unknown_name_is_refused():
         SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=mx.kv.create("devise"))
 
 
+def test_what_is_no_kvstore_is_refused():
+    net = PROBLEM.network()
+    with pytest.raises(TypeError, match="kvstore must be a kvstore, the name of one, or None"):
+        SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=2)
+
+
 def test_names_are_the_same_in_capitals(expected):
     where = contexts(2)
     net = PROBLEM.network("float64", where)

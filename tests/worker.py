@@ -1,6 +1,12 @@
-"""What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``."""
+"""What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``.
 
+Or many, one after the other: ``worker.py many FOLDER {NAME: [TASK, SETTINGS]}``.
+"""
+
+import importlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
 
@@ -11,6 +17,7 @@ from problems import Dense, array, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
+IS_2 = mx.util.is_np_array()
 PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
 
 
@@ -30,7 +37,7 @@ def minibatches(rank, workers, uneven):
 def make(optimizer="sgd", devices=1, seed=None, kvstore="dist_sync", dtype="float64", **kwargs):
     where = [mx.cpu(i) for i in range(devices)] if devices > 1 else None
     net = PROBLEM.network(dtype, where, deferred=kwargs.pop("deferred", False))
-    store = Exchange() if kvstore == "exchange" else mx.kv.create(kvstore)
+    store, kvstore = make_store(kvstore)
     if seed is not None:  # each worker starts somewhere else
         mx.random.seed(seed + store.rank)
         net.initialize(mx.init.Normal(0.3), force_reinit=True, ctx=where)
@@ -38,7 +45,7 @@ def make(optimizer="sgd", devices=1, seed=None, kvstore="dist_sync", dtype="floa
     if optimizer == "sgd":
         settings["momentum"] = 0.9
     settings.update(kwargs.pop("optimizer_params", {}))
-    trainer = SVRGTrainer(net.collect_params(), optimizer, settings, kvstore=store, **kwargs)
+    trainer = SVRGTrainer(net.collect_params(), optimizer, settings, kvstore=kvstore, **kwargs)
     return net, PROBLEM.closure(net, dtype, where), trainer, store
 
 
@@ -244,6 +251,26 @@ class Exchange(mx.kvstore.KVStoreBase):
             total.copyto(target)
 
 
+class HorovodRanks:
+    """What tasks ask a kvstore, where the trainer makes its own from the name 'horovod'."""
+
+    def __init__(self):
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        self.rank, self.num_workers = hvd.rank(), hvd.size()
+
+
+def make_store(kvstore):
+    """What tells the rank, and what the trainer gets."""
+    if kvstore == "horovod":
+        return HorovodRanks(), kvstore
+    if kvstore == "MXNet's own horovod":
+        return HorovodRanks(), mx.kv.create("horovod")
+    store = Exchange() if kvstore == "exchange" else mx.kv.create(kvstore)
+    return store, store
+
+
 class Tied:
     """Three layers that are the same one, and a layer after them."""
 
@@ -256,7 +283,8 @@ class Tied:
         first = gluon.nn.Dense(4, in_units=4, activation="tanh", dtype="float64")
         last = gluon.nn.Dense(4, in_units=4, dtype="float64")
         self.net.add(first, *(same_as(first) for _ in range(2)), last)
-        self.net.initialize(ctx=devices)
+        for layer in (first, last):
+            layer.initialize(ctx=devices)
         self.parameters = [first.weight, first.bias, last.weight, last.bias]
         for parameter in self.parameters:
             parameter.set_data(array(rng.randn(*parameter.shape) * 0.4))
@@ -292,9 +320,9 @@ def same_as(layer):
 def tied(devices=1, kvstore="dist_sync", rate=0.1, **settings):
     """Shared parameters, whose keys have gaps in MXNet 2.0."""
     problem = Tied([mx.cpu(i) for i in range(devices)])
-    store = mx.kv.create(kvstore)
+    store, kvstore = make_store(kvstore)
     params = {"learning_rate": rate, "momentum": 0.9}
-    trainer = SVRGTrainer(problem.listed, "sgd", params, kvstore=store, **settings)
+    trainer = SVRGTrainer(problem.listed, "sgd", params, kvstore=kvstore, **settings)
     problem.parameters[-1].lr_mult = 0.5  # after the gap
     mine = np.arange(len(problem.X))[store.rank :: store.num_workers]
     return store, problem.train(trainer, mine, 8)
@@ -304,7 +332,7 @@ def convolutions(
     deferred=False, predict_first=False, kvstore="dist_sync", evaluate=False, **settings
 ):
     """Convolutions, whose weights a prediction may reorder, and BatchNorm."""
-    store = mx.kv.create(kvstore)
+    store, kvstore = make_store(kvstore)
     mx.random.seed(1)
     rng = np.random.RandomState(4)
     net = gluon.nn.HybridSequential()
@@ -320,7 +348,7 @@ def convolutions(
         net(array(X[mine], "float32")).wait_to_read()
     loss = gluon.loss.SoftmaxCrossEntropyLoss()
     trainer = SVRGTrainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=store, **settings
+        net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore, **settings
     )
 
     def loss_of(index):
@@ -386,10 +414,66 @@ def sparse_weight(kind="sparse", kvstore="dist_sync", cls="SVRGTrainer", **setti
     }
 
 
+def scaled(overflow=-1, **settings):
+    """AMP's loss scaler; on one rank, the gradients of one step overflow."""
+    amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
+    scaler = importlib.import_module(f"{amp.__name__}.loss_scaler").LossScaler()
+    net, loss_of, trainer, store = make(dtype="float32", **settings)
+    trainer._amp_loss_scaler, trainer._amp_original_scale = scaler, trainer._scale
+    shares, sizes = minibatches(store.rank, store.num_workers, True)
+    step = 0
+    for epoch in range(4):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, shares)
+        for index, size in zip(shares, sizes):
+            bad = step == overflow and store.rank == 1
+            trainer.step(size, closure=lambda: loss_of(index) * (1e38 if bad else 1))
+            step += 1
+    return store, {
+        "scale": np.array(scaler.loss_scale),
+        **{f"w{i}": w for i, w in enumerate(values(net))},
+    }
+
+
+def two_trainers(**settings):
+    """Two trainers with keys of their own, and a full gradient of each between the other's."""
+    first, second = make(**settings), make(**settings)
+    store = first[3]
+    shares, sizes = minibatches(store.rank, store.num_workers, True)
+    for _, loss_of, trainer, _ in (first, second):
+        trainer.update_full_grads(loss_of, shares)
+    for index, size in zip(shares, sizes):
+        for _, loss_of, trainer, _ in (first, second):
+            trainer.step(size, closure=lambda: loss_of(index))
+    found = [values(net) for net, *_ in (first, second)]
+    return store, {f"{n}{i}": w for n, some in zip("wv", found) for i, w in enumerate(some)}
+
+
+def dying(how="exit", **settings):
+    """One rank ends in the middle of training."""
+    _, loss_of, trainer, store = make(**settings)
+    shares, sizes = minibatches(store.rank, store.num_workers, True)
+    for epoch in range(1000):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, shares)
+        if epoch == 3 and store.rank == 1:
+            if how == "raise":
+                raise KeyError("mine")
+            os.kill(os.getpid(), signal.SIGKILL)
+        for index, size in zip(shares, sizes):
+            trainer.step(size, closure=lambda: loss_of(index))
+            mx.nd.waitall()
+    return store, {}
+
+
 def main():
     task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    store, found = globals()[task](**settings)
-    np.savez(folder / f"{store.rank}.npz", **found)
+    tasks = settings if task == "many" else {"": (task, settings)}
+    for name, (each, its_settings) in tasks.items():
+        with mx.name.NameManager():  # as in a process of its own
+            store, found = globals()[each](**its_settings)
+        (folder / name).mkdir(exist_ok=True)
+        np.savez(folder / name / f"{store.rank}.npz", **found)
 
 
 if __name__ == "__main__":

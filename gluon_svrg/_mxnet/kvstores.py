@@ -35,6 +35,9 @@ class OpenTrainer(WatchedTrainer):
         """What the kvstore gets, if it is to update."""
         return self.optimizer
 
+    def _finish_sending_weights(self) -> None:
+        """Do what must be done when the kvstore has got weights."""
+
     @property
     def _gradient_scale(self) -> float:
         """What `gluon.Trainer` multiplies gradients by, apart from the batch size."""
@@ -90,7 +93,10 @@ class OpenTrainer(WatchedTrainer):
         for parameter in self._params_to_init:
             if parameter._data is not None:
                 make_plain(parameter._data)
+        waiting = len(self._params_to_init)
         super()._init_params()
+        if len(self._params_to_init) < waiting:
+            self._finish_sending_weights()
 
 
 def make_plain(arrays: list[NDArray]) -> None:

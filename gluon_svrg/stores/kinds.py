@@ -55,14 +55,25 @@ def is_synchronous(kvstore: Any) -> bool:
 def recognized(kvstore: Any) -> Any:
     """What was passed as `kvstore`, such that `gluon.Trainer` does not misunderstand it.
 
+    Returns
+    -------
+    KVStoreBase, str or None
+        A name only where it is ``'horovod'`` or one of MXNet's C++ library.
+
     Raises
     ------
+    TypeError
+        If it is no kvstore, name or None.
     ValueError
         If it is a name that MXNet does not know, or a kvstore that was made from one.
     """
-    name = name_of(kvstore).lower()
+    if kvstore is None:
+        return None
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        return kvstore  # None, or gluon.Trainer says what is wrong
+        raise TypeError(
+            f"kvstore must be a kvstore, the name of one, or None, got {type(kvstore).__name__}."
+        )
+    name = name_of(kvstore).lower()
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name
     registered = _mxnet.registered_kvstores()
@@ -73,22 +84,10 @@ def recognized(kvstore: Any) -> Any:
             f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, "
             "and what you register with mx.kvstore.KVStoreBase.register."
         )
-    return name if isinstance(kvstore, str) else kvstore
-
-
-def created(kvstore: Any) -> Any:
-    """Create what `gluon.Trainer` would not: with one device, it drops all but parameter servers.
-
-    Returns
-    -------
-    KVStoreBase, str or None
-        The name where `gluon.Trainer` creates the kvstore, if it needs one.
-    """
     if not isinstance(kvstore, str):
         return kvstore
-    if kvstore == "horovod":
-        return HorovodKVStore()
-    return kvstore if kvstore in NATIVE else mx.kv.create(kvstore)
+    # With one device, gluon.Trainer would drop the name of a registered class.
+    return name if name in NATIVE else mx.kv.create(name)
 
 
 def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
@@ -115,7 +114,9 @@ def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
 
 
 def has_several_workers(kvstore: Any) -> bool:
-    """Whether a kvstore that is a class in Python has several workers."""
+    """Whether a kvstore that is a class in Python has several workers, or may have."""
+    if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
+        return True
     if not isinstance(kvstore, mx.kvstore.KVStoreBase) or _mxnet.is_native(kvstore):
         return False
     try:

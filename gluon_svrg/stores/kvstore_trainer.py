@@ -9,6 +9,7 @@ import mxnet as mx
 from .. import _mxnet
 from . import checks, kinds
 from .alone import Alone
+from .horovod import HorovodKVStore
 from .interface import Workers
 from .parameter_servers import SynchronousServers
 from .server import ServerOptimizer
@@ -27,6 +28,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
 
     Raises
     ------
+    TypeError
+        If `kvstore` is no kvstore, name or None.
     ValueError
         If MXNet does not know the kvstore, or it cannot do what is wanted: update there, compress
         gradients, exchange sparse ones.
@@ -50,9 +53,10 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         checks.check_devices(parameters, kvstore, update_on_kvstore)
         checks.check_compression(compression_params, kvstore)
         checks.check_sparse(parameters, kvstore)
-        kvstore = kinds.created(kvstore)
         needs_reduced = type(self).__name__ if self.needs_reduced else ""
         update = checks.where_to_update(parameters, kvstore, update_on_kvstore, needs_reduced)
+        if kvstore == "horovod":
+            kvstore = HorovodKVStore()
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
         self._known_workers: Workers | None = None
 
@@ -67,7 +71,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             if isinstance(kvstore, str) and kinds.is_distributed(kvstore):
                 kvstore = self._wanted_kvstore = mx.kv.create(kvstore)
             updates = self._wanted_update is not False
-            self._known_workers = workers = kinds.workers_of(kvstore, len(self._params), updates)
+            self._known_workers = workers = kinds.workers_of(kvstore, len(self.all_parameters), updates)
             if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
                 kvstore.set_optimizer(self._optimizer_for_kvstore())
                 workers.wait()
@@ -80,24 +84,28 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     def _start_kvstore(self) -> None:
         """Create the kvstore and give it the weights, as `gluon.Trainer` does in its first step.
 
-        All workers have the weights of rank 0 then, and wait for them: otherwise the first
-        gradients could overtake them. Does nothing the second time.
+        All workers have the weights of rank 0 then. Does nothing the second time.
         """
-        if self._is_kvstore_ready:
-            return
+        if not self._is_kvstore_ready:
+            self._make_kvstore_ready()
+
+    def _finish_sending_weights(self) -> None:
+        """Wait until all workers have the weights of rank 0.
+
+        The first gradients could overtake them: with `gluon.Trainer` and ``dist_sync``, weights
+        became sums of gradients in up to 6 runs of 10.
+        """
         workers = self._workers
-        self._make_kvstore_ready()
         workers.updates = self._updates_on_kvstore
-        if isinstance(workers, Alone):
-            return
-        workers.wait()
+        if not isinstance(workers, Alone):
+            workers.wait()
         if isinstance(workers, SynchronousServers) and workers.updates:
             workers.check_servers()
 
     def _share_weights(self) -> None:
         """Start the kvstore, and let all workers have the same weights, for a pass over data."""
         self._start_kvstore()
-        trainable = ((key, p) for key, p in enumerate(self._params) if _mxnet.is_trainable(p))
+        trainable = ((key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p))
         self._workers.share_weights(
             {key: _mxnet.data(p) for key, p in trainable if not _mxnet.has_sparse_values(p)}
         )
@@ -107,7 +115,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         workers = self._workers if kinds.is_distributed(self._wanted_kvstore) else None
         if not isinstance(workers, SynchronousServers) or not workers.updates:
             return self.optimizer
-        checks.check_server_optimizer(self.optimizer, self._params)
+        checks.check_server_optimizer(self.optimizer, self.all_parameters)
         self.optimizer.rescale_grad = self._gradient_scale
         optimizer: ServerOptimizer = workers.server_optimizer(self.optimizer)
         return optimizer
@@ -123,10 +131,10 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         if not self._workers.updates:
             return batch_size
         multipliers = {
-            "lr_mult": {key: p.lr_mult for key, p in enumerate(self._params)},
-            "wd_mult": {key: p.wd_mult for key, p in enumerate(self._params)},
+            "lr_mult": {key: p.lr_mult for key, p in enumerate(self.all_parameters)},
+            "wd_mult": {key: p.wd_mult for key, p in enumerate(self.all_parameters)},
         }
-        trainable = filter(_mxnet.is_trainable, self._params)
+        trainable = filter(_mxnet.is_trainable, self.all_parameters)
         gradients = (gradient for p in trainable for gradient in _mxnet.gradients(p))
         return self._workers.prepare_push(self.optimizer, multipliers, gradients, batch_size)
 
