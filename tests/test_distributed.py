@@ -29,12 +29,12 @@ pytestmark = pytest.mark.xdist_group("clusters")
 @pytest.mark.parametrize(
     "workers, devices, store, update_on_kvstore",
     [
+        (3, 2, "exchange", None),
         (2, 1, "dist_sync", None),
         (3, 1, "dist_sync", None),
         (2, 2, "dist_device_sync", None),
         (2, 1, "dist_sync", True),
         (2, 2, "dist_sync", True),
-        (3, 2, "exchange", None),
     ],
 )
 def test_workers_are_one_process_over_the_union_of_the_data(

@@ -71,7 +71,9 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             if isinstance(kvstore, str) and kinds.is_distributed(kvstore):
                 kvstore = self._wanted_kvstore = mx.kv.create(kvstore)
             updates = self._wanted_update is not False
-            self._known_workers = workers = kinds.workers_of(kvstore, len(self.all_parameters), updates)
+            self._known_workers = workers = kinds.workers_of(
+                kvstore, len(self.all_parameters), updates
+            )
             if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
                 kvstore.set_optimizer(self._optimizer_for_kvstore())
                 workers.wait()
@@ -105,7 +107,9 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     def _share_weights(self) -> None:
         """Start the kvstore, and let all workers have the same weights, for a pass over data."""
         self._start_kvstore()
-        trainable = ((key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p))
+        trainable = (
+            (key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p)
+        )
         self._workers.share_weights(
             {key: _mxnet.data(p) for key, p in trainable if not _mxnet.has_sparse_values(p)}
         )
