@@ -2,12 +2,9 @@
 
 import mxnet as mx
 import numpy as np
-from loops import plain_step
 from mxnet import gluon
 
 from gluon_svrg import saving
-
-RNG = np.random.RandomState(5)
 
 
 class Toy:
@@ -50,9 +47,7 @@ class Training:
         self.net.initialize(mx.init.Xavier(), ctx=self.devices)
         self.net.cast(dtype)
         collected = parameters(self.net) if parameters else self.net.collect_params()
-        self.keys = list(collected) if hasattr(collected, "keys") else None
-        if mx.__version__.startswith("2") and self.keys:
-            self.keys = sorted(self.keys)
+        self.given = collected
         settings = {"learning_rate": 0.1} if settings is None else settings
         self.trainer = gluon.Trainer(collected, optimizer, settings, **kwargs)
         self.toy = Toy(numbers=[1, 2.5, None, "x", (True,)])
@@ -69,7 +64,7 @@ class Training:
         return list(trainer._updaters)
 
     def header(self, method="SVRG"):
-        return saving.header(method, self.trainer._params, self.keys, len(self.devices))
+        return saving.header(method, self.trainer._params, self.given, len(self.devices))
 
     def parts(self):
         params = self.trainer._params
@@ -139,6 +134,3 @@ class Training:
         if isinstance(value, (mx.lr_scheduler.LRScheduler, mx.optimizer.Optimizer)):
             return self.flat(vars(value))
         return value
-
-
-assert plain_step

@@ -125,7 +125,9 @@ def unpack(
         if left < 2**30:  # is it only damaged?
             digest.update(file.read())
             check(digest, checksum)
-        raise malformed(str(error)) from error
+        if isinstance(error, ValueError):
+            raise
+        raise malformed(f"{type(error).__name__}: {error}") from error
     if sum(sizes) != left or not all(allow(*spec) for spec in specs):
         if sum(sizes) == left:
             raise ValueError(TOO_LARGE)

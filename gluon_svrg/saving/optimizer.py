@@ -369,9 +369,8 @@ def _fits(saved: Any, expected: Any) -> bool:
             and all(map(_fits, saved, expected))
         )
     if isinstance(expected, mx.nd.NDArray):
-        return isinstance(saved, SavedArray) and objects.described(saved) == objects.described(
-            expected
-        )
+        is_array = isinstance(saved, (SavedArray, mx.nd.NDArray))
+        return is_array and objects.described(saved) == objects.described(expected)
     if objects.is_numeric(expected):
         return objects.is_numeric(saved)
     return type(saved) is type(expected) or objects.described(saved) == objects.described(expected)

@@ -385,7 +385,9 @@ class _Finished:
             return type(value)(self.value(item, depth + 1) for item in value)
         if isinstance(value, (set, frozenset, bool, int, float, str, type(None))):
             return value
-        raise ValueError(f"it has a {type(value).__name__} where MXNet has none")
+        raise ValueError(
+            f"it has a value of type {type(value).__name__}, which MXNet does not save"
+        )
 
 
 def _admitted() -> Iterator[Any]:
