@@ -68,8 +68,8 @@ def test_stored_gradients_of_each_worker_s_own_minibatches(tmp_path):
     assert distance(weights(found[0]), expected.weights) < 1e-6
     for f, rank in zip(found, range(2)):
         own = sum(map(len, minibatches(rank, 2, True)[0]))
-        # two passes, four epochs, and twice a minibatch that is looked at twice, twice
-        assert 6 * own < int(f["evaluations"]) < 8 * own  # two gradients a step would be 10
+        # two passes, three of their four minibatches twice, four epochs, and a look at two rows
+        assert 6 * own < int(f["evaluations"]) < 9 * own  # two gradients a step would be more
 
 
 @pytest.mark.parametrize("kvstore", ["dist_sync", "exchange"])
