@@ -12,11 +12,23 @@ SUITES = {
     "methods/": ["methods", "stored", "identities", "accumulation"],
     "saving/": ["states", "methods"],
     "stores/": ["stores", "interface", "distributed"],
+    "stores/agreement": ["distributed::test_a_worker_that_fails_in_the_full_gradient"],
+    "stores/checks": ["stores"],
+    "stores/collective": ["distributed::test_workers_are_one_process_over_the_union_of_the_data"],
+    "stores/kinds": ["stores"],
+    "stores/parameter_servers": [
+        "distributed::test_settings_reach_the_optimizer_on_the_servers",
+        "distributed::test_dist_async",
+    ],
     "stores/server": [
         "distributed::test_settings_reach_the_optimizer_on_the_servers",
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["methods", "interface", "states", "stores"],
+    "_mxnet/kvstores": [
+        "distributed::test_convolutions",
+        "distributed::test_ranks_that_start_apart_take_one_first_step",
+    ],
     "schedule": ["schedule"],
     "variance": ["variance"],
     "estimator": ["estimator"],
@@ -55,6 +67,32 @@ MUTANTS = {
         "optimizer's numbers not loaded": (
             '    plain_data.assign(manifest["optimizer"], arrays, trainer._optimizer)\n',
             "",
+        ),
+    },
+    "stores/agreement": {
+        "the failure of another worker not seen": ("if np.isnan(sums[0])", "if False"),
+    },
+    "stores/checks": {
+        "reduced gradients that never come back": ("    if needs_reduced:", "    if False:"),
+    },
+    "stores/collective": {
+        "nothing summed": ("self.kvstore.pushpull(key, [array], out=[array])", "pass"),
+        "keys of parameters": ("self._first_key = first_free_key", "self._first_key = 0"),
+    },
+    "stores/kinds": {
+        "unknown names taken": ("if name not in NATIVE and", "if False and"),
+        "names in capitals taken for others": ("name_of(kvstore).lower()", "name_of(kvstore)"),
+    },
+    "stores/parameter_servers": {
+        "batch size of the servers": ("            gradient /= batch_size\n", "            pass\n"),
+        "settings never sent": ("if (settings, scheduler) != self._sent:", "if False:"),
+        "one slot summed": ("for slot in slots[key]:  # in", "for slot in slots[key][:1]:  # in"),
+        "weights not shared": ("self.kvstore.pull(key, out=list(arrays))", "pass"),
+    },
+    "_mxnet/kvstores": {
+        "layout of oneDNN sent": (
+            "                make_plain(parameter._data)\n",
+            "                pass\n",
         ),
     },
     "stores/server": {
