@@ -99,8 +99,8 @@ class ResumableTrainer(KVStoreTrainer):
 
     def _mark_points(self) -> None:
         """Let backward at the points do what it does at the weights."""
-        for point in self._method.points():
-            self._network.mark(point.weights)
+        for weights in [self._network.aliases, *(p.weights for p in self._method.points())]:
+            self._network.mark(weights)
 
     def _check_outside(self, name: str) -> None:
         """Raise where the trainer must not be called."""

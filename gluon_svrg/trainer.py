@@ -155,7 +155,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         if isinstance(reference, Row):
             repeated = 0
             if reference.point is not None and self._lock.mode is not False:
-                repeated, known = check_row(reference, reference.point, closure, scale)
+                repeated, known = check_row(reference, reference.point, closure, self._lock, scale)
                 if known:
                     self._method.confirm(reference.number)
             found = estimate(self._here, closure, terms, self._lock, scale)

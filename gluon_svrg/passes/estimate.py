@@ -164,7 +164,7 @@ def estimate(
 
 
 def check_row(
-    row: Row, point: Point, closure: Callable[[], Loss], scale: float
+    row: Row, point: Point, closure: Callable[[], Loss], lock: RandomLock, scale: float
 ) -> tuple[int, bool]:
     """Take the gradient of a row anew, and see that it is the same.
 
@@ -181,7 +181,10 @@ def check_row(
         If it is another one.
     """
     network = point.network
-    with network.accumulating():
+    with ExitStack() as stack:
+        stack.enter_context(network.accumulating())
+        if row.seed is not None:
+            stack.callback(lock.move_on)  # what is drawn next is not the same each time
         network.hide_marks()
         v = new_sum(network, scale)
 
