@@ -386,11 +386,11 @@ def sparse_weight(kind="sparse", kvstore="dist_sync", cls="SVRGTrainer", **setti
     }
 
 
-def main():
+def main(tasks):
     task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    store, found = globals()[task](**settings)
+    store, found = tasks[task](**settings)
     np.savez(folder / f"{store.rank}.npz", **found)
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())
