@@ -21,11 +21,12 @@ except AttributeError as error:
 
 # Servers of a distributed store run inside `import mxnet`, when Gluon is not there yet.
 if _os.environ.get("DMLC_ROLE", "worker") == "worker":
+    from .saga import SAGATrainer, SAGTrainer
     from .stores.launcher import tell_launcher as _tell_launcher
     from .svrg import SVRGTrainer
 
     _tell_launcher()
 
-__all__ = ["SVRGTrainer", "__version__"]
+__all__ = ["SAGATrainer", "SAGTrainer", "SVRGTrainer", "__version__"]
 
 del _mx

@@ -98,7 +98,8 @@ class RefreshingTrainer(ResumableTrainer):
         loss_scale = self._loss_scale
         with loss_scale.kept_on_error(), self._lock.kept_on_error():
             while True:
-                table = Table() if store_grads or store else None
+                keeps = store_grads or store or self._method.needs_table
+                table = Table() if keeps else None
                 try:
                     return self._refresh(closure, data, progress, table)
                 except FloatingPointError:

@@ -24,7 +24,7 @@ MODULES = [
     if module.name != "gluon_svrg.__main__"
 ]
 PUBLIC = [
-    "gluon_svrg.SVRGTrainer",
+    *(f"gluon_svrg.{name}" for name in ("SAGATrainer", "SAGTrainer", "SVRGTrainer")),
     *(f"gluon_svrg.schedule.{name}" for name in gluon_svrg.schedule.__all__),
     *(f"gluon_svrg.variance.{name}" for name in gluon_svrg.variance.__all__),
     *(f"gluon_svrg.estimator.{name}" for name in gluon_svrg.estimator.__all__),

@@ -63,6 +63,8 @@ class Estimate(NamedTuple):
     differentiated: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
     compared: bool = False  # whether g and r were found to be equal where they must be
+    counts: Sequence[int] = ()  # entries per device
+    seed: int | None = None  # of the random numbers that were drawn, where they are locked
 
 
 def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
@@ -271,7 +273,14 @@ def _attempt(
         reached = check_dependent(here.take_touched())
         v.finish()
     passes = 1 if there is None else 2
-    return Estimate(recorded.loss, recorded.entries, passes * recorded.entries, reached)
+    return Estimate(
+        recorded.loss,
+        recorded.entries,
+        passes * recorded.entries,
+        reached,
+        counts=recorded.counts,
+        seed=seed,
+    )
 
 
 def _difference(sketches: Sequence[np.ndarray], b: float) -> float:

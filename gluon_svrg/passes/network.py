@@ -52,6 +52,7 @@ class Network:
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self._lists: list[Any] = []
+        self._accumulating: Arrays = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
         # Of the moment.
