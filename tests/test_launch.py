@@ -175,7 +175,7 @@ def test_restarts_run_out(tmp_path, marker):
         (["-n", "1", "--", "no-such-command"], "cannot start no-such-command: No such file"),
         (["-n", "1", "--", sys.executable, "no.py"], "there is no script no.py"),
         (["-n", "1", "--port", "99999", "--", "true"], "cannot use port 99999"),
-        (["-n", "1", "--restart", "-1", "--", "true"], "expected a positive whole number"),
+        (["-n", "1", "--restart", "-1", "--", "true"], "expected 0 or a positive whole number"),
         ([], "required: -n"),
     ],
 )

@@ -64,6 +64,24 @@ def _whole(text: str) -> int | None:
         return None
 
 
+def _timeout(text: str) -> float:
+    value = not_negative(text)
+    if 0 < value < 5:
+        raise argparse.ArgumentTypeError(f"expected 0 or at least 5 seconds, got {text!r}")
+    return value
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says how long a silent process is waited for."""
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_timeout,
+        default=45.0,
+        help="When a process or machine that does not answer counts as dead; 0 is never.",
+    )
+
+
 def command_of(words: Sequence[str]) -> list[str]:
     """The user's command, which follows ``--``.
 

@@ -1,4 +1,4 @@
-"""The command line: the commands, and what they have in common. Needs no MXNet to explain itself."""
+"""The command line: all commands, which explain themselves without MXNet."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import sys
 from typing import Sequence
 
 from .. import __version__
-from . import run_compare, run_launch
+from . import run_compare, run_join, run_launch
 from .arguments import Help, UserError
 
 _DESCRIPTION = """\
@@ -18,7 +18,8 @@ Variance-reduced training with MXNet Gluon.
 _EPILOG = """\
 examples:
   gluon-svrg compare digits
-  gluon-svrg launch -n 2 -- python train.py"""
+  gluon-svrg launch -n 2 -- python train.py
+  mpirun -np 2 gluon-svrg join -- python train.py"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -38,6 +39,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run_compare, run_launch):
+    for module in (run_compare, run_launch, run_join):
         module.add_to(commands)
     return parser

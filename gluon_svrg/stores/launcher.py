@@ -50,3 +50,12 @@ def tell(what: str, text: str) -> None:
         os.replace(f"{place}.{what}.new", f"{place}.{what}")  # it appears whole
     except OSError:
         pass  # the launcher has died, and this process will, too
+
+
+def joined(store: Any) -> None:
+    """In a worker of MXNet's parameter servers: tell its rank, and watch the scheduler."""
+    tell("rank", str(store.rank))
+    if _place is not None:
+        from .watch import watch
+
+        watch(store, {1: "the scheduler"}, lambda: True)

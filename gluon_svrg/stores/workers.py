@@ -50,7 +50,7 @@ class Workers:
         self._initialized: set[int] = set()
         self._sent: Any = None
         atexit.register(mx.nd.waitall)  # or the last push is lost, and all others wait for it
-        telling.tell("rank", str(store.rank))
+        telling.joined(store)
 
     def wait(self) -> None:
         """Wait until all workers are here, and all that they have pushed and pulled has arrived."""

@@ -1,0 +1,35 @@
+"""What the scheduler and the servers run: ``python -m gluon_svrg.commands.idle``.
+
+``import mxnet`` alone would do, but it does not return there, and nothing could watch.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from ..stores.launcher import tell
+from ..stores.watch import is_listening, watch
+
+
+def main() -> None:
+    """Be what ``DMLC_ROLE`` names, until the job ends."""
+    role = os.environ.pop("DMLC_ROLE")  # or MXNet would be it inside its import
+    from .._mxnet import heartbeats
+
+    os.environ["DMLC_ROLE"] = role
+    workers, servers = (int(os.environ[f"DMLC_NUM_{name}"]) for name in ("WORKER", "SERVER"))
+    nodes = {heartbeats.SCHEDULER: "the scheduler"}
+    if role == "scheduler":
+        nodes = {heartbeats.server(rank): f"server {rank}" for rank in range(servers)}
+        nodes.update({heartbeats.worker(rank): f"worker {rank}" for rank in range(workers)})
+
+    def before(store: Any) -> None:
+        watch(store, nodes, is_listening)  # until then, asking MXNet 2.0 ends the process
+
+    heartbeats.run_role(before)
+    tell("end", "")
+
+
+if __name__ == "__main__":
+    main()

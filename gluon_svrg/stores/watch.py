@@ -1,0 +1,101 @@
+"""A watch over the other processes of a job, for MXNet waits forever for one that has vanished.
+
+Only a process that the launcher has started keeps one. It ends itself when it finds a silent one;
+so all of them end, on all machines, whichever link or machine has failed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any, Callable, Mapping
+
+from .launcher import tell
+
+#: The variable that sets the seconds after which a silent process counts as dead.
+TIMEOUT = "GLUON_SVRG_TIMEOUT"
+_INTERVAL = 1.0
+
+
+def timeout() -> float:
+    """The seconds that are set; 0 for no watch."""
+    return float(os.environ.get(TIMEOUT, "0"))
+
+
+def watch(store: Any, nodes: Mapping[int, str], is_ready: Callable[[], bool]) -> None:
+    """Watch the nodes of a kvstore in a thread.
+
+    Parameters
+    ----------
+    store : KVStore
+        Of MXNet's parameter servers. The thread does not keep it.
+    nodes : dict of str
+        The names of the nodes to watch, by their ids.
+    is_ready : callable
+        Whether the kvstore can be asked.
+    """
+    if timeout() > 0:
+        arguments = (weakref.ref(store), nodes, is_ready, timeout())
+        threading.Thread(target=_watch, args=arguments, daemon=True).start()
+
+
+def _watch(
+    find_store: Callable[[], Any],
+    nodes: Mapping[int, str],
+    is_ready: Callable[[], bool],
+    seconds: float,
+) -> None:
+    from .._mxnet import heartbeats
+
+    # A node that has just joined has sent nothing yet, and neither has one of a process that was
+    # stopped and goes on. So MXNet's word counts only if it does not change for a while.
+    patience = min(5.0, seconds / 2)
+    since: dict[int, float] = {}
+    while not is_ready():
+        time.sleep(_INTERVAL)
+    while True:
+        time.sleep(_INTERVAL)
+        store = find_store()
+        if store is None:
+            return
+        silent = [
+            node
+            for node in nodes
+            if heartbeats.is_silent(store, node, max(2, round(seconds - patience)))
+        ]
+        del store
+        now = time.monotonic()
+        since = {node: since.get(node, now) for node in silent}
+        dead = [nodes[node] for node in silent if now - since[node] > patience]
+        if dead:
+            _end(dead, seconds)
+
+
+def _end(dead: list[str], seconds: float) -> None:
+    message = f"{' and '.join(dead)} did not answer for {seconds:g} s"
+    with suppress(OSError, ValueError):
+        print(f"gluon-svrg: {message}; this process ends", file=sys.stderr, flush=True)
+    tell("lost", json.dumps({"nodes": dead, "seconds": seconds}))
+    os._exit(1)
+
+
+def is_listening() -> bool:
+    """Whether this process has a socket that others can connect to."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            with socket.socket(fileno=copy) as found:
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    return True
+        except OSError:
+            os.close(copy)
+    return False
