@@ -8,10 +8,8 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from jobs import environment
 
-import gluon_svrg
-
-PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
 WORKER = Path(__file__).with_name("worker.py")
 
 
@@ -36,15 +34,9 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
 
 def launch(arguments, deadline=120, wait=True):
     """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
-        "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
-        "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
-    }
     process = subprocess.Popen(
         [sys.executable, "-m", "gluon_svrg", "launch", *map(str, arguments)],
-        env=environment,
+        env={**os.environ, **environment()},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

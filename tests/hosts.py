@@ -1,4 +1,4 @@
-"""Two machines for tests: network namespaces that a pair of virtual links joins, an sshd in each."""
+"""Two machines for tests: network namespaces with a link between them, and an sshd in each."""
 
 import os
 import shutil
@@ -92,7 +92,7 @@ class Hosts:
                     env=variables,
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,
-                    stderr=(self.folder / f"sshd-{number}.log").open("w"),
+                    stderr=subprocess.DEVNULL,
                     start_new_session=True,
                 )
             )

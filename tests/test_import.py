@@ -96,7 +96,7 @@ def test_an_early_interrupt(moment, tmp_path):
             "ignore",
             "-X",
             "importtime",
-            *"-m gluon_svrg compare digits".split(),
+            *("-m", "gluon_svrg", "compare", "digits"),
         ],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(PACKAGE)},

@@ -35,6 +35,19 @@ def is_silent(store: Any, node: int, seconds: int) -> bool | None:
     return None if failed else number.value > 0
 
 
+def rank(store: Any) -> int | None:
+    """The rank of this process among those of its role; None until all processes have joined.
+
+    A server or scheduler must not ask before it listens: it would end MXNet 2.0.
+    """
+    from mxnet.base import MXNetError
+
+    try:
+        return int(store.rank)
+    except MXNetError:
+        return None
+
+
 def run_role(before: Callable[[Any], None]) -> None:
     """Be the server or the scheduler that ``DMLC_ROLE`` names, until the job ends.
 

@@ -6,10 +6,9 @@
 from __future__ import annotations
 
 import os
-from typing import Any
 
 from ..stores.launcher import tell
-from ..stores.watch import is_listening, watch
+from ..stores.watch import watch
 
 
 def main() -> None:
@@ -24,10 +23,7 @@ def main() -> None:
         nodes = {heartbeats.server(rank): f"server {rank}" for rank in range(servers)}
         nodes.update({heartbeats.worker(rank): f"worker {rank}" for rank in range(workers)})
 
-    def before(store: Any) -> None:
-        watch(store, nodes, is_listening)  # until then, asking MXNet 2.0 ends the process
-
-    heartbeats.run_role(before)
+    heartbeats.run_role(lambda store: watch(store, nodes))
     tell("end", "")
 
 

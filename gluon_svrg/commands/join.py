@@ -176,7 +176,7 @@ def _path(me: Rank, settings: Settings) -> Path | None:
     """The file by which the others find rank 0, where no address is set."""
     if settings.scheduler is not None:
         return None
-    return settings.folder.absolute() / f".gluon-svrg-{me.job}"
+    return settings.folder.absolute() / f".gluon-svrg-{me.job.replace(os.sep, '-')}"
 
 
 def _port(scheduler: str | None) -> int:

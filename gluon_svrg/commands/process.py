@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 import subprocess
 import threading
+import time
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Callable, Mapping, NamedTuple, Sequence
 
 from ..stores.launcher import PLACE
+
+_MEASURE = 0.5  # seconds from one measurement of processor time to the next
 
 
 class State(NamedTuple):
@@ -21,7 +25,7 @@ class State(NamedTuple):
     code: int | None = None  # as `subprocess` has it; None while it runs
     rank: str | None = None  # MXNet's
     has_finished: bool = False  # its program has, though MXNet may keep the process
-    seconds: float = 0.0  # of processor time
+    seconds: float = 0.0  # in which it used a processor or waited for one
     lost: dict | None = None  # which others it has found silent, and for how long
 
     @property
@@ -69,6 +73,7 @@ class Process:
             start_new_session=True,
         )
         self.id = self._process.pid
+        self._measured = -math.inf, 0.0
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
 
@@ -101,11 +106,11 @@ class Process:
             return None
 
     def _seconds(self) -> float:
-        try:
-            fields = Path(f"/proc/{self.id}/stat").read_text().rpartition(")")[2].split()
-        except OSError:
-            return 0.0
-        return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+        """Its processor time, and that for which it waited because others had the processors."""
+        now = time.monotonic()
+        if now - self._measured[0] > _MEASURE:
+            self._measured = now, busy_seconds(self.id)
+        return self._measured[1]
 
     def signal(self, number: int) -> None:
         """Send a signal to the process and all that it has started."""
@@ -118,6 +123,16 @@ class Process:
         self._reader.join(1)
         if not self._reader.is_alive() and self._process.stdout is not None:
             self._process.stdout.close()
+
+
+def busy_seconds(process: int) -> float:
+    """The time that all threads of a process used a processor or waited for one."""
+    total = 0
+    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
+        with suppress(OSError, ValueError):  # a thread that has just ended
+            used, waited, _ = file.read_text().split()
+            total += int(used) + int(waited)
+    return total / 1e9
 
 
 def ending(code: int) -> str:

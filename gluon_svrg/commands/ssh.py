@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from pathlib import Path
-from typing import NamedTuple, Sequence
+from typing import Mapping, NamedTuple, Sequence
 
 from .channel import Channel
 from .launch import TIMEOUT, say
@@ -89,12 +89,19 @@ def launch_on(
         roles = iter(parameter_servers([here for _, here in used], addresses, at, timeout))
         return [next(roles) if here else [] for here in names]
 
+    shares(workers, servers, [host.slots for host in hosts])  # before anything is started
+    settings = {
+        "script": list(command),
+        "folder": os.getcwd(),
+        "variables": {k: v for k, v in os.environ.items() if not _OWN.fullmatch(k)},
+        "timeout": timeout,
+    }
     with Interruptible() as interrupted:
         machines: list[Machine] = []
         try:
             for host in hosts:
                 machines.append(_connect(host, shell, timeout))
-            _prepare(machines, command, timeout, interrupted)
+            _prepare(machines, settings, interrupted)
         except BaseException:
             for machine in machines:
                 machine.close(1)
@@ -174,18 +181,12 @@ def _connect(host: Host, shell: str, timeout: float) -> RemoteProcesses:
 
 
 def _prepare(
-    machines: Sequence[Machine],
-    command: Sequence[str],
-    timeout: float,
-    interrupted: Interruptible,
+    machines: Sequence[Machine], settings: Mapping[str, object], interrupted: Interruptible
 ) -> None:
     """Send what is the same everywhere, and find out whether all machines are there."""
-    variables = {k: v for k, v in os.environ.items() if not _OWN.fullmatch(k)}
     for machine in machines:
         assert isinstance(machine, RemoteProcesses)
-        machine.prepare(
-            script=list(command), folder=os.getcwd(), variables=variables, timeout=timeout
-        )
+        machine.prepare(**settings)
     for machine in machines:
         assert isinstance(machine, RemoteProcesses)
         machine.ask("port", seconds=CONNECT, interrupted=interrupted)

@@ -82,7 +82,8 @@ def supervise(
 
             death = job.run(lambda death: report(death, "are ended") if at_once else None)
             if death is None:
-                return 0
+                status = 0
+                break
             if not at_once:
                 report(death, "were ended")
             status = death.status
@@ -92,7 +93,7 @@ def supervise(
         return status
     finally:
         for machine in machines:
-            machine.close(status if status else 0)
+            machine.close(status)
 
 
 class _Job:

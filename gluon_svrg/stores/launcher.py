@@ -58,4 +58,4 @@ def joined(store: Any) -> None:
     if _place is not None:
         from .watch import watch
 
-        watch(store, {1: "the scheduler"}, lambda: True)
+        watch(store, {1: "the scheduler"})

@@ -6,6 +6,7 @@ so all of them end, on all machines, whichever link or machine has failed.
 
 from __future__ import annotations
 
+import atexit
 import json
 import os
 import socket
@@ -28,8 +29,8 @@ def timeout() -> float:
     return float(os.environ.get(TIMEOUT, "0"))
 
 
-def watch(store: Any, nodes: Mapping[int, str], is_ready: Callable[[], bool]) -> None:
-    """Watch the nodes of a kvstore in a thread.
+def watch(store: Any, nodes: Mapping[int, str]) -> None:
+    """Watch the nodes of a kvstore in a thread, as soon as all have joined.
 
     Parameters
     ----------
@@ -37,44 +38,54 @@ def watch(store: Any, nodes: Mapping[int, str], is_ready: Callable[[], bool]) ->
         Of MXNet's parameter servers. The thread does not keep it.
     nodes : dict of str
         The names of the nodes to watch, by their ids.
-    is_ready : callable
-        Whether the kvstore can be asked.
     """
     if timeout() > 0:
-        arguments = (weakref.ref(store), nodes, is_ready, timeout())
+        stopped = threading.Event()
+        atexit.register(stopped.set)  # MXNet closes its kvstores at exit
+        arguments = (weakref.ref(store), nodes, timeout(), stopped)
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
 
 
 def _watch(
     find_store: Callable[[], Any],
     nodes: Mapping[int, str],
-    is_ready: Callable[[], bool],
     seconds: float,
+    stopped: threading.Event,
 ) -> None:
-    from .._mxnet import heartbeats
-
     # A node that has just joined has sent nothing yet, and neither has one of a process that was
     # stopped and goes on. So MXNet's word counts only if it does not change for a while.
     patience = min(5.0, seconds / 2)
     since: dict[int, float] = {}
-    while not is_ready():
-        time.sleep(_INTERVAL)
-    while True:
-        time.sleep(_INTERVAL)
-        store = find_store()
-        if store is None:
-            return
-        silent = [
-            node
-            for node in nodes
-            if heartbeats.is_silent(store, node, max(2, round(seconds - patience)))
-        ]
-        del store
+    has_joined = False
+    while not stopped.wait(_INTERVAL):
+        if not has_joined:
+            has_joined = _has_joined(find_store())
+            continue
+        silent = _silent(find_store(), nodes, max(2, round(seconds - patience)))
         now = time.monotonic()
         since = {node: since.get(node, now) for node in silent}
         dead = [nodes[node] for node in silent if now - since[node] > patience]
         if dead:
             _end(dead, seconds)
+
+
+def _has_joined(store: Any) -> bool:
+    """Whether all processes are there; then the launcher is told which rank this one has."""
+    from .._mxnet import heartbeats
+
+    rank = heartbeats.rank(store) if store is not None and _is_listening() else None
+    if rank is not None:
+        tell("rank", str(rank))
+    return rank is not None
+
+
+def _silent(store: Any, nodes: Mapping[int, str], seconds: int) -> list[int]:
+    """Those nodes that have not been heard of for so long."""
+    from .._mxnet import heartbeats
+
+    if store is None:
+        return []
+    return [node for node in nodes if heartbeats.is_silent(store, node, seconds)]
 
 
 def _end(dead: list[str], seconds: float) -> None:
@@ -85,7 +96,7 @@ def _end(dead: list[str], seconds: float) -> None:
     os._exit(1)
 
 
-def is_listening() -> bool:
+def _is_listening() -> bool:
     """Whether this process has a socket that others can connect to."""
     for name in os.listdir("/proc/self/fd"):
         try:
