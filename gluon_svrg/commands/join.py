@@ -132,6 +132,7 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
         title=TITLE,
         say=say,
         interrupted=interrupted,
+        timeout=settings.timeout,
         restarts=settings.restarts,
         at_once=True,
     )

@@ -62,6 +62,7 @@ def launch(
             title="gluon-svrg launch",
             say=say,
             interrupted=interrupted,
+            timeout=timeout,
             restarts=restarts,
         )
 

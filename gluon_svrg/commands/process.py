@@ -24,9 +24,16 @@ class State(NamedTuple):
     role: str
     code: int | None = None  # as `subprocess` has it; None while it runs
     rank: str | None = None  # MXNet's
-    has_finished: bool = False  # its program has, though MXNet may keep the process
+    finished: float = math.inf  # when its program has, by the clock, though MXNet may keep it
     seconds: float = 0.0  # in which it used a processor or waited for one
     lost: dict | None = None  # which others it has found silent, and for how long
+    stopped: float = 0.0  # seconds since a signal has stopped it
+    ended: float = math.inf  # when the process has
+
+    @property
+    def has_finished(self) -> bool:
+        """Whether its program has ended."""
+        return self.finished < math.inf
 
     @property
     def name(self) -> str:
@@ -74,8 +81,16 @@ class Process:
         )
         self.id = self._process.pid
         self._measured = -math.inf, 0.0
+        self._stopped_since: float | None = None
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
+        self._ended = math.inf
+        threading.Thread(target=self._wait, daemon=True).start()
+
+    def _wait(self) -> None:
+        """Note the moment of its end: others may die of it within milliseconds."""
+        self._process.wait()
+        self._ended = time.time()
 
     def _forward(self) -> None:
         stream: IO[str] = self._process.stdout  # type: ignore[assignment]
@@ -94,9 +109,11 @@ class Process:
             role=self.role,
             code=code,
             rank=self._told("rank"),
-            has_finished=code is not None or self._told("end") is not None,
+            finished=min(self._finished(), self._ended),
             seconds=self._seconds(),
             lost=None if lost is None else json.loads(lost),
+            stopped=self._stopped(),
+            ended=self._ended,
         )
 
     def _told(self, what: str) -> str | None:
@@ -104,6 +121,24 @@ class Process:
             return Path(f"{self._place}.{what}").read_text(encoding="utf-8")
         except OSError:
             return None
+
+    def _finished(self) -> float:
+        try:
+            return Path(f"{self._place}.end").stat().st_mtime
+        except OSError:
+            return math.inf
+
+    def _stopped(self) -> float:
+        """For how long it has been stopped."""
+        try:
+            status = Path(f"/proc/{self.id}/stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            status = ""
+        if status != "T":
+            self._stopped_since = None
+            return 0.0
+        self._stopped_since = self._stopped_since or time.monotonic()
+        return time.monotonic() - self._stopped_since
 
     def _seconds(self) -> float:
         """Its processor time, and that for which it waited because others had the processors."""

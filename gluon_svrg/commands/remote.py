@@ -225,9 +225,9 @@ def serve(
 
 
 def _news(states: list[State], last: list[State] | None) -> bool:
-    """Whether more has changed than the processor time."""
-    before = None if last is None else [state._replace(seconds=0) for state in last]
-    return [state._replace(seconds=0) for state in states] != before
+    """Whether more has changed than what time changes."""
+    before = None if last is None else [state._replace(seconds=0, stopped=0) for state in last]
+    return [state._replace(seconds=0, stopped=0) for state in states] != before
 
 
 def _answer(question: str, *arguments: Any) -> Any:

@@ -112,6 +112,7 @@ def launch_on(
             title="gluon-svrg launch",
             say=say,
             interrupted=interrupted,
+            timeout=timeout,
             restarts=restarts,
         )
 

@@ -18,6 +18,7 @@ STALLED = 5.0
 #: Less than this share of a processor is nothing.
 _IDLE = 0.05
 _INTERVAL = 0.05
+_SETTLE = 0.3
 #: Seconds in which another machine ends its processes.
 _PATIENCE = 10.0
 
@@ -39,6 +40,7 @@ def supervise(
     title: str,
     say: Callable[[str], None],
     interrupted: Interruptible,
+    timeout: float,
     restarts: int = 0,
     at_once: bool = False,
 ) -> int:
@@ -57,6 +59,8 @@ def supervise(
         Gets the messages.
     interrupted : Interruptible
         Notices signals.
+    timeout : float
+        Seconds after which a process that is stopped counts as dead; 0 for never.
     restarts : int
         How often the job is started again after a death.
     at_once : bool
@@ -71,7 +75,7 @@ def supervise(
     status = 1
     try:
         for attempt in range(1, restarts + 2):
-            job = _Job(machines, place(machines), interrupted)
+            job = _Job(machines, place(machines), interrupted, timeout)
             again = ""
             if attempt <= restarts:
                 again = f"; starting again ({attempt} of {restarts})"
@@ -104,8 +108,10 @@ class _Job:
         machines: Sequence[Machine],
         roles: Sequence[Sequence[Role]],
         interrupted: Interruptible,
+        timeout: float,
     ) -> None:
-        self._machines, self._roles, self._interrupted = machines, roles, interrupted
+        self._machines, self._roles = machines, roles
+        self._interrupted, self._timeout = interrupted, timeout
         self._stall = _Stall()
         self._first: str | None = None  # the worker that has finished first
 
@@ -127,15 +133,18 @@ class _Job:
 
     def _watch(self) -> Death | None:
         """Wait until all have ended well, or one has not."""
-        while True:
-            death = self._death()
-            if death is None and self._interrupted.signal:
-                death = self._reason_of_the_signal()
-            if death is not None:
-                return death
+        while not self._interrupted.signal:
+            if self._death() is not None:
+                time.sleep(_SETTLE)  # what has died first may be known last
+                return self._death()
             if self._has_ended_well():
                 return None
             time.sleep(_INTERVAL)
+        # a manager that ends all because one has died may be faster than the news of it
+        time.sleep(_SETTLE)
+        number = self._interrupted.signal
+        signalled = Death("the launcher", f"was ended by {self._interrupted.name}", 128 + number)
+        return self._death() or signalled
 
     def _has_ended_well(self) -> bool:
         running = [state for _, state in self._states() if state.code is None]
@@ -143,17 +152,6 @@ class _Job:
             return False
         # scheduler and servers wait forever for workers that have never joined them
         return not running or self._stall.lasts(sum(state.seconds for state in running))
-
-    def _reason_of_the_signal(self) -> Death:
-        """A manager that ends all because one has died may be faster than the news of it."""
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            death = self._death()
-            if death is not None:
-                return death
-            time.sleep(_INTERVAL)
-        number = self._interrupted.signal
-        return Death("the launcher", f"was ended by {self._interrupted.name}", 128 + number)
 
     def _states(self) -> Iterator[tuple[Machine, State]]:
         for machine in self._machines:
@@ -174,10 +172,26 @@ class _Job:
                 who = " and ".join(map(self._find, state.lost["nodes"]))
                 return Death(who, f"did not answer for {state.lost['seconds']:g} s", 1)
         for machine, state in states:
-            if state.code:
-                status = state.code if state.code > 0 else 128 - state.code
-                return Death(self._name(machine, state), ending(state.code), status)
+            if 0 < self._timeout < state.stopped:
+                reason = f"did not answer for {self._timeout:g} s: a signal has stopped it"
+                return Death(self._name(machine, state), reason, 1)
+        failed = [(machine, state) for machine, state in states if state.code]
+        if failed:
+            machine, state = min(failed, key=lambda item: item[1].ended)
+            return self._failure(machine, state)
         return self._early_exit([(m, s) for m, s in states if is_worker(s.role)])
+
+    def _failure(self, machine: Machine, state: State) -> Death:
+        code: int = state.code  # type: ignore[assignment]
+        before = [
+            self._name(m, s)
+            for m, s in self._states()
+            if is_worker(s.role) and not s.code and s.finished < state.ended
+        ]
+        reason = ending(code)
+        if before:
+            reason += f", after {' and '.join(before)} had ended with code 0"
+        return Death(self._name(machine, state), reason, code if code > 0 else 128 - code)
 
     def _find(self, node: str) -> str:
         """The name here of what MXNet numbers its own way."""
