@@ -53,7 +53,7 @@ def join(me: Rank, settings: Settings) -> int:
         If the job cannot begin.
     """
     names_for(settings, me.size)
-    with Interruptible() as interrupted:
+    with Interruptible(needs_parent=me.launcher) as interrupted:
         return (_direct if me.rank == 0 else _follow)(me, settings, interrupted)
 
 

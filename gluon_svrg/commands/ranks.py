@@ -15,6 +15,7 @@ class Rank(NamedTuple):
     size: int
     job: str  # what tells this job from others in one folder
     starter: str | None = None  # an address of the machine that has started it
+    launcher: bool = False  # whether that runs on, and its death ends the job
 
 
 def find(environment: Mapping[str, str], rank: int | None = None, size: int | None = None) -> Rank:
@@ -34,6 +35,7 @@ def find(environment: Mapping[str, str], rank: int | None = None, size: int | No
     """
     found = next(filter(None, (ask(environment) for ask in _LAUNCHERS)), None)
     known_rank, known_size, job, starter = found or (None, None, "job", None)
+    stays = found is not None and job != "kubernetes"
     rank = known_rank if rank is None else rank
     size = known_size if size is None else size
     if rank is None:
@@ -45,7 +47,7 @@ def find(environment: Mapping[str, str], rank: int | None = None, size: int | No
         raise UserError(f"rank {rank} does not know how many processes there are: set --size")
     if rank >= size:
         raise UserError(f"rank {rank} does not fit a job of size {size}: ranks count from 0")
-    return Rank(rank, size, job, starter)
+    return Rank(rank, size, job, starter, stays)
 
 
 _Found = tuple  # rank, size or None, job, starter or None
