@@ -43,7 +43,10 @@ def finish(process, deadline=180):
         output, _ = process.communicate(timeout=deadline)
     except subprocess.TimeoutExpired:
         os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
+        for left in processes_of(os.environ.get("MARKER", "none")):
+            if left != os.getpid():
+                os.kill(left, signal.SIGKILL)
+        output, _ = process.communicate(timeout=30)
         raise AssertionError(f"not done within {deadline} s:\n{output}") from None
     finally:
         if process.poll() is None:
