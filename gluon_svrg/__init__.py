@@ -13,12 +13,12 @@ from ._version import __version__
 from .stores.launcher import tell_launcher as _tell_launcher
 
 if TYPE_CHECKING:
-    from .trainer import SVRGTrainer
+    from .svrg import SVRGTrainer
 
 __all__ = ["SVRGTrainer", "__version__"]
 
 #: Where each public name is defined.
-_MODULES = {"SVRGTrainer": "trainer"}
+_MODULES = {"SVRGTrainer": "svrg"}
 
 _tell_launcher()
 

@@ -15,8 +15,9 @@ from mxnet.gluon.contrib.estimator.event_handler import (
 from mxnet.gluon.utils import split_and_load
 
 from . import _mxnet
+from .counters import EpochCount
 from .schedule import EveryEpochs
-from .trainer import SVRGTrainer
+from .trainer import VarianceReducedTrainer
 
 __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 
@@ -115,8 +116,9 @@ class SVRGBatchProcessor(BatchProcessor):
         return closure
 
     def _get_data_and_label(self, batch: Any, devices: Any, batch_axis: int = 0) -> Any:
+        size = batch[0].shape[batch_axis]  # a last minibatch may have fewer samples than devices
         return tuple(
-            split_and_load(part, devices, batch_axis=batch_axis, even_split=False)
+            split_and_load(part, devices[:size], batch_axis=batch_axis, even_split=False)
             for part in batch[:2]
         )
 
@@ -191,7 +193,7 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
         RuntimeError
             If its batch processor is no `SVRGBatchProcessor`.
         """
-        if not isinstance(estimator.trainer, SVRGTrainer):
+        if not isinstance(estimator.trainer, VarianceReducedTrainer):
             raise TypeError(
                 f"FullGradHandler needs an SVRGTrainer, got {type(estimator.trainer).__name__}. "
                 "Pass Estimator(..., trainer=SVRGTrainer(net.collect_params(), ...))."
@@ -202,7 +204,7 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
                 "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
         estimator.batch_processor._handler = self
-        estimator.trainer._remember(self._count)
+        self._count = estimator.trainer.epoch_count
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if the epoch is due, or there is no snapshot.
@@ -215,7 +217,8 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
             Not used.
         """
         by_epoch = isinstance(self.schedule, EveryEpochs)
-        if by_epoch and (self.schedule.due(self._count.epochs) or _has_none(estimator)):
+        wanted = estimator.trainer.wants_snapshot
+        if by_epoch and (wanted or self.schedule.due(self._count.epochs)):
             self._refresh(estimator)
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
@@ -256,14 +259,3 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
                 mean_loss,
                 np.sqrt(sum(squares)),
             )
-
-
-class EpochCount:
-    """The number of epochs since the very first one; saved with the trainer."""
-
-    def __init__(self) -> None:
-        self.epochs = 0
-
-
-def _has_none(estimator: Any) -> bool:
-    return estimator.trainer.snapshot is None

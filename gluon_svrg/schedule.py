@@ -1,20 +1,17 @@
 """When to refresh the snapshot, over how much data, and how much to trust it.
 
 Coefficient schedules are called with the index of a snapshot, as ``SVRGTrainer(coefficient=...)``
-does. Refresh schedules are asked whether a full gradient is due. What they remember is saved with
-the trainer.
+does. Refresh schedules are asked whether a full gradient is due, ``schedule.due(trainer)``. What
+they remember is saved with the trainer; a sampler's draws too, after ``trainer.register(sampler)``.
 """
 
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import Any, Callable, Iterator, Protocol
 
 import numpy as np
 from mxnet.gluon.data import Sampler
-
-if TYPE_CHECKING:
-    from .trainer import SVRGTrainer
 
 __all__ = [
     "Constant",
@@ -157,9 +154,28 @@ class Until:
         Returns
         -------
         bool
-            The answer.
+            Whether variance reduction is over.
         """
         return index >= self.snapshots
+
+
+class Refreshed(Protocol):
+    """What a refresh schedule asks a trainer of this package."""
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether there is no snapshot, and a refresh would take one."""
+
+    @property
+    def num_snapshots(self) -> int:
+        """The number of snapshots taken."""
+
+    @property
+    def inner_steps(self) -> int:
+        """The number of steps since the last snapshot."""
+
+    def register(self, schedule: Any) -> None:
+        """Save and load the state of a schedule together with the trainer's."""
 
 
 # --- refreshes ---------------------------------------------------------------------------------
@@ -181,21 +197,27 @@ class EveryEpochs:
 
     def __init__(self, epochs: int) -> None:
         self.epochs = _positive(epochs, "epochs")
+        self.epoch = 0
 
-    def due(self, epoch: int) -> bool:
-        """Whether a refresh is due.
+    def due(self, trainer: Refreshed | int) -> bool:
+        """Whether a refresh is due: in its epoch, and whenever there is no snapshot.
 
         Parameters
         ----------
-        epoch : int
-            That begins, from 0.
+        trainer : SVRGTrainer or int
+            Before the first step of an epoch; ask once an epoch. Or the number of the epoch, from
+            0, if you count.
 
         Returns
         -------
         bool
-            The answer.
+            Whether to call ``update_full_grads``.
         """
-        return epoch % self.epochs == 0
+        if isinstance(trainer, (int, np.integer)):
+            return bool(trainer % self.epochs == 0)
+        trainer.register(self)
+        epoch, self.epoch = self.epoch, self.epoch + 1
+        return trainer.wants_snapshot or epoch % self.epochs == 0
 
 
 class EverySteps:
@@ -215,8 +237,8 @@ class EverySteps:
     def __init__(self, steps: int) -> None:
         self.steps = _positive(steps, "steps")
 
-    def due(self, trainer: SVRGTrainer) -> bool:
-        """Whether a refresh is due.
+    def due(self, trainer: Refreshed) -> bool:
+        """Whether a refresh is due: after so many steps, and whenever there is no snapshot.
 
         Parameters
         ----------
@@ -226,9 +248,9 @@ class EverySteps:
         Returns
         -------
         bool
-            The answer.
+            Whether to call ``update_full_grads``.
         """
-        return not trainer.num_snapshots or trainer.inner_steps >= self.steps
+        return trainer.wants_snapshot or trainer.inner_steps >= self.steps
 
 
 class Loopless:
@@ -263,7 +285,7 @@ class Loopless:
         self.seed = seed
         self.asked = 0
 
-    def due(self, trainer: SVRGTrainer) -> bool:
+    def due(self, trainer: Refreshed) -> bool:
         """Throw the coin of this step. Due without a snapshot, whatever it shows.
 
         Parameters
@@ -274,12 +296,12 @@ class Loopless:
         Returns
         -------
         bool
-            The answer.
+            Whether to call ``update_full_grads``.
         """
-        trainer._remember(self)
+        trainer.register(self)
         coin = np.random.default_rng([self.seed, self.asked]).random()
         self.asked += 1
-        return not trainer.num_snapshots or bool(coin < self.probability)
+        return trainer.wants_snapshot or bool(coin < self.probability)
 
 
 class Doubling:
@@ -304,8 +326,8 @@ class Doubling:
     def __init__(self, first: int) -> None:
         self.first = _positive(first, "first")
 
-    def due(self, trainer: SVRGTrainer) -> bool:
-        """Whether a refresh is due.
+    def due(self, trainer: Refreshed) -> bool:
+        """Whether a refresh is due: after so many steps, and whenever there is no snapshot.
 
         Parameters
         ----------
@@ -315,13 +337,16 @@ class Doubling:
         Returns
         -------
         bool
-            The answer.
+            Whether to call ``update_full_grads``.
         """
         taken = trainer.num_snapshots
-        return not taken or trainer.inner_steps >= self.first * 2 ** (taken - 1)
+        return trainer.wants_snapshot or trainer.inner_steps >= self.first * 2 ** (taken - 1)
 
 
 # --- full gradients over part of the data ------------------------------------------------------
+
+
+_MOST = 2**62  # samples, more than any data has
 
 
 class Growing:
@@ -353,7 +378,10 @@ class Growing:
 
     def __call__(self, draw: int) -> int:
         """The number of samples of the draw of this index."""
-        return round(self.first * self.factor**draw)
+        try:
+            return min(round(self.first * self.factor**draw), _MOST)
+        except OverflowError:
+            return _MOST
 
 
 class PartialSampler(Sampler):

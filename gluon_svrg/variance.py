@@ -4,20 +4,18 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
+from mxnet.gluon import Parameter
 
-from . import gradient, random_lock
-from ._mxnet import Arrays
-from .batches import arguments, one_pass
-from .closure import Loss, check_closure
-from .snapshot import Snapshot, copy_all
-
-if TYPE_CHECKING:
-    from mxnet.gluon import Parameter
-
-    from .trainer import SVRGTrainer
+from .passes import random_lock
+from .passes.batches import arguments, one_pass
+from .passes.closure import Loss, check_closure
+from .passes.network import check_dependent
+from .passes.points import Point
+from .passes.sums import new_sum
+from .svrg import SVRGTrainer
 
 __all__ = ["Variance", "variance"]
 
@@ -74,7 +72,8 @@ def variance(
     """Compute the variance of the plain gradient and of the SVRG estimate over a data set.
 
     One pass over the data, with two gradients for each minibatch. Nothing in the trainer or the
-    network is changed; under the random lock, MXNet's generator is seeded.
+    network is changed. MXNet cannot save its random numbers: under the random lock they go on from
+    a seed that is drawn first.
 
     Parameters
     ----------
@@ -106,48 +105,57 @@ def variance(
     Needs ten times the memory of the parameters, whatever the number of minibatches.
     """
     check_closure(closure)
-    trainer._check_outside("variance")
-    held = trainer._held()
-    if held is None:
-        raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
-    trainer._check_unchanged(held)
-    network, there = trainer._network(), held.snapshot
-    here = Snapshot(trainer._params, own=False)
-    mean = [row[0].asnumpy().astype("float64").ravel() for row in held.full_grads]
-    moments = _Moments([part.size for part in mean], trainer.coefficient)
-    spare = [[grad.copy() for grad in row] for row in here.buffers]
-    try:
-        with ExitStack() as stack:
-            stack.enter_context(gradient.marks_kept(network.parameters))
-            others = stack.enter_context(network.others.protected())
-            batches, _ = stack.enter_context(one_pass(data, progress=progress))
-            for number, batch in enumerate(batches):
-                seed = number + 1 if trainer._lock.locked else None
-                random_lock.start(seed)
-                with others.found():
-                    found = gradient.at_snapshot(here, closure, arguments(batch), network)
-                count = sum(found.counts)
-                plain = _total(here.buffers, count * network.scale)
-                random_lock.start(seed)
-                gradient.at_snapshot(there, closure, arguments(batch), network)
-                then = _total(there.buffers, count * network.scale)
-                moments.add(count, plain, [g - m for g, m in zip(then, mean)])
-    finally:
-        copy_all(spare, here.buffers)
+    terms, network, locked = trainer.ready_to_compare("variance")
+    there: Any = terms.reference
+    here = Point.untouched(network)
+    mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean or ()]
+    moments = _Moments([part.size for part in mean], -terms.b)
+    scale = trainer.loss_scale
+    with ExitStack() as stack:
+        if locked:  # what is drawn afterwards does not depend on the data
+            stack.callback(random_lock.start, random_lock.draw_seed())
+        stack.enter_context(network.grads_kept())
+        batches, _ = stack.enter_context(one_pass(data, progress=progress))
+        for number, batch in enumerate(batches):
+            inputs, seed = arguments(batch), number + 1 if locked else None
+            with network.outside.protected(search=True):
+                plain, count = _mean_grad(here, closure, inputs, scale, seed)
+                then, _ = _mean_grad(there, closure, inputs, scale, seed)
+            moments.add(count, plain, [r - m for r, m in zip(then, mean)])
     if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
     squares = [
         float(np.sum((now[0].asnumpy().astype("float64") - then[0].asnumpy()) ** 2))
         for now, then in zip(here.weights, there.weights)
     ]
-    return moments.result(there.parameters, float(np.sqrt(sum(squares))))
+    return moments.result(network.trainable, float(np.sqrt(sum(squares))))
 
 
-def _total(buffers: Arrays, divisor: float) -> list[np.ndarray]:
-    """The mean gradient of a minibatch, over all devices, per parameter."""
+def _mean_grad(
+    point: Point,
+    closure: Callable[..., Loss],
+    inputs: Sequence[Any],
+    scale: float,
+    seed: int | None,
+) -> tuple[list[np.ndarray], int]:
+    """The mean gradient of a minibatch over all devices, per parameter, and its loss entries."""
+    total = new_sum(point.network, scale)
+    total.put()
+
+    def work() -> int:
+        recorded = point.network.record(closure, inputs)
+        total.add(recorded)
+        return recorded.entries
+
+    random_lock.start(seed)
+    count = point.at(work)
+    check_dependent(point.take_touched())
+    point.network.check_hidden()
+    divisor = count * scale
     return [
-        sum(grad.asnumpy().astype("float64") for grad in row).ravel() / divisor for row in buffers
-    ]
+        sum(grad.asnumpy().astype("float64") for grad in row).ravel() / divisor
+        for row in total.arrays
+    ], count
 
 
 class _Moments:

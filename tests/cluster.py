@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from jobs import environment
+from jobs import PACKAGE, environment  # noqa: F401
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -25,6 +25,11 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
     command = [sys.executable, str(WORKER), task, str(folder), json.dumps(settings)]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
+    return found_by(folder, workers)
+
+
+def found_by(folder, workers):
+    """What each worker has written, in the order of ranks."""
     found = []
     for rank in range(workers):
         with np.load(folder / f"{rank}.npz") as file:
@@ -32,11 +37,45 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
     return found
 
 
+def run_horovod(folder, tasks, workers=2, deadline=240):
+    """Run tasks of `worker.py`, one after the other, on workers that `horovodrun` starts.
+
+    Parameters
+    ----------
+    tasks : dict of tuple
+        By a name, the task and its settings.
+
+    Returns
+    -------
+    dict of list of dict
+        By the name of the task, what each worker has found, in the order of ranks.
+    """
+    tasks = {
+        name: (task, {"kvstore": "horovod", **settings}) for name, (task, settings) in tasks.items()
+    }
+    status, output = horovodrun(workers, [WORKER, "many", folder, json.dumps(tasks)], deadline)
+    assert status == 0, output
+    return {name: found_by(Path(folder) / name, workers) for name in tasks}
+
+
+def horovodrun(workers, arguments, deadline=120):
+    """Start Horovod's workers; the exit status, and what they print."""
+    launcher = Path(sys.executable).with_name("horovodrun")  # it calls programs beside it by name
+    path = {"PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]])}
+    start = [launcher, "--gloo", "--network-interface", "lo", "-np", workers, sys.executable]
+    return run([*start, *arguments], deadline, path)
+
+
 def launch(arguments, deadline=120, wait=True):
     """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
+    return run([sys.executable, "-m", "gluon_svrg", "launch", *arguments], deadline, wait=wait)
+
+
+def run(command, deadline, variables=(), wait=True):
+    """Run a program in a process group of its own, until a deadline."""
     process = subprocess.Popen(
-        [sys.executable, "-m", "gluon_svrg", "launch", *map(str, arguments)],
-        env={**os.environ, **environment()},
+        list(map(str, command)),
+        env={**os.environ, **environment(), **dict(variables)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

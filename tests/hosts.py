@@ -1,4 +1,4 @@
-"""Two machines for tests: network namespaces with a link between them, and an sshd in each."""
+"""Two machines for tests: namespaces with a link between them, a name and an sshd each."""
 
 import os
 import shutil
@@ -26,8 +26,9 @@ def missing():
 
 
 class Hosts:
-    """Two machines, a and b, with the addresses 10.97.0.1 and 10.97.0.2."""
+    """Two machines, node-a and node-b, with the addresses 10.97.0.1 and 10.97.0.2."""
 
+    hostnames = ("node-a", "node-b")
     addresses = ("10.97.0.1", "10.97.0.2")
 
     def __init__(self, folder):
@@ -60,7 +61,8 @@ class Hosts:
 
     def inside(self, number):
         """The words before a command that is to run on a machine."""
-        return ["nsenter", f"--net=/run/netns/{self.names[number]}"]
+        process = self._sshds[number].pid
+        return ["nsenter", f"--target={process}", "--net", "--uts", "--mount"]
 
     def link(self, state):
         """Take the link between the machines down, or up."""
@@ -82,9 +84,21 @@ class Hosts:
             f"AuthorizedKeysFile {self.folder}/key.pub\nPermitRootLogin yes\n"
             "PasswordAuthentication no\nUsePAM no\nClientAliveInterval 2\nClientAliveCountMax 3\n"
         )
+        names = zip(self.addresses, self.hostnames)
+        (self.folder / "names").write_text(
+            "127.0.0.1 localhost\n" + "".join(f"{at} {name}\n" for at, name in names)
+        )
         os.makedirs("/run/sshd", exist_ok=True)
         for number in range(2):
-            command = [*self.inside(number), SSHD, "-D", "-f", str(self.folder / "sshd_config")]
+            name = self.hostnames[number]
+            script = (
+                f"hostname {name} && mount --bind {self.folder}/names /etc/hosts && "
+                f"exec {SSHD} -D -f {self.folder}/sshd_config"
+            )
+            command = [
+                *("nsenter", f"--net=/run/netns/{self.names[number]}"),
+                *("unshare", "--uts", "--mount", "sh", "-c", script),
+            ]
             variables = {k: v for k, v in os.environ.items() if k != "MARKER"}
             self._sshds.append(
                 subprocess.Popen(
@@ -97,9 +111,12 @@ class Hosts:
                 )
             )
         deadline = time.monotonic() + 20
-        for address in self.addresses:
-            command = [*self.inside(0), *self.ssh.split(), address, "true"]
-            while subprocess.run(command, capture_output=True, check=False).returncode:
+        for name in self.hostnames:
+            while True:
+                command = [*self.inside(0), *self.ssh.split(), name, "hostname"]
+                done = subprocess.run(command, capture_output=True, text=True, check=False)
+                if done.stdout == f"{name}\n":
+                    break
                 assert time.monotonic() < deadline, "an sshd does not answer"
                 time.sleep(0.2)
 

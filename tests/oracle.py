@@ -1,46 +1,306 @@
-"""SVRG in NumPy, float64, straight from the formula: slow and obvious.
+"""The methods in NumPy, float64, straight from the formulas: slow and obvious.
 
 A gradient function takes the weights (a list of arrays) and a minibatch, and returns the *sum* of
-the gradients over the loss entries, with their number.
+the gradients over the loss entries, with their number. Every method estimates on that scale,
+
+    v = a g + b r + k c m
+
+with g at the current weights, r at the reference, both sums over the c entries of the minibatch,
+and m a mean per entry. Several devices or workers are one here: their sums are added before
+anything moves. Factors that MXNet's users set are rounded to float32; what follows is float64.
 """
 
 import numpy as np
 
 
-class SVRG:
-    def __init__(self, gradient, weights, coefficient=1.0):
+def rounded(factor):
+    return np.float64(np.float32(factor))
+
+
+def copied(arrays):
+    return [np.array(array, dtype=np.float64) for array in arrays]
+
+
+class Method:
+    """What the methods share; by itself the plain optimizer.
+
+    Attributes
+    ----------
+    weights : list of array
+        The optimizer changes them in place.
+    mean : list of array or None
+        m. Without it the method is the plain optimizer.
+    reference : list of array
+        The weights where r is computed.
+    """
+
+    def __init__(self, gradient, weights):
         self.gradient = gradient
-        self.weights = [np.array(w, dtype=np.float64) for w in weights]
-        self.coefficient = np.float32(coefficient)
-        self.snapshot = None
+        self.weights = copied(weights)
+        self.reference = self.mean = None
 
     def refresh(self, batches):
+        """Start anew: the reference is here, and m the mean gradient over `batches`."""
         results = [self.gradient(self.weights, batch) for batch in batches]
         entries = sum(count for _, count in results)
-        self.full_grad = [sum(parts) / entries for parts in zip(*(grad for grad, _ in results))]
-        self.snapshot = [w.copy() for w in self.weights]
+        self.mean = [sum(parts) / entries for parts in zip(*(grad for grad, _ in results))]
+        self.reference = copied(self.weights)
 
-    def estimate(self, batch):
+    def estimate(self, batch, row=None):
+        """v of one minibatch; nothing moves."""
+        return self.gradient(self.weights, batch)[0]
+
+    def advance(self, total, batches, rows):
+        """Move what moves with a step; return what the optimizer gets.
+
+        `total` is the sum of the estimates since the last update: of the `batches`, whose rows in
+        the table are `rows`. The weights have not moved yet.
+        """
+        return total
+
+    def step(self, optimizer, *batches, rows=None, batch_size=None):
+        """One update, from one minibatch or from several (micro-batches, or one per worker)."""
+        rows = [None] * len(batches) if rows is None else rows
+        estimates = [self.estimate(batch, row) for batch, row in zip(batches, rows)]
+        total = [sum(parts) for parts in zip(*estimates)]
+        grads = self.advance(total, batches, rows)
+        optimizer.step(self.weights, grads, batch_size or self.entries(batches))
+
+    def entries(self, batches):
+        return sum(self.gradient(self.weights, batch)[1] for batch in batches)
+
+
+class SVRG(Method):
+    """Johnson and Zhang 2013; with a coefficient below 1, Yin et al. 2025."""
+
+    def __init__(self, gradient, weights, coefficient=1.0):
+        super().__init__(gradient, weights)
+        self.coefficient = rounded(coefficient)
+
+    @property
+    def snapshot(self):
+        return self.reference
+
+    @property
+    def full_grad(self):
+        return self.mean
+
+    def estimate(self, batch, row=None):
         grad, count = self.gradient(self.weights, batch)
-        if self.snapshot is None:
+        if self.mean is None:
             return grad
-        snapshot_grad, _ = self.gradient(self.snapshot, batch)
+        snapshot_grad, _ = self.gradient(self.reference, batch)
         return [
-            g - self.coefficient * (g_snapshot - count * mu)
-            for g, g_snapshot, mu in zip(grad, snapshot_grad, self.full_grad)
+            g - self.coefficient * (r - count * m)
+            for g, r, m in zip(grad, snapshot_grad, self.mean)
         ]
+
+
+class SARAH(Method):
+    """Nguyen et al. 2017. Refreshed every few steps it is SPIDER, by a coin it is PAGE."""
+
+    def estimate(self, batch, row=None):
+        grad, count = self.gradient(self.weights, batch)
+        if self.mean is None:
+            return grad
+        before, _ = self.gradient(self.reference, batch)
+        return [g - r + count * m for g, r, m in zip(grad, before, self.mean)]
+
+    def advance(self, total, batches, rows):
+        if self.mean is not None:
+            self.mean = [v / self.entries(batches) for v in total]
+            self.reference = copied(self.weights)
+        return total
+
+
+class STORM(Method):
+    """Cutkosky and Orabona 2019; `mixing` is the share of the fresh gradient."""
+
+    def __init__(self, gradient, weights, mixing=0.1):
+        super().__init__(gradient, weights)
+        self.mixing = rounded(mixing)
+
+    def estimate(self, batch, row=None):
+        grad, count = self.gradient(self.weights, batch)
+        if self.mean is None:  # the first step
+            return grad
+        before, _ = self.gradient(self.reference, batch)
+        return [g - (1 - self.mixing) * (r - count * m) for g, r, m in zip(grad, before, self.mean)]
+
+    def advance(self, total, batches, rows):
+        self.mean = [v / self.entries(batches) for v in total]
+        self.reference = copied(self.weights)
+        return total
+
+
+class MARS(Method):
+    """Yuan et al. 2024, exact (two gradients a step) or approximate (one)."""
+
+    def __init__(
+        self,
+        gradient,
+        weights,
+        gamma=0.025,
+        beta=0.95,
+        clip=1.0,
+        exact=True,
+        include_vectors=False,
+    ):
+        super().__init__(gradient, weights)
+        gamma, beta = rounded(gamma), rounded(beta)
+        self.scale = gamma * beta / (1 - beta)
+        self.clip, self.exact = clip, exact
+        self.treated = [include_vectors or np.ndim(w) > 1 for w in weights]
+
+    def estimate(self, batch, row=None):
+        grad, count = self.gradient(self.weights, batch)
+        if self.reference is None:  # the first step
+            return grad
+        if self.exact:
+            before, _ = self.gradient(self.reference, batch)
+        else:
+            before = [count * m for m in self.mean]  # the gradient of the step before
+        return [
+            (1 + self.scale) * g - self.scale * r if treated else g
+            for g, r, treated in zip(grad, before, self.treated)
+        ]
+
+    def advance(self, total, batches, rows):
+        count = self.entries(batches)
+        if self.reference is None:
+            self.mean = [v / count for v in total]
+        elif not self.exact:
+            self.mean = [
+                (v + self.scale * count * m) / ((1 + self.scale) * count)
+                for v, m in zip(total, self.mean)
+            ]
+        self.reference = copied(self.weights)
+        return [self.clipped(v, count) if treated else v for v, treated in zip(total, self.treated)]
+
+    def clipped(self, total, count):
+        """The mean estimate of a tensor has at most the norm `clip`."""
+        norm = np.linalg.norm(total / count)
+        return total if self.clip is None or norm <= self.clip else total * (self.clip / norm)
+
+
+class SAGA(Method):
+    """Defazio et al. 2014, with a table of the gradients of minibatches, a row each.
+
+    Any key can name a row, such as ``(worker, index)``. A row that was never visited is zero, and
+    the mean of the table is over the entries of the rows that were: all of them after a refresh,
+    which names rows by their position.
+
+    Attributes
+    ----------
+    table : dict
+        The gradient of each row, a sum over its entries.
+    seen : int
+        N, the number of entries of all rows.
+    """
+
+    def __init__(self, gradient, weights):
+        super().__init__(gradient, weights)
+        self.table, self.seen = {}, 0
+        self.mean = [np.zeros_like(w) for w in self.weights]
+
+    def refresh(self, batches, rows=None):
+        super().refresh(batches)
+        rows = range(len(batches)) if rows is None else rows
+        self.table = {row: self.gradient(self.weights, b)[0] for row, b in zip(rows, batches)}
+        self.seen = self.entries(batches)
+
+    def estimate(self, batch, row=None):
+        grad, count = self.gradient(self.weights, batch)
+        before = self.table.get(row, [0.0] * len(grad))
+        return [g - r + count * m for g, r, m in zip(grad, before, self.mean)]
+
+    def advance(self, total, batches, rows):
+        assert len(set(rows)) == len(rows), "a row moves once an update"
+        count, seen = self.entries(batches), self.seen
+        for row, batch in zip(rows, batches):
+            if row not in self.table:
+                self.seen += self.entries([batch])
+            self.table[row] = self.gradient(self.weights, batch)[0]
+        self.mean = [(seen * m + v - count * m) / self.seen for v, m in zip(total, self.mean)]
+        return total
+
+
+class SAG(SAGA):
+    """Le Roux et al. 2012: the optimizer gets the mean of the table."""
+
+    def advance(self, total, batches, rows):
+        super().advance(total, batches, rows)
+        return [self.entries(batches) * m for m in self.mean]
+
+
+class BarzilaiBorwein:
+    """The learning rate of SVRG from its last two snapshots, Tan et al. 2016.
+
+    Parameters
+    ----------
+    learning_rate : float
+        Until there are two snapshots, and as long as no denominator was positive.
+    wd : float
+        The optimizer's weight decay: it belongs to the curvature, and the full gradients lack it.
+    """
+
+    def __init__(self, learning_rate, wd=0.0):
+        self.learning_rate, self.wd = rounded(learning_rate), rounded(wd)
+        self.last = None
+
+    def refresh(self, snapshot, full_grad, inner_steps):
+        """`inner_steps` were made between the last snapshot and this one."""
+        if self.last is not None:
+            moved = [w - before for w, before in zip(snapshot, self.last[0])]
+            bent = [g - before for g, before in zip(full_grad, self.last[1])]
+            squared = sum(np.sum(dw * dw) for dw in moved)
+            product = sum(np.sum(dw * dg) for dw, dg in zip(moved, bent))
+            denominator = inner_steps * (product + self.wd * squared)
+            if denominator > 0:
+                self.learning_rate = squared / denominator
+        self.last = copied(snapshot), copied(full_grad)
+        return self.learning_rate
+
+
+# --- proximal operators: the minimum over x of |x - w|^2 / 2 + rate * penalty(x) -----------------
+
+
+def l1(w, rate, strength):
+    """The penalty is strength * sum |x|."""
+    return np.sign(w) * np.maximum(np.abs(w) - rate * strength, 0)
+
+
+def elastic_net(w, rate, strength, ridge):
+    """The penalty is strength * sum |x| + ridge / 2 * sum x^2."""
+    return l1(w, rate, strength) / (1 + rate * ridge)
+
+
+def group_lasso(w, rate, strength, axis=None):
+    """The penalty is strength * the sum of the norms over `axis` (None: of the whole array)."""
+    norm = np.sqrt(np.sum(w * w, axis=axis, keepdims=True))
+    return w * np.maximum(1 - rate * strength / np.where(norm > 0, norm, 1), 0)
+
+
+def box(w, rate, low, high):
+    """The penalty is infinite outside of low <= x <= high."""
+    return np.minimum(np.maximum(w, low), high)
+
+
+def non_negative(w, rate):
+    """The penalty is infinite where x < 0."""
+    return np.maximum(w, 0)
 
 
 class SGD:
     """MXNet's SGD with momentum and weight decay: it takes its hyperparameters in float32."""
 
     def __init__(self, learning_rate, momentum=0.0, wd=0.0):
-        self.learning_rate, self.momentum, self.wd = map(np.float32, (learning_rate, momentum, wd))
+        self.learning_rate, self.momentum, self.wd = learning_rate, momentum, wd
         self.velocity = None
 
     def step(self, weights, grads, batch_size):
-        rescale = np.float64(np.float32(1.0 / batch_size))
-        rate, momentum, wd = map(np.float64, (self.learning_rate, self.momentum, self.wd))
+        rescale = rounded(1.0 / batch_size)
+        rate, momentum, wd = map(rounded, (self.learning_rate, self.momentum, self.wd))
         if self.velocity is None:
             self.velocity = [np.zeros_like(w) for w in weights]
         for w, g, v in zip(weights, grads, self.velocity):

@@ -3,7 +3,6 @@
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import time
 from pathlib import Path
@@ -21,7 +20,7 @@ def missing():
 
 
 class Slurm:
-    """A cluster of two nodes, a and b, on two machines."""
+    """A cluster of two nodes, on two machines."""
 
     def __init__(self, folder, hosts):
         self.folder, self.hosts = Path(folder) / "slurm", hosts
@@ -42,7 +41,7 @@ class Slurm:
         while not (self.folder / "munge").exists():
             time.sleep(0.1)
         self._start(0, "slurmctld", "-D")
-        for number, node in enumerate("ab"):
+        for number, node in enumerate(self.hosts.hostnames):
             self._start(number, "slurmd", "-D", "-N", node)
         deadline = time.monotonic() + 60
         while self.run("sinfo", "-h", "-o", "%T %D").stdout.split() != ["idle", "2"]:
@@ -98,11 +97,12 @@ class Slurm:
 
     def _configure(self):
         one, two = self.hosts.addresses
-        name, cores = socket.gethostname(), os.cpu_count()
+        first, second = self.hosts.hostnames
+        cores = os.cpu_count()
         (self.folder / "slurm.conf").write_text(
             f"""\
 ClusterName=test
-SlurmctldHost={name}({one})
+SlurmctldHost={first}({one})
 SlurmUser=root
 AuthType=auth/munge
 AuthInfo=socket={self.folder}/munge
@@ -121,8 +121,8 @@ ReturnToService=2
 SlurmdTimeout=30
 KillWait=5
 SelectType=select/cons_tres
-NodeName=a NodeHostname={name} NodeAddr={one} Port=16818 CPUs={cores}
-NodeName=b NodeHostname={name} NodeAddr={two} Port=16819 CPUs={cores}
-PartitionName=all Nodes=a,b Default=YES State=UP OverSubscribe=FORCE:8
+NodeName={first} NodeAddr={one} CPUs={cores}
+NodeName={second} NodeAddr={two} CPUs={cores}
+PartitionName=all Nodes={first},{second} Default=YES State=UP OverSubscribe=FORCE:8
 """
         )

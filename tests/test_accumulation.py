@@ -1,10 +1,12 @@
 """Gradients that accumulate: ``grad_req='add'``, over micro-batches, and on errors."""
 
+import kit
 import numpy as np
 import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from kit import HYBRIDIZE, assert_unchanged, clear
 from mxnet import autograd, gluon
 from problems import Dense, contexts, distance, parameters, values
 
@@ -12,26 +14,19 @@ from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=12)
 ALL = np.arange(len(PROBLEM.X))
-HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
-def make(hybridize=None, devices=None, adding=None, cls=SVRGTrainer, **kwargs):
+def make(hybridize=None, devices=None, adding=None, **kwargs):
     """A trainer; the parameters of these numbers (None: all) accumulate."""
-    net = PROBLEM.network("float64", devices, hybridize=hybridize)
+    net, loss_of, trainer = kit.make(PROBLEM, devices=devices, hybridize=hybridize, **kwargs)
     for number, p in enumerate(parameters(net)):
         if adding is None or number in adding:
             p.grad_req = "add"
-    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.1}, **kwargs)
-    return net, PROBLEM.closure(net, "float64", devices), trainer
+    return net, loss_of, trainer
 
 
 def gradients(net):
     return [sum(g.asnumpy() for g in p.list_grad()) for p in parameters(net)]
-
-
-def clear(net):
-    """`Parameter.zero_grad` itself fails on MXNet 2.0.0b1."""
-    (net if hasattr(net, "zero_grad") else net.collect_params()).zero_grad()
 
 
 def add(these, those):
@@ -104,8 +99,7 @@ def test_without_snapshot_or_coefficient_it_is_gluon_trainer(hybridize, coeffici
             trainer.step(len(index))
             clear(net)
         found.append(values(net))
-    for these, those in zip(*found):
-        np.testing.assert_array_equal(these, those)
+    assert_unchanged(*found)
 
 
 def test_a_refresh_leaves_what_has_accumulated():

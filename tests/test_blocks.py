@@ -1,9 +1,11 @@
 """Blocks of every kind: hybridized or not, initialized late, with states of their own."""
 
+import kit
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from kit import HYBRIDIZE
 from loops import plain_step
 from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
@@ -11,25 +13,16 @@ from problems import Dense, array, contexts, distance, parameters, values
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=6)
-HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
-def train(trainer, loss_of, problem=PROBLEM, epochs=4):
-    for epoch in range(epochs):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, problem.batches(7))
-        for index in problem.batches(5):
-            trainer.step(len(index), closure=lambda: loss_of(index))
+def train(trainer, loss_of, problem=PROBLEM):
+    kit.train(trainer, loss_of, problem.batches(5), data=problem.batches(7))
 
 
-def oracle_weights(initial, problem=PROBLEM, epochs=4):
-    reference, optimizer = oracle.SVRG(problem.gradient, initial), oracle.SGD(0.1, 0.9)
-    for epoch in range(epochs):
-        if epoch % 2 == 0:
-            reference.refresh(problem.batches(7))
-        for index in problem.batches(5):
-            optimizer.step(reference.weights, reference.estimate(index), len(index))
-    return reference.weights
+def oracle_weights(initial, problem=PROBLEM):
+    twin = oracle.SVRG(problem.gradient, initial)
+    kit.train_twin(twin, oracle.SGD(0.1, 0.9), problem.batches(5), data=problem.batches(7))
+    return twin.weights
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)

@@ -1,5 +1,8 @@
 """Gradient compression: of the step's gradient, not of the full gradient."""
 
+from functools import partial
+
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
@@ -11,15 +14,7 @@ from gluon_svrg import SVRGTrainer
 PROBLEM = Dense("classification", hidden=(5,), seed=20)
 TWO = contexts(2)
 TWO_BITS = {"type": "2bit", "threshold": 0.5}
-
-
-def make(cls=SVRGTrainer, compression=TWO_BITS, **kwargs):
-    net = PROBLEM.network("float32", TWO)
-    settings = {"learning_rate": 0.1}
-    trainer = cls(
-        net.collect_params(), "sgd", settings, "device", compression_params=compression, **kwargs
-    )
-    return net, PROBLEM.closure(net, "float32", TWO), trainer
+make = partial(kit.make, PROBLEM, "float32", TWO, compression_params=TWO_BITS)
 
 
 def test_the_full_gradient_is_exact():
@@ -67,14 +62,14 @@ def test_the_gradient_of_the_step_is_compressed():
 @pytest.mark.parametrize("kvstore", ["local", "dist_sync"])
 def test_stores_that_cannot_compress(kvstore):
     net = PROBLEM.network("float32", TWO)
-    with pytest.raises(ValueError, match=f"cannot compress gradients in a store '{kvstore}'"):
+    with pytest.raises(ValueError, match=f"cannot compress gradients in a kvstore '{kvstore}'"):
         SVRGTrainer(net.collect_params(), "sgd", kvstore=kvstore, compression_params=TWO_BITS)
 
 
 @pytest.mark.parametrize("bad", [{"type": "3bit"}, {"threshold": 0.5}])
 def test_compressions_that_mxnet_does_not_know(bad):
     with pytest.raises(ValueError, match="cannot compress gradients by"):
-        make(compression=bad)
+        make(compression_params=bad)
 
 
 def test_gluon_trainer_fails_with_a_local_store():

@@ -2,6 +2,7 @@
 
 import mxnet as mx
 import numpy as np
+import pytest
 import scipy.optimize
 from mxnet import gluon
 from problems import array
@@ -53,6 +54,7 @@ def minimum(X, y):
     return value
 
 
+@pytest.mark.convergence
 def test_softmax_regression_on_digits():
     X, y = load_digits(return_X_y=True)
     X = X / 16

@@ -6,39 +6,24 @@ import oracle
 import pytest
 from cluster import run_cluster
 from problems import Dense, distance, values
-from worker import PROBLEM, minibatches
+from union import (
+    COUNT,
+    EVALUATIONS,
+    assert_close,
+    assert_identical,
+    reference,
+    run_alone,
+    tied_alone,
+    weights,
+)
+from worker import PROBLEM, Tied, minibatches
 
 from gluon_svrg import SVRGTrainer
 
+needs_sparse = pytest.mark.skipif(
+    mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon"
+)
 pytestmark = pytest.mark.xdist_group("clusters")
-COUNT = len(PROBLEM.initial)
-
-
-def weights(found, name="w"):
-    return [found[f"{name}{i}"] for i in range(COUNT)]
-
-
-def reference(epochs=4, rates=(), initial=PROBLEM.initial):
-    """SVRG with SGD and momentum, in NumPy, on all data."""
-    svrg, optimizer = oracle.SVRG(PROBLEM.gradient, initial), oracle.SGD(0.1, 0.9)
-    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
-    losses = []
-    for epoch in range(epochs):
-        if epoch < len(rates):
-            optimizer.learning_rate = np.float32(rates[epoch])
-        if epoch % 2 == 0:
-            svrg.refresh(batches)
-        for batch in batches:
-            optimizer.step(svrg.weights, svrg.estimate(batch), len(batch))
-    return svrg, losses
-
-
-def assert_identical(found):
-    """All ranks end bit-identical."""
-    for other in found[1:]:
-        for name in found[0]:
-            if name != "evaluations":
-                np.testing.assert_array_equal(found[0][name], other[name])
 
 
 @pytest.mark.parametrize(
@@ -49,6 +34,7 @@ def assert_identical(found):
         (2, 2, "dist_device_sync", None),
         (2, 1, "dist_sync", True),
         (2, 2, "dist_sync", True),
+        (3, 2, "exchange", None),
     ],
 )
 def test_workers_are_one_process_over_the_union_of_the_data(
@@ -66,11 +52,11 @@ def test_workers_are_one_process_over_the_union_of_the_data(
         update_on_kvstore=update_on_kvstore,
     )
     assert_identical(found)
-    expected, _ = reference(rates=rates)
+    expected = reference(rates=rates)
     assert distance(weights(found[0]), expected.weights) < 1e-6
     assert distance(weights(found[0], "mu"), expected.full_grad) < 1e-6
     evaluations = sum(int(f["evaluations"]) for f in found)
-    assert evaluations == (2 + 2 * 4) * len(PROBLEM.X)
+    assert evaluations == EVALUATIONS
     shares = [sum(map(len, minibatches(r, workers, True)[0])) for r in range(workers)]
     assert len(set(shares)) > 1
 
@@ -78,7 +64,7 @@ def test_workers_are_one_process_over_the_union_of_the_data(
 def test_stored_gradients_of_each_worker_s_own_minibatches(tmp_path):
     found = run_cluster(tmp_path, "trajectory", 2, servers=2, stored=True, rates=[0.1, 0.05])
     assert_identical(found)
-    expected, _ = reference(rates=[0.1, 0.05])
+    expected = reference(rates=[0.1, 0.05])
     assert distance(weights(found[0]), expected.weights) < 1e-6
     for f, rank in zip(found, range(2)):
         own = sum(map(len, minibatches(rank, 2, True)[0]))
@@ -86,8 +72,9 @@ def test_stored_gradients_of_each_worker_s_own_minibatches(tmp_path):
         assert 6 * own < int(f["evaluations"]) < 8 * own  # two gradients a step would be 10
 
 
-def test_workers_that_start_apart_share_one_snapshot(tmp_path):
-    found = run_cluster(tmp_path, "trajectory", 2, seed=5, epochs=1)
+@pytest.mark.parametrize("kvstore", ["dist_sync", "exchange"])
+def test_workers_that_start_apart_share_one_snapshot(kvstore, tmp_path):
+    found = run_cluster(tmp_path, "trajectory", 2, seed=5, epochs=1, kvstore=kvstore)
     assert_identical(found)
     batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
     there = weights(found[0], "there")
@@ -101,25 +88,6 @@ def test_adam(tmp_path):
     assert_identical(found)
     alone = run_alone("adam")
     assert distance(weights(found[0]), alone) < 1e-4
-
-
-def run_alone(optimizer):
-    """The same training in one process."""
-    from problems import values
-
-    from gluon_svrg import SVRGTrainer
-
-    net = PROBLEM.network()
-    trainer = SVRGTrainer(net.collect_params(), optimizer, {"learning_rate": 0.1})
-    loss_of = PROBLEM.closure(net)
-    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
-    for epoch in range(4):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, batches)
-        for batch in batches:
-            trainer.step(len(batch), closure=lambda: loss_of(batch))
-    mx.nd.waitall()
-    return values(net)
 
 
 @pytest.mark.parametrize("by", ["name", "instance"])
@@ -191,26 +159,36 @@ def minimum(problem):
     return loss(problem, w)
 
 
-@pytest.mark.parametrize("kvstore", ["dist_sync", "dist_async"])
-@pytest.mark.parametrize("first", [False, True], ids=["later", "first, deferred"])
-@pytest.mark.parametrize("where", ["closure", "data"])
+@pytest.mark.parametrize(
+    ("where", "first", "kvstore"),
+    [
+        ("closure", False, "dist_sync"),
+        ("closure", True, "dist_sync"),
+        ("data", False, "dist_sync"),
+        ("data", True, "dist_sync"),
+        ("closure", False, "dist_async"),
+        ("data", True, "dist_async"),
+        ("closure", True, "exchange"),
+        ("data", False, "exchange"),
+    ],
+)
 def test_a_worker_that_fails_in_the_full_gradient(where, first, kvstore, tmp_path):
     found = run_cluster(tmp_path, "failing", 2, where=where, first=first, kvstore=kvstore)
     assert [str(f["message"])[:12] for f in found] == ["RuntimeError", "KeyError: 'm"]
     assert "Another worker has failed" in str(found[0]["message"])
     assert all(f["unchanged"] for f in found)
-    if kvstore == "dist_sync":
+    if kvstore != "dist_async":
         for i in range(COUNT):
             np.testing.assert_array_equal(found[0][f"w{i}"], found[1][f"w{i}"])
 
 
-@pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
+@needs_sparse
 def test_gluon_trainer_itself_fails_with_sparse_gradients(tmp_path):
     with pytest.raises(AssertionError, match=r"gluon-svrg launch: (server|worker) .*all others"):
-        run_cluster(tmp_path, "sparse", 2, servers=1)
+        run_cluster(tmp_path, "sparse_gradient", 2, servers=1)
 
 
-@pytest.mark.parametrize("attempt", range(3))
+@pytest.mark.parametrize("attempt", range(2))
 def test_no_gradient_overtakes_the_weights_at_the_start(attempt, tmp_path):
     """`gluon.Trainer` races there: weights become sums of gradients, in up to 6 runs of 10."""
     found = run_cluster(tmp_path, "start_up", 2, servers=2)
@@ -220,3 +198,73 @@ def test_no_gradient_overtakes_the_weights_at_the_start(attempt, tmp_path):
     batch = np.array_split(np.arange(len(PROBLEM.X)), 4)[0]
     optimizer.step(expected, PROBLEM.gradient(expected, batch)[0], len(batch))
     assert distance(weights(found[0]), expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"update_on_kvstore": True},
+        {"devices": 2},
+        {"devices": 2, "update_on_kvstore": True, "kvstore": "dist_device_sync"},
+    ],
+    ids=str,
+)
+def test_shared_parameters(settings, tmp_path):
+    """MXNet 2.0 leaves gaps in their keys: others of ours must not fall into them."""
+    found = run_cluster(tmp_path, "tied", 2, servers=2, **settings)
+    assert_identical(found)
+    assert_close(found[0], tied_alone(), 1e-6)
+
+
+def test_shared_parameters_with_dist_async(tmp_path):
+    """One worker takes the steps of one process: its servers update in order."""
+    found = run_cluster(tmp_path, "tied", 1, servers=2, kvstore="dist_async")
+    problem = Tied([mx.cpu()])
+    trainer = SVRGTrainer(
+        problem.net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9}
+    )
+    problem.parameters[-1].lr_mult = 0.5
+    assert_close(found[0], problem.train(trainer, np.arange(24), 8), 1e-6)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {},
+        {"deferred": True},
+        {"predict_first": True, "evaluate": True},
+        {"deferred": True, "predict_first": True, "update_on_kvstore": True, "evaluate": True},
+        {"deferred": True, "kvstore": "dist_async", "evaluate": True},
+    ],
+    ids=str,
+)
+def test_convolutions(settings, tmp_path):
+    """Predictions reorder weights, and kvstores cannot send that layout."""
+    found = run_cluster(tmp_path, "convolutions", 2, **settings)
+    assert_identical(found)
+    assert all(np.isfinite(value).all() for value in found[0].values())
+    if not settings:
+        moved = run_cluster(tmp_path, "convolutions", 2, update_on_kvstore=True)
+        assert_close(found[0], moved[0], 1e-6)
+
+
+@needs_sparse
+def test_a_row_sparse_weight_is_as_a_dense_one(tmp_path):
+    """The servers hold it; workers have the rows that they use, and a snapshot has all."""
+    found, expected = (
+        run_cluster(tmp_path, "sparse_weight", 2, servers=servers, kind=kind)
+        for kind, servers in (("sparse", 2), ("dense", 1))
+    )
+    assert_identical(found)
+    assert_close(found[0], expected[0], 1e-6)
+
+
+def test_ranks_that_start_apart_take_one_first_step(tmp_path):
+    """Without a snapshot: the plain gradient is taken where rank 0 has started."""
+    found = run_cluster(tmp_path, "start_up", 2, seed=5, kvstore="exchange")
+    assert_identical(found)
+    there = weights(found[0], "there")
+    batch = np.array_split(np.arange(len(PROBLEM.X)), 4)[0]
+    oracle.SGD(0.1, 0.9).step(there, PROBLEM.gradient(there, batch)[0], len(batch))
+    assert distance(weights(found[0]), there) < 1e-5

@@ -81,7 +81,7 @@ def job(request, hosts, tmp_path, marker):
 
 
 def _starter(engine, hosts):
-    one, two = hosts.addresses
+    one, two = hosts.hostnames
     if engine == "mpirun":
         as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
         settings = [
@@ -96,7 +96,7 @@ def _starter(engine, hosts):
 
 def _command(engine, hosts, options):
     if engine == "ssh":
-        where = ["-H", ",".join(hosts.addresses), "--ssh", hosts.ssh, "-n", 2]
+        where = ["-H", ",".join(hosts.hostnames), "--ssh", hosts.ssh, "-n", 2]
         return [*GLUON_SVRG, "launch", *where, *options]
     return [*GLUON_SVRG, "join", *options]
 
@@ -240,7 +240,7 @@ def test_a_connection_dies(which, job, tmp_path, marker):
     process = job("step")
     wait_for(tmp_path / "reached", process)
     if which == "ssh":
-        wanted = find(marker, lambda v, words: "10.97.0.2" in words and words[0] == "ssh", which)
+        wanted = find(marker, lambda v, words: "node-b" in words and words[0] == "ssh", which)
     else:
         wanted = find(marker, lambda v, words: words[2:3] == ["gluon_svrg.commands.agent"], which)
     os.kill(wanted, signal.SIGKILL)
@@ -264,14 +264,14 @@ def test_it_goes_on_without_a_machine(job, hosts, tmp_path, marker):
     hosts.link("down")
     output = finish(process)
     assert process.returncode == 0, output
-    assert re.search("10.97.0.2 did not answer .*; starting again .1 of 1.|starting again", output)
+    assert re.search("node-b did not answer .*; starting again .1 of 1.|starting again", output)
     assert_same_weights(*folders)
     hosts.link("up")
     assert_nothing_left(marker, seconds=WITHIN)
 
 
 def test_too_few_machines_are_left(hosts, tmp_path, marker):
-    where = ",".join(f"{address}:1" for address in hosts.addresses)
+    where = ",".join(f"{address}:1" for address in hosts.hostnames)
     words = [*GLUON_SVRG, "launch", "-H", where, "--ssh", hosts.ssh, "-n", 2, "--restart", 3]
     more = ["--timeout", TIMEOUT, "--", sys.executable, SCRIPT, tmp_path, "step"]
     process = start([*hosts.inside(0), *words, *more])
@@ -293,7 +293,7 @@ def test_the_same_environment(hosts, tmp_path, marker):
     value = 'it\'s "mine" $HOME\nand `yours` \\ é'
     script = 'import os, sys; print(repr((sys.argv[1:], os.environ["OWN"], os.getcwd())))'
     words = ["two words", "$HOME *", "it's", 'a "quote"', "", "--", "-n", "é"]
-    where = ["-H", ",".join(hosts.addresses), "--ssh", hosts.ssh, "-n", 2]
+    where = ["-H", ",".join(hosts.hostnames), "--ssh", hosts.ssh, "-n", 2]
     command = [*GLUON_SVRG, "launch", *where, "--", sys.executable, "-c", script, *words]
     process = start([*hosts.inside(0), *command], folder, OWN=value)
     output = finish(process)
@@ -308,12 +308,12 @@ def test_the_same_environment(hosts, tmp_path, marker):
     "address, program, message",
     [
         ("10.97.0.9", "ssh", "10.97.0.9 is out of reach"),
-        ("10.97.0.2", "ssh -p 2223", "10.97.0.1 is out of reach"),
+        ("node-b", "ssh -p 2223", "node-a is out of reach"),
     ],
 )
 def test_no_connection(address, program, message, hosts, marker):
     shell = hosts.ssh.replace("ssh", program, 1).replace("-p 2222", "", "2223" in program)
-    words = ["launch", "-H", f"10.97.0.1,{address}", "--ssh", shell, "-n", 1, "--", "true"]
+    words = ["launch", "-H", f"node-a,{address}", "--ssh", shell, "-n", 1, "--", "true"]
     process = start([*hosts.inside(0), *GLUON_SVRG, *words])
     output = finish(process, 100)
     assert process.returncode == 2, output
@@ -328,12 +328,12 @@ def test_a_folder_that_is_not_there(hosts, tmp_path, marker):
     shell = tmp_path / "shell"
     shell.write_text(f'#!/bin/sh\nrmdir {gone} 2>/dev/null\nexec {hosts.ssh} "$@"\n')
     shell.chmod(0o755)
-    words = ["launch", "-H", "10.97.0.2", "--ssh", shell, "-n", 1, "--", "true"]
+    words = ["launch", "-H", "node-b", "--ssh", shell, "-n", 1, "--", "true"]
     process = start([*hosts.inside(0), *GLUON_SVRG, *words], gone)
     output = finish(process)
     assert process.returncode == 2, output
-    assert f"No such file or directory: {gone}, on 10.97.0.2" in output.splitlines()[-1]
-    words = ["launch", "-H", "10.97.0.2", "--ssh", hosts.ssh, "-n", 1, "--", "no-such-command"]
+    assert f"No such file or directory: {gone}, on node-b" in output.splitlines()[-1]
+    words = ["launch", "-H", "node-b", "--ssh", hosts.ssh, "-n", 1, "--", "no-such-command"]
     process = start([*hosts.inside(0), *GLUON_SVRG, *words])
     output = finish(process)
     assert process.returncode == 2, output

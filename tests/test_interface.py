@@ -1,9 +1,13 @@
 """The public surface: what can be seen, what counts, and what is refused without a trace."""
 
+from functools import partial
+
+import kit
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from kit import assert_unchanged, everything, refresh_cost
 from mxnet import gluon
 from problems import Dense, array, distance, parameters, values
 
@@ -11,32 +15,7 @@ from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=7)
 ALL = np.arange(len(PROBLEM.X))
-
-
-def make(**kwargs):
-    net = PROBLEM.network()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, **kwargs)
-    return net, PROBLEM.closure(net), trainer
-
-
-def everything(trainer, net):
-    """All that must not change on an error."""
-    mx.nd.waitall()
-    arrays = values(net)
-    for held in (trainer.snapshot, trainer.full_grads):
-        arrays += [] if held is None else [a.asnumpy() for row in held.values() for a in row]
-    counters = (
-        trainer.num_snapshots,
-        trainer.inner_steps,
-        trainer.coefficient,
-        trainer.snapshot is None,
-    )
-    return arrays, counters
-
-
-def assert_same(before, after):
-    assert before[1] == after[1]
-    assert all(np.array_equal(a, b) for a, b in zip(before[0], after[0]))
+make = partial(kit.make, PROBLEM)
 
 
 # --- what can be seen --------------------------------------------------------------------------
@@ -57,7 +36,7 @@ def test_before_the_first_snapshot():
 
 def test_counters():
     _, loss_of, trainer = make()
-    n = len(PROBLEM.X)
+    n = refresh_cost([len(batch) for batch in PROBLEM.batches(4)])
     trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     assert (trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations) == (0, 0, 5)
     trainer.update_full_grads(loss_of, PROBLEM.batches(4))
@@ -89,7 +68,7 @@ def test_what_is_read_is_a_copy():
         for row in held.values():
             for copy in row:
                 copy[:] = 7
-    assert_same(before, everything(trainer, net))
+    assert_unchanged(before, everything(trainer, net))
     weight = parameters(net)[0]
     assert type(trainer.full_grads[weight][0]) is type(weight.grad())
     assert type(trainer.snapshot[weight][0]) is type(weight.data())
@@ -243,7 +222,7 @@ def test_data_that_can_be_reset_is_reset_before_and_after():
         return loss_function(net(X), y)
 
     trainer.update_full_grads(loss_of, data)
-    assert trainer.grad_evaluations == 20
+    assert trainer.grad_evaluations == refresh_cost([5, 5, 5, 5])
     assert len(list(data)) == 4
 
 
@@ -298,7 +277,7 @@ def test_weights_that_were_taken_before(held):
             trainer.step(5, closure=with_penalty)
         else:
             trainer.update_full_grads(with_penalty, PROBLEM.batches(4))
-    assert_same(before, everything(trainer, net))
+    assert_unchanged(before, everything(trainer, net))
 
 
 def test_a_closure_as_the_second_argument():
@@ -405,7 +384,7 @@ def test_bad_closures(method, name, held):
                 trainer.step(5, closure=closure)
             else:
                 trainer.correct_grads(closure)
-        assert_same(before, everything(trainer, net))
+        assert_unchanged(before, everything(trainer, net))
     if held:
         with pytest.raises(RuntimeError, match=r"needs SVRG gradients"):
             trainer.step(5)  # what the failed call left behind is not taken for an estimate
@@ -452,7 +431,7 @@ def test_data_that_raises():
 
     with pytest.raises(OSError, match="disk on fire"):
         trainer.update_full_grads(loss_of, broken())
-    assert_same(before, everything(trainer, net))
+    assert_unchanged(before, everything(trainer, net))
 
 
 @pytest.mark.parametrize("data", [[], iter([])])
@@ -462,7 +441,7 @@ def test_no_data(data):
     before = everything(trainer, net)
     with pytest.raises(ValueError, match="no data"):
         trainer.update_full_grads(loss_of, data)
-    assert_same(before, everything(trainer, net))
+    assert_unchanged(before, everything(trainer, net))
 
 
 @pytest.mark.parametrize("value", [np.nan, np.inf])
@@ -474,7 +453,7 @@ def test_a_full_gradient_that_is_not_finite(value):
     bad.X[13, 2] = value
     with pytest.raises(FloatingPointError, match="not finite"):
         trainer.update_full_grads(bad.closure(net), PROBLEM.batches(4))
-    assert_same(before, everything(trainer, net))
+    assert_unchanged(before, everything(trainer, net))
 
 
 def test_a_closure_that_returns_another_number_of_losses():
@@ -484,7 +463,7 @@ def test_a_closure_that_returns_another_number_of_losses():
     before = everything(trainer, net)
     with pytest.raises(RuntimeError, match=r"22 loss entries.* and 1 when it was called again"):
         trainer.step(5, closure=lambda: loss_of(next(batches)))
-    assert_same(before, everything(trainer, net))
+    assert_unchanged(before, everything(trainer, net))
 
 
 @pytest.mark.parametrize("name", ["step", "update", "allreduce_grads"])

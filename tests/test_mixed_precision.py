@@ -10,9 +10,11 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kit
 import numpy as np
 import oracle
 import pytest
+from kit import refresh_cost
 from mxnet import autograd, gluon
 from problems import Dense, contexts, distance, parameters, values
 
@@ -20,25 +22,15 @@ from gluon_svrg import SVRGTrainer
 
 IS_2 = importlib.util.find_spec("mxnet.amp") is not None
 amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
-LossScaler = importlib.import_module(f"{amp.__name__}.loss_scaler").LossScaler
 PROBLEM = Dense("classification", hidden=(5,), seed=19)
 BATCHES = PROBLEM.batches(5)
 TWO = contexts(2)
 
 
-def init_trainer(trainer):
-    """What `amp.init_trainer` does; `amp.init` would change MXNet for the whole process."""
-    trainer._amp_loss_scaler = LossScaler()
-    trainer._amp_original_scale = trainer._scale
-    return trainer._amp_loss_scaler
-
-
-def make(devices=None, cls=SVRGTrainer, **kwargs):
-    net = PROBLEM.network("float32", devices)
+def make(devices=None, **kwargs):
     settings = {"learning_rate": 0.1, "momentum": 0.9}
-    trainer = cls(net.collect_params(), "sgd", settings, **kwargs)
-    scaler = init_trainer(trainer)
-    return net, PROBLEM.closure(net, "float32", devices), trainer, scaler
+    made = kit.make(PROBLEM, "float32", devices, settings=settings, **kwargs)
+    return (*made, kit.scale_losses(made[2]))
 
 
 def with_overflow(closure):
@@ -143,7 +135,7 @@ def test_an_overflow_in_the_full_pass_repeats_it_at_a_lower_scale():
     mean = [trainer.full_grads[p][0].asnumpy() * len(PROBLEM.X) for p in parameters(net)]
     assert distance(mean, expected) < 1e-5
     assert trainer.num_snapshots == 1
-    assert trainer.grad_evaluations == len(PROBLEM.X)
+    assert trainer.grad_evaluations == refresh_cost([len(b) for b in BATCHES], probes=1)
 
 
 def test_an_overflow_in_a_pass_that_cannot_be_repeated():

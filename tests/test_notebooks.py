@@ -56,6 +56,7 @@ def test_there_are_six():
     assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
 
 
+@pytest.mark.notebooks
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=IN_TURN.get(name, ())) for name in NAMES]
 )
@@ -67,6 +68,7 @@ def test_it_runs(name, tmp_path):
     assert "text/markdown" in notebook.cells[-1].outputs[-1].data
 
 
+@pytest.mark.notebooks
 def test_the_kernel_is_this_interpreter(tmp_path):
     cell = nbformat.v4.new_code_cell("import sys; print(sys.prefix)")
     path = tmp_path / "prefix.ipynb"

@@ -3,6 +3,7 @@
 import mxnet as mx
 import numpy as np
 import pytest
+from kit import HYBRIDIZE, assert_unchanged
 from loops import plain_step
 from mxnet import autograd, gluon
 from problems import Dense, array
@@ -10,7 +11,6 @@ from problems import Dense, array
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=13, samples=30)
-HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
 class Parts:
@@ -48,12 +48,6 @@ class Parts:
         return [p.grad().asnumpy() for p in self.body_parameters()]
 
 
-def assert_equal(these, those):
-    assert len(these) == len(those)
-    for a, b in zip(these, those):
-        np.testing.assert_array_equal(a, b)
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_a_refresh_leaves_the_rest_alone(hybridize, grad_req):
@@ -67,8 +61,8 @@ def test_a_refresh_leaves_the_rest_alone(hybridize, grad_req):
     marks = [p.data()._fresh_grad for p in parts.body_parameters()]
     for _ in range(2):
         trainer.update_full_grads(parts.loss_of, PROBLEM.batches(8))
-        assert_equal(parts.body_gradients(), before)
-        assert_equal(parts.statistics(), then)
+        assert_unchanged(parts.body_gradients(), before)
+        assert_unchanged(parts.statistics(), then)
         assert [p.data()._fresh_grad for p in parts.body_parameters()] == marks
     assert any(np.abs(g).max() for g in before)
 
@@ -86,8 +80,8 @@ def test_a_step_leaves_the_rest_as_after_one_backward(hybridize, grad_req):
             getattr(plain.head, name).set_data(getattr(parts.head, name).data())
         trainer.step(len(index), closure=lambda: parts.loss_of(index))
         plain_step(plain_trainer, lambda: plain.loss_of(index), len(index))
-        assert_equal(parts.statistics(), plain.statistics())
-        assert_equal(parts.body_gradients(), plain.body_gradients())
+        assert_unchanged(parts.statistics(), plain.statistics())
+        assert_unchanged(parts.body_gradients(), plain.body_gradients())
 
 
 def test_the_head_of_a_frozen_body_is_trained_as_if_it_were_alone():

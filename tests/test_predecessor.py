@@ -1,27 +1,21 @@
 """What was wrong with `mxnet.contrib.svrg_optimization.SVRGModule`: each would be caught here."""
 
+from functools import partial
+
+import kit
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
 from mxnet import gluon
-from problems import IS_NUMPY_LIKE, Dense, array, contexts, distance, parameters, values
+from problems import IS_NUMPY_LIKE, Dense, array, contexts, distance, values
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("regression", seed=15)
 ALL = np.arange(len(PROBLEM.X))
 TWO = contexts(2)
-
-
-def make(dtype="float64", devices=None, rate=0.05, **kwargs):
-    net = PROBLEM.network(dtype, devices)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": rate}, **kwargs)
-    return net, PROBLEM.closure(net, dtype, devices), trainer
-
-
-def full_gradient(trainer, net):
-    return [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
+make = partial(kit.make, PROBLEM, rate=0.05)
 
 
 def test_the_full_gradient_does_not_grow_from_refresh_to_refresh():
@@ -30,7 +24,7 @@ def test_the_full_gradient_does_not_grow_from_refresh_to_refresh():
     expected = [g / len(ALL) for g in PROBLEM.gradient(PROBLEM.initial, ALL)[0]]
     for _ in range(4):
         trainer.update_full_grads(loss_of, [ALL])
-        assert distance(full_gradient(trainer, net), expected) < 1e-12
+        assert distance(kit.full_gradients(trainer, net), expected) < 1e-12
 
 
 def test_a_parameter_whose_name_contains_full_is_updated():
@@ -77,7 +71,7 @@ def test_entries_are_weighed_not_batches():
     net, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, [ALL[:20], ALL[20:]])
     expected = [g / len(ALL) for g in PROBLEM.gradient(PROBLEM.initial, ALL)[0]]
-    assert distance(full_gradient(trainer, net), expected) < 1e-12
+    assert distance(kit.full_gradients(trainer, net), expected) < 1e-12
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])

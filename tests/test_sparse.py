@@ -126,11 +126,11 @@ def test_states_of_sparse_networks_resume(tmp_path):
 
 
 @needs_sparse
-def test_distributed_stores_are_refused_at_construction():
+def test_sparse_gradients_of_dense_weights_are_refused_with_servers():
     """`gluon.Trainer` crashes the server there, see test_distributed.py."""
     net = gluon.nn.Embedding(5, 2, sparse_grad=True)
     net.initialize()
-    with pytest.raises(ValueError, match="is sparse, and MXNet's distributed stores fail"):
+    with pytest.raises(ValueError, match="sparse gradients and a dense weight, and MXNet's"):
         SVRGTrainer(net.collect_params(), "sgd", kvstore="dist_sync")
 
 

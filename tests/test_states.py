@@ -2,10 +2,6 @@
 
 import os
 import pickle
-import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import mxnet as mx
@@ -18,7 +14,6 @@ from mxnet import gluon
 from problems import Dense, values
 
 from gluon_svrg import SVRGTrainer
-from gluon_svrg.saving import files as checkpoint
 
 PROBLEM = Dense("classification", hidden=(5,), seed=16, samples=60)
 BATCHES = PROBLEM.batches(5)
@@ -422,8 +417,8 @@ def test_foreign_files(content, message, tmp_path):
 
 
 def test_another_version(saved, tmp_path):
-    other = saved.replace(b"states 1\n", b"states 2\n", 1)
-    refused(other, tmp_path / "states", "it has format 2, and this version .* reads format 1")
+    other = saved.replace(b"states 2\n", b"states 3\n", 1)
+    refused(other, tmp_path / "states", "it has format 3, and this version .* reads formats? 1")
 
 
 def test_a_missing_file(tmp_path):
@@ -451,15 +446,6 @@ def test_malicious_pickles(kind, name, protocol, tmp_path):
     if protocol == 0:
         content = b"\x80\x02" + content
     refused(content, tmp_path / "states", f"it contains {name}.*could run code")
-    assert not (tmp_path / "owned").exists()
-
-
-def test_malicious_arrays(saved, tmp_path):
-    """An object array inside a file of our own would be a pickle."""
-    manifest, arrays = checkpoint.parse(saved)
-    arrays[0] = np.array([Malicious(tmp_path / "owned")], dtype=object)
-    checkpoint.write(tmp_path / "bad", manifest, arrays)
-    refused((tmp_path / "bad").read_bytes(), tmp_path / "states", "cannot be loaded")
     assert not (tmp_path / "owned").exists()
 
 
@@ -524,51 +510,6 @@ def test_files_that_do_not_fit(saved, name, tmp_path):
 
 
 # --- writing -----------------------------------------------------------------------------------
-
-SAVING = """
-import sys
-import numpy as np
-from gluon_svrg.saving import files as checkpoint
-for number in range(200):
-    array = np.full(200_000, number)
-    checkpoint.write(sys.argv[1], {"number": number}, [array])
-    print(number, flush=True)
-"""
-
-
-def test_killed_while_saving(tmp_path):
-    """Whenever it is killed, the file is whole, and it is one of those that were saved."""
-    path, found = tmp_path / "states", []
-    for moment in np.linspace(0.0, 0.08, 10):
-        process = subprocess.Popen(
-            [sys.executable, "-W", "ignore", "-c", SAVING, str(path)], stdout=subprocess.PIPE
-        )
-        try:
-            for _ in range(5):
-                process.stdout.readline()
-            time.sleep(moment)
-        finally:
-            process.send_signal(signal.SIGKILL)
-            process.wait(30)
-            process.stdout.close()
-        manifest, (array,) = checkpoint.parse(path.read_bytes())
-        assert np.all(array == manifest["number"])
-        found.append(manifest["number"])
-    assert min(found) >= 4
-    assert len(set(found)) > 1
-
-
-def test_an_error_while_writing_leaves_the_old_file(tmp_path, saved):
-    path = tmp_path / "states"
-    path.write_bytes(saved)
-    path.chmod(0o600)
-    with pytest.raises(TypeError):
-        checkpoint.write_bytes(path, b"new", "no bytes")
-    assert path.read_bytes() == saved
-    assert [p.name for p in tmp_path.iterdir()] == ["states"]
-    checkpoint.write_bytes(path, b"new")
-    assert path.read_bytes() == b"new"
-    assert path.stat().st_mode & 0o777 == 0o600
 
 
 def test_a_folder_that_does_not_exist(tmp_path):

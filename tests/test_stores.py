@@ -1,9 +1,14 @@
 """Several devices and every single-machine store, against the oracle."""
 
+import os
+import subprocess
+import sys
+
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from cluster import PACKAGE
 from loops import split_at
 from problems import Dense, contexts, distance, parameters, values
 
@@ -119,3 +124,124 @@ def test_refused_arguments_leave_the_parameters_alone():
     parameters(net)[0].set_data(parameters(net)[0].list_data()[0] * 2)
     train(net, where, trainer, epochs=1)
     np.testing.assert_array_equal(values(net, where[0])[0], values(net, where[1])[0])
+
+
+class NeedsReduced(SVRGTrainer):
+    needs_reduced = True
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device", "instance", "dist_sync"])
+def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
+    where = contexts(2)
+    net = PROBLEM.network("float64", where)
+    instance = mx.kv.create("device") if kvstore == "instance" else kvstore
+    trainer = NeedsReduced(net.collect_params(), "sgd", SETTINGS, kvstore=instance)
+    if kvstore == "dist_sync":  # there is no cluster
+        return
+    train(net, where, trainer, epochs=1)
+    assert trainer._updates_on_kvstore is False
+    np.testing.assert_array_equal(values(net, where[0])[0], values(net, where[1])[0])
+
+
+@pytest.mark.parametrize(
+    ("kvstore", "update_on_kvstore", "message"),
+    [
+        ("dist_async", None, "NeedsReduced needs .* never reduces gradients"),
+        ("dist_async", True, "NeedsReduced needs .* never reduces gradients"),
+        ("device", True, "NeedsReduced needs .* the kvstore keeps it"),
+        ("dist_sync", True, "NeedsReduced needs .* the kvstore keeps it"),
+    ],
+)
+def test_where_the_reduced_gradient_does_not_come_back(kvstore, update_on_kvstore, message):
+    net = PROBLEM.network("float64", contexts(2))
+    settings = {"kvstore": kvstore, "update_on_kvstore": update_on_kvstore}
+    with pytest.raises(ValueError, match=message):
+        NeedsReduced(net.collect_params(), "sgd", SETTINGS, **settings)
+
+
+def test_update_on_the_workers_with_dist_async_is_refused():
+    net = PROBLEM.network()
+    with pytest.raises(ValueError, match="update_on_kvstore=False with kvstore='dist_async'"):
+        SVRGTrainer(
+            net.collect_params(), "sgd", SETTINGS, kvstore="dist_async", update_on_kvstore=False
+        )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("name", ["devise", "dist-sync", "dist_synch", "horovood", ""])
+def test_unknown_names_are_refused(name, devices):
+    """MXNet takes them for another kvstore, or for none."""
+    net = PROBLEM.network("float64", contexts(devices))
+    known = r"MXNet has no kvstore '.*Known are .*'dist_async'.*'dist_sync'.*'horovod'.*'local'"
+    with pytest.raises(ValueError, match=known):
+        SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=name)
+
+
+def test_a_kvstore_that_was_made_from_an_unknown_name_is_refused():
+    net = PROBLEM.network()
+    with pytest.raises(ValueError, match="MXNet has no kvstore 'devise'"):
+        SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=mx.kv.create("devise"))
+
+
+def test_what_is_no_kvstore_is_refused():
+    net = PROBLEM.network()
+    with pytest.raises(TypeError, match="kvstore must be a kvstore, the name of one, or None"):
+        SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=2)
+
+
+def test_names_are_the_same_in_capitals(expected):
+    where = contexts(2)
+    net = PROBLEM.network("float64", where)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore="Device")
+    train(net, where, trainer)
+    assert distance(values(net, where[1]), expected) < 1e-10
+
+
+@pytest.mark.parametrize("by", ["name", "instance"])
+def test_a_kvstore_in_python_with_one_worker(by, expected):
+    """MXNet's own, for tests. With one device, `gluon.Trainer` would drop the name."""
+    where = contexts(2)
+    net = PROBLEM.network("float64", where)
+    kvstore = "teststore" if by == "name" else mx.kv.create("teststore")
+    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=kvstore)
+    train(net, where, trainer)
+    assert distance(values(net, where[0]), expected) < 1e-10
+
+
+IN_A_SERVER = """
+import importlib.abc, os, sys
+
+class NoGluon(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.startswith("mxnet.gluon"):
+            raise AssertionError(f"{name} is not there yet")
+
+import mxnet.optimizer  # as far as a server has come when it unpickles
+for name in [n for n in sys.modules if n.startswith("mxnet.gluon")]:
+    del sys.modules[name]
+sys.modules["mxnet"].__dict__.pop("gluon", None)
+os.environ["DMLC_ROLE"] = "server"  # before, MXNet would serve until the end
+sys.meta_path.insert(0, NoGluon())
+import gluon_svrg.stores.server
+print(*(name for name in sys.modules if name.startswith("gluon_svrg")), sep=",")
+"""
+
+
+def test_what_servers_unpickle_imports_nothing_of_gluon():
+    """They do inside ``import mxnet``; a server process never gets further than that."""
+    environment = {**os.environ, "PYTHONPATH": str(PACKAGE)}
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", IN_A_SERVER],
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert set(done.stdout.split()[-1].split(",")) == {
+        "gluon_svrg",
+        "gluon_svrg._version",
+        "gluon_svrg.stores",
+        "gluon_svrg.stores.server",
+    }

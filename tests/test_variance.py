@@ -1,5 +1,8 @@
 """The variance over a data set, against NumPy on enumerated minibatches."""
 
+from functools import partial
+
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
@@ -15,12 +18,7 @@ from gluon_svrg.variance import variance
 PROBLEM = Dense("classification", hidden=(5,), seed=22)
 ALL = np.arange(len(PROBLEM.X))
 TWO = contexts(2)
-
-
-def make(dtype="float64", devices=None, **kwargs):
-    net = PROBLEM.network(dtype, devices)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, **kwargs)
-    return net, PROBLEM.closure(net, dtype, devices), trainer
+make = partial(kit.make, PROBLEM, rate=0.3)
 
 
 def flat(grads):
@@ -175,6 +173,7 @@ def ratios(coefficient, epochs=6):
     return found
 
 
+@pytest.mark.convergence
 def test_a_deep_network_is_hurt_by_coefficient_1_and_less_by_linear_decay():
     """Defazio and Bottou 2019, and the remedy of Yin et al. 2025."""
     one, falling = ratios(1.0), ratios(schedule.Linear(0.75, 3))

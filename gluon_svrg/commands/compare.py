@@ -17,7 +17,7 @@ import numpy as np
 from mxnet import autograd, gluon
 
 from .. import __version__
-from ..trainer import SVRGTrainer
+from ..svrg import SVRGTrainer
 from .datasets import Dataset
 
 METHODS = ("plain", "SVRG")

@@ -1,25 +1,43 @@
-"""What `gluon.Trainer` does with its store, made ready before the first pass."""
+"""A `gluon.Trainer` whose kvstore is ready before the first pass."""
 
 from __future__ import annotations
 
 from typing import Any
 
 import mxnet as mx
-from mxnet.gluon import Trainer
 
-from .. import _mxnet, checks
-from ..operations import divide
-from ..snapshot import per_device
-from . import workers as distributed
+from .. import _mxnet
+from . import checks, kinds
+from .alone import Alone
+from .horovod import HorovodKVStore
+from .interface import Workers
+from .parameter_servers import SynchronousServers
 from .server import ServerOptimizer
-from .workers import Workers
 
 
-class StoreTrainer(Trainer):
-    """A `gluon.Trainer` whose store can be made ready early, and whose servers can be told things.
+class KVStoreTrainer(_mxnet.OpenTrainer):
+    """A `gluon.Trainer` whose workers have the same weights before the first pass.
 
     The parameters are those of `gluon.Trainer`.
+
+    Attributes
+    ----------
+    needs_reduced : bool
+        Of the class: whether the reduced gradients must come back before the update. Then the
+        update is never on the kvstore.
+
+    Raises
+    ------
+    TypeError
+        If `kvstore` is no kvstore, name or None.
+    ValueError
+        If MXNet does not know the kvstore, or it cannot do what is wanted: update there, compress
+        gradients, exchange sparse ones.
+    ImportError, RuntimeError
+        If Horovod is wanted, and is not installed, or has not started the other processes.
     """
+
+    needs_reduced: bool = False
 
     def __init__(
         self,
@@ -30,109 +48,100 @@ class StoreTrainer(Trainer):
         compression_params: Any,
         update_on_kvstore: Any,
     ) -> None:
-        checks.check_store(params, kvstore, update_on_kvstore)
+        parameters = checks.parameters_of(params)
+        kvstore = kinds.recognized(kvstore)
+        checks.check_devices(parameters, kvstore, update_on_kvstore)
         checks.check_compression(compression_params, kvstore)
-        checks.check_sparse(params, kvstore)
-        if update_on_kvstore is None and distributed.is_synchronous(kvstore):
-            update_on_kvstore = False  # on the servers, MXNet would ignore set_learning_rate
-        super().__init__(
-            params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
-        )
-        self._workers: Workers | None = None  # of a distributed store, once it is created
+        checks.check_sparse(parameters, kvstore)
+        needs_reduced = type(self).__name__ if self.needs_reduced else ""
+        update = checks.where_to_update(parameters, kvstore, update_on_kvstore, needs_reduced)
+        if kvstore == "horovod":
+            kvstore = HorovodKVStore()
+        super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
+        self._known_workers: Workers | None = None
 
-    def _is_unconnected(self) -> bool:
-        """Whether the weights of a distributed store have not been shared yet."""
-        return not self._kv_initialized and distributed.is_distributed(
-            self._kvstore_params["kvstore"]
-        )
+    @property
+    def _workers(self) -> Workers:
+        """The processes that train together. Parameter servers are connected to at the first use.
 
-    def _connect(self) -> Workers | None:
-        """Create a distributed store, if that is what is wanted."""
-        store = self._kvstore_params["kvstore"]
-        if self._workers is None and distributed.is_distributed(store):
-            store = mx.kv.create(store) if isinstance(store, str) else store
-            self._kvstore_params["kvstore"] = store
-            self._workers = Workers(store, parameters=len(self._params))
-            if not distributed.is_synchronous(store):  # its servers add up nothing without one
-                store.set_optimizer(self._server_optimizer(self._workers))
-                self._workers.wait()
-        return self._workers
-
-    def _initialize_store(self) -> None:
-        """Create the store and give it the weights, as `gluon.Trainer` does in its first step.
-
-        On a distributed store, wait until all workers have those of rank 0: otherwise gradients
-        could overtake weights.
+        Collective: all workers must come here before the first one goes on.
         """
-        workers = self._connect()
-        if self._kv_initialized and not self._params_to_init:
-            return
-        if not self._kv_initialized:
-            self._init_kvstore()
-        if self._params_to_init:
-            self._init_params()
-        if workers is not None:
+        if self._known_workers is None:
+            kvstore = self._wanted_kvstore
+            if isinstance(kvstore, str) and kinds.is_distributed(kvstore):
+                kvstore = self._wanted_kvstore = mx.kv.create(kvstore)
+            updates = self._wanted_update is not False
+            self._known_workers = workers = kinds.workers_of(
+                kvstore, len(self.all_parameters), updates
+            )
+            if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
+                kvstore.set_optimizer(self._optimizer_for_kvstore())
+                workers.wait()
+        return self._known_workers
+
+    def _must_start_kvstore(self) -> bool:
+        """Whether there may be other workers, and the weights have not been shared yet."""
+        return not self._has_kvstore and not isinstance(self._workers, Alone)
+
+    def _start_kvstore(self) -> None:
+        """Create the kvstore and give it the weights, as `gluon.Trainer` does in its first step.
+
+        All workers have the weights of rank 0 then. Does nothing the second time.
+        """
+        if not self._is_kvstore_ready:
+            self._make_kvstore_ready()
+
+    def _finish_sending_weights(self) -> None:
+        """Wait until all workers have the weights of rank 0.
+
+        The first gradients could overtake them: with `gluon.Trainer` and ``dist_sync``, weights
+        became sums of gradients in up to 6 runs of 10.
+        """
+        workers = self._workers
+        workers.updates = self._updates_on_kvstore
+        if not isinstance(workers, Alone):
             workers.wait()
-            if self._update_on_kvstore:
-                workers.check_servers()
-
-    def _init_kvstore(self) -> None:
-        """Create the store, and give its servers an optimizer if they shall update."""
-        optimizer = self.optimizer
-        workers = self._connect()
-        if workers is not None and self._kvstore_params["update_on_kvstore"] is not False:
-            self._optimizer = self._server_optimizer(workers)
-        try:
-            super()._init_kvstore()
-        finally:
-            self._optimizer = optimizer
-
-    def _server_optimizer(self, workers: Workers) -> ServerOptimizer:
-        """Wrap the optimizer for the servers, which update parameters and assign the rest."""
-        checks.check_server_optimizer(self.optimizer, self._params)
-        self.optimizer.rescale_grad = self._scale
-        return workers.server_optimizer(self.optimizer)
+        if isinstance(workers, SynchronousServers) and workers.updates:
+            workers.check_servers()
 
     def _share_weights(self) -> None:
-        """Let all workers of an asynchronous store have the same weights, for a snapshot."""
-        workers = self._workers
-        if workers is None or distributed.is_synchronous(workers.store):
-            return
-        workers.wait()
-        for index, parameter in enumerate(self._params):
-            if _mxnet.is_trainable(parameter):
-                workers.store.pull(index, out=_mxnet.data(parameter))
-        workers.wait()
+        """Start the kvstore, and let all workers have the same weights, for a pass over data."""
+        self._start_kvstore()
+        trainable = (
+            (key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p)
+        )
+        self._workers.share_weights(
+            {key: _mxnet.data(p) for key, p in trainable if not _mxnet.has_sparse_values(p)}
+        )
 
-    def _prepare_push(self, batch_size: int) -> int:
+    def _optimizer_for_kvstore(self) -> Any:
+        """Wrap the optimizer for servers, which update parameters and assign the rest."""
+        workers = self._workers if kinds.is_distributed(self._wanted_kvstore) else None
+        if not isinstance(workers, SynchronousServers) or not workers.updates:
+            return self.optimizer
+        checks.check_server_optimizer(self.optimizer, self.all_parameters)
+        self.optimizer.rescale_grad = self._gradient_scale
+        optimizer: ServerOptimizer = workers.server_optimizer(self.optimizer)
+        return optimizer
+
+    def _prepare_push(self, batch_size: float) -> float:
         """Where servers update: divide the gradients here, and tell them of new settings.
 
         Returns
         -------
-        int
+        float
             The batch size that is left to divide by.
         """
-        workers = self._workers
-        if workers is None or not self._update_on_kvstore:
+        if not self._workers.updates:
             return batch_size
         multipliers = {
-            "lr_mult": {i: p.lr_mult for i, p in enumerate(self._params)},
-            "wd_mult": {i: p.wd_mult for i, p in enumerate(self._params)},
+            "lr_mult": {key: p.lr_mult for key, p in enumerate(self.all_parameters)},
+            "wd_mult": {key: p.wd_mult for key, p in enumerate(self.all_parameters)},
         }
-        workers.send_settings(self._optimizer, multipliers)
-        trainable = [p for p in self._params if _mxnet.is_trainable(p)]
-        for column in per_device([_mxnet.gradients(p) for p in trainable]):
-            divide(column, batch_size)
-        return 1
+        trainable = filter(_mxnet.is_trainable, self.all_parameters)
+        gradients = (gradient for p in trainable for gradient in _mxnet.gradients(p))
+        return self._workers.prepare_push(self.optimizer, multipliers, gradients, batch_size)
 
     def _check_states_are_here(self, name: str) -> None:
-        store = self._kvstore_params["kvstore"]
-        if (
-            distributed.is_distributed(store)
-            and self._kvstore_params["update_on_kvstore"] is not False
-        ):
-            raise RuntimeError(
-                f"{name}() is not possible where the servers update: the states of the optimizer "
-                "are there, and MXNet cannot fetch them. Use update_on_kvstore=False with a "
-                "synchronous store."
-            )
+        """Raise where the states of the optimizer are on servers."""
+        checks.check_states_are_here(self._wanted_kvstore, self._wanted_update, name)

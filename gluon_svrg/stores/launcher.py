@@ -39,6 +39,11 @@ def tell_launcher() -> None:
     sys.excepthook = end_at_once
 
 
+def is_launched() -> bool:
+    """Whether this process is a worker that a launcher has started."""
+    return _place is not None and os.getpid() == _process
+
+
 def tell(what: str, text: str) -> None:
     """Tell the launcher something, if there is one."""
     place = _place if os.getpid() == _process else os.environ.get(PLACE)
@@ -50,12 +55,3 @@ def tell(what: str, text: str) -> None:
         os.replace(f"{place}.{what}.new", f"{place}.{what}")  # it appears whole
     except OSError:
         pass  # the launcher has died, and this process will, too
-
-
-def joined(store: Any) -> None:
-    """In a worker of MXNet's parameter servers: tell its rank, and watch the scheduler."""
-    tell("rank", str(store.rank))
-    if _place is not None:
-        from .watch import watch
-
-        watch(store, {1: "the scheduler"})

@@ -17,7 +17,7 @@ import weakref
 from contextlib import suppress
 from typing import Any, Callable, Mapping
 
-from .launcher import tell
+from .launcher import is_launched, tell
 
 #: The variable that sets the seconds after which a silent process counts as dead.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
@@ -44,6 +44,13 @@ def watch(store: Any, nodes: Mapping[int, str]) -> None:
         atexit.register(stopped.set)  # MXNet closes its kvstores at exit
         arguments = (weakref.ref(store), nodes, timeout(), stopped)
         threading.Thread(target=_watch, args=arguments, daemon=True).start()
+
+
+def joined(store: Any) -> None:
+    """In a worker of MXNet's parameter servers: tell its rank, and watch the scheduler."""
+    tell("rank", str(store.rank))
+    if is_launched():
+        watch(store, {1: "the scheduler"})
 
 
 def _watch(

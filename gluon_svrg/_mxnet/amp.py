@@ -1,0 +1,128 @@
+"""What AMP adds to a trainer: losses are scaled, and steps with overflows are skipped."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any, Iterator
+
+import mxnet as mx
+
+
+class LossScale:
+    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if it has.
+
+    Parameters
+    ----------
+    trainer : Trainer
+        The trainer. Make a LossScale where it is needed, and keep none: a trainer that can be
+        reached from itself keeps all its arrays until garbage is collected.
+    """
+
+    def __init__(self, trainer: Any) -> None:
+        self._trainer = trainer
+        self._scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
+
+    @property
+    def is_on(self) -> bool:
+        """Whether losses are scaled."""
+        return self._scaler is not None
+
+    @property
+    def value(self) -> float:
+        """What losses are multiplied by."""
+        return 1.0 if self._scaler is None else float(self._scaler.loss_scale)
+
+    def let_optimizer_undo(self) -> None:
+        """Let the next step divide by the scale, as ``amp.scale_loss`` does."""
+        if self.is_on:
+            self._trainer._scale = self._trainer._amp_original_scale / self.value
+
+    @property
+    def of_live_grads(self) -> float:
+        """What the live gradients are scaled by: 1 after ``amp.unscale``."""
+        if not self.is_on:
+            return 1.0
+        return float(self._trainer._amp_original_scale / self._trainer._scale)
+
+    def skip(self) -> None:
+        """Lower the scale for an overflow that the scaler could not see by itself."""
+        overflow = mx.nd.array([float("inf")])
+        if mx.util.is_np_array():
+            overflow = overflow.as_np_ndarray()
+        self._scaler.has_overflow([SimpleNamespace(_grad=[overflow])])
+
+    def halve(self, data: Any) -> bool:
+        """Halve the scale at once, for a pass over data that is taken again.
+
+        Returns
+        -------
+        bool
+            Whether there is anything to halve.
+
+        Raises
+        ------
+        FloatingPointError
+            If the data can be iterated over only once.
+        """
+        if self.value <= 1:
+            return False
+        if hasattr(data, "__next__") and not hasattr(data, "reset"):
+            raise FloatingPointError(
+                f"The full gradient overflowed at a loss scale of {self.value:g}, and the pass "
+                f"cannot be repeated at a lower one: the data is a {type(data).__name__}, which "
+                "can be used once. Pass a list or a DataLoader. Nothing was changed."
+            )
+        scaler = self._scaler
+        scaler._loss_scale = scaler._next_loss_scale = scaler._loss_scale / 2
+        scaler._unskipped = 0
+        return True
+
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Put the scale back if the block raises."""
+        before = dict(vars(self._scaler)) if self.is_on else {}
+        try:
+            yield
+        except BaseException:
+            if before:
+                vars(self._scaler).update(before)
+            raise
+
+    # --- its state, to be saved with the trainer -----------------------------------------------
+
+    def state(self) -> Any:
+        """The attributes of the scaler, and what the trainer divides by; None without AMP."""
+        if not self.is_on:
+            return None
+        attributes = {key: v for key, v in vars(self._scaler).items() if not callable(v)}
+        trainer = self._trainer
+        scales = {"scale": trainer._scale, "original_scale": trainer._amp_original_scale}
+        return {"scaler": attributes, **scales}
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if state is None:
+            return
+        if not self.is_on:
+            yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
+        numbers = (bool, int, float)
+        is_known = (
+            isinstance(state, dict)
+            and set(state) == {"scaler", "scale", "original_scale"}
+            and isinstance(state["scaler"], dict)
+            and all(isinstance(v, numbers) for v in state["scaler"].values())
+            and isinstance(state["scale"], numbers)
+            and isinstance(state["original_scale"], numbers)
+        )
+        if not is_known:
+            yield "the state of its loss scaler is of another form"
+        elif self.is_on and not set(state["scaler"]) <= set(vars(self._scaler)):
+            yield "the state of its loss scaler is of another kind of scaler"
+
+    def assign(self, state: Any) -> None:
+        """Give scaler and trainer a state."""
+        if state is not None:
+            vars(self._scaler).update(state["scaler"])
+            self._trainer._scale = state["scale"]
+            self._trainer._amp_original_scale = state["original_scale"]

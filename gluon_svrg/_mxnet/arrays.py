@@ -1,0 +1,158 @@
+"""Arrays and operators."""
+
+from __future__ import annotations
+
+import json
+from contextlib import nullcontext
+from functools import lru_cache
+from typing import Any, Callable, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.base import MXNetError
+from mxnet.gluon import Parameter
+from mxnet.ndarray import CachedOp, NDArray
+
+HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
+
+
+def device_of(array: NDArray) -> Any:
+    """The device that holds an array."""
+    return array.device if HAS_DEVICES else array.ctx
+
+
+def allocated_bytes(size: int) -> int:
+    """What an array of so many bytes takes, as it was measured: 2.0 allocates in pages."""
+    return -(-size // 4096) * 4096 + 3000 if HAS_DEVICES else size + 1100
+
+
+def keeps_freed_memory(device: Any) -> bool:
+    """Whether MXNet keeps the memory of arrays that are gone, to give it out again."""
+    return HAS_DEVICES or device.device_type == "gpu"
+
+
+def gpu_free_bytes(device: Any) -> int:
+    """The memory of a GPU that nobody has taken."""
+    free, _ = mx.context.gpu_memory_info(device.device_id)
+    return int(free)
+
+
+def classic(array: NDArray) -> NDArray:
+    """The same memory as an array of the classic (not NumPy-like) interface."""
+    return array.as_nd_ndarray()
+
+
+def is_numpy_like(array: NDArray) -> bool:
+    """Whether an array is of the NumPy-like interface."""
+    return array.stype == "default" and hasattr(mx, "np") and isinstance(array, mx.np.ndarray)
+
+
+def like(array: NDArray, other: NDArray) -> NDArray:
+    """The same memory as an array of the interface of another."""
+    return array.as_np_ndarray() if is_numpy_like(other) else classic(array)
+
+
+def to_ndarray(value: np.ndarray, device: Any) -> NDArray:
+    """A classic array with the values and the dtype of a NumPy array."""
+    return mx.nd.array(value, ctx=device, dtype=value.dtype)
+
+
+def dtype_name(array: NDArray) -> str:
+    """The name of an array's dtype, such as ``float32``."""
+    return str(np.dtype(array.dtype))
+
+
+def is_refused_backward(error: MXNetError) -> bool:
+    """Whether `backward` failed because its head was not recorded or was used up before."""
+    message = str(error)
+    return (
+        "not in a computational graph" in message
+        or "no inputs in computation graph that require gradients" in message
+    )
+
+
+def not_traced() -> Any:
+    """A block whose operations do not become part of a network that MXNet 2.0 traces."""
+    deferred = getattr(mx, "_deferred_compute", None)
+    return nullcontext() if deferred is None else deferred.context(False)
+
+
+ASSIGNED = (
+    "The closure assigned values to a parameter (Parameter.set_data or param.data()[:] = ...), and "
+    "the trainer calls it at other weights too: the assignment would be lost, or would damage the "
+    "snapshot. Assign before step(), not in the forward pass, or use grad_req='null' and a "
+    "parameter of one dimension for a state that the forward pass moves."
+)
+
+
+@lru_cache(maxsize=None)
+def _guarded(cls: Any) -> Any:
+    def refuse(array: NDArray, key: Any, value: Any) -> None:
+        raise RuntimeError(ASSIGNED)
+
+    return type(cls.__name__, (cls,), {"__setitem__": refuse, "__slots__": (), "is_guarded": True})
+
+
+def guard(array: NDArray) -> NDArray:
+    """Let an array, in place, refuse that its entries are assigned."""
+    cls: Any = type(array)
+    array.__class__ = _guarded(cls)
+    return array
+
+
+def unguarded(array: NDArray) -> NDArray:
+    """Let an array, in place, be assigned again."""
+    array.__class__ = next(c for c in type(array).__mro__ if not hasattr(c, "is_guarded"))
+    return array
+
+
+_load_graph: Callable[[str], Any] = getattr(mx.sym, "load_json", None) or mx.sym.fromjson
+
+
+@lru_cache(maxsize=32)
+def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
+    """An operator for many sums at once: ``factors[0] * x + factors[1] * y + ...`` for each.
+
+    A network has hundreds of parameters, most of them small. An operator for each would cost
+    more than its arithmetic: for 162 arrays of 16 by 16, 3.4 ms against 0.5 ms (2.0).
+
+    Parameters
+    ----------
+    count : int
+        How many sums there are.
+    factors : tuple of float
+        One for each term. The first term may be where the result goes; oneDNN's addition is wrong
+        where another one is.
+
+    Returns
+    -------
+    CachedOp
+        Takes ``x, y, ...`` of the first sum, those of the second, and so on.
+    """
+    nodes: list[dict[str, Any]] = []
+
+    def add(op: str, inputs: Sequence[int] = (), **fields: Any) -> int:
+        entries = [[node, 0, 0] for node in inputs]
+        nodes.append({"op": op, "name": f"node{len(nodes)}", "inputs": entries, **fields})
+        return len(nodes) - 1
+
+    heads = []
+    for _ in range(count):
+        terms = [
+            add("_mul_scalar", [add("null")], attrs={"scalar": repr(factor)})
+            if factor != 1 or len(factors) == 1
+            else add("null")
+            for factor in factors
+        ]
+        total = terms[0]
+        for term in terms[1:]:
+            total = add("elemwise_add", [total, term])
+        heads.append(total)
+    graph = {
+        "nodes": nodes,
+        "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
+        "heads": [[head, 0, 0] for head in heads],
+        "attrs": json.loads(mx.sym.Variable("x").tojson())["attrs"],  # the stamp of this MXNet
+    }
+    flags = [("static_alloc", True), ("forward_bulk_size", len(nodes))]
+    return CachedOp(_load_graph(json.dumps(graph)), flags)

@@ -1,0 +1,65 @@
+"""Gradient buffers, and the marks that tell which of them backward has reached."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any, List, Sequence
+
+import mxnet as mx
+from mxnet.base import _LIB
+from mxnet.ndarray import NDArray
+
+#: Per parameter, one array per device.
+Arrays = List[List[NDArray]]
+#: Per parameter, one mark per device.
+Flags = List[List[bool]]
+
+
+def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
+    """Let `backward` write the gradients of ``arrays`` to ``buffers``, or add them to these.
+
+    Parameters
+    ----------
+    arrays, buffers : list of list of NDArray
+        Per parameter and device.
+    grad_req : {'write', 'add'}
+        What backward does.
+    """
+    flat = [array for per_device in arrays for array in per_device]
+    if flat:
+        flat_buffers = [buffer for per_device in buffers for buffer in per_device]
+        mx.autograd.mark_variables(flat, flat_buffers, grad_req)
+
+
+def fresh(arrays: Arrays) -> Flags:
+    """Tell which gradients `backward` has written since their marks were cleared.
+
+    The same marks that `gluon.Trainer` reads, through `NDArray._fresh_grad`; this is what that
+    property calls, without its overhead, which would be felt with hundreds of parameters.
+    """
+    read, state = _LIB.MXNDArrayGetGradState, ctypes.c_int()
+    reference = ctypes.byref(state)
+    flags = []
+    for per_device in arrays:
+        row = []
+        for array in per_device:
+            read(array.handle, reference)
+            row.append(state.value != 0)
+        flags.append(row)
+    return flags
+
+
+def mark(arrays: Arrays, flags: Sequence[Sequence[Any]], fresh: bool) -> None:
+    """Mark those gradients for which the flag is set as fresh, or as stale."""
+    write, value = _LIB.MXNDArraySetGradState, ctypes.c_int(int(fresh))
+    for per_device, row in zip(arrays, flags):
+        for array, flag in zip(per_device, row):
+            if flag:
+                write(array.handle, value)
+
+
+def take_fresh(arrays: Arrays) -> Flags:
+    """Tell which gradients are marked as fresh, and mark all as stale."""
+    flags = fresh(arrays)
+    mark(arrays, flags, fresh=False)
+    return flags

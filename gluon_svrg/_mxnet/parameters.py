@@ -1,0 +1,155 @@
+"""Parameters of Gluon: where they are, what they hold, and letting a network compute elsewhere."""
+
+from __future__ import annotations
+
+import threading
+from contextlib import contextmanager
+from itertools import repeat
+from typing import Any, Callable, Iterator, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from .arrays import HAS_DEVICES, device_of, not_traced
+
+
+def devices(parameter: Parameter) -> list[Any]:
+    """The devices on which a parameter is (or, when deferred, will be) initialized."""
+    return list(parameter.list_device() if HAS_DEVICES else parameter.list_ctx())
+
+
+def devices_of_estimator(estimator: Any) -> Any:
+    """The devices that an `Estimator` trains on."""
+    return estimator.device if hasattr(estimator, "device") else estimator.context
+
+
+def is_recording() -> bool:
+    """Whether this is inside ``autograd.record()``."""
+    return bool(mx.autograd.is_recording())
+
+
+def is_deferred(parameter: Parameter) -> bool:
+    """Whether a parameter waits for the first forward pass to learn its shape."""
+    return bool(parameter._deferred_init)
+
+
+def has_data(parameter: Parameter) -> bool:
+    """Whether a parameter is initialized, deferred initialization included."""
+    return parameter._data is not None
+
+
+def is_trainable(parameter: Parameter) -> bool:
+    """Whether a parameter has gradients."""
+    return parameter.grad_req != "null"
+
+
+def is_auxiliary(parameter: Parameter) -> bool:
+    """Whether operators may write to a parameter by themselves, as BatchNorm does.
+
+    Gluon declares such states not differentiable. A SymbolBlock does not, but its states are
+    vectors; a frozen weight with more dimensions is a constant.
+    """
+    return not is_trainable(parameter) and (
+        not parameter._differentiable or len(parameter.shape or ()) <= 1
+    )
+
+
+def data(parameter: Parameter) -> list[NDArray]:
+    """The values of an initialized parameter, one array per device."""
+    return parameter._data
+
+
+def all_rows(parameter: Parameter) -> list[NDArray]:
+    """Copies of the values of a parameter; of a row_sparse one, which has some rows, with all.
+
+    Those are in the kvstore.
+    """
+    weights = parameter._data
+    if has_sparse_values(parameter):
+        for weight in weights:
+            rows = mx.nd.arange(parameter.shape[0], ctx=device_of(weight), dtype="int64")
+            parameter._trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
+    return [weight.copy() for weight in weights]
+
+
+def has_sparse_values(parameter: Parameter) -> bool:
+    """Whether the values of a parameter are sparse."""
+    return parameter._stype != "default"
+
+
+def is_sparse(parameter: Parameter) -> bool:
+    """Whether a parameter or its gradient is sparse."""
+    return has_sparse_values(parameter) or parameter._grad_stype != "default"
+
+
+def gradients(parameter: Parameter) -> list[NDArray]:
+    """The gradient buffers of a parameter, one array per device; None for a frozen one."""
+    return parameter._grad
+
+
+def replacing(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> Iterator[None]:
+    """Let the network compute with other arrays, by reference, once this iterator is exhausted.
+
+    Blocks, hybridized or not, read `Parameter.data` at every call. `Parameter.set_data` would
+    copy and would reset the kvstore, and with it the optimizer's momentum. Exhaust the iterator
+    by one call into C, ``collections.deque(iterator, 0)``: no interrupt comes between two
+    parameters.
+    """
+    return map(setattr, parameters, repeat("_data"), arrays)
+
+
+class _ReadsNoted:
+    """Calls functions before parameters are read; one patch of Gluon for all threads.
+
+    The method of Gluon is put back when the last block has ended, in whatever order they end.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._active = 0
+        self._of_thread = threading.local()
+
+    @contextmanager
+    def __call__(self, note: Callable[[Parameter], None]) -> Iterator[None]:
+        """Call a function with each initialized parameter just before this thread reads it.
+
+        The values that are read are those that the parameter has after the call.
+        """
+        outer = getattr(self._of_thread, "note", None)
+        self._enter()
+        try:
+            self._of_thread.note = note
+            yield
+        finally:
+            self._of_thread.note = outer
+            self._leave()
+
+    def _enter(self) -> None:
+        with self._lock:
+            if not self._active:
+                self._original = Parameter._check_and_get
+                Parameter._check_and_get = self._patched(self._original)
+            self._active += 1
+
+    def _leave(self) -> None:
+        with self._lock:
+            self._active -= 1
+            if not self._active:
+                Parameter._check_and_get = self._original
+
+    def _patched(self, original: Callable[..., Any]) -> Callable[..., Any]:
+        of_thread = self._of_thread
+
+        def check_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
+            note = getattr(of_thread, "note", None)
+            if note is not None and arrays is not None and arrays is parameter._data:
+                with not_traced(), mx.autograd.pause():
+                    note(parameter)
+                arrays = parameter._data
+            return original(parameter, arrays, device)
+
+        return check_and_get
+
+
+reads_noted = _ReadsNoted()

@@ -1,0 +1,130 @@
+"""What a trainer counts, and the schedules that count for it."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+from . import saving
+
+
+class Counters:
+    """The numbers that a trainer shows, and whether the first step of a snapshot was checked.
+
+    Attributes
+    ----------
+    num_snapshots : int
+        Refreshes, over the whole training.
+    inner_steps : int
+        Steps since the last refresh; 0 without a snapshot.
+    grad_evaluations : int
+        Loss entries that this worker has differentiated.
+    compared : bool
+        Whether there is no need to compare the gradients at the snapshot and at the weights.
+    """
+
+    def __init__(self) -> None:
+        self.num_snapshots = 0
+        self.inner_steps = 0
+        self.grad_evaluations = 0
+        self.compared = True
+
+    def state(self) -> dict[str, Any]:
+        """All of them."""
+        return dict(vars(self))
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        expected = {name: type(value) for name, value in vars(self).items()}
+        if not (
+            isinstance(state, dict)
+            and {name: type(value) for name, value in state.items()} == expected
+            and all(0 <= value < 2**62 for value in state.values())
+        ):
+            yield "its counters are of another form"
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        vars(self).update(state)
+
+
+class Registered:
+    """Schedules, samplers and counts of epochs whose states are saved with a trainer.
+
+    Those of one class are told apart by their settings, else by the order in which they were
+    registered.
+    """
+
+    def __init__(self) -> None:
+        self._live: list[Any] = []
+        self._waiting: list[saving.SavedObject] = []  # from a file, for those that will come
+
+    def add(self, schedule: Any) -> None:
+        """Register a schedule, and give it what was saved of it."""
+        if any(schedule is known for known in self._live):
+            return
+        saved = _best(self._waiting, schedule)
+        if saved is not None:
+            found = list(saving.object_problems(saved, schedule, "the schedule"))
+            if found:
+                raise ValueError(f"The states that were loaded do not fit: {'; '.join(found)}.")
+            saving.assign_object(saved, schedule)
+            self._waiting = [other for other in self._waiting if other is not saved]
+        self._live.append(schedule)
+
+    def shared(self, kind: Any) -> Any:
+        """The one of a class that is registered; a new one where there is none."""
+        found = next((live for live in self._live if type(live) is kind), None)
+        if found is None:
+            found = kind()
+            self.add(found)
+        return found
+
+    def state(self) -> list[saving.SavedObject]:
+        """The attributes of all, in the order in which they were registered."""
+        return [saving.by_attributes(schedule) for schedule in self._live] + self._waiting
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if not isinstance(state, list) or not all(
+            isinstance(saved, saving.SavedObject) for saved in state
+        ):
+            yield "its schedules are of another form"
+            return
+        for saved, live in self._pairs(state):
+            yield from saving.object_problems(saved, live, "its schedule")
+
+    def assign(self, state: list[saving.SavedObject]) -> None:
+        """Give each schedule what was saved of it; the rest waits for those that will come."""
+        pairs = self._pairs(state)
+        for saved, live in pairs:
+            saving.assign_object(saved, live)
+        taken = [id(saved) for saved, _ in pairs]
+        self._waiting = [saved for saved in state if id(saved) not in taken]
+
+    def _pairs(self, state: list[saving.SavedObject]) -> list[tuple[saving.SavedObject, Any]]:
+        """What was saved of each schedule, by class and order."""
+        pairs, left = [], list(state)
+        for live in self._live:
+            saved = _best(left, live)
+            if saved is not None:
+                left = [other for other in left if other is not saved]
+                pairs.append((saved, live))
+        return pairs
+
+
+def _best(candidates: list[saving.SavedObject], live: Any) -> saving.SavedObject | None:
+    """Of what was saved of a class, what has the most attributes in common; of equals the first."""
+    here = saving.by_attributes(live).attributes
+
+    def in_common(saved: saving.SavedObject) -> int:
+        return sum(repr(saved.attributes.get(name)) == repr(here[name]) for name in here)
+
+    chosen = [saved for saved in candidates if saved.class_name == type(live).__name__]
+    return max(chosen, key=in_common, default=None)
+
+
+class EpochCount:
+    """The number of epochs since the very first one, over all calls of ``fit``."""
+
+    def __init__(self) -> None:
+        self.epochs = 0

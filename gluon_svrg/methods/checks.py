@@ -1,0 +1,112 @@
+"""What a state from a file must be like: every method's state is checked by these.
+
+Each function yields what is wrong, in words, whatever it is given.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from ..passes.arrays import SUMMED_IN
+
+
+def by_parameter(
+    state: Any, what: str, parameters: Sequence[Parameter], chosen: Sequence[int], *, summed: bool
+) -> Iterator[str]:
+    """An array for each of some parameters, of its shape and dtype.
+
+    Parameters
+    ----------
+    state : object
+        A dict of arrays by the number of the parameter.
+    what : str
+        What they are, for the message.
+    parameters : sequence of Parameter
+        The trainer's.
+    chosen : sequence of int
+        The numbers of those that must be there.
+    summed : bool
+        Whether they are sums of gradients, which are wider than float16.
+    """
+    if not isinstance(state, dict) or set(state) != set(chosen):
+        yield f"its {what} are of other parameters"
+        return
+    for number in chosen:
+        yield from array(state[number], f"{what} of", parameters[number], summed=summed)
+
+
+def array(
+    value: Any, what: str, parameter: Parameter, *, summed: bool, rows: int | None = None
+) -> Iterator[str]:
+    """An array like a parameter, or so many rows of them."""
+    if not isinstance(value, np.ndarray):
+        yield f"its {what} {parameter.name} is no array"
+        return
+    dtype = str(np.dtype(parameter.dtype))
+    expected = SUMMED_IN.get(dtype, dtype) if summed else dtype
+    shape = tuple(parameter.shape or ()) if _mxnet.has_data(parameter) else value.shape
+    if rows is not None and _mxnet.has_data(parameter):
+        shape = (rows, *shape)
+    if value.shape != shape or str(value.dtype) != expected:
+        yield (
+            f"its {what} {parameter.name} is {value.dtype} {value.shape}, expected {expected} "
+            f"{shape}"
+        )
+    elif not np.isfinite(value).all():
+        yield f"its {what} {parameter.name} is not finite"
+
+
+def table(
+    state: Any, parameters: Sequence[Parameter], chosen: Sequence[int], devices: int
+) -> Iterator[str]:
+    """Stored gradients, by parameter and device, with counts and seeds by minibatch."""
+    if state is None:
+        return
+    if not (
+        isinstance(state, dict)
+        and set(state) == {"rows", "counts", "seeds"}
+        and isinstance(state["counts"], list)
+        and isinstance(state["seeds"], list)
+        and isinstance(state["rows"], dict)
+        and len(state["counts"]) == len(state["seeds"]) > 0
+    ):
+        yield "its stored gradients are of another form"
+        return
+    for counts in state["counts"]:
+        if not (isinstance(counts, list) and all(_is_natural(c, 2**53) for c in counts)):
+            yield "its stored gradients have other numbers of loss entries"
+            return
+        if len(counts) != devices:
+            yield (
+                f"its stored gradients are of {len(counts)} devices, and there are {devices} here "
+                "(save after update_full_grads() without store_grads=True)"
+            )
+            return
+    if not all(seed is None or _is_natural(seed, 2**31 - 1) for seed in state["seeds"]):
+        yield "its stored gradients have other seeds"
+    if set(state["rows"]) != set(chosen):
+        yield "its stored gradients are of other parameters"
+        return
+    for number in chosen:
+        values = state["rows"][number]
+        if not isinstance(values, list) or len(values) != devices:
+            yield f"its stored gradients of {parameters[number].name} are of other devices"
+            continue
+        for value in values:
+            rows = len(state["counts"])
+            yield from array(
+                value, "stored gradient of", parameters[number], summed=True, rows=rows
+            )
+
+
+def numbers_of(parameters: Sequence[Parameter], *, trainable: bool) -> list[int]:
+    """The numbers of the parameters with gradients, or without."""
+    return [n for n, p in enumerate(parameters) if _mxnet.is_trainable(p) is trainable]
+
+
+def _is_natural(value: Any, largest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

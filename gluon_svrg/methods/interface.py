@@ -1,0 +1,135 @@
+"""What a method is, for a trainer.
+
+A trainer calls, in this order::
+
+    refresh(...)               at update_full_grads
+    terms(batch_index)         before each minibatch: v = g + b r + k c m
+    reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
+    before_update()            just before the optimizer moves the weights,
+    updated()                  and takes effect when it has moved them; if it has not,
+    not_updated()              all is as before
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Sequence
+
+from mxnet.ndarray import NDArray
+
+from .._mxnet import Arrays
+from ..passes.estimate import Terms
+from ..passes.network import Network
+from ..passes.points import Point
+from .table import Table
+
+
+class Method:
+    """A method without variance reduction: v = g. Others override what they need.
+
+    Attributes
+    ----------
+    needs_reduced : bool
+        Whether something moves with a step, so that the kvstore must hand the reduced gradient
+        back.
+    has_reference : bool
+        Whether there is something that a minibatch's gradient is compared with.
+    """
+
+    needs_reduced = False
+    coefficient = 1.0  # how much of the correction is used, where a method has a choice
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether a refresh has been made, and is in force."""
+        return False
+
+    @property
+    def in_objective(self) -> Sequence[bool]:
+        """Per trainable parameter: whether the mean gradient moves it; empty if there is none."""
+        return ()
+
+    @property
+    def full_grads(self) -> Arrays:
+        """The mean gradient, per trainable parameter and device."""
+        return []
+
+    @property
+    def num_rows(self) -> int:
+        """How many gradients of minibatches are stored."""
+        return 0
+
+    def refresh(
+        self,
+        network: Network,
+        mean: Arrays,
+        in_objective: list[bool],
+        entries: int,
+        table: Table | None,
+    ) -> None:
+        """Take the current weights for the reference, and the full gradient there.
+
+        Parameters
+        ----------
+        network : Network
+            Whose weights they are.
+        mean : list of list of NDArray
+            The full gradient, per parameter and device; its memory is used again afterwards.
+        in_objective : list of bool
+            Per parameter: whether any loss depends on it.
+        entries : int
+            N: the loss entries of all data, over all workers.
+        table : Table, optional
+            The gradient of each minibatch, if it was to be kept.
+        """
+
+    def discard(self) -> None:
+        """Forget the reference and free its memory."""
+
+    def terms(self, batch_index: int | None = None) -> Terms:
+        """What to add to the gradient of the next minibatch."""
+        return Terms()
+
+    def confirm(self, batch_index: int) -> None:
+        """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
+
+    def points(self) -> Iterator[Point]:
+        """The points that are held, to be checked and bound anew when parameters change."""
+        return iter(())
+
+    # --- what moves with a step ----------------------------------------------------------------
+
+    def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
+        """Look at the reduced estimate V in the live gradients, and perhaps change it.
+
+        Parameters
+        ----------
+        network : Network
+            Whose live gradients hold V, on every device, times the scale.
+        scale : float
+            Of the losses.
+        entries : float or NDArray
+            C: the loss entries over all devices, workers and micro-batches since the last update.
+        """
+
+    def before_update(self, network: Network) -> None:
+        """Look at the weights just before the optimizer moves them."""
+
+    def updated(self) -> None:
+        """Let what moves take effect."""
+
+    def not_updated(self) -> None:
+        """Leave all as it is: the update was skipped, or failed."""
+
+    # --- its state, to be saved with the trainer -----------------------------------------------
+
+    def state(self) -> Any:
+        """What a file holds of it: plain data and arrays, with parameters by their numbers."""
+        return None
+
+    def problems(self, state: Any, network: Network) -> Iterator[str]:
+        """Tell why a state cannot be assigned, in words."""
+        if state is not None:
+            yield "it holds a state of another method"
+
+    def assign(self, state: Any, network: Network) -> None:
+        """Take over a state."""

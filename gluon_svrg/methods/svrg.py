@@ -1,0 +1,212 @@
+"""SVRG: stochastic variance-reduced gradient.
+
+::
+
+    v = g - alpha ( r - c mu )
+
+``g`` and ``r`` are the gradients of one minibatch at the current weights and at the snapshot, each
+the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
+all entries of all data [1]_. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
+gradient, in between alpha-SVRG [2]_.
+
+References
+----------
+.. [1] R. Johnson and T. Zhang, "Accelerating Stochastic Gradient Descent using Predictive Variance
+   Reduction", NeurIPS 2013.
+.. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
+   ICLR 2025, arXiv:2311.05589.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Sequence
+
+import numpy as np
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from ..passes.arrays import copies, copy_all, zeros_to_sum
+from ..passes.estimate import Row, Terms
+from ..passes.network import Network
+from ..passes.points import Point
+from ..saving.values import ByParameter
+from . import checks
+from .interface import Method
+from .table import Table
+
+
+class SVRG(Method):
+    """The snapshot, the full gradient there, and the coefficient.
+
+    Attributes
+    ----------
+    coefficient : float
+        alpha; it is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
+    snapshot : Point or None
+        The weights and frozen values at which the full gradient was taken.
+    table : Table or None
+        The gradients of all minibatches at the snapshot.
+    """
+
+    def __init__(self, coefficient: float) -> None:
+        self.coefficient = coefficient
+        # Replaced at each refresh, in place.
+        self.snapshot: Point | None = None
+        self._full_grads: Arrays = []
+        self.table: Table | None = None
+        self._in_objective: list[bool] = []
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a snapshot."""
+        return self.snapshot is not None
+
+    @property
+    def in_objective(self) -> Sequence[bool]:
+        """Per trainable parameter: whether the full gradient moves it."""
+        return self._in_objective if self.has_reference and self.coefficient else ()
+
+    @property
+    def full_grads(self) -> Arrays:
+        """mu, per trainable parameter and device."""
+        return self._full_grads
+
+    @property
+    def num_rows(self) -> int:
+        """How many gradients of minibatches are stored."""
+        return len(self.table or ())
+
+    def terms(self, batch_index: int | None = None) -> Terms:
+        """What to add to g: ``- alpha r + alpha c mu``."""
+        alpha = float(np.float32(self.coefficient))
+        if self.snapshot is None or not alpha:
+            return Terms()
+        reference: Point | Row = self.snapshot
+        if batch_index is not None:
+            reference = self.stored().reference(batch_index)
+            if not self.stored().is_confirmed:
+                reference = reference._replace(point=self.snapshot)
+        return Terms(b=-alpha, k=alpha, reference=reference, mean=self._full_grads)
+
+    def stored(self) -> Table:
+        """The gradients of all minibatches; raise if they were not stored."""
+        if self.table is None:
+            raise RuntimeError(
+                "batch_index needs the gradients of all minibatches at the snapshot. Call "
+                "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
+            )
+        return self.table
+
+    def refresh(
+        self,
+        network: Network,
+        mean: Arrays,
+        in_objective: list[bool],
+        entries: int,
+        table: Table | None,
+    ) -> None:
+        """Take a snapshot of the current weights, and the full gradient there."""
+        if self.snapshot is None:
+            full_grads = copies(mean)
+            self.snapshot, self._full_grads = Point.copied(network), full_grads
+        else:
+            self.snapshot.move()
+            copy_all(mean, self._full_grads)
+        self._in_objective = in_objective
+        self.table = table
+
+    def confirm(self, batch_index: int) -> None:
+        """Trust the stored gradients: one was taken anew, and is the same."""
+        self.stored().is_confirmed = True
+
+    def discard(self) -> None:
+        """Forget the snapshot and free its memory."""
+        self.snapshot, self.table, self._full_grads, self._in_objective = None, None, [], []
+
+    def points(self) -> Iterator[Point]:
+        """The snapshot, if there is one."""
+        if self.snapshot is not None:
+            yield self.snapshot
+
+    # --- its state, to be saved with the trainer -----------------------------------------------
+
+    def state(self) -> Any:
+        """What the snapshot, the full gradient and the table hold.
+
+        All devices hold the same, but for states that operators move by themselves.
+        """
+        if self.snapshot is None:
+            return None
+        network = self.snapshot.network
+        number = {p: n for n, p in enumerate(network.parameters)}
+        trainable = [number[p] for p in network.trainable]
+        frozen = zip(network.frozen, self.snapshot.frozen or ())
+        return {
+            "weights": ByParameter(zip(trainable, (row[0] for row in self.snapshot.weights))),
+            "full_grads": ByParameter(zip(trainable, (row[0] for row in self._full_grads))),
+            "frozen": ByParameter(
+                (number[p], list(values if _mxnet.is_auxiliary(p) else values[:1]))
+                for p, values in frozen
+            ),
+            "in_objective": ByParameter(zip(trainable, self._in_objective)),
+            "table": None if self.table is None else self.table.state(trainable),
+        }
+
+    def problems(self, state: Any, network: Network) -> Iterator[str]:
+        """Tell why a state cannot be assigned, in words."""
+        if state is None:
+            return
+        names = {"weights", "full_grads", "frozen", "in_objective", "table"}
+        if not isinstance(state, dict) or set(state) != names:
+            yield "its snapshot is of another form"
+            return
+        parameters = network.parameters
+        chosen = checks.numbers_of(parameters, trainable=True)
+        yield from checks.by_parameter(
+            state["weights"], "snapshot", parameters, chosen, summed=False
+        )
+        yield from checks.by_parameter(
+            state["full_grads"], "full gradient", parameters, chosen, summed=True
+        )
+        frozen, is_frozen = state["frozen"], checks.numbers_of(parameters, trainable=False)
+        if not isinstance(frozen, dict) or not set(frozen) <= set(is_frozen):
+            yield "its frozen values are of other parameters"
+        else:
+            for n, values in frozen.items():
+                for value in values if isinstance(values, list) and values else [None]:
+                    yield from checks.array(value, "frozen value", parameters[n], summed=False)
+        flags = state["in_objective"]
+        if not (
+            isinstance(flags, dict)
+            and set(flags) == set(chosen)
+            and all(isinstance(flag, bool) for flag in flags.values())
+        ):
+            yield "nothing says on which parameters its loss depends"
+        yield from checks.table(state["table"], parameters, chosen, len(network.devices))
+
+    def assign(self, state: Any, network: Network) -> None:
+        """Take over a state that has no problems."""
+        self.discard()
+        if state is None:
+            return
+        number = {p: n for n, p in enumerate(network.parameters)}
+        snapshot = Point.copied(network)
+        full_grads = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+        for p, weights, means in zip(network.trainable, snapshot.weights, full_grads):
+            assign_array([state["weights"][number[p]]], weights)
+            assign_array([state["full_grads"][number[p]]], means)
+        for p, targets in zip(network.frozen, snapshot.frozen or ()):
+            if number[p] in state["frozen"]:  # a file of 0.1.0 has some of them
+                assign_array(state["frozen"][number[p]], targets)
+        self._in_objective = [state["in_objective"][number[p]] for p in network.trainable]
+        if state["table"] is not None:
+            trainable = [number[p] for p in network.trainable]
+            self.table = Table.of_state(state["table"], trainable, network.devices)
+        self._full_grads, self.snapshot = full_grads, snapshot
+
+
+def assign_array(values: Sequence[Any], targets: Sequence[Any]) -> None:
+    """Give arrays on all devices their values, or the first where there are fewer."""
+    for n, target in enumerate(targets):
+        value = np.asarray(values[n] if n < len(values) else values[0])
+        _mxnet.to_ndarray(value, _mxnet.device_of(target)).copyto(_mxnet.classic(target))

@@ -1,0 +1,118 @@
+"""A table: the gradients of all minibatches, a row each."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, Sequence
+
+import numpy as np
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from ..passes.arrays import combine, per_device, zeros_to_sum
+from ..passes.estimate import Row
+from ..passes.sums import AddingSum
+from ..saving.values import ByParameter
+
+
+class Table:
+    """The gradients of minibatches, by their positions in the data of a full pass.
+
+    Attributes
+    ----------
+    rows : list of list of list of NDArray
+        Per minibatch, parameter and device: the *sum* over the loss entries, of unscaled losses.
+    counts : list of tuple of int
+        The number of loss entries, per minibatch and device.
+    seeds : list of int or None
+        What the random numbers of each minibatch are drawn from, where they are locked.
+    is_confirmed : bool
+        Whether a row has been computed again and was the same.
+    """
+
+    def __init__(self) -> None:
+        self.rows: list[Arrays] = []
+        self.counts: list[tuple[int, ...]] = []
+        self.seeds: list[int | None] = []
+        self.is_confirmed = False
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def append(self, v: AddingSum, counts: Sequence[int], seed: int | None) -> None:
+        """Keep a gradient, which is the sum so far."""
+        row = [[zeros_to_sum(array) for array in arrays] for arrays in v.arrays]
+        v.copy_to(row)
+        self.rows.append(row)
+        self.counts.append(tuple(counts))
+        self.seeds.append(seed)
+
+    def add_to(self, v: AddingSum) -> None:
+        """Add all rows to a sum."""
+        for row in self.rows:
+            for totals, grads in zip(per_device(v.arrays), per_device(row)):
+                combine((1.0, v.scale), (totals, grads), totals)
+
+    def reference(self, index: int) -> Row:
+        """The row of a minibatch, to be used for its reference gradient.
+
+        Raises
+        ------
+        IndexError
+            If there is no such row.
+        """
+        if not 0 <= index < len(self):
+            raise IndexError(
+                f"batch_index is {index}, and the gradients of {len(self)} minibatches are stored: "
+                f"0 to {len(self) - 1}, by their position in the data of update_full_grads()."
+            )
+        check = partial(_check_counts, index, self.counts[index])
+        return Row(index, self.rows[index], check, self.seeds[index])
+
+    # --- its state, to be saved with the method ------------------------------------------------
+
+    def state(self, numbers: Sequence[int]) -> dict[str, Any]:
+        """Arrays over all minibatches, by the number of the parameter, one per device."""
+        together = [
+            [np.stack([grad.asnumpy() for grad in minibatches]) for minibatches in zip(*arrays)]
+            for arrays in zip(*self.rows)
+        ]
+        return {
+            "rows": ByParameter(zip(numbers, together)),
+            "counts": [list(counts) for counts in self.counts],
+            "seeds": list(self.seeds),
+        }
+
+    @classmethod
+    def of_state(
+        cls, state: dict[str, Any], numbers: Sequence[int], devices: Sequence[Any]
+    ) -> Table:
+        """The table that a state was taken of; not yet confirmed: the data may have changed."""
+        table = cls()
+        table.counts = [tuple(counts) for counts in state["counts"]]
+        table.seeds = list(state["seeds"])
+        over = [state["rows"][number] for number in numbers]
+        table.rows = [
+            [
+                [_mxnet.to_ndarray(np.asarray(values[n]), device)
+                 for values, device in zip(arrays, devices)]
+                for arrays in over
+            ]
+            for n in range(len(table.counts))
+        ]  # fmt: skip
+        return table
+
+
+def _check_counts(index: int, then: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise a ValueError if a minibatch has other numbers of loss entries than its row."""
+    if tuple(counts) != tuple(then):
+        raise ValueError(
+            f"Minibatch {index} had {_entries(then)} in the full pass, and the closure returned "
+            f"{_entries(counts)}. batch_index must be the minibatch's position in the data that "
+            "update_full_grads was given: was the data reshuffled?"
+        )
+
+
+def _entries(counts: Sequence[int]) -> str:
+    total = f"{sum(counts)} loss entries"
+    return total if len(counts) < 2 else f"{total} ({', '.join(map(str, counts))} per device)"

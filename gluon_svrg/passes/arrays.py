@@ -1,0 +1,181 @@
+"""Operations on many arrays at once.
+
+A network has hundreds of parameters, most of them small; an engine operation for each would cost
+more than its arithmetic. All arrays of a list are on one device.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any, Iterable, Iterator, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from .._mxnet import Arrays, classic
+
+#: Dtypes of parameters, with those in which their gradients are summed up.
+SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
+
+_PIECE = 1 << 16
+
+
+def per_device(arrays: Arrays) -> Arrays:
+    """Turn lists per parameter into lists per device."""
+    return [list(on_device) for on_device in zip(*arrays)]
+
+
+def all_finite(arrays: Iterable[NDArray]) -> bool:
+    """Whether all entries are finite. Waits for the device."""
+    return all(np.isfinite(piece).all() for array in arrays for piece in in_numpy(array))
+
+
+def in_numpy(array: NDArray) -> Iterator[np.ndarray]:
+    """The entries of an array, in pieces that need little memory. Waits for the device."""
+    flat = dense(classic(array)).reshape((-1,))
+    for start in range(0, flat.shape[0], _PIECE):
+        yield flat[start : start + _PIECE].asnumpy()
+
+
+def dense(array: NDArray) -> NDArray:
+    """A sparse array as a dense one; dense arrays as they are."""
+    return array if array.stype == "default" else array.tostype("default")
+
+
+def assign(value: NDArray, target: NDArray) -> None:
+    """Copy a dense array to one of any storage and dtype."""
+    classic(value).astype(target.dtype, copy=False).tostype(target.stype).copyto(classic(target))
+
+
+def zeros_to_sum(array: NDArray) -> NDArray:
+    """A dense array of zeros in which gradients like an array can be summed up."""
+    dtype = SUMMED_IN[_mxnet.dtype_name(array)]
+    return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
+
+
+def zero(arrays: Sequence[NDArray]) -> None:
+    """Set arrays to zero."""
+    flat = [array for array in arrays if array.stype == "default"]
+    if flat:
+        mx.nd.reset_arrays(*with_dimension(flat), num_arrays=len(flat))
+    for array in arrays:
+        if array.stype != "default":
+            assign(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
+
+
+def combine(
+    factors: Sequence[float], sources: Sequence[Sequence[NDArray]], targets: Sequence[NDArray]
+) -> None:
+    """Assign ``factors[0] * sources[0] + factors[1] * sources[1] + ...`` to targets.
+
+    Parameters
+    ----------
+    factors : sequence of float
+        One for each of the sources.
+    sources : sequence of sequence of NDArray
+        Arrays like the targets. The first of the sources may be the targets.
+    targets : sequence of NDArray
+        Where the sums go.
+    """
+    groups: dict[Any, list[list[NDArray]]] = {}
+    for row in zip(targets, *sources):
+        groups.setdefault(row[0].dtype if _are_alike(row) else None, []).append(
+            list(map(classic, row))
+        )
+    key = len(targets), tuple(map(float, factors))
+    for dtype, rows in groups.items():
+        if dtype is not None and _comes_again(key):
+            operator = _mxnet.linear_combinations(len(rows), key[1])
+            operator(*[array for row in rows for array in row[1:]], out=[row[0] for row in rows])
+            continue
+        for target, *addends in rows:
+            dtype = target.dtype
+            wide = [dense(addend).astype(dtype, copy=False) for addend in addends]
+            total = sum(factor * addend for factor, addend in zip(factors, wide))
+            assign(total, target)
+
+
+class Multiple:
+    """Assign ``factor * sources`` to targets, again and again.
+
+    Parameters
+    ----------
+    factor : float
+        The factor.
+    sources, targets : sequence of NDArray
+        Pairs of arrays.
+    keep : object
+        What must not be freed while this is used.
+    """
+
+    def __init__(
+        self, factor: float, sources: Sequence[NDArray], targets: Sequence[NDArray], keep: Any
+    ) -> None:
+        self._pairs = [factor], [list(sources)], list(targets)
+        self._keep = keep
+        self._sources, self._targets = ([classic(a) for a in rows] for rows in (sources, targets))
+        self._is_simple = all(map(_are_alike, zip(sources, targets))) and _are_alike(self._sources)
+
+    def __call__(self) -> None:
+        """Assign."""
+        if self._is_simple and self._operator is not None:
+            self._operator(*self._sources, out=self._targets)
+            return
+        combine(*self._pairs)
+        if self._is_simple:  # it comes again
+            factors = tuple(map(float, self._pairs[0]))
+            self._operator = _mxnet.linear_combinations(len(self._targets), factors)
+
+    _operator: Any = None
+
+
+_seen: OrderedDict[Any, None] = OrderedDict()
+
+
+def _comes_again(key: Any) -> bool:
+    """Whether factors are worth compiling an operator: most data have minibatches of two sizes."""
+    is_known = key in _seen
+    _seen[key] = None
+    _seen.move_to_end(key)
+    if len(_seen) > 16:
+        _seen.popitem(last=False)
+    return is_known
+
+
+def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+    """Copy arrays to others of equal shapes."""
+    pairs = [(classic(source), classic(target)) for source, target in zip(sources, targets)]
+    at_once = [pair for pair in pairs if pair[0].dtype == np.float32 and _are_alike(pair)]
+    if at_once:  # one operation, which knows no float64 on CPU
+        flat, outputs = zip(*[with_dimension(pair) for pair in at_once])
+        mx.nd.amp_multicast(*flat, num_outputs=len(flat), out=list(outputs))
+    for source, target in pairs:
+        if not (source.dtype == np.float32 and _are_alike((source, target))):
+            if source.stype == target.stype and source.dtype == target.dtype:
+                source.copyto(target)
+            else:
+                assign(dense(source), target)
+
+
+def copy_all(sources: Arrays, targets: Arrays) -> None:
+    """Copy arrays per parameter and device."""
+    for column, target_column in zip(per_device(sources), per_device(targets)):
+        copy(column, target_column)
+
+
+def copies(arrays: Arrays) -> Arrays:
+    """Copies of arrays per parameter and device."""
+    return [[array.copy() for array in row] for row in arrays]
+
+
+def with_dimension(arrays: Iterable[NDArray]) -> list[NDArray]:
+    """The same memory with at least one dimension, which some operators demand."""
+    flat = [classic(array) for array in arrays]
+    return [array if array.shape else array.reshape((1,)) for array in flat]
+
+
+def _are_alike(arrays: Sequence[Any]) -> bool:
+    first = arrays[0]
+    return all(array.stype == "default" and array.dtype == first.dtype for array in arrays)

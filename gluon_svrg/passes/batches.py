@@ -1,0 +1,96 @@
+"""Going through the user's data once, from its start."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from itertools import chain
+from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from .closure import Loss, forward
+
+
+def arguments(batch: Any) -> Sequence[Any]:
+    """What a closure is called with for one batch."""
+    return batch if isinstance(batch, (tuple, list)) else (batch,)
+
+
+def number_of(data: Iterable[Any]) -> int | None:
+    """How many batches there are, where the data knows."""
+    try:
+        return len(data)  # type: ignore[arg-type]
+    except (TypeError, NotImplementedError):  # of a sampler without a length
+        return None
+
+
+class Pass(NamedTuple):
+    """One pass over data."""
+
+    batches: Iterator[Any]
+    say: Callable[[str], None]  # beside the progress bar, if there is one
+
+
+@contextmanager
+def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
+    """Iterate over data, reset before and after where it knows how to."""
+    reset = getattr(data, "reset", None)
+    if reset is not None:
+        reset()
+    try:
+        if progress:
+            bar = _with_progress(data)
+            yield Pass(iter(bar), bar.set_postfix_str)
+        else:
+            yield Pass(iter(data), lambda text: None)
+    finally:
+        if reset is not None:
+            reset()
+
+
+def initialize(
+    parameters: Sequence[Parameter], closure: Callable[..., Loss], batches: Iterator[Any]
+) -> Iterator[Any]:
+    """Finish the deferred initialization of parameters with the first batches.
+
+    Returns
+    -------
+    iterator
+        All batches, the first ones included.
+
+    Raises
+    ------
+    RuntimeError
+        If no batch initializes a parameter.
+    """
+    seen: list[Any] = []
+    while any(map(_mxnet.is_deferred, parameters)):
+        try:
+            batch = next(batches)
+        except StopIteration:
+            if not seen:  # no data at all, which has an error of its own
+                break
+            names = [p.name for p in parameters if _mxnet.is_deferred(p)]
+            raise RuntimeError(
+                f"No minibatch initializes {', '.join(names)}: the shape is not known until the "
+                "network uses the parameter. Give it its shape (in_units, in_channels, ...), or "
+                "leave it out of the trainer."
+            ) from None
+        seen.append(batch)
+        # In predict mode, oneDNN may leave weights in a layout that no kvstore can push. Without
+        # a backward, a forward in train mode moves no statistics. Some layers only predict.
+        for train_mode in (True, False):
+            if any(map(_mxnet.is_deferred, parameters)):
+                forward(closure, arguments(batch), train_mode=train_mode)
+    return chain(seen, batches)
+
+
+def _with_progress(data: Iterable[Any]) -> Any:
+    try:
+        from tqdm.auto import tqdm
+    except ImportError as error:
+        raise ImportError(
+            "progress=True needs tqdm. Install it (pip install tqdm), or leave progress out."
+        ) from error
+    return tqdm(data, desc="full gradient", unit="batch", leave=False)

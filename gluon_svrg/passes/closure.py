@@ -1,0 +1,174 @@
+"""Recording what a closure computes, counting its loss entries, and differentiating it."""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+from mxnet.base import MXNetError
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+
+#: What a user's closure returns: a loss, or one per device or task.
+Loss = Any
+
+
+class Recorded(NamedTuple):
+    """The losses of one minibatch, recorded and not yet differentiated."""
+
+    loss: Loss  # as the closure returned it
+    losses: tuple[NDArray, ...]
+    counts: tuple[int, ...]  # loss entries per device
+    devices: tuple[Any, ...]  # of each loss
+    factors: OrderedDict[Any, NDArray]  # arrays of factors, kept from minibatch to minibatch
+
+    @property
+    def entries(self) -> int:
+        """Loss entries over all devices."""
+        return sum(self.counts)
+
+    def backward(self, factor: float = 1.0) -> None:
+        """Differentiate the sum of all loss entries, times a factor."""
+        heads = None
+        if factor != 1:
+            pairs = zip(self.losses, self.devices)
+            heads = [_filled_like(self.factors, loss, device, factor) for loss, device in pairs]
+        with _explained():
+            mx.autograd.backward(list(self.losses), heads)
+
+
+def check_closure(closure: Any) -> None:
+    """Raise a TypeError where a closure is expected and something else arrives."""
+    if not callable(closure):
+        raise TypeError(
+            f"closure must be a function that returns the loss, got {type(closure).__name__}. "
+            "Pass the function itself: closure=lambda: loss_fn(net(X), y)."
+        )
+
+
+def record(
+    closure: Callable[..., Loss],
+    batch: Sequence[Any],
+    devices: Sequence[Any],
+    factors: OrderedDict[Any, NDArray] | None = None,
+) -> Recorded:
+    """Call a closure under ``autograd.record()`` and count the loss entries that it returns.
+
+    Parameters
+    ----------
+    closure : callable
+        Returns an NDArray, or a list or tuple of NDArrays.
+    batch : sequence
+        The arguments of the closure.
+    devices : sequence of device
+        Where the parameters are.
+    factors : OrderedDict, optional
+        Arrays of factors that were used before, to be used again.
+
+    Returns
+    -------
+    Recorded
+
+    Raises
+    ------
+    TypeError
+        If the closure returns anything else.
+    ValueError
+        If it returns no loss, or one on a device without parameters.
+    RuntimeError
+        If it called backward itself.
+    """
+    with _explained(), mx.autograd.record():
+        loss = closure(*batch)
+    losses = _losses(loss)
+    found = tuple(map(_mxnet.device_of, losses))
+    counts = _entries(losses, found, devices)
+    return Recorded(loss, losses, counts, found, OrderedDict() if factors is None else factors)
+
+
+def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
+    """Call the closure without recording."""
+    with _explained(), mx.autograd.pause(train_mode=train_mode):
+        closure(*batch)
+
+
+def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise if a closure returned other numbers of loss entries when it was called again."""
+    if tuple(before) != tuple(counts):
+        raise RuntimeError(
+            f"The closure returned {sum(before)} loss entries when it was called for the gradient "
+            f"at the snapshot, and {sum(counts)} when it was called again. It must compute the "
+            "same each time: take the minibatch before the step, not inside."
+        )
+
+
+def _filled_like(
+    kept: OrderedDict[Any, NDArray], loss: NDArray, device: Any, factor: float
+) -> NDArray:
+    """An array of factors like a loss. Few shapes come again and again."""
+    key = device, loss.dtype, loss.shape, factor, type(loss)
+    if key not in kept:
+        make = mx.np.full if _mxnet.is_numpy_like(loss) else mx.nd.full
+        with _mxnet.not_traced():
+            kept[key] = make(loss.shape, factor, ctx=device, dtype=loss.dtype)
+        if len(kept) > 16:
+            kept.popitem(last=False)
+    return kept[key]
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """Say what is wrong where MXNet refuses to run backward."""
+    try:
+        yield
+    except MXNetError as error:
+        if not _mxnet.is_refused_backward(error):
+            raise
+        raise RuntimeError(
+            "The loss of the closure cannot be differentiated: either the closure called "
+            "backward() itself, or its loss depends on no parameter (was it detached, turned into "
+            "a number, or computed under autograd.pause()?). The closure computes the loss and "
+            "returns it; the trainer records it and runs backward."
+        ) from error
+
+
+def _losses(loss: Loss) -> tuple[NDArray, ...]:
+    if isinstance(loss, NDArray):
+        return (loss,)
+    if loss is None:
+        raise TypeError("The closure returned None instead of the loss. End it with `return loss`.")
+    if not isinstance(loss, (list, tuple)):
+        raise TypeError(
+            f"The closure returned {type(loss).__name__}, expected the loss: an NDArray, or a list "
+            "or tuple of NDArrays (one per device or task)."
+        )
+    for item in loss:
+        if not isinstance(item, NDArray):
+            raise TypeError(
+                f"The closure returned a {type(loss).__name__} with {type(item).__name__} in it, "
+                "expected nothing but losses (NDArrays): what is returned is what is "
+                "differentiated. Return predictions and metrics by other means."
+            )
+    if not loss:
+        raise ValueError(
+            f"The closure returned an empty {type(loss).__name__}, expected at least one loss."
+        )
+    return tuple(loss)
+
+
+def _entries(
+    losses: Sequence[NDArray], found: Sequence[Any], devices: Sequence[Any]
+) -> tuple[int, ...]:
+    counts: list[int] = [0] * len(devices)
+    for loss, device in zip(losses, found):
+        if device not in devices:
+            raise ValueError(
+                f"The closure returned a loss on {device}, but the trainer's parameters are on "
+                f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
+                "the network there as well."
+            )
+        counts[devices.index(device)] += loss.size
+    return tuple(counts)

@@ -1,0 +1,278 @@
+"""The formula of all methods: what becomes of a minibatch's gradient.
+
+::
+
+    v = g + b r + k c m
+
+``g`` is the gradient of the minibatch at the current weights, ``r`` its gradient at a reference
+(other weights, or a row of a table), each the *sum* over the minibatch's loss entries, ``c`` the
+number of these, and ``m`` a *mean* per loss entry. A method says what ``b``, ``k``, the reference
+and ``m`` are, see `Terms`. Each device has its own ``g``, ``r`` and ``c``.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from typing import Callable, NamedTuple, Sequence
+
+import numpy as np
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from . import random_lock, sketch
+from .arrays import copies, copy_all, zero
+from .closure import Loss, Recorded, check_repeatable, record
+from .network import check_dependent
+from .points import Point
+from .random_lock import RandomLock
+from .sums import new_sum
+from .warnings import warn
+
+
+class Row(NamedTuple):
+    """A reference that is a row of a table: the gradient of a minibatch, taken before."""
+
+    number: int  # among the minibatches
+    grads: Arrays  # per parameter and device: sums over loss entries, of unscaled losses
+    check_counts: Callable[[Sequence[int]], None]  # raises if they are not those of the row
+    seed: int | None = None  # of the random numbers that it was taken with
+    point: Point | None = None  # where it was taken, if it is to be compared with one taken anew
+
+
+class Terms(NamedTuple):
+    """What a method adds to the gradient g of a minibatch: ``v = g + b r + k c m``."""
+
+    b: float = 0.0
+    k: float = 0.0
+    reference: Point | Row | None = None  # where r is taken; None if b is 0
+    mean: Arrays | None = None  # m, per parameter and device; None if k is 0
+    copy_to: Arrays | None = None  # where to copy g, for unscaled losses
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether v is g."""
+        return self.b == 0 and self.k == 0 and self.copy_to is None
+
+
+class Estimate(NamedTuple):
+    """What a minibatch gave, apart from v, which stands in the live gradients."""
+
+    loss: Loss
+    entries: int  # of this minibatch
+    differentiated: int  # loss entries, over all passes
+    reached: list[bool]  # per parameter: whether its loss depends on it
+    compared: bool = False  # whether g and r were found to be equal where they must be
+
+
+def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
+    """Take the gradient of a minibatch as `gluon.Trainer` users do, by the parameters' own arrays.
+
+    A device without data contributes zero, not what backward has left there before. Parameters
+    whose initialization is deferred are initialized by the closure.
+    """
+    devices = _mxnet.devices(parameters[0]) if parameters else []
+    weights = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
+    before = _mxnet.take_fresh(weights)
+    try:
+        recorded = record(closure, (), devices)
+        recorded.backward(scale)
+        reached = _mark_on_all_devices(parameters)
+    finally:
+        _mxnet.mark(weights, before, fresh=True)
+    return Estimate(recorded.loss, recorded.entries, recorded.entries, reached)
+
+
+def _mark_on_all_devices(parameters: Sequence[Parameter]) -> list[bool]:
+    trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
+    weights = [_mxnet.data(p) for p in trainable]
+    touched = _mxnet.fresh(weights)
+    reached = check_dependent(touched)
+    for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
+        if is_reached and all(flags):
+            continue
+        for grad, flag in zip(_mxnet.gradients(parameter), flags):
+            if not flag and parameter.grad_req == "write":
+                zero([grad])
+        _mxnet.mark([row], [[is_reached] * len(row)], fresh=True)
+    return reached
+
+
+def estimate(
+    here: Point,
+    closure: Callable[[], Loss],
+    terms: Terms,
+    lock: RandomLock,
+    scale: float = 1.0,
+    *,
+    compare: bool = False,
+) -> Estimate:
+    """Leave ``v = g + b r + k c m`` in the live gradients.
+
+    Parameters
+    ----------
+    here : Point
+        The current weights.
+    closure : callable
+        Returns the loss of the minibatch.
+    terms : Terms
+        What the method adds to g.
+    lock : RandomLock
+        Whether both passes draw the same random numbers.
+    scale : float
+        What losses are multiplied by (mixed precision); v is scaled alike.
+    compare : bool
+        Whether the weights are those of the reference, so that g and r must be equal. If they are
+        not, random numbers are locked, with a warning, and the estimate is taken again.
+
+    Raises
+    ------
+    RuntimeError
+        If g and r must be equal, and differ though random numbers are locked; if the closure
+        returns other numbers of loss entries, or computes with values that it took before.
+    """
+    network = here.network
+    with network.accumulating():
+        network.hide_marks()
+        if not compare:
+            return _attempt(here, closure, terms, lock, scale, None)
+        auxiliaries = [p for p in network.frozen if _mxnet.is_auxiliary(p)]
+        states = [_mxnet.data(p) for p in auxiliaries + network.outside.auxiliaries]
+        before = copies(states)
+        spent = 0
+        try:
+            with lock.kept_on_error():
+                while True:
+                    sketches: list[np.ndarray] = []
+                    found = _attempt(here, closure, terms, lock, scale, sketches)
+                    spent += found.differentiated
+                    difference = _difference(sketches, terms.b)
+                    is_known = not np.isnan(difference)  # an overflow proves nothing
+                    if not is_known or difference <= sketch.tolerance(network.live_grads):
+                        return found._replace(differentiated=spent, compared=is_known)
+                    in_words = sketch.in_words(difference)
+                    if lock.locked:
+                        message = sketch.NOT_REPEATABLE.format(difference=in_words)
+                        raise RuntimeError(message)
+                    warn(sketch.RANDOM.format(difference=in_words))
+                    lock.locked = True
+                    copy_all(before, states)  # which the first attempt has moved
+                    network.hide_marks()
+        except BaseException:
+            copy_all(before, states)
+            raise
+
+
+def check_row(
+    row: Row, point: Point, closure: Callable[[], Loss], scale: float
+) -> tuple[int, bool]:
+    """Take the gradient of a row anew, and see that it is the same.
+
+    Returns
+    -------
+    differentiated : int
+        Loss entries.
+    is_known : bool
+        Whether it was compared: an overflow proves nothing.
+
+    Raises
+    ------
+    RuntimeError
+        If it is another one.
+    """
+    network = point.network
+    with network.accumulating():
+        network.hide_marks()
+        v = new_sum(network, scale)
+
+        def work() -> Recorded:
+            recorded = network.record(closure)
+            row.check_counts(recorded.counts)
+            v.put()
+            v.add(recorded)
+            return recorded
+
+        random_lock.start(row.seed)
+        with network.outside.protected(gradients=False):
+            recorded = point.at(work)
+        check_dependent(point.take_touched())
+        again = sketch.sketch(v.arrays) / scale
+        for row_of_devices in network.accumulated():
+            for grad in row_of_devices:
+                zero([grad])
+    difference = sketch.difference(again, sketch.sketch(row.grads))
+    if difference > sketch.tolerance(network.live_grads):
+        in_words = sketch.in_words(difference)
+        raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
+    return recorded.entries, not np.isnan(difference)
+
+
+def _attempt(
+    here: Point,
+    closure: Callable[[], Loss],
+    terms: Terms,
+    lock: RandomLock,
+    scale: float,
+    sketches: list[np.ndarray] | None,
+) -> Estimate:
+    """Take the estimate once; if there is a list, append sketches of v as it grows."""
+    network = here.network
+    v, seed = new_sum(network, scale), lock.new_seed()
+    b, k, reference, m, copy_to = terms
+
+    def look() -> None:
+        if sketches is not None:
+            sketches.append(sketch.sketch(v.arrays))
+
+    there: Recorded | None = None
+    with ExitStack() as stack:
+        if isinstance(reference, Point):
+
+            def at_reference() -> Recorded:
+                recorded = network.record(closure)  # now c is known
+                v.put(recorded.counts, k, m)  # v = k c m
+                look()
+                v.add(recorded, b)  # v += b r
+                look()
+                return recorded
+
+            random_lock.start(seed)
+            with network.outside.protected(gradients=False):
+                there = reference.at(at_reference)
+            check_dependent(reference.take_touched())
+            network.check_hidden()
+        elif isinstance(reference, Row) and reference.seed is not None:
+            seed = reference.seed
+            stack.callback(lock.move_on)  # what is drawn next is not the same each time
+        row = reference.grads if isinstance(reference, Row) else None
+
+        def at_weights() -> Recorded:
+            recorded = network.record(closure)
+            if isinstance(reference, Row):
+                reference.check_counts(recorded.counts)
+            if there is not None:
+                check_repeatable(there.counts, recorded.counts)
+            elif copy_to is None:
+                v.put(recorded.counts, k, m, b, row)  # v = k c m + b row
+            else:
+                v.put()  # v = 0
+            v.add(recorded)  # v += g
+            if copy_to is not None:
+                v.copy_to(copy_to)
+                v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row
+            return recorded
+
+        random_lock.start(seed)
+        recorded = here.at(at_weights)
+        look()
+        reached = check_dependent(here.take_touched())
+        v.finish()
+    passes = 1 if there is None else 2
+    return Estimate(recorded.loss, recorded.entries, passes * recorded.entries, reached)
+
+
+def _difference(sketches: Sequence[np.ndarray], b: float) -> float:
+    """How much g and r differ, from sketches of ``k c m``, ``k c m + b r`` and v."""
+    before, with_r, with_g = sketches
+    with np.errstate(invalid="ignore"):
+        return sketch.difference((with_r - before) / b, with_g - with_r)

@@ -1,0 +1,259 @@
+"""The full gradient: the mean gradient over a whole data set, at the current weights."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from . import random_lock, sketch
+from .arrays import all_finite, combine
+from .batches import arguments
+from .closure import Loss, Recorded
+from .network import Network, check_dependent
+from .points import Point
+from .probe import probe
+from .random_lock import RandomLock
+from .sums import AddingSum, new_sum
+from .warnings import warn
+
+#: So many minibatches are differentiated twice, to find random numbers. What happens to a share p
+#: of all calls is missed by one pair with probability 1 - 2 p (1 - p): by three pairs, half of all
+#: calls are missed once in 8 refreshes, a fifth of them once in 3.
+REPEATED = 3
+
+
+class Table(Protocol):
+    """What keeps the gradient of each minibatch."""
+
+    def append(self, v: AddingSum, counts: Sequence[int], seed: int | None) -> None:
+        """Keep a gradient, which is the sum so far."""
+
+    def add_to(self, v: AddingSum) -> None:
+        """Add all gradients that are kept."""
+
+
+class FullGradient(NamedTuple):
+    """What a pass over the data found."""
+
+    mean: Arrays  # per parameter and device, the same on all; in the memory of the pass
+    mean_loss: float  # of all workers
+    in_objective: list[bool]  # per parameter: whether any loss depends on it
+    all_entries: int  # of all workers
+    differentiated: int  # loss entries of this worker, repeated ones included
+
+
+class Collective(Protocol):
+    """How workers, each with a part of the data, agree on sums."""
+
+    def reach(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Sum up numbers over all workers."""
+
+    def sum(self, arrays: dict[int, NDArray]) -> None:
+        """Sum up arrays over all workers, in place; each has the number of its parameter."""
+
+
+def full_gradient(
+    network: Network,
+    closure: Callable[..., Loss],
+    batches: Iterable[Any],
+    lock: RandomLock,
+    scale: float,
+    workers: Collective,
+    table: Table | None = None,
+) -> FullGradient:
+    """Take the mean gradient at the current weights over all loss entries of all batches.
+
+    The live gradients are lost: use it inside `Network.grads_kept`.
+
+    Parameters
+    ----------
+    network : Network
+        Whose gradients are taken.
+    closure : callable
+        Called with the items of each batch.
+    batches : iterable
+        The data.
+    lock : RandomLock
+        In mode ``'auto'``, the first minibatches are differentiated twice; where both differ, it
+        is turned on.
+    scale : float
+        What losses are multiplied by (mixed precision).
+    workers : Collective
+        All workers.
+    table : Table, optional
+        Keeps the gradient of each minibatch.
+
+    Raises
+    ------
+    ValueError
+        If there is no data, or a loss depends on no parameter.
+    RuntimeError
+        If a minibatch has another gradient each time though random numbers are locked.
+    FloatingPointError
+        If the result is not finite.
+    """
+    here = Point.untouched(network)
+    total: AddingSum | None = None
+    repeat = lock.mode == "auto" and not lock.locked
+    entries = differentiated = 0
+    losses, ever = _LossSum(), [False] * len(network.trainable)
+    for number, batch in enumerate(batches):
+        inputs = arguments(batch)
+        with network.outside.protected(search=number == 0):
+            if total is None:
+                network.adds, differentiated = probe(here, closure, inputs)
+                network.mark(here.weights)
+                total = new_sum(network, scale)
+                total.put()
+            if table is not None:
+                total.put()
+            seed, times = lock.new_seed(), 1
+            if repeat and number < REPEATED:
+                recorded, times, is_random = _twice(here, closure, inputs, total, lock, seed)
+                if is_random and table is not None:  # keep one gradient, with its seed
+                    seed = lock.new_seed()
+                    total.put()
+                    recorded = _once(here, closure, inputs, total, seed)
+                    times += 1
+            else:
+                recorded = _once(here, closure, inputs, total, seed if table is not None else None)
+            network.check_hidden()
+        if table is not None:
+            table.append(total, recorded.counts, seed)
+        reached = check_dependent(here.take_touched())
+        ever = [was or now for was, now in zip(ever, reached)]
+        entries += recorded.entries
+        differentiated += times * recorded.entries
+        losses.add(recorded.losses)
+    if not entries or total is None:
+        raise ValueError(
+            "There was no data for the full gradient. Pass an iterable with at least one batch; a "
+            "generator that was used before is empty."
+        )
+    if table is not None:
+        total.put()
+        table.add_to(total)
+    _sum_over_devices(total.arrays)
+    sums = workers.reach([entries, losses.total(), *ever])
+    numbers = map(network.parameters.index, network.trainable)
+    workers.sum({n: first for n, (first, *_) in zip(numbers, total.arrays)})
+    _take_mean(total.arrays, sums[0] * scale)
+    if not all_finite(first for first, *_ in total.arrays):
+        raise FloatingPointError(
+            "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
+            "held before is still in force. Look for a learning rate that is too high or for bad "
+            "values in the data."
+        )
+    counts = [count > 0 for count in sums[2:]]
+    return FullGradient(
+        total.arrays, float(sums[1] / sums[0]), counts, int(sums[0]), differentiated
+    )
+
+
+def _once(
+    here: Point,
+    closure: Callable[..., Loss],
+    inputs: Sequence[Any],
+    total: AddingSum,
+    seed: int | None,
+    factor: float = 1.0,
+) -> Recorded:
+    """Add the gradient of a minibatch."""
+    network = here.network
+
+    def work() -> Recorded:
+        recorded = network.record(closure, inputs)
+        total.add(recorded, factor)
+        return recorded
+
+    random_lock.start(seed)
+    return here.at(work)
+
+
+def _twice(
+    here: Point,
+    closure: Callable[..., Loss],
+    inputs: Sequence[Any],
+    total: AddingSum,
+    lock: RandomLock,
+    seed: int | None,
+) -> tuple[Recorded, int, bool]:
+    """Add half of the gradient of a minibatch twice, and compare both halves.
+
+    Returns
+    -------
+    recorded : Recorded
+    times : int
+        How often it was differentiated.
+    is_random : bool
+        Whether the halves differ; then random numbers are locked from now on.
+    """
+    before = sketch.sketch(total.arrays)
+    recorded = _once(here, closure, inputs, total, seed, 0.5)
+    between = sketch.sketch(total.arrays)
+    _once(here, closure, inputs, total, seed, 0.5)
+    after = sketch.sketch(total.arrays)
+    with np.errstate(invalid="ignore"):
+        difference = sketch.difference(between - before, after - between)
+    if np.isnan(difference) or difference <= sketch.tolerance(total.arrays):
+        return recorded, 2, False
+    in_words = sketch.in_words(difference)
+    if lock.locked:
+        raise RuntimeError(sketch.NOT_REPEATABLE.format(difference=in_words))
+    warn(sketch.RANDOM.format(difference=in_words))
+    lock.locked = True
+    return recorded, 2, True
+
+
+def _sum_over_devices(sums: Arrays) -> None:
+    """Add the sums of all devices to those of the first."""
+    for total, *addends in sums:
+        for addend in addends:
+            total += addend.copyto(_mxnet.device_of(total))
+
+
+def _take_mean(sums: Arrays, divisor: float) -> None:
+    """Divide the sums of the first device, and copy them to the others."""
+    first = [total for total, *_ in sums]
+    combine([1 / divisor], [first], first)
+    for total, *rest in sums:
+        for target in rest:
+            total.copyto(target)
+
+
+class _LossSum:
+    """A sum of losses that does not make the device wait while it grows.
+
+    It waits for the device, when that is more than 64 losses behind: what is queued holds its data.
+    """
+
+    _FOLD = 64  # losses are kept until there are so many, then summed at once
+
+    def __init__(self) -> None:
+        self._losses: dict[tuple[str, str], list[NDArray]] = {}
+        self._partial: list[NDArray] = []
+
+    def add(self, losses: Sequence[NDArray]) -> None:
+        for loss in losses:
+            key = str(_mxnet.device_of(loss)), _mxnet.dtype_name(loss)
+            kept = self._losses.setdefault(key, [])
+            kept.append(loss)
+            if len(kept) == self._FOLD:
+                self._fold(kept)
+
+    def total(self) -> float:
+        for kept in self._losses.values():
+            self._fold(kept)
+        return sum(float(partial.asscalar()) for partial in self._partial)
+
+    def _fold(self, kept: list[NDArray]) -> None:
+        if kept:
+            flat = [_mxnet.classic(loss).reshape((-1,)) for loss in kept]
+            self._partial.append(mx.nd.concat(*flat, dim=0).astype("float64").sum())
+            self._partial[-2:][0].wait_to_read()
+            kept.clear()

@@ -1,0 +1,141 @@
+"""Whether there is memory for what shall be kept, before it is taken."""
+
+from __future__ import annotations
+
+import os
+from math import prod
+from pathlib import Path
+from typing import Any, Callable, Iterator, Mapping
+
+import mxnet as mx
+import numpy as np
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from .arrays import SUMMED_IN
+
+
+def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
+    """What sums of arrays like these take, per device; all of the host counts as one."""
+    taken: dict[Any, int] = {}
+    for row in arrays:
+        for array in row:
+            device = _mxnet.device_of(array)
+            where = device if device.device_type == "gpu" else mx.cpu()
+            size = prod(array.shape) * np.dtype(SUMMED_IN[_mxnet.dtype_name(array)]).itemsize
+            taken[where] = taken.get(where, 0) + _mxnet.allocated_bytes(size)
+    return taken
+
+
+class Budget:
+    """Memory to store things of equal size in; a new set replaces an old one when it is whole."""
+
+    _SHARE = 0.9  # of what is free; the rest is for all else that a pass needs
+
+    def __init__(self) -> None:
+        self._most: dict[Any, int] = {}  # bytes that were held at once, per device
+
+    def batches(
+        self, batches: Iterator[Any], count: int | None, each: Mapping[Any, int], held: int
+    ) -> Iterator[Any]:
+        """Go through batches while there is room to store something for each.
+
+        Parameters
+        ----------
+        batches : iterator
+            The batches.
+        count : int, optional
+            How many there are. If nobody knows, they are counted as they come.
+        each : dict of int
+            The bytes that are stored for one, per device.
+        held : int
+            How many things are stored already.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room; at once, if it is known how many there are.
+        """
+        free = {device: free_bytes(device) for device in each}
+        kept = {}  # what was freed before, and MXNet can give out again
+        for device, size in each.items():
+            if _mxnet.keeps_freed_memory(device):
+                kept[device] = max(self._most.get(device, 0) - held * size, 0)
+
+        def check(number: int) -> None:
+            for device, size in each.items():
+                needed, available = number * size - kept.get(device, 0), free[device]
+                if available is not None and needed > self._SHARE * available:
+                    raise MemoryError(
+                        f"Storing the gradients of {number} minibatches needs "
+                        f"{in_words(needed)} more on {device} ({in_words(size)} each), and "
+                        f"{in_words(available)} are free, of which a tenth is left for all else. "
+                        "Use larger minibatches, which are fewer, or leave store_grads out. "
+                        "Nothing was changed."
+                    )
+
+        if count is not None:
+            check(count)
+        return self._watched(batches, check)
+
+    def took(self, each: Mapping[Any, int], count: int) -> None:
+        """Remember how many things were held at once."""
+        for device, size in each.items():
+            self._most[device] = max(self._most.get(device, 0), count * size)
+
+    def _watched(self, batches: Iterator[Any], check: Callable[[int], None]) -> Iterator[Any]:
+        for position, batch in enumerate(batches):
+            check(position + 1)
+            yield batch
+
+
+def free_bytes(device: Any) -> int | None:
+    """The bytes that arrays on a device can still take; None where nobody knows."""
+    if device.device_type == "gpu":
+        return _mxnet.gpu_free_bytes(device)
+    return min(_of_the_host(), default=None)
+
+
+def in_words(count: float) -> str:
+    """A number of bytes, as people read it."""
+    for unit in ("bytes", "KB", "MB", "GB"):
+        if count < 1000:
+            return f"{count:.3g} {unit}"
+        count /= 1000
+    return f"{count:.3g} TB"
+
+
+def _of_the_host() -> Iterator[int]:
+    """What is left of the machine, and of the limits of the container and of the process."""
+    meminfo = _read("/proc/meminfo")
+    if "MemAvailable:" in meminfo:
+        yield 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])
+    for folder, limit, used, cache in (
+        ("/sys/fs/cgroup", "memory.max", "memory.current", "inactive_file"),
+        (
+            "/sys/fs/cgroup/memory",
+            "memory.limit_in_bytes",
+            "memory.usage_in_bytes",
+            "total_inactive_file",
+        ),
+    ):
+        most, now = _read(f"{folder}/{limit}").strip(), _read(f"{folder}/{used}").strip()
+        if most.isdigit() and now.isdigit():
+            words = _read(f"{folder}/memory.stat").split()
+            freed = int(words[words.index(cache) + 1]) if cache in words else 0  # when needed
+            yield max(int(most) - int(now) + freed, 0)
+    try:
+        import resource
+    except ImportError:  # not on Windows
+        return
+    limit_of_process, _ = resource.getrlimit(resource.RLIMIT_AS)
+    pages = _read("/proc/self/statm").split()
+    if limit_of_process != resource.RLIM_INFINITY and pages:
+        yield max(limit_of_process - int(pages[0]) * os.sysconf("SC_PAGE_SIZE"), 0)
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return ""

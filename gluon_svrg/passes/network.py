@@ -1,0 +1,209 @@
+"""The trainer's parameters, as passes need them, and what else its closures read."""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence
+
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from .._mxnet import Arrays, Flags
+from .arrays import SUMMED_IN, copies, copy_all
+from .closure import Recorded, record
+from .outside import Outside
+
+
+class Network:
+    """What gradients are taken of.
+
+    Parameters
+    ----------
+    parameters : sequence of Parameter
+        The trainer's.
+
+    Attributes
+    ----------
+    adds : bool
+        Whether backward may add gradients up in the live gradients, see `sums`.
+    lock : RLock
+        Held while the network computes elsewhere than at its weights.
+    is_elsewhere : bool
+        Whether it does so now, at weights that are copies.
+    trainable, frozen : list of Parameter
+        With and without gradients.
+    weights, live_grads : list of list of NDArray
+        Of the trainable ones: the arrays of the parameters themselves, per device.
+    aliases : list of list of NDArray
+        The same memory as the weights. Passes compute with these, so that the weights' own
+        gradient requests and marks stay as they are.
+    """
+
+    def __init__(self, parameters: Sequence[Parameter]) -> None:
+        # Fixed.
+        self.parameters = list(parameters)
+        self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
+        self.outside = Outside(parameters)
+        self.lock = threading.RLock()
+        # Changes with the user's parameters.
+        self.adds = True
+        self.was_seen_to_add = False  # since parameters have these arrays
+        self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
+        self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
+        self._lists: list[Any] = []
+        self.trainable: list[Parameter] = []
+        self.frozen: list[Parameter] = []
+        # Of the moment.
+        self._overwritten: list[Parameter] = []
+        self.is_elsewhere = False
+
+    # --- binding to arrays ---------------------------------------------------------------------
+
+    def is_bound(self) -> bool:
+        """Whether the parameters still have the arrays that are known here."""
+        now = _array_lists(self.parameters)
+        return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
+
+    def bind(self) -> None:
+        """Get to know the arrays that the parameters have now."""
+        self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
+        self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
+        self.devices = _mxnet.devices(self.parameters[0])
+        self.weights: Arrays = [_mxnet.data(p) for p in self.trainable]
+        self.live_grads: Arrays = [_mxnet.gradients(p) for p in self.trainable]
+        self.aliases: Arrays = [
+            [_mxnet.guard(weight.detach()) for weight in row] for row in self.weights
+        ]
+        self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
+        self._lists = _array_lists(self.parameters)
+        self.was_seen_to_add = False
+        self.multiples.clear()
+        self._factors.clear()
+        self.mark(self.aliases)
+
+    def release(self) -> None:
+        """Keep no arrays."""
+        self.weights, self.live_grads, self.aliases, self._accumulating = [], [], [], []
+        self.trainable, self.frozen, self._lists = [], [], []
+        self.multiples.clear()
+        self._factors.clear()
+
+    def mark(self, arrays: Arrays) -> None:
+        """Let backward put the gradients of arrays like the weights into the live gradients."""
+        _mxnet.put_gradients_into(arrays, self.live_grads, "add" if self.adds else "write")
+
+    def may_add(self) -> bool:
+        """Whether storage and dtypes allow to add gradients up in the live gradients.
+
+        Sparse gradients cannot be added to, and float16 has too few digits for a sum.
+        """
+        return not any(
+            _mxnet.is_sparse(p) or SUMMED_IN[_mxnet.dtype_name(w[0])] != _mxnet.dtype_name(w[0])
+            for p, w in zip(self.trainable, self.weights)
+        )
+
+    def record(self, closure: Callable[..., Any], batch: Sequence[Any] = ()) -> Recorded:
+        """Record what a closure computes, see `closure.record`."""
+        return record(closure, batch, self.devices, self._factors)
+
+    # --- what the user has in the live gradients -----------------------------------------------
+
+    @contextmanager
+    def accumulating(self) -> Iterator[None]:
+        """Leave what a block puts into the live gradients, added where gradients accumulate.
+
+        That is where the user has set ``grad_req='add'``. There, the gradients are as before if
+        the block raises.
+        """
+        if not self._accumulating:
+            yield
+            return
+        before = copies(self._accumulating)
+        try:
+            yield
+        except BaseException:
+            copy_all(before, self._accumulating)
+            raise
+        for row, addends in zip(self._accumulating, before):
+            for grad, addend in zip(row, addends):
+                grad += addend
+
+    def accumulated(self) -> Arrays:
+        """The live gradients to which the user lets backward add."""
+        return self._accumulating
+
+    @contextmanager
+    def grads_kept(self) -> Iterator[None]:
+        """Put the live gradients and their marks back at the end of a block."""
+        before, fresh = copies(self.live_grads), _mxnet.take_fresh(self.weights)
+        try:
+            yield
+        finally:
+            copy_all(before, self.live_grads)
+            _mxnet.mark(self.weights, fresh, fresh=True)
+
+    # --- marks ---------------------------------------------------------------------------------
+
+    def overwritten(self) -> list[Parameter]:
+        """The parameters whose live gradient somebody's backward has overwritten.
+
+        That is since `hide_marks`. Where gradients accumulate, nothing is overwritten.
+        """
+        flags = [any(row) for row in _mxnet.fresh(self.weights)]
+        self.note_overwritten(flags)
+        return self._overwritten
+
+    def note_overwritten(self, flags: Sequence[bool]) -> None:
+        """Remember which live gradients a backward of the user's has overwritten."""
+        rows = zip(self.trainable, flags)
+        self._overwritten += [p for p, flag in rows if flag and not _adds(p)]
+
+    def hide_marks(self) -> None:
+        """Mark all live gradients as stale, so that it shows which ones backward writes."""
+        self._overwritten = []
+        _mxnet.take_fresh(self.weights)
+
+    def check_hidden(self) -> None:
+        """Raise if a backward at other arrays has reached the weights themselves."""
+        if any(map(any, _mxnet.take_fresh(self.weights))):
+            raise RuntimeError(
+                "The closure computes with values of parameters that it took before it was called, "
+                "so that they are not those of the snapshot. Call Parameter.data() inside the "
+                "closure."
+            )
+
+    def show_marks(self, reached: Sequence[bool]) -> None:
+        """Mark live gradients as `gluon.Trainer` expects it: fresh on all devices, or on none."""
+        flags = [[is_reached] * len(row) for is_reached, row in zip(reached, self.weights)]
+        _mxnet.mark(self.weights, flags, fresh=True)
+
+
+def check_dtypes(parameters: Sequence[Parameter]) -> None:
+    """Raise unless all gradients are of a dtype that can be corrected."""
+    for parameter in filter(_mxnet.is_trainable, parameters):
+        dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
+        if dtype not in SUMMED_IN:
+            raise TypeError(
+                f"{parameter.name} is {dtype}; SVRG needs parameters of {', '.join(SUMMED_IN)}."
+            )
+
+
+def check_dependent(touched: Flags) -> list[bool]:
+    """Tell which parameters backward has reached, on any device; raise if there is none."""
+    reached = [any(row) for row in touched]
+    if not any(reached):
+        raise ValueError(
+            "The loss depends on none of the trainer's parameters. Compute it from the network "
+            "whose parameters the trainer was given."
+        )
+    return reached
+
+
+def _adds(parameter: Parameter) -> bool:
+    return parameter.grad_req == "add"
+
+
+def _array_lists(parameters: Sequence[Parameter]) -> list[Any]:
+    return [_mxnet.data(p) for p in parameters] + [_mxnet.gradients(p) for p in parameters]

@@ -1,0 +1,106 @@
+"""Parameters that a closure reads and that are not the trainer's.
+
+A network may have parameters that another trainer optimizes, or none, and BatchNorm layers whose
+statistics no trainer was given. A pass at a reference must leave no trace on them.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Iterable, Iterator
+
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+
+
+class Outside:
+    """The parameters outside a trainer that were found so far.
+
+    They are found while a closure runs: at the first minibatch of each refresh, and at the first
+    pass of a trainer that was loaded from a file.
+
+    Parameters
+    ----------
+    inside : iterable of Parameter
+        The trainer's, which are not meant.
+    """
+
+    def __init__(self, inside: Iterable[Parameter]) -> None:
+        self._inside = set(inside)
+        self._found: dict[Parameter, None] = {}
+        self._searched = False
+
+    @property
+    def auxiliaries(self) -> list[Parameter]:
+        """Those that operators write to by themselves."""
+        return [parameter for parameter in self._found if _mxnet.is_auxiliary(parameter)]
+
+    @contextmanager
+    def protected(self, *, gradients: bool = True, search: bool = False) -> Iterator[None]:
+        """Leave their states and gradients as they are.
+
+        Parameters
+        ----------
+        gradients : bool
+            Whether to protect all gradients. Otherwise those that the next backward would not
+            overwrite, because it adds to them.
+        search : bool
+            Whether to look for those that are read inside, and to protect them before their first
+            use; done anyway if nobody has looked yet.
+        """
+        protection = _Protection(gradients)
+        try:
+            for parameter in self._found:
+                protection.include(parameter)
+            if not search and self._searched:
+                yield
+                return
+
+            def note(parameter: Parameter) -> None:
+                if parameter not in self._inside and parameter not in self._found:
+                    self._found[parameter] = None
+                    protection.include(parameter)
+
+            with _mxnet.reads_noted(note):
+                yield
+            self._searched = True
+        finally:
+            protection.undo()
+
+
+class _Protection:
+    """What parameters outside the trainer were like.
+
+    Parameters
+    ----------
+    gradients : bool
+        As for `Outside.protected`.
+    """
+
+    def __init__(self, gradients: bool) -> None:
+        self._gradients = gradients
+        self._data: list[tuple[Parameter, list[NDArray]]] = []
+        self._grads: list[tuple[list[NDArray], list[NDArray], list[NDArray], list[bool]]] = []
+
+    def include(self, parameter: Parameter) -> None:
+        """Remember a parameter, and let operators write to copies of its states."""
+        weights = _mxnet.data(parameter)
+        if _mxnet.is_auxiliary(parameter):
+            self._data.append((parameter, weights))
+            list(_mxnet.replacing([parameter], [[value.copy() for value in weights]]))
+        elif parameter.grad_req == "add" or (self._gradients and _mxnet.is_trainable(parameter)):
+            grads = _mxnet.gradients(parameter)
+            (fresh,) = _mxnet.fresh([weights])
+            self._grads.append((weights, grads, [grad.copy() for grad in grads], fresh))
+
+    def undo(self) -> None:
+        """Put back what was there."""
+        for parameter, weights in self._data:
+            list(_mxnet.replacing([parameter], [weights]))
+        for weights, grads, before, fresh in self._grads:
+            for grad, saved in zip(grads, before):
+                saved.copyto(grad)
+            _mxnet.take_fresh([weights])
+            _mxnet.mark([weights], [fresh], fresh=True)

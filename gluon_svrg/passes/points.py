@@ -1,0 +1,188 @@
+"""Points: the values at which a network can compute."""
+
+from __future__ import annotations
+
+from collections import deque
+from contextlib import contextmanager
+from typing import Any, Callable, Iterator, Sequence, TypeVar
+
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from .._mxnet import Arrays, Flags
+from .arrays import copies, copy_all, in_numpy
+from .network import Network
+
+_T = TypeVar("_T")
+
+
+class Point:
+    """Values of all parameters of a network.
+
+    The gradients of a pass at a point go to the live gradients of the parameters: a network
+    hybridized with ``static_shape=True`` knows no others.
+
+    Parameters
+    ----------
+    network : Network
+        The network.
+    weights : list of list of NDArray
+        Of the trainable parameters, per device; arrays of their own.
+    frozen : list of list of NDArray, optional
+        Of the frozen parameters; by default, what these hold at the moment of each pass.
+    protected : bool, default True
+        Whether operators that move their own states, as BatchNorm, do so on copies.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        weights: Arrays,
+        frozen: Arrays | None = None,
+        *,
+        protected: bool = True,
+    ) -> None:
+        self.network = network
+        self.weights = weights
+        self.frozen = frozen
+        self._protected = protected
+        self._is_elsewhere = weights is not network.aliases
+        self.bind()
+
+    @classmethod
+    def current(cls, network: Network) -> Point:
+        """The weights and all states as they are: where a step takes its gradient."""
+        return cls(network, network.aliases, protected=False)
+
+    @classmethod
+    def untouched(cls, network: Network) -> Point:
+        """The weights as they are, by reference; states that operators move, as copies.
+
+        Of sparse weights, all rows.
+        """
+        sparse = [_mxnet.has_sparse_values(p) for p in network.trainable]
+        if not any(sparse):
+            return cls(network, network.aliases)
+        rows = zip(network.trainable, network.aliases, sparse)
+        return cls(network, [_mxnet.all_rows(p) if is_sparse else a for p, a, is_sparse in rows])
+
+    @classmethod
+    def copied(cls, network: Network) -> Point:
+        """Copies of the weights and of the frozen values as they are."""
+        weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
+        return cls(network, weights, copies([_mxnet.data(p) for p in network.frozen]))
+
+    def bind(self) -> None:
+        """Use the gradient buffers that the parameters have now."""
+        self._moving = [i for i, p in enumerate(self.network.frozen) if _mxnet.is_auxiliary(p)]
+        moved = [_mxnet.data(self.network.frozen[i]) for i in self._moving]
+        self._scratch = copies(moved) if self._protected else []
+        self.network.mark(self.weights)
+
+    def move(self) -> None:
+        """Take over the values of the network's parameters, in place."""
+        network = self.network
+        live = [
+            _mxnet.all_rows(p) if _mxnet.has_sparse_values(p) else _mxnet.data(p)
+            for p in network.parameters
+        ]
+        values = dict(zip(network.parameters, live))
+        copy_all([values[p] for p in network.trainable], self.weights)
+        copy_all([values[p] for p in network.frozen], self.frozen or [])
+
+    def at(self, work: Callable[[], _T]) -> _T:
+        """Call a function while the network computes here."""
+        network = self.network
+        parameters, arrays = self._replacements()
+        live = [_mxnet.data(parameter) for parameter in parameters]
+        there = _mxnet.replacing(parameters, arrays)
+        back, again = (_mxnet.replacing(parameters, live) for _ in range(2))
+        with network.lock:
+            was_elsewhere = network.is_elsewhere
+            # An interrupt reaches Python between two bytecodes: each `deque` is one, and before
+            # Python 3.11 one can come between a block and its `finally`, hence two of these.
+            try:
+                try:
+                    deque(there, 0)
+                    network.is_elsewhere = self._is_elsewhere
+                    return work()
+                finally:
+                    deque(back, 0)
+            finally:
+                deque(again, 0)
+                network.is_elsewhere = was_elsewhere
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Let the network compute here inside a block, for the user.
+
+        Backward writes or adds gradients as the user has asked for.
+        """
+        network = self.network
+        parameters, arrays = self._replacements()
+        live = [_mxnet.data(parameter) for parameter in parameters]
+        with network.lock:
+            for p, weights, grads in zip(network.trainable, self.weights, network.live_grads):
+                _mxnet.put_gradients_into([weights], [grads], p.grad_req)
+            deque(_mxnet.replacing(parameters, arrays), 0)
+            network.is_elsewhere = True
+            try:
+                yield
+            finally:
+                deque(_mxnet.replacing(parameters, live), 0)
+                network.is_elsewhere = False
+                network.mark(self.weights)
+
+    def _replacements(self) -> tuple[list[Any], list[list[NDArray]]]:
+        network = self.network
+        parameters, arrays = list(network.trainable), list(self.weights)
+        if self.frozen is not None:
+            parameters += network.frozen
+            arrays += self.frozen
+        if self._protected and self._moving:
+            frozen = self.frozen or [_mxnet.data(p) for p in network.frozen]
+            copy_all([frozen[i] for i in self._moving], self._scratch)
+            parameters += [network.frozen[i] for i in self._moving]
+            arrays += self._scratch
+        return parameters, arrays
+
+    # --- what backward reaches -----------------------------------------------------------------
+
+    def take_touched(self) -> Flags:
+        """Tell which of the weights here backward has reached, and forget it."""
+        return _mxnet.take_fresh(self.weights)
+
+    # --- compared with the network -------------------------------------------------------------
+
+    def difference(self) -> str:
+        """What about the parameters is not as it was, in words; empty if nothing."""
+        network = self.network
+        for parameter in network.parameters:
+            was, is_now = parameter in network.trainable, _mxnet.is_trainable(parameter)
+            if was and not is_now:
+                return f"{parameter.name} has grad_req='null' now"
+            if is_now and not was:
+                return f"{parameter.name} had grad_req='null' then"
+        known = zip(network.trainable + network.frozen, self.weights + (self.frozen or []))
+        for parameter, values in known:
+            now, then = map(_description, (_mxnet.data(parameter), values))
+            if now != then:
+                return f"{parameter.name} is {now} now and was {then} then"
+        return ""
+
+    def is_current(self) -> bool:
+        """Whether the network is, to the last bit, at this point. Waits for the device."""
+        network = self.network
+        live = map(_mxnet.data, network.trainable + network.frozen)
+        return all(
+            np.array_equal(*pieces)
+            for rows in zip(live, self.weights + (self.frozen or []))
+            for now_and_then in zip(*rows)
+            for pieces in zip(*map(in_numpy, now_and_then))
+        )
+
+
+def _description(arrays: Sequence[NDArray]) -> str:
+    where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
+    return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}"

@@ -1,0 +1,109 @@
+"""The random lock: both passes of a step draw the same random numbers.
+
+With different dropout masks the reference gradient belongs to another function than the gradient
+that it corrects: it would add variance instead of removing it.
+"""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator
+
+import mxnet as mx
+import numpy as np
+
+_LARGEST = 2**31 - 1  # MXNet takes 31 bits
+
+
+class RandomLock:
+    """Whether random numbers are locked, and the seeds that lock them.
+
+    MXNet's generators can be seeded, and nothing else. So each pair of passes has a seed of its
+    own, from a base seed that is drawn from MXNet once and the number of the pair.
+
+    Parameters
+    ----------
+    mode : bool or 'auto'
+        Whether to lock; ``'auto'`` where it proves necessary.
+
+    Attributes
+    ----------
+    locked : bool
+        Whether the lock is on.
+    """
+
+    def __init__(self, mode: Any) -> None:
+        if not (isinstance(mode, bool) or mode == "auto"):
+            raise ValueError(f"lock_random must be True, False or 'auto', got {mode!r}.")
+        self.mode = mode
+        self.locked: bool = mode is True
+        self._base: int | None = None
+        self._count = 0
+
+    def new_seed(self) -> int | None:
+        """Draw a seed for one pair of passes, where the lock is on."""
+        return self._next_seed() if self.locked else None
+
+    def move_on(self) -> None:
+        """Let MXNet draw other numbers than those of a seed that was used before."""
+        start(self._next_seed())
+
+    def _next_seed(self) -> int:
+        if self._base is None:
+            self._base = draw_seed()
+        self._count += 1
+        sequence = np.random.SeedSequence([self._base, self._count])
+        return int(sequence.generate_state(1)[0] >> 1)
+
+    @contextmanager
+    def kept_on_error(self) -> Iterator[None]:
+        """Leave the lock as it is if the block raises."""
+        was_locked, count = self.locked, self._count
+        try:
+            yield
+        except BaseException:
+            self.locked, self._count = was_locked, count
+            raise
+
+    # --- its state, to be saved with the trainer -----------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """Whether it is on, and which seeds were drawn."""
+        return {
+            "mode": self.mode,
+            "locked": self.locked,
+            "base": self._base,
+            "count": self._count,
+        }
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if not (
+            isinstance(state, dict)
+            and set(state) == {"mode", "locked", "base", "count"}
+            and (isinstance(state["mode"], bool) or state["mode"] == "auto")
+            and isinstance(state["locked"], bool)
+            and (state["base"] is None or _is_natural(state["base"], _LARGEST))
+            and _is_natural(state["count"], 2**62)
+        ):
+            yield "the state of its random lock is of another form"
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        self.mode, self.locked = state["mode"], state["locked"]
+        self._base, self._count = state["base"], state["count"]
+
+
+def draw_seed() -> int:
+    """Draw a seed from MXNet's random numbers."""
+    return int(mx.nd.random.randint(0, _LARGEST, shape=(1,)).asscalar())
+
+
+def start(seed: int | None) -> None:
+    """Let MXNet draw the numbers that belong to a seed."""
+    if seed is not None:
+        mx.random.seed(seed)
+
+
+def _is_natural(value: Any, largest: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

@@ -1,0 +1,326 @@
+"""Refreshes: the snapshot and the full gradient there, taken whole or not at all."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack, contextmanager
+from functools import partial
+from typing import Any, Callable, Iterable, Iterator
+
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from . import _mxnet
+from .methods.table import Table
+from .passes import memory
+from .passes.batches import initialize, number_of, one_pass
+from .passes.closure import Loss, check_closure
+from .passes.estimate import Terms
+from .passes.full_pass import FullGradient, full_gradient
+from .passes.interrupts import uninterrupted
+from .passes.network import Network, check_dtypes
+from .passes.points import Point
+from .passes.random_lock import RandomLock
+from .resumable import ResumableTrainer
+from .stores.agreement import agreement
+
+
+class RefreshingTrainer(ResumableTrainer):
+    """A trainer that takes full gradients, and that can be looked at.
+
+    The parameters are those of `ResumableTrainer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._budget = memory.Budget()  # for stored gradients
+
+    # --- a refresh -----------------------------------------------------------------------------
+
+    def update_full_grads(
+        self,
+        closure: Callable[..., Loss],
+        data: Iterable[Any],
+        *,
+        store_grads: bool = False,
+        progress: bool = False,
+        store: bool = False,
+    ) -> float:
+        """Take a snapshot of the parameters and the full gradient there.
+
+        Parameters
+        ----------
+        closure : callable
+            Returns the loss of one minibatch, as for `step`; called with the items of each batch.
+        data : iterable
+            The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``, any
+            other is passed as it is, ``closure(batch)``. If the data has a method ``reset``, as
+            `mx.io.DataIter`, it is called before and after.
+        store_grads : bool, default False
+            Whether to keep the gradient of each minibatch, by its position in the data, so that
+            ``step(..., batch_index=i)`` takes one gradient instead of two. For small models and
+            minibatches that stay the same: the memory is that of the gradients, once for each
+            minibatch, and twice during a refresh.
+        progress : bool, default False
+            Whether to show a progress bar (needs tqdm), with the memory that is stored.
+        store : bool, default False
+            The name of ``store_grads`` in version 0.1.0.
+
+        Returns
+        -------
+        float
+            The mean loss over all loss entries, at the snapshot. nan if the coefficient's schedule
+            is over (`gluon_svrg.schedule.Until`): then there is no pass, and no snapshot.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `correct_grads`; ValueError if there is no data or no parameter with gradients.
+        FloatingPointError
+            If the full gradient is not finite.
+        MemoryError
+            If there is no memory to store the gradients; before the pass, if ``len(data)`` tells
+            how many there are, otherwise during it.
+
+        Notes
+        -----
+        The full gradient is the mean over all loss entries of all batches and devices. Waits for
+        the device once, and with ``lock_random='auto'`` at the first three minibatches, which are
+        differentiated twice to find random numbers. The gradients in `Parameter.grad` and the
+        marks of stale gradients are as before; so are weights, auxiliary states, counters and the
+        previous snapshot, if anything is raised. Beside the parameters this needs twice their
+        memory, three times at its peak, and a copy of the frozen parameters.
+        """
+        check_closure(closure)
+        self._check_outside("update_full_grads")
+        if self._is_over():
+            self.discard_snapshot()
+            return float("nan")
+        loss_scale = self._loss_scale
+        with loss_scale.kept_on_error(), self._lock.kept_on_error():
+            while True:
+                table = Table() if store_grads or store else None
+                try:
+                    return self._refresh(closure, data, progress, table)
+                except FloatingPointError:
+                    if not loss_scale.halve(data):
+                        raise
+
+    def _refresh(
+        self,
+        closure: Callable[..., Loss],
+        data: Iterable[Any],
+        progress: bool,
+        table: Table | None,
+    ) -> float:
+        """Go through the data, then take over what was found, all of it or nothing."""
+        size, coefficient = 2 + len(self.all_parameters), self._new_coefficient()
+        with ExitStack() as stack:
+            ready = stack.enter_context(agreement(self._workers, size))
+            batches, show = stack.enter_context(one_pass(data, progress=progress))
+            batches = initialize(self.all_parameters, closure, batches)
+            if not any(map(_mxnet.is_trainable, self.all_parameters)):
+                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+            if table is not None:
+                batches = self._with_memory(batches, number_of(data), show)
+            check_dtypes(self.all_parameters)
+            ready.reach([0.0])
+            done = stack.enter_context(agreement(self._workers, size))
+            self._share_weights()
+            self._is_in_force()  # or what was loaded would be applied later, over this
+            if self._bind():  # nothing of the old snapshot can be used again
+                self._method.discard()
+                self._bind()
+            stack.enter_context(self._network.grads_kept())
+            stack.callback(self._mark_points)
+            scale = self._loss_scale.value
+            full = full_gradient(self._network, closure, batches, self._lock, scale, done, table)
+            uninterrupted(partial(self._take_over, full, table, coefficient))
+        return full.mean_loss
+
+    def _take_over(
+        self, full: FullGradient, table: Table | None, coefficient: float | None
+    ) -> None:
+        """Make what a pass has found the snapshot's."""
+        self._method.refresh(self._network, full.mean, full.in_objective, full.all_entries, table)
+        if coefficient is not None:
+            self._method.coefficient = coefficient
+        if table is not None:
+            self._budget.took(self._bytes_of_a_row(), len(table))
+        counters = self._counters
+        counters.num_snapshots += 1
+        counters.inner_steps = 0
+        counters.grad_evaluations += full.differentiated
+        counters.compared = self._is_corrected = False
+        self._reached = None
+
+    def _with_memory(
+        self, batches: Iterator[Any], count: int | None, show: Callable[[str], None]
+    ) -> Iterator[Any]:
+        """Go through minibatches while there is memory to store their gradients."""
+        each = self._bytes_of_a_row()
+        total = memory.in_words(sum(each.values()) * (count or 1))
+        show(f"storing {total}" + ("" if count else " each"))
+        return self._budget.batches(batches, count, each, self._method.num_rows)
+
+    def _bytes_of_a_row(self) -> dict[Any, int]:
+        """What it takes to store the gradients of one minibatch, per device."""
+        trainable = filter(_mxnet.is_trainable, self.all_parameters)
+        return memory.bytes_of_sums([_mxnet.gradients(p) for p in trainable])
+
+    # --- what subclasses replace ---------------------------------------------------------------
+
+    def _is_over(self) -> bool:
+        """Whether there are to be no more refreshes."""
+        return False
+
+    def _new_coefficient(self) -> float | None:
+        """The coefficient of the next snapshot; None where a method has none."""
+        return None
+
+    # --- the snapshot --------------------------------------------------------------------------
+
+    @contextmanager
+    def at_snapshot(self) -> Iterator[None]:
+        """Let the network compute at the snapshot, inside a ``with`` block.
+
+        All values of the trainer's parameters are those of the snapshot, frozen ones and auxiliary
+        states too; nothing is copied but the auxiliary states. Values must not be assigned inside,
+        and the trainer takes no step. A backward inside leaves its gradients in `Parameter.grad`,
+        as any other.
+
+        Yields
+        ------
+        None
+
+        Raises
+        ------
+        RuntimeError
+            Without a snapshot, and inside another such block.
+        """
+        self._check_outside("at_snapshot")
+        point = next(self._method.points(), None) if self._is_in_force() else None
+        if point is None:
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+        self._check_unchanged()
+        self._at_snapshot = True
+        try:
+            with point.entered():
+                try:
+                    yield
+                finally:
+                    touched = map(any, point.take_touched())
+                    self._network.note_overwritten(list(touched))
+        finally:
+            self._at_snapshot = False
+
+    def at_current_weights(self) -> Any:
+        """Keep the network at its current weights, inside a ``with`` block, for another thread.
+
+        During `step` and `update_full_grads` the network computes with other weights for a part
+        of the time, in all threads. A thread that predicts meanwhile waits for its turn here.
+
+        Returns
+        -------
+        context manager
+            One block at a time is entered, and none while the network computes elsewhere.
+
+        Examples
+        --------
+        >>> from mxnet import gluon
+        >>> from gluon_svrg import SVRGTrainer
+        >>> net = gluon.nn.Dense(1, in_units=2)
+        >>> net.initialize()
+        >>> trainer = SVRGTrainer(net.collect_params(), 'sgd')
+        >>> with trainer.at_current_weights():
+        ...     weight = net.weight.data().asnumpy()
+        """
+        return self._network.lock
+
+    def discard_snapshot(self) -> None:
+        """Go back to the plain optimizer and free the memory of the snapshot."""
+        self._check_outside("discard_snapshot")
+        self._method.discard()
+        self._network.release()
+        self._here = None
+        if self._loaded is not None:
+            self._loaded.drop("method")
+        self._counters.inner_steps = 0
+        self._is_corrected, self._reached = False, None
+
+    def ready_to_compare(self, name: str) -> tuple[Terms, Network, bool]:
+        """What `gluon_svrg.variance` needs: what is added to g, the network, the random lock."""
+        self._check_outside(name)
+        terms = self._method.terms() if self._is_in_force() else Terms()
+        if not isinstance(terms.reference, Point):
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+        self._check_unchanged()
+        return terms, self._network, self._lock.locked
+
+    @property
+    def loss_scale(self) -> float:
+        """What losses are multiplied by before they are differentiated: 1 without AMP."""
+        return self._loss_scale.value
+
+    # --- what can be looked at -----------------------------------------------------------------
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether a snapshot is held; one that was loaded may wait for parameters to be there."""
+        return self._method.has_reference or self._waits_for_parameters()
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether there is no snapshot, and a refresh would take one."""
+        return not self.has_snapshot and not self._is_over()
+
+    @property
+    def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the snapshot's values, per parameter and device. None without a snapshot."""
+        point = next(self._method.points(), None) if self._is_in_force() else None
+        if point is None:
+            return None
+        network = point.network
+        values = zip(network.trainable + network.frozen, point.weights + (point.frozen or []))
+        return {parameter: [_mxnet.unguarded(v.copy()) for v in row] for parameter, row in values}
+
+    @property
+    def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the full gradient, per parameter and device. None without a snapshot.
+
+        The *mean* over all loss entries of all data; for float16 parameters in float32.
+        """
+        if not self._is_in_force():
+            return None
+        return {
+            parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
+            for parameter, grads in zip(self._network.trainable, self._method.full_grads)
+        }
+
+    @property
+    def num_snapshots(self) -> int:
+        """The number of snapshots taken."""
+        return self._counters.num_snapshots
+
+    @property
+    def inner_steps(self) -> int:
+        """The number of steps since the last snapshot; 0 without one."""
+        return self._counters.inner_steps
+
+    @property
+    def grad_evaluations(self) -> int:
+        """The number of loss entries that this worker has differentiated.
+
+        Divided by the size of its data, the number of data passes. Minibatches that are
+        differentiated again, to find random numbers, are counted again.
+        """
+        return self._counters.grad_evaluations
+
+    @property
+    def lock_random(self) -> bool | str:
+        """Whether both passes of a step draw the same random numbers. Can be set."""
+        return self._lock.mode
+
+    @lock_random.setter
+    def lock_random(self, value: bool | str) -> None:
+        self._lock = RandomLock(value)
+        self._counters.compared = False

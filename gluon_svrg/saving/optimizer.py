@@ -1,0 +1,376 @@
+"""The optimizer as two parts of a file: its settings, and its states per parameter.
+
+Both know parameters by their positions, so a file fits a trainer with another order. The settings
+are the attributes of the optimizer and its scheduler; the counts of updates are apart, for they are
+kept per device: Adam takes its correction from them, so a device without them goes its own way.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Iterator, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from .._mxnet import optimizers
+from . import objects
+from .values import ByParameter, SavedArray, SavedObject, arrays_in, by_attributes
+
+
+class _Keys:
+    """What updaters call parameters: by positions, or by the keys of a kvstore, with gaps."""
+
+    def __init__(self, keys: Sequence[int] | None, count: int) -> None:
+        self.keys = list(range(count)) if keys is None else list(keys)
+        self._positions = {key: position for position, key in enumerate(self.keys)}
+
+    def to_positions(self, by_key: dict[Any, Any]) -> ByParameter:
+        """Take values that updaters have."""
+        return ByParameter(
+            {self._positions[k]: v for k, v in by_key.items() if k in self._positions}
+        )
+
+    def to_keys(self, by_position: dict[int, Any]) -> dict[int, Any]:
+        """Give values to updaters."""
+        return {self.keys[position]: value for position, value in by_position.items()}
+
+    def resolved(self, saved: Any) -> dict[int, Any]:
+        """Values by position, of a file that knows positions, or one that knows keys alone."""
+        if isinstance(saved, ByParameter) or {*saved} <= {*range(len(self.keys))}:
+            return saved
+        if {*saved} <= {*self._positions}:
+            return self.to_positions(saved)
+        return saved  # with positions that there are not
+
+
+class OptimizerSettings:
+    """The attributes of an optimizer and its scheduler, with the counts of updates.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        That of the trainer.
+    parameters : sequence of Parameter
+        Those of the trainer, in its order.
+    keys : sequence of int, optional
+        What the updaters call them; by default their positions.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        parameters: Sequence[Parameter],
+        keys: Sequence[int] | None = None,
+    ) -> None:
+        self._optimizer, self._parameters = optimizer, list(parameters)
+        self._keys = _Keys(keys, len(self._parameters))
+
+    def state(self) -> dict[str, Any]:
+        """Take them as plain data."""
+        found = settings(by_attributes(self._optimizer), mx.__version__, self._keys.to_positions)
+        return {**found, "counts": _up_to_date(found["counts"], self._devices())}
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell, in words, why they cannot be these."""
+        saved, generation, counts, by_index = _take_apart(state)
+        same = generation == optimizers.here()
+        saved = _renamed(saved, generation)
+        found = [*objects.problems(saved, self._optimizer, "the optimizer", complete=same)]
+        if not found:
+            num_update = saved.attributes.get("num_update")
+            rows = counts and {d: self._keys.resolved(row) for d, row in counts.items()}
+            found += optimizers.count_problems(self._optimizer, num_update, rows)
+            found += self._index_problems([*(rows or {}).values(), *by_index.values()])
+            for name, values in by_index.items():
+                found += _value_problems(name, values)
+        if not found:
+            found += self._trial(state)
+        yield from found
+
+    def assign(self, state: Any) -> None:
+        """Take them over. The counts of a device that was not there are those of the others."""
+        self._assign(state, self._optimizer)
+
+    def _assign(self, state: Any, optimizer: Any) -> None:
+        saved, generation, counts, by_index = _take_apart(state)
+        objects.assign(self._settable(_renamed(saved, generation), generation), optimizer)
+        for name, values in by_index.items():
+            live = getattr(optimizer, name, None)
+            if isinstance(live, dict):
+                other = {k: v for k, v in live.items() if type(k) is not int}
+                merged = self._keys.to_keys(self._keys.resolved(values))
+                setattr(optimizer, name, {**other, **objects.restored(merged)})
+        if counts is not None:
+            rows = {d: self._keys.to_keys(self._keys.resolved(row)) for d, row in counts.items()}
+            devices = self._devices()
+            optimizers.put_counts(optimizer, _for_devices(rows, devices), devices[0])
+
+    def _settable(self, saved: SavedObject, generation: str) -> SavedObject:
+        """Of another generation of MXNet, only what this one has too."""
+        if generation == optimizers.here() or not optimizers.is_of_mxnet(self._optimizer):
+            return saved
+        here = vars(self._optimizer)
+        attributes = {name: value for name, value in saved.attributes.items() if name in here}
+        return SavedObject(saved.class_name, attributes)
+
+    def _devices(self) -> list[int]:
+        """The numbers by which an optimizer knows the devices."""
+        return [device.device_id for device in _mxnet.devices(self._parameters[0])]
+
+    def _index_problems(self, rows: list[Any]) -> Iterator[str]:
+        for row in rows:
+            for position in self._keys.resolved(row):
+                if type(position) is not int or not 0 <= position < len(self._parameters):
+                    yield (
+                        f"its optimizer knows parameter {position!r}, and there are "
+                        f"{len(self._parameters)}"
+                    )
+                    return
+
+    def _trial(self, state: Any) -> Iterator[str]:
+        """Try the next update, on a copy: what fails there would fail in the next step."""
+        try:
+            if optimizers.is_of_mxnet(self._optimizer):
+                copied = optimizers.scratch(self._optimizer)
+                self._assign(state, copied)
+                problem = optimizers.update_problem(copied)
+            else:
+                problem = self._scheduler_trial(state)
+        except Exception as error:
+            problem = f"its optimizer does not work ({type(error).__name__}: {str(error)[:200]})"
+        if problem:
+            yield problem
+
+    def _scheduler_trial(self, state: Any) -> str:
+        """Try a scheduler alone: an optimizer of the user's may do more than to update weights."""
+        saved = _take_apart(state)[0].attributes
+        live = getattr(self._optimizer, "lr_scheduler", None)
+        if live is None or not optimizers.is_of_mxnet(live):
+            return ""
+        copied = optimizers.scratch(live)
+        objects.assign(saved["lr_scheduler"], copied)
+        return optimizers.scheduler_problem(copied, saved["num_update"])
+
+
+def settings(saved: SavedObject, version: str, positions: Any = None) -> dict[str, Any]:
+    """Take the attributes of an optimizer apart: what all have, counts, and what goes by index.
+
+    Parameters
+    ----------
+    saved : SavedObject
+        The optimizer.
+    version : str
+        Of the MXNet that it is of.
+    positions : callable, optional
+        Turns what goes by index into what goes by position.
+    """
+    attributes = dict(saved.attributes)
+    counts = attributes.pop(optimizers.COUNTS[0], None)
+    attributes.pop(optimizers.COUNTS[1], None)
+    by_index = {
+        name: {key: value for key, value in attributes.pop(name).items() if type(key) is int}
+        for name in optimizers.BY_INDEX
+        if isinstance(attributes.get(name), dict)
+    }
+    place = positions or dict
+    return {
+        "mxnet": version,
+        "attributes": SavedObject(saved.class_name, attributes),
+        "counts": counts and {device: place(row) for device, row in counts.items()},
+        "by_index": {name: place(values) for name, values in by_index.items()},
+    }
+
+
+def _take_apart(state: Any) -> tuple[SavedObject, str, Any, dict[str, Any]]:
+    """Check the outermost of a state."""
+    if not (
+        isinstance(state, dict)
+        and state.keys() == {"mxnet", "attributes", "counts", "by_index"}
+        and isinstance(state["attributes"], SavedObject)
+        and isinstance(state["mxnet"], str)
+        and isinstance(state["by_index"], dict)
+        and all(isinstance(values, dict) for values in state["by_index"].values())
+        and {*state["by_index"]} <= {*optimizers.BY_INDEX}
+        and isinstance(state["counts"], (dict, type(None)))
+    ):
+        raise ValueError("its optimizer is malformed")
+    generation = optimizers.generation(state["mxnet"])
+    return state["attributes"], generation, state["counts"], state["by_index"]
+
+
+def _renamed(saved: SavedObject, generation: str) -> SavedObject:
+    names = optimizers.renamed(saved.class_name, generation, optimizers.here())
+    attributes = {names.get(name, name): value for name, value in saved.attributes.items()}
+    return SavedObject(saved.class_name, attributes)
+
+
+def _value_problems(name: str, values: dict[Any, Any]) -> Iterator[str]:
+    """Tell what is wrong with what goes by index."""
+    for value in values.values():
+        if name.endswith("_mult") and not objects.is_numeric(value):
+            yield f"its {name} has {str(value)[:40]!r}, which is no number"
+        if name == "idx2name" and not isinstance(value, str):
+            yield f"its {name} has {str(value)[:40]!r}, which is no name"
+
+
+def _most(rows: dict[int, Any]) -> dict[int, int]:
+    """What any device counted, by parameter."""
+    most: dict[int, int] = {}
+    for row in rows.values():
+        for key, count in row.items():
+            most[key] = max(count, most.get(key, count))
+    return most
+
+
+def _up_to_date(rows: dict[int, Any], devices: Sequence[int]) -> dict[int, Any]:
+    """Leave out what a device has counted that is not trained on any more.
+
+    A kvstore counts on devices of its own, each for some of the parameters: those stay.
+    """
+    most = _most(rows)
+    return {
+        device: ByParameter(
+            {key: n for key, n in row.items() if device in devices or n == most[key]}
+        )
+        for device, row in rows.items()
+    }
+
+
+def _for_devices(rows: dict[int, dict[int, int]], devices: Sequence[int]) -> dict[int, Any]:
+    """Counts for the devices that there are: their own, else what any device counted."""
+    most = _most(rows)
+    used = sorted(device for device, row in rows.items() if row)
+    if len(used) == len(devices) and not {*devices} <= {*used}:  # as many, with other numbers
+        rows = {device: rows[was] for device, was in zip(devices, used)}
+    return {**rows, **{device: {**most, **rows.get(device, {})} for device in devices}}
+
+
+class OptimizerStates:
+    """What an optimizer keeps per parameter: momentum, master copies. All devices have the same.
+
+    Parameters
+    ----------
+    optimizer : Optimizer
+        That of the trainer.
+    updaters : sequence of Updater
+        Those of the devices, or that of the kvstore.
+    parameters : sequence of Parameter
+        Those of the trainer, in its order.
+    keys : sequence of int, optional
+        What the updaters call them; by default their positions.
+    """
+
+    def __init__(
+        self,
+        optimizer: Any,
+        updaters: Sequence[Any],
+        parameters: Sequence[Parameter],
+        keys: Sequence[int] | None = None,
+    ) -> None:
+        self._optimizer, self._updaters = optimizer, list(updaters)
+        self._parameters = list(parameters)
+        self._keys = _Keys(keys, len(self._parameters))
+
+    def state(self) -> dict[str, Any]:
+        """Take them as plain data: those of the first device."""
+        by_key = optimizers.states(self._updaters[0]) if self._updaters else {}
+        return {
+            "mxnet": mx.__version__,
+            "optimizer": type(self._optimizer).__name__,
+            "states": self._keys.to_positions(by_key),
+        }
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Compare them with those that the optimizer would begin with now."""
+        for position, (saved, expected) in self._expected(state):
+            if not 0 <= position < len(self._parameters):
+                count = len(self._parameters)
+                yield f"it has a state of parameter {position!r}, and there are {count}"
+                continue
+            name = f"parameter {position} ({self._parameters[position].name})"
+            if saved is _UNKNOWN_ORDER:
+                yield (
+                    f"the optimizer's state of {name} is of another MXNet, which may order "
+                    "momentum and master copy otherwise: load it with that one"
+                )
+            elif expected is not _UNKNOWN and not _fits(saved, expected):
+                yield (
+                    f"the optimizer's state of {name} is {objects.described(saved)} and must be "
+                    f"{objects.described(expected)}"
+                )
+
+    def assign(self, state: Any) -> None:
+        """Give them to all devices."""
+        found = {position: saved for position, (saved, _) in self._expected(state, shapes=False)}
+        for updater in self._updaters:
+            values = {position: objects.restored(saved) for position, saved in found.items()}
+            optimizers.put_states(updater, self._keys.to_keys(values))
+
+    def expected_bytes(self) -> int | None:
+        """The memory of all states, or None while parameters are not initialized."""
+        if not all(map(_mxnet.has_data, self._parameters)):
+            return None
+        return sum(
+            int(np.prod(array.shape)) * 8
+            for position in range(len(self._parameters))
+            for array in arrays_in(self._new(position))
+        )
+
+    def _new(self, position: int) -> Any:
+        weight = _mxnet.classic(_mxnet.data(self._parameters[position])[0])
+        return optimizers.new_state(self._optimizer, self._keys.keys[position], weight)
+
+    def _expected(self, state: Any, shapes: bool = True) -> Iterator[tuple[int, tuple[Any, Any]]]:
+        """What was saved, in the form of this MXNet, and what is expected, by position."""
+        if not (
+            isinstance(state, dict)
+            and state.keys() == {"mxnet", "optimizer", "states"}
+            and isinstance(state["mxnet"], str)
+            and isinstance(state["states"], dict)
+            and all(type(key) is int for key in state["states"])
+        ):
+            raise ValueError("its optimizer's states are malformed")
+        was = optimizers.generation(state["mxnet"])
+        for position, saved in self._keys.resolved(state["states"]).items():
+            expected: Any = _UNKNOWN
+            if 0 <= position < len(self._parameters):
+                parameter = self._parameters[position]
+                if shapes and _mxnet.has_data(parameter):
+                    expected = self._new(position)
+                saved = self._converted(saved, was, parameter)
+            yield position, (saved, expected)
+
+    def _converted(self, saved: Any, was: str, parameter: Parameter) -> Any:
+        """Put momentum and master copy in the order of this MXNet."""
+        has_master_copy = (
+            self._optimizer.multi_precision and np.dtype(parameter.dtype) == np.float16
+        )
+        if was == optimizers.here() or not has_master_copy:
+            return saved
+        if not (isinstance(saved, tuple) and len(saved) == 2 and was in ("1", "2")):
+            return _UNKNOWN_ORDER
+        if not optimizers.is_of_mxnet(self._optimizer):
+            return _UNKNOWN_ORDER
+        name = type(self._optimizer).__name__
+        return optimizers.with_master_copy(saved, name, was, optimizers.here())
+
+
+_UNKNOWN, _UNKNOWN_ORDER = object(), object()
+
+
+def _fits(saved: Any, expected: Any) -> bool:
+    """Whether a state that was saved can stand for one of this optimizer."""
+    if isinstance(expected, (list, tuple)):
+        return (
+            isinstance(saved, (list, tuple))
+            and len(saved) == len(expected)
+            and all(map(_fits, saved, expected))
+        )
+    if isinstance(expected, mx.nd.NDArray):
+        is_array = isinstance(saved, (SavedArray, mx.nd.NDArray))
+        return is_array and objects.described(saved) == objects.described(expected)
+    if objects.is_numeric(expected):
+        return objects.is_numeric(saved)
+    return type(saved) is type(expected) or objects.described(saved) == objects.described(expected)

@@ -1,0 +1,26 @@
+"""One process: there is nobody to share with."""
+
+from __future__ import annotations
+
+from typing import Mapping
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .interface import Workers
+
+
+class Alone(Workers):
+    """One process, with one device or several."""
+
+    def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
+        """Leave the arrays as they are."""
+
+    def sum_block(self, numbers: np.ndarray) -> np.ndarray:
+        """Give the numbers back."""
+        return numbers
+
+    def wait(self) -> None:
+        """Wait for this process's own arrays."""
+        mx.nd.waitall()

@@ -1,0 +1,140 @@
+"""``kvstore='horovod'``: workers that exchange by Horovod's allreduce and broadcast.
+
+MXNet's own kvstore of that name is a local one on 1.9.1, fails in its broadcast on 2.0, and
+`gluon.Trainer` drops the name where there is one device: ranks would drift apart in silence.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+from itertools import count
+from typing import Any
+
+import mxnet as mx
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from . import launcher
+from .collective import Collective
+
+#: Where launchers tell a process how many of its kind there are.
+_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+
+_numbers = count()  # of the kvstores in this process, in the same order on all ranks
+
+
+class HorovodKVStore(KVStoreBase):
+    """A kvstore over `horovod.mxnet`.
+
+    Raises
+    ------
+    ImportError
+        If Horovod is not installed, or was built without MXNet.
+    RuntimeError
+        If Horovod sees one process only, where a launcher has started several.
+    """
+
+    def __init__(self) -> None:
+        try:
+            import horovod.mxnet as hvd
+        except ImportError as error:
+            raise ImportError(
+                "kvstore='horovod' needs Horovod, built for this MXNet. Install it: "
+                "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
+                f"'gluon-svrg[horovod]'. ({error})"
+            ) from error
+        hvd.init()
+        launcher.tell("rank", str(hvd.rank()))
+        if hvd.size() == 1:
+            _check_alone()
+        self._hvd = hvd
+        self._prefix = f"gluon_svrg.{next(_numbers)}"
+        # A worker that ends may take its last sum with it, for which all others wait.
+        atexit.register(mx.nd.waitall)
+
+    @property
+    def type(self) -> str:
+        """The name of this kind of kvstore."""
+        return "horovod"
+
+    @property
+    def rank(self) -> int:
+        """The number of this worker, from 0."""
+        return int(self._hvd.rank())
+
+    @property
+    def num_workers(self) -> int:
+        """The number of workers."""
+        return int(self._hvd.size())
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Tell that there is no optimizer in this kvstore."""
+        return False
+
+    def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
+        """Let all arrays of all workers have rank 0's value."""
+        first, *rest = _arrays(out)
+        _arrays(value)[0].copyto(first)
+        self._hvd.broadcast_(first, 0, name=f"{self._prefix}.broadcast.{key}", priority=priority)
+        for array in rest:
+            first.copyto(array)
+
+    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Put the sum of all values of all workers into all arrays of all workers."""
+        values = _arrays(value)
+        first, *rest = values if out is None else _arrays(out)
+        total = values[0]
+        for addend in values[1:]:
+            total = total + addend.copyto(_mxnet.device_of(total))
+        if total is not first:
+            total.copyto(first)
+        self._hvd.allreduce_(
+            first, op=self._hvd.Sum, name=f"{self._prefix}.sum.{key}", priority=priority
+        )
+        for array in rest:
+            first.copyto(array)
+
+
+class HorovodWorkers(Collective):
+    """Workers that exchange by Horovod.
+
+    The parameters are those of `Collective`.
+    """
+
+    #: Horovod refuses a name that is still in use. Small arrays are often new ones each time, and
+    #: their sums could overlap; large ones are waited for at each refresh.
+    _SMALL = 1024
+
+    def __init__(self, kvstore: Any, first_free_key: int) -> None:
+        super().__init__(kvstore, first_free_key)
+        self._own: dict[int, NDArray] = {}
+
+    def _sum(self, key: int, array: NDArray) -> None:
+        if array.size > self._SMALL:
+            self.kvstore.pushpull(key, [array])
+            return
+        own = self._own.setdefault(key, mx.nd.zeros_like(array))
+        array.copyto(own)
+        self.kvstore.pushpull(key, [own])  # one array: MXNet's engine keeps its sums in order
+        own.copyto(array)
+
+
+def _arrays(value: Any) -> list[NDArray]:
+    """One or several arrays as a list."""
+    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [_mxnet.classic(array) for array in arrays]
+
+
+def _check_alone() -> None:
+    """Raise if a launcher has started several processes, and Horovod does not know of them."""
+    for name in _SIZES:
+        size = os.environ.get(name, "")
+        if size.isdecimal() and int(size) > 1:
+            raise RuntimeError(
+                f"Horovod sees one process, but {name} is {size}: each process would train alone. "
+                "This Horovod was built without MPI and knows only its own launcher. Start with "
+                f"horovodrun --gloo -np {size} python ..., or build it with HOROVOD_WITH_MPI=1."
+            )

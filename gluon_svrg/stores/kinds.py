@@ -1,0 +1,125 @@
+"""Which kvstores there are, and what is behind each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import mxnet as mx
+
+from .. import _mxnet
+from .alone import Alone
+from .collective import Collective
+from .horovod import HorovodKVStore, HorovodWorkers
+from .interface import Workers
+from .parameter_servers import AsynchronousServers, SynchronousServers
+
+#: MXNet takes any other name for 'local', or for 'device' or 'dist_sync' if it contains these.
+NATIVE = (
+    "local",
+    "local_allreduce_cpu",
+    "local_allreduce_device",
+    "local_update_cpu",
+    "device",
+    "nccl",
+    "dist",
+    "dist_sync",
+    "dist_device_sync",
+    "dist_sync_device",
+    "dist_async",
+    "dist_device_async",
+    "dist_async_device",
+)
+
+
+def name_of(kvstore: Any) -> str:
+    """The name of a kvstore, or of the kind of it."""
+    return str(getattr(kvstore, "type", kvstore))
+
+
+def is_distributed(kvstore: Any) -> bool:
+    """Whether a kvstore, or the name of one, has parameter servers."""
+    native = isinstance(kvstore, str) or _mxnet.is_native(kvstore)
+    return native and "dist" in name_of(kvstore)
+
+
+def is_asynchronous(kvstore: Any) -> bool:
+    """Whether a kvstore, or the name of one, has servers that do not wait for all workers."""
+    return is_distributed(kvstore) and "async" in name_of(kvstore)
+
+
+def is_synchronous(kvstore: Any) -> bool:
+    """Whether a kvstore, or the name of one, has servers that wait for all workers at each push."""
+    return is_distributed(kvstore) and not is_asynchronous(kvstore)
+
+
+def recognized(kvstore: Any) -> Any:
+    """What was passed as `kvstore`, such that `gluon.Trainer` does not misunderstand it.
+
+    Returns
+    -------
+    KVStoreBase, str or None
+        A name only where it is ``'horovod'`` or one of MXNet's C++ library.
+
+    Raises
+    ------
+    TypeError
+        If it is no kvstore, name or None.
+    ValueError
+        If it is a name that MXNet does not know, or a kvstore that was made from one.
+    """
+    if kvstore is None:
+        return None
+    if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
+        raise TypeError(
+            f"kvstore must be a kvstore, the name of one, or None, got {type(kvstore).__name__}."
+        )
+    name = name_of(kvstore).lower()
+    if name == "horovod":
+        return kvstore if isinstance(kvstore, HorovodKVStore) else name
+    registered = _mxnet.registered_kvstores()
+    is_class = not isinstance(kvstore, str) and not _mxnet.is_native(kvstore)
+    if name not in NATIVE and name not in registered and not is_class:
+        names = ", ".join(map(repr, sorted({*NATIVE, *registered, "horovod"})))
+        raise ValueError(
+            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, "
+            "and what you register with mx.kvstore.KVStoreBase.register."
+        )
+    if not isinstance(kvstore, str):
+        return kvstore
+    # With one device, gluon.Trainer would drop the name of a registered class.
+    return name if name in NATIVE else mx.kv.create(name)
+
+
+def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
+    """The workers of a kvstore that was created.
+
+    Parameters
+    ----------
+    kvstore : KVStoreBase, str or None
+        A name stands for a kvstore in this process.
+    first_free_key : int
+        Keys below this one are the parameters'.
+    updates : bool
+        Whether servers shall update the weights.
+    """
+    if is_asynchronous(kvstore):
+        return AsynchronousServers(kvstore, first_free_key, updates=True)
+    if is_distributed(kvstore):
+        return SynchronousServers(kvstore, first_free_key, updates)
+    if isinstance(kvstore, HorovodKVStore):
+        return HorovodWorkers(kvstore, first_free_key)
+    if has_several_workers(kvstore):
+        return Collective(kvstore, first_free_key)
+    return Alone()
+
+
+def has_several_workers(kvstore: Any) -> bool:
+    """Whether a kvstore that is a class in Python has several workers, or may have."""
+    if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
+        return True
+    if not isinstance(kvstore, mx.kvstore.KVStoreBase) or _mxnet.is_native(kvstore):
+        return False
+    try:
+        return kvstore.num_workers > 1
+    except NotImplementedError:
+        return False

@@ -1,0 +1,221 @@
+"""What test files share: a trainer on a problem, loops, and a look at all that may change."""
+
+import importlib
+import importlib.util
+
+import mxnet as mx
+import numpy as np
+from mxnet import gluon
+from problems import array, parameters
+
+from gluon_svrg import SVRGTrainer
+
+HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
+
+
+def make(
+    problem,
+    dtype="float64",
+    devices=None,
+    *,
+    cls=SVRGTrainer,
+    optimizer="sgd",
+    settings=None,
+    rate=0.1,
+    hybridize=None,
+    **kwargs,
+):
+    """A network at the problem's initial weights, its loss of an index array, and a trainer.
+
+    Parameters
+    ----------
+    settings : dict, optional
+        The optimizer's arguments; without them its learning rate is `rate`.
+    **kwargs
+        Of the trainer.
+    """
+    net = problem.network(dtype, devices, hybridize=hybridize)
+    settings = {"learning_rate": rate} if settings is None else settings
+    trainer = cls(net.collect_params(), optimizer, settings, **kwargs)
+    return net, problem.closure(net, dtype, devices), trainer
+
+
+def sequence(*layers, devices=None, hybridize=None):
+    """A network of these layers, initialized."""
+    net = gluon.nn.HybridSequential()
+    net.add(*layers)
+    net.initialize(mx.init.Xavier(), ctx=devices)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    return net
+
+
+def with_dropout(devices=None, hybridize=None, norm=False, units=20):
+    """A network of 4 inputs and 3 outputs that draws random numbers."""
+    return sequence(
+        *([gluon.nn.BatchNorm(in_channels=4)] if norm else []),
+        gluon.nn.Dense(units, activation="tanh", in_units=4),
+        gluon.nn.Dropout(0.5),
+        gluon.nn.Dense(3, in_units=units),
+        devices=devices,
+        hybridize=hybridize,
+    )
+
+
+def with_norm(devices=None, hybridize=None):
+    """A network of 4 inputs and 3 outputs that has running statistics."""
+    return sequence(
+        gluon.nn.Dense(6, activation="tanh", in_units=4),
+        gluon.nn.BatchNorm(in_channels=6),
+        gluon.nn.Dense(3, in_units=6),
+        devices=devices,
+        hybridize=hybridize,
+    )
+
+
+def scale_losses(trainer):
+    """What `amp.init_trainer` does; `amp.init` would change MXNet for the whole process."""
+    name = "mxnet.amp" if importlib.util.find_spec("mxnet.amp") else "mxnet.contrib.amp"
+    trainer._amp_loss_scaler = importlib.import_module(f"{name}.loss_scaler").LossScaler()
+    trainer._amp_original_scale = trainer._scale
+    return trainer._amp_loss_scaler
+
+
+# --- loops ---------------------------------------------------------------------------------------
+
+
+def train(trainer, loss_of, batches, epochs=4, data=None):
+    """A snapshot every second epoch, of `data` if it is cut another way than the minibatches."""
+    for epoch in range(epochs):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, batches if data is None else data)
+        for index in batches:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+
+
+def train_twin(twin, optimizer, batches, epochs=4, data=None):
+    """The same loop for a method of `oracle`."""
+    for epoch in range(epochs):
+        if epoch % 2 == 0:
+            twin.refresh(batches if data is None else data)
+        for index in batches:
+            twin.step(optimizer, index)
+
+
+def counted(closure):
+    """The closure, with the arguments of each call in its list `calls`."""
+
+    def counting(*args):
+        counting.calls.append(args)
+        return closure(*args)
+
+    counting.calls = []
+    return counting
+
+
+def failing(closure, good_calls):
+    """The closure, that raises KeyError('mine') after some good calls."""
+    calls = []
+
+    def wrapped(*args):
+        calls.append(args)
+        if len(calls) > good_calls:
+            raise KeyError("mine")
+        return closure(*args)
+
+    return wrapped
+
+
+# --- what can be seen ----------------------------------------------------------------------------
+
+
+def gradients(net, device=None):
+    """Of the weights of a `Dense` problem, in float64."""
+    arrays = [p.grad(device) if device else p.list_grad()[0] for p in parameters(net)]
+    return [grad.asnumpy().astype("float64") for grad in arrays]
+
+
+def full_gradients(trainer, net):
+    """The mean gradient of the weights of a `Dense` problem, in float64."""
+    return [trainer.full_grads[p][0].asnumpy().astype("float64") for p in parameters(net)]
+
+
+def clear(net):
+    """Set the gradients to zero. (`Parameter.zero_grad` itself fails on MXNet 2.0.0b1.)"""
+    (net if hasattr(net, "zero_grad") else net.collect_params()).zero_grad()
+
+
+COUNTERS = ("num_snapshots", "inner_steps", "grad_evaluations", "coefficient")
+
+
+def everything(trainer, net):
+    """All that must not change on an error, by name.
+
+    Weights and running statistics on every device, the snapshot and the mean gradient, the states
+    and the counts of the optimizer, and the counters. Gradients are not among it.
+    """
+    mx.nd.waitall()
+    found = {name: getattr(trainer, name) for name in COUNTERS if hasattr(trainer, name)}
+    found["learning rate"] = trainer.learning_rate
+    found["updates"] = trainer.optimizer.num_update
+    arrays = {
+        f"parameter {number}": p.list_data()
+        for number, p in enumerate(net.collect_params().values())
+        if p._data is not None
+    }
+    for name in ("snapshot", "full_grads"):
+        mean = getattr(trainer, name)
+        found[f"has {name}"] = mean is not None
+        for number, row in enumerate((mean or {}).values()):
+            arrays[f"{name} {number}"] = row
+    for device, updater in enumerate(trainer._updaters):
+        for key, state in updater.states.items():
+            arrays[f"optimizer state {key} on device {device}"] = _flat(state)
+    for name, row in arrays.items():
+        for device, value in enumerate(row):
+            found[f"{name} [{device}]"] = value.asnumpy()
+    return found
+
+
+def _flat(state):
+    if state is None:
+        return []
+    if isinstance(state, (tuple, list)):
+        return [part for inner in state for part in _flat(inner)]
+    return [state]
+
+
+def assert_unchanged(before, after):
+    """Equal to the last bit: lists of arrays and numbers, or what `everything` returned."""
+    if isinstance(before, dict):
+        assert list(before) == list(after)
+        for name, value in before.items():
+            np.testing.assert_array_equal(value, after[name], err_msg=name)
+        return
+    assert len(before) == len(after)
+    for this, that in zip(before, after):
+        np.testing.assert_array_equal(this, that)
+
+
+def move(net, amount, seed=0):
+    """Random steps of every weight."""
+    rng = np.random.RandomState(seed)
+    for p in parameters(net):
+        step = amount * rng.standard_normal(p.shape)
+        p.set_data(array(p.data().asnumpy() + step, p.dtype))
+
+
+def refresh_cost(sizes, probes=2, repeated=3):
+    """The loss entries that a refresh differentiates, with what it takes to trust its gradients.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Of the minibatches.
+    probes : int
+        How often the first one is differentiated to see whether gradients can be added up: twice
+        at the first refresh of a network, then once.
+    repeated : int
+        How many are differentiated twice to find random numbers: 3 in mode 'auto', else none.
+    """
+    return sum(sizes) + probes * sizes[0] + sum(sizes[:repeated])
