@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 
 import hosts as machines
@@ -219,6 +220,45 @@ def test_the_link_comes_back(job, hosts, tmp_path, marker):
         assert process.returncode == 0, output
     assert_same_weights(*folders)
     assert_nothing_left(marker)
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+@pytest.mark.parametrize("what", ["nothing", "raise", "link"])
+def test_horovod(what, hosts, tmp_path, marker):
+    """One worker on each machine; no ssh but mpirun's."""
+    script = [sys.executable, SCRIPT.with_name("launched_horovod.py"), tmp_path]
+    words = [*hosts.inside(0), *_starter("mpirun", hosts), *GLUON_SVRG, "join", "--horovod"]
+    process = start([*words, "--timeout", TIMEOUT, "--", *script, what], tmp_path)
+    process.engine = "horovod"
+    try:
+        if what != "nothing":
+            wait_for(tmp_path / "reached", process)
+        if what == "link":
+            hosts.link("down")
+            down = time.monotonic()
+            while any(variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)):
+                assert time.monotonic() - down < TIMEOUT + WITHIN
+                time.sleep(0.2)
+            report(process, "link down, until no process of the job is left", down)
+            hosts.link("up")
+            for left in set(processes_of(marker)) - {os.getpid(), process.pid}:
+                with suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
+            process.terminate()
+        output = finish(process)
+    finally:
+        hosts.link("up")
+    if what == "nothing":
+        assert process.returncode == 0, output
+        for rank in range(2):
+            assert f"[worker {rank}] sum {[3.0] * 3}" in output
+    else:
+        assert process.returncode != 0
+        message = "worker 1 .* exited with code 1" if what == "raise" else "did not answer for"
+        assert re.search(rf"^gluon-svrg join: .*{message}", output, re.M), output
+    if what != "link":
+        assert_nothing_left(marker)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])

@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shlex
 import shutil
 import signal
 import socket
@@ -23,7 +24,7 @@ from jobs import (
     wait_for,
 )
 
-from gluon_svrg.commands import join, ranks
+from gluon_svrg.commands import cli, join, ranks
 from gluon_svrg.commands.arguments import UserError
 
 pytestmark = pytest.mark.xdist_group("clusters")
@@ -313,6 +314,44 @@ def test_wrong_calls(options, variables, message, tmp_path, marker):
     assert message in output.splitlines()[-1]
     assert "Traceback" not in output
     assert_nothing_left(marker)
+
+
+def guide_blocks(language):
+    """What the guides show in a language, wherever it stands."""
+    folder = SCRIPT.parent.parent / "notebooks"
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))]
+    return [b for t in texts for b in re.findall(rf"^```{language}\n(.*?)^```$", t, re.M | re.S)]
+
+
+def test_the_manifest_of_the_guide():
+    """It is valid, and its command is one of ours, with sizes and addresses that fit."""
+    check = pytest.importorskip("kubernetes_validate", reason="needs the schemas of Kubernetes")
+    import yaml
+
+    (text,) = (block for block in guide_blocks("yaml") if "kind: Job" in block)
+    service, job = yaml.safe_load_all(text)
+    for part in (service, job):
+        check.validate(part, "1.30", strict=True)
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    (container,) = pod["containers"]
+    options = cli.parser().parse_args(container["command"][1:])
+    assert options.size == job["spec"]["completions"]
+    assert options.scheduler.startswith(f"{name}-0.{pod['subdomain']}:")
+    assert options.script == ["--", "python", "train.py"]
+
+
+def test_the_commands_of_the_guide():
+    """All can be parsed, so no option is misspelled."""
+    text = "\n".join(guide_blocks("bash")).replace("\\\n", " ")
+    commands = [line.split("#")[0] for line in text.splitlines() if "gluon-svrg" in line]
+    assert len(commands) >= 6
+    for command in commands:
+        words = shlex.split(command)
+        options = cli.parser().parse_args(words[words.index("gluon-svrg") + 1 :])
+        assert options.script[:3] == ["--", "python", "train.py"], command
 
 
 # --- Horovod -------------------------------------------------------------------------------------

@@ -24,16 +24,17 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    parser = _parser()
-    options = parser.parse_args(arguments)
+    commands = parser()
+    options = commands.parse_args(arguments)
     try:
         return int(options.run(options))
     except UserError as error:
-        print(f"{parser.prog} {options.command}: error: {error}", file=sys.stderr)
+        print(f"{commands.prog} {options.command}: error: {error}", file=sys.stderr)
         return 2
 
 
-def _parser() -> argparse.ArgumentParser:
+def parser() -> argparse.ArgumentParser:
+    """What understands the command line."""
     parser = argparse.ArgumentParser(
         prog="gluon-svrg", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Help
     )
