@@ -22,7 +22,7 @@ def main() -> int:
     with open(os.devnull, "r+") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)  # what this process may print is no message
-    channel = Channel(reader, writer, lambda: None)
+    channel = Channel(reader, writer, lambda lost: None)
 
     def make(settings: dict[str, Any]) -> LocalProcesses:
         os.chdir(settings["folder"])

@@ -20,10 +20,10 @@ class Channel:
     reader, writer : binary files
         What comes from, and what goes to the other side.
     close : callable
-        Closes what lies below the files.
+        Closes what lies below the files; gets whether the other side is known to be lost.
     """
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO, close: Callable[[], Any]) -> None:
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, close: Callable[[bool], Any]) -> None:
         self._reader, self._writer, self._close = reader, writer, close
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(1000)
         self.has_ended = False
@@ -51,14 +51,14 @@ class Channel:
         with suppress(queue.Full):
             self._outgoing.put_nowait(json.dumps(message).encode() + b"\n")
 
-    def close(self) -> None:
-        """Send what is left, and end."""
+    def close(self, lost: bool = False) -> None:
+        """Send what is left, unless the other side is lost, and end."""
         with suppress(queue.Full):
             self._outgoing.put_nowait(None)
-            self._flushed.wait(2)
+            self._flushed.wait(0 if lost else 2)
         self.has_ended = True
         with suppress(OSError, ValueError):
-            self._close()
+            self._close(lost)
 
     def _read(self, receive: Callable[[dict], None]) -> None:
         with suppress(OSError, ValueError):

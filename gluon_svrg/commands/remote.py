@@ -146,8 +146,10 @@ class RemoteProcesses:
 
     def close(self, status: int) -> None:
         """End the connection; the other side exits with this status."""
-        self._channel.send(close=status)
-        self._channel.close()
+        lost = self.problem is not None
+        if not lost:
+            self._channel.send(close=status)
+        self._channel.close(lost)
 
 
 def serve(

@@ -218,7 +218,7 @@ def channel(connection: socket.socket) -> Channel:
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
-    def close() -> Any:
+    def close(lost: bool) -> Any:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()

@@ -168,8 +168,8 @@ def _connect(host: Host, shell: str, timeout: float) -> RemoteProcesses:
 
     threading.Thread(target=tell_errors, daemon=True).start()
 
-    def close() -> None:
-        deadline = time.monotonic() + 5
+    def close(lost: bool) -> None:
+        deadline = time.monotonic() + (0 if lost else 5)
         while process.poll() is None and time.monotonic() < deadline:
             time.sleep(0.05)
         process.kill()

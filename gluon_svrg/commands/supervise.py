@@ -91,7 +91,11 @@ def supervise(
             if not at_once:
                 report(death, "were ended")
             status = death.status
-            machines = [machine for machine in machines if not machine.problem]
+            left = [machine for machine in machines if not machine.problem]
+            for machine in machines:
+                if machine not in left:
+                    machine.close(status)
+            machines = left
             if interrupted.signal:
                 break
         return status
