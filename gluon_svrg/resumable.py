@@ -40,7 +40,7 @@ class ResumableTrainer(KVStoreTrainer):
         self._registered = Registered()
         # Replaced when the user replaces arrays of parameters.
         self._network = Network(self.all_parameters)
-        self._here: Point | None = None  # the current weights
+        self._here: Any = None  # the point of the current weights
         # Of the moment.
         self._loaded: saving.Saved | None = None  # from a file, until parameters are initialized
         self._is_corrected = False  # Parameter.grad holds an estimate, or a plain gradient

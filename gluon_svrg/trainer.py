@@ -157,7 +157,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
             if reference.point is not None and self._lock.mode is not False:
                 repeated, known = check_row(reference, reference.point, closure, scale)
                 if known:
-                    self._method.confirm(reference.index)
+                    self._method.confirm(reference.number)
             found = estimate(self._here, closure, terms, self._lock, scale)
             return found._replace(differentiated=found.differentiated + repeated)
         compare = wanted and isinstance(reference, Point) and reference.is_current()

@@ -36,6 +36,7 @@ class Method:
     """
 
     needs_reduced = False
+    coefficient = 1.0  # how much of the correction is used, where a method has a choice
 
     @property
     def has_reference(self) -> bool:

@@ -33,7 +33,7 @@ from .warnings import warn
 class Row(NamedTuple):
     """A reference that is a row of a table: the gradient of a minibatch, taken before."""
 
-    index: int
+    number: int  # among the minibatches
     grads: Arrays  # per parameter and device: sums over loss entries, of unscaled losses
     check_counts: Callable[[Sequence[int]], None]  # raises if they are not those of the row
     seed: int | None = None  # of the random numbers that it was taken with
@@ -203,7 +203,7 @@ def check_row(
     difference = sketch.difference(again, sketch.sketch(row.grads))
     if difference > sketch.tolerance(network.live_grads):
         in_words = sketch.in_words(difference)
-        raise RuntimeError(sketch.RESHUFFLED.format(index=row.index, difference=in_words))
+        raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
     return recorded.entries, not np.isnan(difference)
 
 

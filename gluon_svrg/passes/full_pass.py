@@ -16,8 +16,9 @@ from .batches import arguments
 from .closure import Loss, Recorded
 from .network import Network, check_dependent
 from .points import Point
+from .probe import probe
 from .random_lock import RandomLock
-from .sums import AddingSum, adds_up, new_sum
+from .sums import AddingSum, new_sum
 from .warnings import warn
 
 #: So many minibatches are differentiated twice, to find random numbers. What happens to a share p
@@ -105,7 +106,7 @@ def full_gradient(
         inputs = arguments(batch)
         with network.outside.protected(search=number == 0):
             if total is None:
-                network.adds = adds_up(here, closure, inputs)
+                network.adds, differentiated = probe(here, closure, inputs)
                 network.mark(here.weights)
                 total = new_sum(network, scale)
                 total.put()

@@ -6,7 +6,6 @@ another thread is never interrupted.
 
 from __future__ import annotations
 
-import _thread
 import threading
 from typing import Any, Callable
 
@@ -37,11 +36,11 @@ def uninterrupted(work: Callable[[], Any]) -> None:
     while not done.is_set():
         try:
             if not first.locked():
-                _thread.start_new_thread(run, ())
+                threading.Thread(target=run, daemon=True).start()
             done.wait()
         except BaseException as error:
             interrupt = error
     if errors:
-        raise errors[0]
+        raise errors.pop()  # in no list that its traceback holds
     if interrupt is not None:
         raise interrupt
