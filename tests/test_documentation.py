@@ -95,9 +95,10 @@ def blocks(document, language):
 @pytest.mark.parametrize("document", DOCUMENTS, ids=name_of)
 def test_code_runs_word_for_word(document, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    namespace = {}
-    for block in blocks(document, "python"):
-        exec(compile(block, str(document), "exec"), namespace)
+    namespace, text = {}, document.read_text()
+    for found in re.finditer(r"^```python\n(.*?)^```$", text, re.M | re.S):
+        lines_before = "\n" * text.count("\n", 0, found.start(1))  # errors name the right line
+        exec(compile(lines_before + found[1], str(document), "exec"), namespace)
     printed = capsys.readouterr().out
     if document == README:
         losses = [float(x) for x in re.findall(r"^epoch \d: mean loss ([\d.]+)$", printed, re.M)]
