@@ -62,8 +62,8 @@ NO_INDEX = (
     "minibatches in a list, and shuffle their positions."
 )
 NOT_CORRECTED_ROW = (
-    "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or call "
-    "correct_grads(closure, batch_index=...) before."
+    "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or "
+    "call correct_grads(closure, batch_index=...) before."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "

@@ -13,9 +13,7 @@ from jobs import PACKAGE, environment  # noqa: F401
 WORKER = Path(__file__).with_name("worker.py")
 
 
-def run_cluster(
-    folder, task, workers=2, servers=1, deadline=120, worker="worker.py", **settings
-):
+def run_cluster(folder, task, workers=2, servers=1, deadline=120, worker="worker.py", **settings):
     """Run a task of `worker.py`, or of a file beside it, on a cluster.
 
     Returns
@@ -24,7 +22,13 @@ def run_cluster(
         What each worker has found, in the order of MXNet's ranks.
     """
     folder = Path(folder)
-    command = [sys.executable, str(WORKER.with_name(worker)), task, str(folder), json.dumps(settings)]
+    command = [
+        sys.executable,
+        str(WORKER.with_name(worker)),
+        task,
+        str(folder),
+        json.dumps(settings),
+    ]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
     return found_by(folder, workers)

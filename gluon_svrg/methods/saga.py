@@ -199,7 +199,7 @@ class SAGA(Method):
     def updated(self) -> None:
         """Put the new rows and m in their places."""
         freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]
-        moved = {
+        moved: dict[str, Any] = {
             "_mean": self._next_mean,
             "_next_mean": self._mean,
             "_entries": self._new_entries,
