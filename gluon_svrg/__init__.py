@@ -13,12 +13,13 @@ from ._version import __version__
 from .stores.launcher import tell_launcher as _tell_launcher
 
 if TYPE_CHECKING:
+    from .saga import SAGATrainer, SAGTrainer
     from .svrg import SVRGTrainer
 
-__all__ = ["SVRGTrainer", "__version__"]
+__all__ = ["SAGATrainer", "SAGTrainer", "SVRGTrainer", "__version__"]
 
 #: Where each public name is defined.
-_MODULES = {"SVRGTrainer": "svrg"}
+_MODULES = {"SAGATrainer": "saga", "SAGTrainer": "saga", "SVRGTrainer": "svrg"}
 
 _tell_launcher()
 

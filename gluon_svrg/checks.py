@@ -33,6 +33,15 @@ def check_flag(ignore_stale_grad: Any) -> None:
         )
 
 
+def refuse_compression(compression_params: Any, name: str) -> None:
+    """Raise where an error that compression makes would stay in the mean gradient."""
+    if compression_params:
+        raise ValueError(
+            f"{name} cannot compress gradients: its mean gradient moves by each one that is "
+            "reduced, so that an error would stay forever. Leave compression_params out."
+        )
+
+
 def check_index(index: Any) -> None:
     """Raise unless an index is an integer, or left out."""
     if index is not None and (isinstance(index, bool) or not isinstance(index, Integral)):
@@ -46,6 +55,15 @@ NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
     "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with the plain "
     "optimizer, call discard_snapshot()."
+)
+NO_INDEX = (
+    "{name}() needs batch_index=..., the position of the minibatch, with the closure: it names the "
+    "row of the table that holds the last gradient of this minibatch, and is renewed. Keep the "
+    "minibatches in a list, and shuffle their positions."
+)
+NOT_CORRECTED_ROW = (
+    "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or "
+    "call correct_grads(closure, batch_index=...) before."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "

@@ -57,7 +57,8 @@ class ResumableTrainer(KVStoreTrainer):
 
     def _get_ready(self, closure: Callable[[], Any]) -> None:
         """Have all that a pass needs: parameters, kvstore, and a snapshot that belongs to them."""
-        if self._loaded is not None or self._must_start_kvstore():
+        is_new = self._method.has_reference and self._here is None
+        if is_new or self._loaded is not None or self._must_start_kvstore():
             deque(initialize(self.all_parameters, closure, iter([()])))
             self._start_kvstore()
         if self._is_in_force():
@@ -87,20 +88,18 @@ class ResumableTrainer(KVStoreTrainer):
         network = self._network
         if self._here is not None and network.is_bound():
             return ""
-        for point in self._method.points():
-            difference = point.difference()
-            if difference:
-                return difference
+        difference = self._method.difference(network)
+        if difference:
+            return difference
         network.bind()
         self._here = Point.current(network)
-        for point in self._method.points():
-            point.bind()
+        self._method.bind(network)
         return ""
 
     def _mark_points(self) -> None:
         """Let backward at the points do what it does at the weights."""
-        for point in self._method.points():
-            self._network.mark(point.weights)
+        for weights in [self._network.aliases, *(p.weights for p in self._method.points())]:
+            self._network.mark(weights)
 
     def _check_outside(self, name: str) -> None:
         """Raise where the trainer must not be called."""

@@ -92,7 +92,11 @@ class VarianceReducedTrainer(RefreshingTrainer):
         if self._has_overflow_before_push():
             self._loss_scale.skip()
         else:
-            super().step(self._prepare_push(batch_size), ignore_stale_grad)
+            try:
+                super().step(self._prepare_push(batch_size), ignore_stale_grad)
+            except BaseException:
+                self.on_not_updated()
+                raise
         self._finish_step()
         return loss
 
@@ -134,13 +138,17 @@ class VarianceReducedTrainer(RefreshingTrainer):
         checks.check_index(batch_index)
         self._check_outside("correct_grads")
         self._get_ready(closure)
-        terms = self._method.terms(batch_index) if self._is_in_force() else Terms()
+        is_in_force = self._is_in_force()
+        if self._method.needs_reduced and not self._network.accumulated():
+            self.on_not_updated()  # an estimate that was not used is overwritten
+        terms = self._method.terms(batch_index) if is_in_force else Terms()
         self._is_corrected = False
         scale = self._loss_scale.value
         if terms.is_plain:
             found = plain(self.all_parameters, closure, scale)
         else:
             found = self._estimate(closure, terms, scale)
+            self._method.estimated(batch_index, terms, found)
             self._reached = [a or b for a, b in zip(found.reached, self._reached or found.reached)]
         self._loss_scale.let_optimizer_undo()
         self._entries += found.entries
@@ -155,7 +163,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         if isinstance(reference, Row):
             repeated = 0
             if reference.point is not None and self._lock.mode is not False:
-                repeated, known = check_row(reference, reference.point, closure, scale)
+                repeated, known = check_row(reference, reference.point, closure, self._lock, scale)
                 if known:
                     self._method.confirm(reference.number)
             found = estimate(self._here, closure, terms, self._lock, scale)
@@ -167,12 +175,14 @@ class VarianceReducedTrainer(RefreshingTrainer):
 
     # --- what happens between gradients and weights --------------------------------------------
 
+    _not_corrected = checks.NOT_CORRECTED
+
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
         if not self._is_corrected and self._is_in_force():
             method = type(self._method).__name__
-            raise RuntimeError(checks.NOT_CORRECTED.format(name=name, method=method))
+            raise RuntimeError(self._not_corrected.format(name=name, method=method))
         overwritten = self._network.overwritten() if self._reached is not None else []
         if overwritten:
             parameter = overwritten[0].name
@@ -232,7 +242,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """The loss entries behind the live gradients, over all workers; nothing waits for it."""
         if self._workers.size == 1:
             return self._entries
-        total = mx.nd.array([self._entries])
+        total = mx.nd.array([self._entries, *self._method.numbers])
         self._workers.sum_arrays({len(self.all_parameters): total})
         return total
 
@@ -249,6 +259,8 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """Let nothing have moved."""
         self._method.not_updated()
         self._entries = 0
+        if self._method.needs_reduced:  # what moves would not belong to these gradients
+            self._is_corrected = False
 
     def holds_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""

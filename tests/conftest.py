@@ -5,6 +5,10 @@ import signal
 import time
 from contextlib import suppress
 
+# Before MXNet is imported: threads of OpenMP that wait for one another are slow where several
+# processes share the cores, as pytest-xdist and clusters do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 import hypothesis
 import mxnet as mx
 import numpy as np

@@ -205,7 +205,7 @@ def move(net, amount, seed=0):
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
 
 
-def refresh_cost(sizes, probes=2, repeated=3):
+def refresh_cost(sizes, probes=1, repeated=3):
     """The loss entries that a refresh differentiates, with what it takes to trust its gradients.
 
     Parameters
@@ -213,8 +213,8 @@ def refresh_cost(sizes, probes=2, repeated=3):
     sizes : sequence of int
         Of the minibatches.
     probes : int
-        How often the first one is differentiated to see whether gradients can be added up: twice
-        at the first refresh of a network, then once.
+        How often the first one is differentiated to see whether gradients can be added up: not at
+        all where storage or dtypes do not allow it.
     repeated : int
         How many are differentiated twice to find random numbers: 3 in mode 'auto', else none.
     """

@@ -22,8 +22,8 @@ ROOMS = {
     "commands": {"_mxnet", "passes", "methods", "stores", "saving", TOP},
 }
 FOR_ALL = {"gluon_svrg._version"}  # it imports nothing
-#: Names with an underscore that are public: of named tuples.
-PUBLIC = {"_asdict", "_fields", "_replace"}
+#: Names with an underscore that are public: of named tuples, and a module of Python's own.
+PUBLIC = {"_asdict", "_fields", "_replace", "_thread"}
 
 
 def modules():

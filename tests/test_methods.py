@@ -78,6 +78,8 @@ CASES = {
         needs_refresh=True,
         plain={"coefficient": 0},
     ),
+    "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
+    "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
 }
 
 

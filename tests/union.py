@@ -15,7 +15,7 @@ COUNT = len(PROBLEM.initial)
 #: Of all workers: two full passes, with what it takes to trust their gradients, and four epochs of
 #: two gradients a step.
 SIZES = list(map(len, np.array_split(np.arange(len(PROBLEM.X)), 4)))
-EVALUATIONS = 2 * 4 * len(PROBLEM.X) + refresh_cost(SIZES, 2) + refresh_cost(SIZES, 1)
+EVALUATIONS = 2 * 4 * len(PROBLEM.X) + 2 * refresh_cost(SIZES)
 
 
 def weights(found, name="w"):

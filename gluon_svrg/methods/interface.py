@@ -3,7 +3,9 @@
 A trainer calls, in this order::
 
     refresh(...)               at update_full_grads
+    bind(network)              when there are arrays of parameters that it does not know
     terms(batch_index)         before each minibatch: v = g + b r + k c m
+    estimated(...)             when v stands in the live gradients
     reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
     before_update()            just before the optimizer moves the weights,
     updated()                  and takes effect when it has moved them; if it has not,
@@ -17,7 +19,7 @@ from typing import Any, Iterator, Sequence
 from mxnet.ndarray import NDArray
 
 from .._mxnet import Arrays
-from ..passes.estimate import Terms
+from ..passes.estimate import Estimate, Terms
 from ..passes.network import Network
 from ..passes.points import Point
 from .table import Table
@@ -31,12 +33,15 @@ class Method:
     needs_reduced : bool
         Whether something moves with a step, so that the kvstore must hand the reduced gradient
         back.
+    needs_table : bool
+        Whether a refresh keeps the gradient of each minibatch.
     has_reference : bool
         Whether there is something that a minibatch's gradient is compared with.
     """
 
     needs_reduced = False
     coefficient = 1.0  # how much of the correction is used, where a method has a choice
+    needs_table = False
 
     @property
     def has_reference(self) -> bool:
@@ -96,7 +101,34 @@ class Method:
         """The points that are held, to be checked and bound anew when parameters change."""
         return iter(())
 
+    def difference(self, network: Network) -> str:
+        """What about the parameters is not as it was, in words; empty if nothing."""
+        return next(filter(None, (point.difference() for point in self.points())), "")
+
+    def bind(self, network: Network) -> None:
+        """Get to know arrays of the parameters that are new."""
+        for point in self.points():
+            point.bind()
+
     # --- what moves with a step ----------------------------------------------------------------
+
+    @property
+    def numbers(self) -> Sequence[float]:
+        """What else is to be summed up over the workers, if there are several."""
+        return ()
+
+    def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
+        """Get to know an estimate that stands in the live gradients.
+
+        Parameters
+        ----------
+        batch_index : int or None
+            The minibatch, as for `terms`.
+        terms : Terms
+            What was added to g.
+        found : Estimate
+            What the minibatch gave.
+        """
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Look at the reduced estimate V in the live gradients, and perhaps change it.
@@ -109,6 +141,7 @@ class Method:
             Of the losses.
         entries : float or NDArray
             C: the loss entries over all devices, workers and micro-batches since the last update.
+            With several workers an array of C and the sums of `numbers`.
         """
 
     def before_update(self, network: Network) -> None:

@@ -6,6 +6,7 @@ another thread is never interrupted.
 
 from __future__ import annotations
 
+import _thread
 import threading
 from typing import Any, Callable
 
@@ -36,7 +37,7 @@ def uninterrupted(work: Callable[[], Any]) -> None:
     while not done.is_set():
         try:
             if not first.locked():
-                threading.Thread(target=run, daemon=True).start()
+                _thread.start_new_thread(run, ())  # threading's can be cut in two
             done.wait()
         except BaseException as error:
             interrupt = error

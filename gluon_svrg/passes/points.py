@@ -166,7 +166,7 @@ class Point:
                 return f"{parameter.name} had grad_req='null' then"
         known = zip(network.trainable + network.frozen, self.weights + (self.frozen or []))
         for parameter, values in known:
-            now, then = map(_description, (_mxnet.data(parameter), values))
+            now, then = map(description, (_mxnet.data(parameter), values))
             if now != then:
                 return f"{parameter.name} is {now} now and was {then} then"
         return ""
@@ -183,6 +183,7 @@ class Point:
         )
 
 
-def _description(arrays: Sequence[NDArray]) -> str:
+def description(arrays: Sequence[NDArray]) -> str:
+    """Of which dtype and shape the arrays of a parameter are, and where."""
     where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
     return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}"

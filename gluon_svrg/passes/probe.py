@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, Sequence
 
+import mxnet as mx
 import numpy as np
 
-from .arrays import in_numpy, per_device, zero
+from .arrays import in_numpy, per_device, with_dimension, zero
 from .points import Point
 
 
@@ -38,13 +39,35 @@ def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Pr
     network.mark(point.weights)
     probing = _Probing(point, closure, batch)
     try:
-        adds = probing.adds_nothing_for_zero()
-        if adds and not network.was_seen_to_add:
-            adds = network.was_seen_to_add = probing.adds_something()
-        return Probe(adds, probing.differentiated)
+        return Probe(probing.adds_nothing_for_zero(), probing.differentiated)
     finally:
         network.adds = was
         network.mark(point.weights)
+
+
+def is_lost(
+    point: Point, closure: Callable[..., Any], batch: Sequence[Any], reached: Sequence[bool]
+) -> Probe | None:
+    """Find out whether backward has added nothing where it had something to add.
+
+    In bfloat16 on 1.9.1, it never does. Called when the gradient of one minibatch was added to
+    zero. It is lost if anything is found; as a rule, no gradient is zero, and nothing is done.
+
+    Returns
+    -------
+    Probe or None
+        None if there is a gradient for all parameters that were reached.
+    """
+    network = point.network
+    rows = zip(network.live_grads, reached)
+    empty = [row for row, flag in rows if flag and not _has_entries(row)]
+    if not empty:
+        return None
+    network.adds = False
+    probing = _Probing(point, closure, batch)
+    written = probing.written()
+    adds = not any(row is other for row in empty for other in written)
+    return Probe(adds, probing.differentiated)
 
 
 class _Probing:
@@ -56,27 +79,18 @@ class _Probing:
     def adds_nothing_for_zero(self) -> bool:
         """Run backward with the factor 0 on gradients full of ones: ones must remain."""
         for row in self._live_grads:
-            for grad in row:
-                grad[:] = 1
+            for grad in with_dimension(row):
+                mx.nd.ones_like(grad, out=grad)
         self._backward(0.0)
         pieces = (piece for row in self._live_grads for grad in row for piece in in_numpy(grad))
         return all(np.all((p == 1) | ~np.isfinite(p)) for p in pieces)  # NaN proves nothing
 
-    def adds_something(self) -> bool:
-        """See that a gradient that backward can write is not zero when it is to be added.
-
-        In bfloat16 on 1.9.1, backward adds nothing at all. Once is enough: it depends on operators
-        and dtypes, not on weights.
-        """
+    def written(self) -> list[Any]:
+        """The live gradients that are not zero when backward may write them."""
         for column in per_device(self._live_grads):
             zero(column)
-        empty = [row for row in self._backward(1.0) if not _has_entries(row)]
-        if empty:
-            network = self._point.network
-            network.adds = False
-            network.mark(self._point.weights)
-            self._backward(1.0)
-        return not any(map(_has_entries, empty))
+        self._point.network.mark(self._point.weights)
+        return [row for row in self._backward(1.0) if _has_entries(row)]
 
     def _backward(self, factor: float) -> list[Any]:
         """Run backward, and return the live gradients that it has reached."""
