@@ -152,6 +152,7 @@ class RefreshingTrainer(ResumableTrainer):
         counters.inner_steps = 0
         counters.grad_evaluations += full.differentiated
         counters.compared = self._is_corrected = False
+        counters.adds, counters.probed = self._network.adds, True
         self._reached = None
 
     def _with_memory(

@@ -94,7 +94,7 @@ class ResumableTrainer(KVStoreTrainer):
         difference = self._method.difference(network)
         if difference:
             return difference
-        network.bind()
+        network.bind(self._counters.adds)
         self._here = Point.current(network)
         self._method.bind(network)
         return ""

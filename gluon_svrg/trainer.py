@@ -13,6 +13,7 @@ from .passes.arrays import all_finite
 from .passes.closure import Loss, check_closure
 from .passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
 from .passes.points import Point
+from .passes.probe import probe_before_a_step
 from .passes.random_lock import RandomLock
 from .refreshing import RefreshingTrainer
 
@@ -159,6 +160,11 @@ class VarianceReducedTrainer(RefreshingTrainer):
     def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
         """Take the estimate; at the first step after a refresh, see that it can be trusted."""
         counters, reference = self._counters, terms.reference
+        if not counters.probed:  # there was no refresh, or it was made by version 0.1.0
+            self._network.adds, spent = probe_before_a_step(Point.untouched(self._network), closure)
+            counters.adds, counters.probed = self._network.adds, True
+            counters.grad_evaluations += spent
+            self._mark_points()
         wanted = self._lock.mode == "auto" and not counters.compared
         if isinstance(reference, Row):
             repeated = 0

@@ -66,8 +66,14 @@ class Network:
         now = _array_lists(self.parameters)
         return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
 
-    def bind(self) -> None:
-        """Get to know the arrays that the parameters have now."""
+    def bind(self, adds: bool) -> None:
+        """Get to know the arrays that the parameters have now.
+
+        Parameters
+        ----------
+        adds : bool
+            Whether backward is known to add gradients up, or nothing is known.
+        """
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
@@ -80,6 +86,7 @@ class Network:
         self._lists = _array_lists(self.parameters)
         self.multiples.clear()
         self._factors.clear()
+        self.adds = adds and self.may_add()
         self.mark(self.aliases)
 
     def release(self) -> None:
