@@ -21,11 +21,14 @@ except AttributeError as error:
 
 # Servers of a distributed store run inside `import mxnet`, when Gluon is not there yet.
 if _os.environ.get("DMLC_ROLE", "worker") == "worker":
+    from .mars import MARSTrainer
+    from .sarah import SARAHTrainer
     from .stores.launcher import tell_launcher as _tell_launcher
+    from .storm import STORMTrainer
     from .svrg import SVRGTrainer
 
     _tell_launcher()
 
-__all__ = ["SVRGTrainer", "__version__"]
+__all__ = ["MARSTrainer", "SARAHTrainer", "STORMTrainer", "SVRGTrainer", "__version__"]
 
 del _mx

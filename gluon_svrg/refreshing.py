@@ -200,7 +200,12 @@ class RefreshingTrainer(ResumableTrainer):
         self._check_outside("at_snapshot")
         point = next(self._method.points(), None) if self._is_in_force() else None
         if point is None:
-            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+            raise RuntimeError(
+                f"{type(self._method).__name__} keeps no weights as it is set up here, so there is "
+                "no snapshot to compute at."
+                if self._method.has_reference
+                else "There is no snapshot. Call update_full_grads() first."
+            )
         self._check_unchanged()
         self._at_snapshot = True
         try:
@@ -289,7 +294,7 @@ class RefreshingTrainer(ResumableTrainer):
 
         The *mean* over all loss entries of all data; for float16 parameters in float32.
         """
-        if not self._is_in_force():
+        if not self._is_in_force() or not self._method.full_grads:
             return None
         return {
             parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]

@@ -12,6 +12,7 @@ from .methods.interface import Method
 from .passes.arrays import all_finite
 from .passes.closure import Loss, check_closure
 from .passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
+from .passes.first_look import first_look
 from .passes.points import Point
 from .passes.random_lock import RandomLock
 from .refreshing import RefreshingTrainer
@@ -143,7 +144,11 @@ class VarianceReducedTrainer(RefreshingTrainer):
             found = self._estimate(closure, terms, scale)
             self._reached = [a or b for a, b in zip(found.reached, self._reached or found.reached)]
         self._loss_scale.let_optimizer_undo()
+        if self._entries and not any(p.grad_req == "add" for p in self.all_parameters):
+            self._entries = 0  # of an estimate that was not used, and is overwritten
         self._entries += found.entries
+        self._is_reduced = False
+        self._method.reached(found.reached)
         self._counters.grad_evaluations += found.differentiated
         self._is_corrected = True
         return found.loss
@@ -152,27 +157,40 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """Take the estimate; at the first step after a refresh, see that it can be trusted."""
         counters, reference = self._counters, terms.reference
         wanted = self._lock.mode == "auto" and not counters.compared
-        if isinstance(reference, Row):
-            repeated = 0
-            if reference.point is not None and self._lock.mode is not False:
-                repeated, known = check_row(reference, reference.point, closure, scale)
-                if known:
-                    self._method.confirm(reference.index)
-            found = estimate(self._here, closure, terms, self._lock, scale)
-            return found._replace(differentiated=found.differentiated + repeated)
         compare = wanted and isinstance(reference, Point) and reference.is_current()
+        began = isinstance(reference, Point) and not compare and self._method.needs_closure
+        repeated = self._first_look(closure, scale, wanted and began)
+        row_point = reference.point if isinstance(reference, Row) else None
+        if isinstance(reference, Row) and row_point and self._lock.mode is not False:
+            again, known = check_row(reference, row_point, closure, scale)
+            repeated += again
+            if known:
+                self._method.confirm(reference.index)
         found = estimate(self._here, closure, terms, self._lock, scale, compare=compare)
-        counters.compared = found.compared if compare else True
-        return found
+        if not isinstance(reference, Row):
+            counters.compared = found.compared if compare else True
+        return found._replace(differentiated=found.differentiated + repeated)
+
+    def _first_look(self, closure: Callable[[], Loss], scale: float, compare: bool) -> int:
+        """Find out what a refresh would have, if there was none; count what is differentiated."""
+        network, lock = self._network, self._lock
+        compare = compare and not lock.locked
+        if network.is_known_to_add and not compare:
+            return 0
+        try:
+            return first_look(network, closure, lock, scale, compare=compare)
+        finally:
+            network.mark(network.aliases)
+            self._mark_points()
 
     # --- what happens between gradients and weights --------------------------------------------
 
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
-        if not self._is_corrected and self._is_in_force():
-            method = type(self._method).__name__
-            raise RuntimeError(checks.NOT_CORRECTED.format(name=name, method=method))
+        if not self._is_corrected and (self._is_in_force() or self._method.needs_closure):
+            message = checks.NEEDS_CLOSURE if self._method.needs_closure else checks.NOT_CORRECTED
+            raise RuntimeError(message.format(name=name, method=type(self._method).__name__))
         overwritten = self._network.overwritten() if self._reached is not None else []
         if overwritten:
             parameter = overwritten[0].name
@@ -213,18 +231,24 @@ class VarianceReducedTrainer(RefreshingTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
+        method = self._method
+        is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
+        if is_moving and self._is_corrected and not self._is_reduced:
+            raise RuntimeError(checks.NOT_REDUCED.format(method=type(method).__name__))
         self._hand_over("update", ignore_stale_grad)
         super().update(batch_size, ignore_stale_grad)
         self._finish_step()
 
     def _finish_step(self) -> None:
-        self._is_corrected, self._reached = False, None
+        self._is_corrected, self._reached, self._entries = False, None, 0
         if self._method.has_reference:
             self._counters.inner_steps += 1
 
     def on_reduced(self) -> None:
         """Let move what moves with a step: V, and its loss entries C, are known."""
-        if self._method.needs_reduced and self._is_corrected:
+        if self._method.needs_reduced and self._is_corrected and not self._is_reduced:
+            self._is_reduced = True
+            self._check_unchanged()
             entries = self._total_entries()
             self._method.reduced(self._network, self._loss_scale.of_live_grads, entries)
 
@@ -243,12 +267,10 @@ class VarianceReducedTrainer(RefreshingTrainer):
     def on_updated(self) -> None:
         """Let what has moved take effect."""
         self._method.updated()
-        self._entries = 0
 
     def on_not_updated(self) -> None:
         """Let nothing have moved."""
         self._method.not_updated()
-        self._entries = 0
 
     def holds_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""

@@ -78,6 +78,21 @@ CASES = {
         needs_refresh=True,
         plain={"coefficient": 0},
     ),
+    "SARAH": Case("SARAHTrainer", oracle.SARAH, needs_refresh=True),
+    "STORM": Case("STORMTrainer", oracle.STORM, {"mixing": 0.3}, plain={"mixing": 1}),
+    "MARS": Case(
+        "MARSTrainer",
+        oracle.MARS,
+        {"gamma": 0.1, "clip": 0.1},
+        plain={"gamma": 0, "clip": None},
+    ),
+    "approximate MARS": Case(
+        "MARSTrainer",
+        oracle.MARS,
+        {"gamma": 0.1, "exact": False, "include_vectors": True},
+        gradients=1,
+        plain={"gamma": 0, "clip": None},
+    ),
 }
 
 
@@ -316,7 +331,8 @@ def test_counters(case):
     before = trainer.grad_evaluations
     trainer.update_full_grads(loss_of, BATCHES)
     assert (trainer.num_snapshots, trainer.inner_steps) == (1, 0)
-    assert trainer.grad_evaluations - before == len(PROBLEM.X)
+    repeated = 3 * 5  # the first three minibatches, to find random numbers
+    assert trainer.grad_evaluations - before == len(PROBLEM.X) + repeated
     steps(case, trainer, loss_of, [0, 1])  # more may be evaluated at first, to check
     before = trainer.grad_evaluations
     counting = kit.counted(loss_of)

@@ -19,6 +19,7 @@ from .arrays import (
     like,
     linear_combinations,
     not_traced,
+    scaling_to_norm,
     to_ndarray,
     unguarded,
 )
@@ -92,6 +93,7 @@ __all__ = [
     "reads_noted",
     "registered_kvstores",
     "replacing",
+    "scaling_to_norm",
     "send_to_servers",
     "take_fresh",
     "to_ndarray",

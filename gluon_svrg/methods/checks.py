@@ -103,6 +103,16 @@ def table(
             )
 
 
+def flags(state: Any, chosen: Sequence[int]) -> Iterator[str]:
+    """Whether any loss depends on each of some parameters, by their numbers."""
+    if not (
+        isinstance(state, dict)
+        and set(state) == set(chosen)
+        and all(isinstance(flag, bool) for flag in state.values())
+    ):
+        yield "nothing says on which parameters its loss depends"
+
+
 def numbers_of(parameters: Sequence[Parameter], *, trainable: bool) -> list[int]:
     """The numbers of the parameters with gradients, or without."""
     return [n for n, p in enumerate(parameters) if _mxnet.is_trainable(p) is trainable]

@@ -4,6 +4,7 @@ A trainer calls, in this order::
 
     refresh(...)               at update_full_grads
     terms(batch_index)         before each minibatch: v = g + b r + k c m
+    reached(flags)             after it
     reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
     before_update()            just before the optimizer moves the weights,
     updated()                  and takes effect when it has moved them; if it has not,
@@ -31,11 +32,14 @@ class Method:
     needs_reduced : bool
         Whether something moves with a step, so that the kvstore must hand the reduced gradient
         back.
+    needs_closure : bool
+        Whether it needs all minibatches, also while there is no reference.
     has_reference : bool
         Whether there is something that a minibatch's gradient is compared with.
     """
 
     needs_reduced = False
+    needs_closure = False
 
     @property
     def has_reference(self) -> bool:
@@ -92,10 +96,20 @@ class Method:
         """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
 
     def points(self) -> Iterator[Point]:
-        """The points that are held, to be checked and bound anew when parameters change."""
+        """The points that are held, the reference first; they are bound anew to new arrays."""
         return iter(())
 
+    def difference(self) -> str:
+        """What about the parameters is not as it was at the reference, in words; empty if nothing.
+
+        Then nothing that is held belongs to them any more.
+        """
+        return next(filter(None, (point.difference() for point in self.points())), "")
+
     # --- what moves with a step ----------------------------------------------------------------
+
+    def reached(self, flags: Sequence[bool]) -> None:
+        """Note which trainable parameters the loss of a minibatch depends on."""
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Look at the reduced estimate V in the live gradients, and perhaps change it.

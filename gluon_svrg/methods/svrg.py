@@ -175,13 +175,7 @@ class SVRG(Method):
             for n, values in frozen.items():
                 for value in values if isinstance(values, list) and values else [None]:
                     yield from checks.array(value, "frozen value", parameters[n], summed=False)
-        flags = state["in_objective"]
-        if not (
-            isinstance(flags, dict)
-            and set(flags) == set(chosen)
-            and all(isinstance(flag, bool) for flag in flags.values())
-        ):
-            yield "nothing says on which parameters its loss depends"
+        yield from checks.flags(state["in_objective"], chosen)
         yield from checks.table(state["table"], parameters, chosen, len(network.devices))
 
     def assign(self, state: Any, network: Network) -> None:

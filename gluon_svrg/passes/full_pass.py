@@ -106,6 +106,7 @@ def full_gradient(
         with network.outside.protected(search=number == 0):
             if total is None:
                 network.adds = adds_up(here, closure, inputs)
+                network.is_known_to_add = True
                 network.mark(here.weights)
                 total = new_sum(network, scale)
                 total.put()
@@ -113,7 +114,7 @@ def full_gradient(
                 total.put()
             seed, times = lock.new_seed(), 1
             if repeat and number < REPEATED:
-                recorded, times, is_random = _twice(here, closure, inputs, total, lock, seed)
+                recorded, times, is_random = twice(here, closure, inputs, total, lock, seed)
                 if is_random and table is not None:  # keep one gradient, with its seed
                     seed = lock.new_seed()
                     total.put()
@@ -174,7 +175,7 @@ def _once(
     return here.at(work)
 
 
-def _twice(
+def twice(
     here: Point,
     closure: Callable[..., Loss],
     inputs: Sequence[Any],

@@ -28,6 +28,8 @@ class Network:
     ----------
     adds : bool
         Whether backward may add gradients up in the live gradients, see `sums`.
+    is_known_to_add : bool
+        Whether that has been tried.
     lock : RLock
         Held while the network computes elsewhere than at its weights.
     is_elsewhere : bool
@@ -48,7 +50,7 @@ class Network:
         self.outside = Outside(parameters)
         self.lock = threading.RLock()
         # Changes with the user's parameters.
-        self.adds = True
+        self.adds, self.is_known_to_add = True, False
         self.was_seen_to_add = False  # since parameters have these arrays
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
@@ -85,6 +87,7 @@ class Network:
 
     def release(self) -> None:
         """Keep no arrays."""
+        self.is_known_to_add = False
         self.weights, self.live_grads, self.aliases, self._accumulating = [], [], [], []
         self.trainable, self.frozen, self._lists = [], [], []
         self.multiples.clear()
