@@ -15,8 +15,8 @@ PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed
 WORKER = Path(__file__).with_name("worker.py")
 
 
-def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
-    """Run a task of `worker.py` on a cluster.
+def run_cluster(folder, task, workers=2, servers=1, deadline=120, script=WORKER, **settings):
+    """Run a task of `worker.py`, or of another script, on a cluster.
 
     Returns
     -------
@@ -24,7 +24,7 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, **settings):
         What each worker has found, in the order of MXNet's ranks.
     """
     folder = Path(folder)
-    command = [sys.executable, str(WORKER), task, str(folder), json.dumps(settings)]
+    command = [sys.executable, str(script), task, str(folder), json.dumps(settings)]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
     return found_by(folder, workers)
