@@ -21,12 +21,23 @@ except AttributeError as error:
 
 # Servers of a distributed store run inside `import mxnet`, when Gluon is not there yet.
 if _os.environ.get("DMLC_ROLE", "worker") == "worker":
+    from .mars import MARSTrainer
     from .saga import SAGATrainer, SAGTrainer
+    from .sarah import SARAHTrainer
     from .stores.launcher import tell_launcher as _tell_launcher
+    from .storm import STORMTrainer
     from .svrg import SVRGTrainer
 
     _tell_launcher()
 
-__all__ = ["SAGATrainer", "SAGTrainer", "SVRGTrainer", "__version__"]
+__all__ = [
+    "MARSTrainer",
+    "SAGATrainer",
+    "SAGTrainer",
+    "SARAHTrainer",
+    "STORMTrainer",
+    "SVRGTrainer",
+    "__version__",
+]
 
 del _mx

@@ -107,9 +107,7 @@ class TableTrainer(VarianceReducedTrainer):
         checks.check_flag(ignore_stale_grad)
         if closure is not None:
             _check_index(batch_index, "step")
-        return super().step(
-            batch_size, ignore_stale_grad, closure=closure, batch_index=batch_index
-        )
+        return super().step(batch_size, ignore_stale_grad, closure=closure, batch_index=batch_index)
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
         """Leave the estimate of a minibatch's gradient in `Parameter.grad`.

@@ -15,9 +15,7 @@ PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed
 WORKER = Path(__file__).with_name("worker.py")
 
 
-def run_cluster(
-    folder, task, workers=2, servers=1, deadline=120, worker="worker.py", **settings
-):
+def run_cluster(folder, task, workers=2, servers=1, deadline=120, worker="worker.py", **settings):
     """Run a task of `worker.py`, or of a file beside it, on a cluster.
 
     Returns
@@ -26,7 +24,13 @@ def run_cluster(
         What each worker has found, in the order of MXNet's ranks.
     """
     folder = Path(folder)
-    command = [sys.executable, str(WORKER.with_name(worker)), task, str(folder), json.dumps(settings)]
+    command = [
+        sys.executable,
+        str(WORKER.with_name(worker)),
+        task,
+        str(folder),
+        json.dumps(settings),
+    ]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
     return found_by(folder, workers)

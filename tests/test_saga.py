@@ -106,7 +106,7 @@ def test_a_step_that_fails_allows_the_index_again(cls):
             after = everything(trainer, net)
             after.pop("grad_evaluations")
             assert_unchanged(before, after)
-            with pytest.raises(RuntimeError, match="step.. needs SAGA? gradients"):
+            with pytest.raises(RuntimeError, match=r"step.. needs SAGA? gradients"):
                 trainer.step(5)
         step(trainer, loss_of, 2)
 
@@ -167,7 +167,7 @@ def test_update_needs_the_reduced_gradient():
     step(trainer, loss_of, 1)
     before = values(net) + kit.full_gradients(trainer, net)
     trainer.correct_grads(lambda: loss_of(BATCHES[0]), batch_index=0)
-    with pytest.raises(RuntimeError, match="before allreduce_grads"):
+    with pytest.raises(RuntimeError, match=r"update\(\) needs allreduce_grads\(\) before"):
         trainer.update(5)
     assert_unchanged(before, values(net) + kit.full_gradients(trainer, net))
 
@@ -180,16 +180,16 @@ def test_a_step_is_never_silently_plain(cls):
     net, loss_of, trainer = make(cls)
     index = BATCHES[0]
     for refreshed in (False, True):
-        with pytest.raises(TypeError, match="step.. needs batch_index"):
+        with pytest.raises(TypeError, match=r"step.. needs batch_index"):
             trainer.step(5, closure=lambda: loss_of(index))
-        with pytest.raises(TypeError, match="correct_grads.. needs batch_index"):
+        with pytest.raises(TypeError, match=r"correct_grads.. needs batch_index"):
             trainer.correct_grads(lambda: loss_of(index))
         with pytest.raises(TypeError, match="must be the position of a minibatch"):
             trainer.step(5, closure=lambda: loss_of(index), batch_index=0.0)
         with mx.autograd.record():
             loss = loss_of(index)
         loss.backward()
-        with pytest.raises(RuntimeError, match="batch_index=...\\), or call correct_grads"):
+        with pytest.raises(RuntimeError, match=r"batch_index=...\), or call correct_grads"):
             trainer.step(5)
         if not refreshed:
             trainer.update_full_grads(loss_of, BATCHES)
@@ -201,10 +201,10 @@ def test_there_is_no_snapshot():
     for _ in range(2):
         assert (trainer.has_snapshot, trainer.wants_snapshot) == (False, False)
         assert trainer.snapshot is None
-        with pytest.raises(RuntimeError, match="at_snapshot.. needs a snapshot, and SAGATrainer"):
-            with trainer.at_snapshot():
-                pass
-        with pytest.raises(RuntimeError, match="variance.. needs a snapshot, and SAGATrainer"):
+        message = r"at_snapshot\(\) needs a snapshot, and SAGATrainer"
+        with pytest.raises(RuntimeError, match=message), trainer.at_snapshot():
+            pass
+        with pytest.raises(RuntimeError, match=r"variance.. needs a snapshot, and SAGATrainer"):
             variance.variance(trainer, loss_of, BATCHES)
         trainer.update_full_grads(loss_of, BATCHES)
 
@@ -274,7 +274,7 @@ def test_parameters_that_have_changed():
     net, loss_of, trainer = make(dtype="float32")
     step(trainer, loss_of, 0)
     parameters(net)[0].grad_req = "null"
-    with pytest.raises(RuntimeError, match="parameters have changed .*grad_req='null' now"):
+    with pytest.raises(RuntimeError, match=r"parameters have changed .*grad_req='null' now"):
         step(trainer, loss_of, 0)
     trainer.discard_snapshot()
     step(trainer, loss_of, 0)
@@ -285,9 +285,9 @@ def test_no_memory_for_a_row(monkeypatch):
 
     net, loss_of, trainer = make()
     monkeypatch.setattr(memory, "free_bytes", lambda device: 100)
-    with pytest.raises(MemoryError, match="one more minibatch needs .* on cpu"):
+    with pytest.raises(MemoryError, match=r"one more minibatch needs .* on cpu"):
         step(trainer, loss_of, 0)
-    with pytest.raises(MemoryError, match="5 minibatches needs .* which are fewer. Nothing"):
+    with pytest.raises(MemoryError, match=r"5 minibatches needs .* which are fewer. Nothing"):
         trainer.update_full_grads(loss_of, BATCHES)
     assert trainer.full_grads is None
     assert_unchanged(values(net), PROBLEM.initial)

@@ -149,7 +149,11 @@ def test_accumulation_and_correct_grads():
         (1.0, TypeError, "batch_index must be .* an integer, got float"),
         (True, TypeError, "got bool"),
         ("0", TypeError, "got str"),
-        (4, ValueError, "Minibatch 4 had 3 loss entries when its gradient was stored, .* returned 5"),
+        (
+            4,
+            ValueError,
+            "Minibatch 4 had 3 loss entries when its gradient was stored, .* returned 5",
+        ),
     ],
 )
 @pytest.mark.parametrize("first", [True, False])

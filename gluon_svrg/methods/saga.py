@@ -188,18 +188,10 @@ class SAGA(Method):
     def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""
 
-    def before_update(self, network: Network) -> None:
-        """See that V was known."""
-        if self._new_entries is None:
-            raise RuntimeError(
-                "update() was called before allreduce_grads(), and the mean of the table moves by "
-                "the reduced gradient. Call allreduce_grads() before, with one device as well."
-            )
-
     def updated(self) -> None:
         """Put the new rows and m in their places."""
         freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]
-        moved = {
+        moved: dict[str, Any] = {
             "_mean": self._next_mean,
             "_next_mean": self._mean,
             "_entries": self._new_entries,

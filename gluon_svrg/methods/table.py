@@ -108,8 +108,8 @@ def check_counts(index: int, then: Sequence[int], counts: Sequence[int]) -> None
     if tuple(counts) != tuple(then):
         raise ValueError(
             f"Minibatch {index} had {_entries(then)} when its gradient was stored, and the closure "
-            f"returned {_entries(counts)}. batch_index must be the minibatch's position in the data: was "
-            "it reshuffled?"
+            f"returned {_entries(counts)}. batch_index must be the minibatch's position in the "
+            "data: was it reshuffled?"
         )
 
 

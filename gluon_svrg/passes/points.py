@@ -7,11 +7,12 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .arrays import copies, copy_all, in_numpy
+from .arrays import SUMMED_IN, copies, copy_all, in_numpy
 from .network import Network
 
 _T = TypeVar("_T")
@@ -158,18 +159,8 @@ class Point:
     def difference(self) -> str:
         """What about the parameters is not as it was, in words; empty if nothing."""
         network = self.network
-        for parameter in network.parameters:
-            was, is_now = parameter in network.trainable, _mxnet.is_trainable(parameter)
-            if was and not is_now:
-                return f"{parameter.name} has grad_req='null' now"
-            if is_now and not was:
-                return f"{parameter.name} had grad_req='null' then"
-        known = zip(network.trainable + network.frozen, self.weights + (self.frozen or []))
-        for parameter, values in known:
-            now, then = map(description, (_mxnet.data(parameter), values))
-            if now != then:
-                return f"{parameter.name} is {now} now and was {then} then"
-        return ""
+        arrays = self.weights + (self.frozen or [])
+        return difference(network, network.trainable + network.frozen, arrays)
 
     def is_current(self) -> bool:
         """Whether the network is, to the last bit, at this point. Waits for the device."""
@@ -183,7 +174,38 @@ class Point:
         )
 
 
-def description(arrays: Sequence[NDArray]) -> str:
-    """Of which dtype and shape the arrays of a parameter are, and where."""
+def difference(
+    network: Network, parameters: Sequence[Parameter], arrays: Arrays, *, summed: bool = False
+) -> str:
+    """What about parameters is not as it was when arrays like them were made, in words.
+
+    Parameters
+    ----------
+    network : Network
+        The network, as it was then.
+    parameters : sequence of Parameter
+        Whose arrays they are.
+    arrays : list of list of NDArray
+        Per parameter and device.
+    summed : bool, default False
+        Whether they are sums of gradients, which are wider than float16.
+    """
+    for parameter in network.parameters:
+        was, is_now = parameter in network.trainable, _mxnet.is_trainable(parameter)
+        if was and not is_now:
+            return f"{parameter.name} has grad_req='null' now"
+        if is_now and not was:
+            return f"{parameter.name} had grad_req='null' then"
+    for parameter, values in zip(parameters, arrays):
+        now = description(_mxnet.data(parameter), summed)
+        then = description(values)
+        if now != then:
+            return f"{parameter.name} is {now} now and was {then} then"
+    return ""
+
+
+def description(arrays: Sequence[NDArray], summed: bool = False) -> str:
+    """Of which dtype and shape the arrays of a parameter, or their sums, are, and where."""
     where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
-    return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}"
+    dtype = _mxnet.dtype_name(arrays[0])
+    return f"{SUMMED_IN[dtype] if summed else dtype} {tuple(arrays[0].shape)} on {where}"
