@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator
 
-from mxnet.gluon import Parameter
+from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
@@ -321,6 +321,15 @@ class RefreshingTrainer(ResumableTrainer):
         whether gradients add up is counted by a refresh, and not by a step without one before.
         """
         return self._counters.grad_evaluations
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate. Can be set."""
+        return Trainer.learning_rate.fget(self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.set_learning_rate(value)
 
     @property
     def lock_random(self) -> bool | str:

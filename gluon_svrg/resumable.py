@@ -6,6 +6,8 @@ import os
 from collections import deque
 from typing import Any, Callable, Iterator
 
+from mxnet.ndarray import NDArray
+
 from . import _mxnet, saving
 from .counters import Counters, EpochCount, Registered
 from .methods.interface import Method
@@ -47,6 +49,7 @@ class ResumableTrainer(KVStoreTrainer):
         self._reached: list[bool] | None = None  # the parameters that the estimate is of
         self._entries = 0  # loss entries behind the live gradients
         self._is_reduced = False  # and these are summed up over devices and workers
+        self._total: NDArray | None = None  # these, over all workers
         self._at_snapshot = False  # inside that context manager
 
     @property

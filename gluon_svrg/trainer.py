@@ -265,9 +265,14 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """The loss entries behind the live gradients, over all workers; nothing waits for it."""
         if self._workers.size == 1:
             return self._entries
-        total = mx.nd.array([self._entries, *self._method.numbers])
-        self._workers.sum_arrays({len(self.all_parameters): total})
-        return total
+        numbers = mx.nd.array([self._entries, *self._method.numbers])
+        if self._total is None:
+            self._total = mx.nd.zeros_like(numbers)
+        # The same array each time: a worker sends no sum before the last one has come back. Else
+        # a server could add two pushes of one worker, and none of another.
+        numbers.copyto(self._total)
+        self._workers.sum_arrays({len(self.all_parameters): self._total})
+        return self._total.copy()
 
     def on_update(self) -> None:
         """Let the method see the weights before the optimizer moves them."""

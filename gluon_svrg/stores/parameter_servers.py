@@ -15,7 +15,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from . import launcher
+from . import watch
 from .interface import Workers
 from .server import ANSWER, ServerOptimizer, Settings
 
@@ -44,7 +44,7 @@ class SynchronousServers(Workers):
         self._sent: Any = None
         # A worker that ends may take its last push with it, for which all others wait.
         atexit.register(mx.nd.waitall)
-        launcher.tell("rank", str(self.rank))
+        watch.joined(kvstore)
 
     def wait(self) -> None:
         """Wait until all workers are here, and all that they have sent has arrived."""
