@@ -1,34 +1,57 @@
-"""SVRG, a variance-reduced stochastic gradient, for MXNet Gluon."""
+"""SVRG, a variance-reduced stochastic gradient, for MXNet Gluon.
 
-import os as _os
+Names are imported when they are first used. So the command line starts without MXNet, and a server
+that unpickles an optimizer inside ``import mxnet`` can import this package.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module as _import_module
+from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
+from .stores.launcher import tell_launcher as _tell_launcher
 
-try:
-    import mxnet as _mx
-except ModuleNotFoundError as error:
-    if error.name != "mxnet":
-        raise
-    raise ImportError(
-        "gluon_svrg needs MXNet, which is not installed. Install the build for your machine: "
-        "pip install 'gluon-svrg[cpu]', or mxnet-cu112 and the like for a GPU."
-    ) from error
-except AttributeError as error:
-    raise ImportError(
-        f"MXNet cannot be imported ({error}). MXNet 1.9.1 and 2.0.0b1 need numpy older than 1.24: "
-        "pip install 'numpy<1.24'."
-    ) from error
-
-# Servers of a distributed store run inside `import mxnet`, when Gluon is not there yet.
-if _os.environ.get("DMLC_ROLE", "worker") == "worker":
+if TYPE_CHECKING:
     from .mars import MARSTrainer
+    from .saga import SAGATrainer, SAGTrainer
     from .sarah import SARAHTrainer
-    from .stores.launcher import tell_launcher as _tell_launcher
     from .storm import STORMTrainer
     from .svrg import SVRGTrainer
 
-    _tell_launcher()
+__all__ = [
+    "MARSTrainer",
+    "SAGATrainer",
+    "SAGTrainer",
+    "SARAHTrainer",
+    "STORMTrainer",
+    "SVRGTrainer",
+    "__version__",
+]
 
-__all__ = ["MARSTrainer", "SARAHTrainer", "STORMTrainer", "SVRGTrainer", "__version__"]
+#: Where each public name is defined.
+_MODULES = {
+    "MARSTrainer": "mars",
+    "SAGATrainer": "saga",
+    "SAGTrainer": "saga",
+    "SARAHTrainer": "sarah",
+    "STORMTrainer": "storm",
+    "SVRGTrainer": "svrg",
+}
 
-del _mx
+_tell_launcher()
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from ._installed import require_mxnet
+
+    require_mxnet()
+    value = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_MODULES})

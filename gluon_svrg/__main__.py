@@ -1,8 +1,19 @@
 """``python -m gluon_svrg`` is ``gluon-svrg``."""
 
+from __future__ import annotations
+
 import sys
 
-from .commands.cli import main
+
+def main() -> int:
+    """Run a command; Ctrl-C ends it without a traceback, from the first moment on."""
+    try:
+        from .commands.cli import main as run
+
+        return run()
+    except KeyboardInterrupt:
+        return 130
+
 
 if __name__ == "__main__":
     sys.exit(main())

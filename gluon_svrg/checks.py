@@ -24,7 +24,8 @@ def check_between(
     """Raise unless a value is a number from low to high."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
-    if not (isfinite(value) and low <= value <= high) or (open_low and value == low):
+    is_inside = isfinite(value) and low <= float(value) <= high
+    if not is_inside or (open_low and value == low):
         least = "above" if open_low else "at least"
         most = f" and at most {high:g}" if isfinite(high) else ""
         raise ValueError(f"{name} must be finite, {least} {low:g}{most}, got {value}.")
@@ -42,6 +43,15 @@ def check_flag(ignore_stale_grad: Any) -> None:
         raise TypeError(
             "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
             "closure by its name: step(batch_size, closure=...)."
+        )
+
+
+def refuse_compression(compression_params: Any, name: str) -> None:
+    """Raise where an error that compression makes would stay in the mean gradient."""
+    if compression_params:
+        raise ValueError(
+            f"{name} cannot compress gradients: its mean gradient moves by each one that is "
+            "reduced, so that an error would stay forever. Leave compression_params out."
         )
 
 
@@ -63,9 +73,14 @@ NEEDS_CLOSURE = (
     "{name}() needs {method} gradients: pass step(batch_size, closure=...), or call "
     "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
 )
-NOT_REDUCED = (
-    "update() needs allreduce_grads() before, on one device too: {method} takes its mean gradient "
-    "there, before gradients are clipped."
+NO_INDEX = (
+    "{name}() needs batch_index=..., the position of the minibatch, with the closure: it names the "
+    "row of the table that holds the last gradient of this minibatch, and is renewed. Keep the "
+    "minibatches in a list, and shuffle their positions."
+)
+NOT_CORRECTED_ROW = (
+    "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or "
+    "call correct_grads(closure, batch_index=...) before."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "

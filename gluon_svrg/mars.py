@@ -9,7 +9,7 @@ from mxnet.gluon import Parameter
 
 from . import checks
 from .methods.mars import MARS
-from .recursive import RecursiveTrainer, refuse_compression
+from .recursive import RecursiveTrainer
 
 
 class MARSTrainer(RecursiveTrainer):
@@ -128,7 +128,7 @@ class MARSTrainer(RecursiveTrainer):
         if clip is not None:
             checks.check_between(clip, "clip", 0, math.inf, open_low=True)
         if not exact:
-            refuse_compression(compression_params, "MARSTrainer(exact=False)")
+            checks.refuse_compression(compression_params, "MARSTrainer(exact=False)")
         super().__init__(
             MARS(gamma, beta, clip, bool(exact), bool(include_vectors)),
             lock_random,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable
 
+from . import checks
 from .passes.closure import Loss
 from .trainer import VarianceReducedTrainer
 
@@ -18,7 +19,9 @@ class RecursiveTrainer(VarianceReducedTrainer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        self._counters.compared = not self._method.needs_closure
+        if self._method.needs_closure:
+            self._not_corrected = checks.NEEDS_CLOSURE
+            self._counters.compared = False
 
     def update_full_grads(
         self,
@@ -94,12 +97,3 @@ class RecursiveTrainer(VarianceReducedTrainer):
                 "it out."
             )
         return super().correct_grads(closure)
-
-
-def refuse_compression(compression_params: Any, name: str) -> None:
-    """Raise where what compression leaves out would stay in the mean gradient."""
-    if compression_params:
-        raise ValueError(
-            f"compression_params with {name}: the mean gradient comes from the reduced ones, and "
-            "what compression leaves out of these would stay in it. Leave compression_params out."
-        )

@@ -6,7 +6,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any, Callable, Iterable, Iterator
 
-from mxnet.gluon import Parameter
+from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
@@ -98,7 +98,8 @@ class RefreshingTrainer(ResumableTrainer):
         loss_scale = self._loss_scale
         with loss_scale.kept_on_error(), self._lock.kept_on_error():
             while True:
-                table = Table() if store_grads or store else None
+                keeps = store_grads or store or self._method.needs_table
+                table = Table() if keeps else None
                 try:
                     return self._refresh(closure, data, progress, table)
                 except FloatingPointError:
@@ -319,6 +320,15 @@ class RefreshingTrainer(ResumableTrainer):
         differentiated again, to find random numbers, are counted again.
         """
         return self._counters.grad_evaluations
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate. Can be set."""
+        return Trainer.learning_rate.fget(self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.set_learning_rate(value)
 
     @property
     def lock_random(self) -> bool | str:

@@ -40,13 +40,12 @@ class ResumableTrainer(KVStoreTrainer):
         self._registered = Registered()
         # Replaced when the user replaces arrays of parameters.
         self._network = Network(self.all_parameters)
-        self._here: Point | None = None  # the current weights
+        self._here: Any = None  # the point of the current weights
         # Of the moment.
         self._loaded: saving.Saved | None = None  # from a file, until parameters are initialized
         self._is_corrected = False  # Parameter.grad holds an estimate, or a plain gradient
         self._reached: list[bool] | None = None  # the parameters that the estimate is of
         self._entries = 0  # loss entries behind the live gradients
-        self._is_reduced = False  # and these are summed up over devices and workers
         self._at_snapshot = False  # inside that context manager
 
     @property
@@ -58,7 +57,8 @@ class ResumableTrainer(KVStoreTrainer):
 
     def _get_ready(self, closure: Callable[[], Any]) -> None:
         """Have all that a pass needs: parameters, kvstore, and a snapshot that belongs to them."""
-        if self._loaded is not None or self._must_start_kvstore():
+        is_new = self._method.has_reference and self._here is None
+        if is_new or self._loaded is not None or self._must_start_kvstore():
             deque(initialize(self.all_parameters, closure, iter([()])))
             self._start_kvstore()
         if self._is_in_force():
@@ -88,19 +88,18 @@ class ResumableTrainer(KVStoreTrainer):
         network = self._network
         if self._here is not None and network.is_bound():
             return ""
-        difference = self._method.difference()
+        difference = self._method.difference(network)
         if difference:
             return difference
         network.bind()
         self._here = Point.current(network)
-        for point in self._method.points():
-            point.bind()
+        self._method.bind(network)
         return ""
 
     def _mark_points(self) -> None:
         """Let backward at the points do what it does at the weights."""
-        for point in self._method.points():
-            self._network.mark(point.weights)
+        for weights in [self._network.aliases, *(p.weights for p in self._method.points())]:
+            self._network.mark(weights)
 
     def _check_outside(self, name: str) -> None:
         """Raise where the trainer must not be called."""
@@ -206,7 +205,7 @@ class ResumableTrainer(KVStoreTrainer):
             self._counters.inner_steps = 0
         self._method.discard()
         self._loaded = loaded  # applied late: weights may be loaded after this, or before
-        self._is_corrected, self._reached, self._entries = False, None, 0
+        self._is_corrected, self._reached = False, None
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that a `gluon.Trainer` can load with its `load_states`.

@@ -6,8 +6,9 @@ from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
+from . import checks
 from .methods.sarah import SARAH
-from .recursive import RecursiveTrainer, refuse_compression
+from .recursive import RecursiveTrainer
 
 
 class SARAHTrainer(RecursiveTrainer):
@@ -111,7 +112,7 @@ class SARAHTrainer(RecursiveTrainer):
         *,
         lock_random: bool | str = "auto",
     ) -> None:
-        refuse_compression(compression_params, "SARAHTrainer")
+        checks.refuse_compression(compression_params, "SARAHTrainer")
         super().__init__(
             SARAH(),
             lock_random,

@@ -213,8 +213,8 @@ class EveryEpochs:
         bool
             Whether to call ``update_full_grads``.
         """
-        if not hasattr(trainer, "register"):
-            return trainer % self.epochs == 0
+        if isinstance(trainer, (int, np.integer)):
+            return bool(trainer % self.epochs == 0)
         trainer.register(self)
         epoch, self.epoch = self.epoch, self.epoch + 1
         return trainer.wants_snapshot or epoch % self.epochs == 0

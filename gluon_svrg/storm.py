@@ -8,7 +8,7 @@ from mxnet.gluon import Parameter
 
 from . import checks
 from .methods.storm import STORM
-from .recursive import RecursiveTrainer, refuse_compression
+from .recursive import RecursiveTrainer
 
 
 class STORMTrainer(RecursiveTrainer):
@@ -106,7 +106,7 @@ class STORMTrainer(RecursiveTrainer):
         lock_random: bool | str = "auto",
     ) -> None:
         checks.check_between(mixing, "mixing", 0, 1)
-        refuse_compression(compression_params, "STORMTrainer")
+        checks.refuse_compression(compression_params, "STORMTrainer")
         super().__init__(
             STORM(mixing),
             lock_random,

@@ -93,7 +93,11 @@ class VarianceReducedTrainer(RefreshingTrainer):
         if self._has_overflow_before_push():
             self._loss_scale.skip()
         else:
-            super().step(self._prepare_push(batch_size), ignore_stale_grad)
+            try:
+                super().step(self._prepare_push(batch_size), ignore_stale_grad)
+            except BaseException:
+                self.on_not_updated()
+                raise
         self._finish_step()
         return loss
 
@@ -135,7 +139,10 @@ class VarianceReducedTrainer(RefreshingTrainer):
         checks.check_index(batch_index)
         self._check_outside("correct_grads")
         self._get_ready(closure)
-        terms = self._method.terms(batch_index) if self._is_in_force() else Terms()
+        is_in_force = self._is_in_force()
+        if self._entries and not any(p.grad_req == "add" for p in self.all_parameters):
+            self.on_not_updated()  # an estimate that was not used is overwritten
+        terms = self._method.terms(batch_index) if is_in_force else Terms()
         self._is_corrected = False
         scale = self._loss_scale.value
         if terms.is_plain:
@@ -143,12 +150,9 @@ class VarianceReducedTrainer(RefreshingTrainer):
         else:
             found = self._estimate(closure, terms, scale)
             self._reached = [a or b for a, b in zip(found.reached, self._reached or found.reached)]
+        self._method.estimated(batch_index, terms, found)
         self._loss_scale.let_optimizer_undo()
-        if self._entries and not any(p.grad_req == "add" for p in self.all_parameters):
-            self._entries = 0  # of an estimate that was not used, and is overwritten
         self._entries += found.entries
-        self._is_reduced = False
-        self._method.reached(found.reached)
         self._counters.grad_evaluations += found.differentiated
         self._is_corrected = True
         return found.loss
@@ -159,19 +163,22 @@ class VarianceReducedTrainer(RefreshingTrainer):
         wanted = self._lock.mode == "auto" and not counters.compared
         compare = wanted and isinstance(reference, Point) and reference.is_current()
         began = isinstance(reference, Point) and not compare and self._method.needs_closure
-        repeated = self._first_look(closure, scale, wanted and began)
-        row_point = reference.point if isinstance(reference, Row) else None
-        if isinstance(reference, Row) and row_point and self._lock.mode is not False:
-            again, known = check_row(reference, row_point, closure, scale)
-            repeated += again
-            if known:
-                self._method.confirm(reference.index)
+        repeated = 0
+        if terms.copy_to is None:
+            repeated = self._first_look(closure, scale, compare=wanted and began)
+        if isinstance(reference, Row):
+            if reference.point is not None and self._lock.mode is not False:
+                again, known = check_row(reference, reference.point, closure, self._lock, scale)
+                repeated += again
+                if known:
+                    self._method.confirm(reference.number)
+            found = estimate(self._here, closure, terms, self._lock, scale)
+            return found._replace(differentiated=found.differentiated + repeated)
         found = estimate(self._here, closure, terms, self._lock, scale, compare=compare)
-        if not isinstance(reference, Row):
-            counters.compared = found.compared if compare else True
+        counters.compared = found.compared if compare else True
         return found._replace(differentiated=found.differentiated + repeated)
 
-    def _first_look(self, closure: Callable[[], Loss], scale: float, compare: bool) -> int:
+    def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
         """Find out what a refresh would have, if there was none; count what is differentiated."""
         network, lock = self._network, self._lock
         compare = compare and not lock.locked
@@ -180,17 +187,18 @@ class VarianceReducedTrainer(RefreshingTrainer):
         try:
             return first_look(network, closure, lock, scale, compare=compare)
         finally:
-            network.mark(network.aliases)
             self._mark_points()
 
     # --- what happens between gradients and weights --------------------------------------------
+
+    _not_corrected = checks.NOT_CORRECTED
 
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
         if not self._is_corrected and (self._is_in_force() or self._method.needs_closure):
-            message = checks.NEEDS_CLOSURE if self._method.needs_closure else checks.NOT_CORRECTED
-            raise RuntimeError(message.format(name=name, method=type(self._method).__name__))
+            method = type(self._method).__name__
+            raise RuntimeError(self._not_corrected.format(name=name, method=method))
         overwritten = self._network.overwritten() if self._reached is not None else []
         if overwritten:
             parameter = overwritten[0].name
@@ -231,24 +239,20 @@ class VarianceReducedTrainer(RefreshingTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
-        method = self._method
-        is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
-        if is_moving and self._is_corrected and not self._is_reduced:
-            raise RuntimeError(checks.NOT_REDUCED.format(method=type(method).__name__))
         self._hand_over("update", ignore_stale_grad)
         super().update(batch_size, ignore_stale_grad)
         self._finish_step()
 
     def _finish_step(self) -> None:
-        self._is_corrected, self._reached, self._entries = False, None, 0
+        self._is_corrected, self._reached = False, None
         if self._method.has_reference:
             self._counters.inner_steps += 1
 
     def on_reduced(self) -> None:
         """Let move what moves with a step: V, and its loss entries C, are known."""
-        if self._method.needs_reduced and self._is_corrected and not self._is_reduced:
-            self._is_reduced = True
-            self._check_unchanged()
+        if self._method.needs_reduced and self._is_corrected:
+            if self._here is None:
+                self._bind()
             entries = self._total_entries()
             self._method.reduced(self._network, self._loss_scale.of_live_grads, entries)
 
@@ -256,7 +260,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """The loss entries behind the live gradients, over all workers; nothing waits for it."""
         if self._workers.size == 1:
             return self._entries
-        total = mx.nd.array([self._entries])
+        total = mx.nd.array([self._entries, *self._method.numbers])
         self._workers.sum_arrays({len(self.all_parameters): total})
         return total
 
@@ -267,10 +271,14 @@ class VarianceReducedTrainer(RefreshingTrainer):
     def on_updated(self) -> None:
         """Let what has moved take effect."""
         self._method.updated()
+        self._entries = 0
 
     def on_not_updated(self) -> None:
         """Let nothing have moved."""
         self._method.not_updated()
+        self._entries = 0
+        if self._method.needs_reduced:  # what moves would not belong to these gradients
+            self._is_corrected = False
 
     def holds_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""

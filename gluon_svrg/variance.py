@@ -106,9 +106,9 @@ def variance(
     """
     check_closure(closure)
     terms, network, locked = trainer.ready_to_compare("variance")
-    there = terms.reference
+    there: Any = terms.reference
     here = Point.untouched(network)
-    mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean]
+    mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean or ()]
     moments = _Moments([part.size for part in mean], -terms.b)
     scale = trainer.loss_scale
     with ExitStack() as stack:

@@ -8,15 +8,13 @@ import sys
 from pathlib import Path
 
 import numpy as np
+from jobs import PACKAGE, environment  # noqa: F401
 
-import gluon_svrg
-
-PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
 WORKER = Path(__file__).with_name("worker.py")
 
 
-def run_cluster(folder, task, workers=2, servers=1, deadline=120, script=WORKER, **settings):
-    """Run a task of `worker.py`, or of another script, on a cluster.
+def run_cluster(folder, task, workers=2, servers=1, deadline=120, worker="worker.py", **settings):
+    """Run a task of `worker.py`, or of a file beside it, on a cluster.
 
     Returns
     -------
@@ -24,7 +22,13 @@ def run_cluster(folder, task, workers=2, servers=1, deadline=120, script=WORKER,
         What each worker has found, in the order of MXNet's ranks.
     """
     folder = Path(folder)
-    command = [sys.executable, str(script), task, str(folder), json.dumps(settings)]
+    command = [
+        sys.executable,
+        str(WORKER.with_name(worker)),
+        task,
+        str(folder),
+        json.dumps(settings),
+    ]
     status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
     assert status == 0, output
     return found_by(folder, workers)
@@ -73,17 +77,11 @@ def launch(arguments, deadline=120, wait=True):
     return run([sys.executable, "-m", "gluon_svrg", "launch", *arguments], deadline, wait=wait)
 
 
-def run(command, deadline, environment=(), wait=True):
+def run(command, deadline, variables=(), wait=True):
     """Run a program in a process group of its own, until a deadline."""
     process = subprocess.Popen(
         list(map(str, command)),
-        env={
-            **os.environ,
-            "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, WORKER.parent])),
-            "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
-            "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
-            **dict(environment),
-        },
+        env={**os.environ, **environment(), **dict(variables)},
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,

@@ -1,11 +1,19 @@
 """What all tests share."""
 
 import os
+import signal
+import time
+from contextlib import suppress
+
+# Before MXNet is imported: threads of OpenMP that wait for one another are slow where several
+# processes share the cores, as pytest-xdist and clusters do.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import hypothesis
 import mxnet as mx
 import numpy as np
 import pytest
+from jobs import processes_of
 
 hypothesis.settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=20, print_blob=True
@@ -31,6 +39,18 @@ def _named():
     """Names of layers count from 0: MXNet 1.9.1 sorts parameters by them, dense10 before dense9."""
     with mx.name.NameManager():
         yield
+
+
+@pytest.fixture
+def marker(monkeypatch):
+    """A value that all processes of a job have in their variables; what is left is killed."""
+    value = f"gluon-svrg-test-{os.getpid()}-{time.monotonic_ns()}"
+    monkeypatch.setenv("MARKER", value)
+    yield value
+    for process in processes_of(value):
+        if process != os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
 
 
 def pytest_report_header():

@@ -124,6 +124,7 @@ PICKLES = {
     "bytes by their number": (
         states(named("builtins", "bytearray") + number(2**31 - 1) + b"\x85R"), "without content",
     ),
+    "no end": (states(b"N0" * 600_000), "too long"),
     "a long number": (states(b"\x8b" + struct.pack("<I", 10**6) + b"\x01" * 10**6), "many digits"),
     "no class": (states(named("os", "system") + text("true") + b"\x85R"), "it contains os.system"),
     "a method": (states(named("mxnet.optimizer", "SGD.update")), r"it contains mxnet"),
@@ -134,8 +135,8 @@ PICKLES = {
 }  # fmt: skip
 
 
-def zip_bomb(size=2**30):
-    """Format 1 with a right checksum, in which 1 MB becomes 1 GB."""
+def zip_bomb(size=2**29):
+    """Format 1 with a right checksum, in which 2 MB become 512 MB."""
     content = io.BytesIO()
     with zipfile.ZipFile(content, "w", zipfile.ZIP_DEFLATED, compresslevel=1) as archive:
         for name in ("manifest.npy", "0.npy"):
@@ -193,7 +194,7 @@ def own_files():
     }  # fmt: skip
 
 
-def main(folder, megabytes=600):
+def main(folder, megabytes=300):
     """Load all files of a folder; more memory than that is refused by the system."""
     from saving_kit import Training
 

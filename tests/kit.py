@@ -203,3 +203,19 @@ def move(net, amount, seed=0):
     for p in parameters(net):
         step = amount * rng.standard_normal(p.shape)
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
+
+
+def refresh_cost(sizes, probes=1, repeated=3):
+    """The loss entries that a refresh differentiates, with what it takes to trust its gradients.
+
+    Parameters
+    ----------
+    sizes : sequence of int
+        Of the minibatches.
+    probes : int
+        How often the first one is differentiated to see whether gradients can be added up: not at
+        all where storage or dtypes do not allow it.
+    repeated : int
+        How many are differentiated twice to find random numbers: 3 in mode 'auto', else none.
+    """
+    return sum(sizes) + probes * sizes[0] + sum(sizes[:repeated])

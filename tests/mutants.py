@@ -12,11 +12,23 @@ SUITES = {
     "methods/": ["methods", "stored", "identities", "accumulation"],
     "saving/": ["states", "methods"],
     "stores/": ["stores", "interface", "distributed"],
+    "stores/agreement": ["distributed::test_a_worker_that_fails_in_the_full_gradient"],
+    "stores/checks": ["stores"],
+    "stores/collective": ["distributed::test_workers_are_one_process_over_the_union_of_the_data"],
+    "stores/kinds": ["stores"],
+    "stores/parameter_servers": [
+        "distributed::test_settings_reach_the_optimizer_on_the_servers",
+        "distributed::test_dist_async",
+    ],
     "stores/server": [
         "distributed::test_settings_reach_the_optimizer_on_the_servers",
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["methods", "interface", "states", "stores"],
+    "_mxnet/kvstores": [
+        "distributed::test_convolutions",
+        "distributed::test_ranks_that_start_apart_take_one_first_step",
+    ],
     "schedule": ["schedule"],
     "variance": ["variance"],
     "estimator": ["estimator"],
@@ -36,25 +48,79 @@ MUTANTS = {
         "minibatches of equal weight": ("self._plain[k] += count * g", "self._plain[k] += g"),
         "coefficient not squared": ("self._coefficient**2 * control", "control"),
         "gradients changed by a variance": (
-            "        copy_all(spare, here.buffers)\n",
-            "        pass\n",
+            "        stack.enter_context(network.grads_kept())\n",
+            "",
         ),
     },
     "estimator": {
         "epochs not counted": ("self._count.epochs += 1", "pass"),
-        "refresh without a snapshot missed": (" or _has_none(estimator))", ")"),
-        "epochs not saved": ("        estimator.trainer._remember(self._count)\n", ""),
+        "refresh without a snapshot missed": ("(wanted or self", "(self"),
+        "epochs not saved": ("self._count = estimator.trainer.epoch_count", "pass"),
     },
-    "saving/states": {
-        "momentum not loaded": (
-            'updater.states = plain_data.decode(manifest["states"], arrays)',
-            "pass",
+    "passes/estimate": {
+        "reference gradient missing": ("                v.add(recorded, b)  # v += b r\n", ""),
+        "reference gradient with another factor": ("v.add(recorded, b)", "v.add(recorded)"),
+        "gradient missing": ("            v.add(recorded)  # v += g\n", ""),
+        "mean missing": ("v.put(recorded.counts, k, m)  # v = k c m", "v.put()"),
+        "row missing": ("v.put(recorded.counts, k, m, b, row)  # v = k c m + b row", "v.put()"),
+        "unlocked at the weights": (
+            "        random_lock.start(seed)\n        recorded = here.at(at_weights)",
+            "        recorded = here.at(at_weights)",
         ),
-        "lock starts again": ('"_base", "_count")', '"_base")'),
-        "full gradient not loaded": ("*zip(full_grads, means)]", "]"),
-        "optimizer's numbers not loaded": (
-            '    plain_data.assign(manifest["optimizer"], arrays, trainer._optimizer)\n',
-            "",
+        "not left in the live gradients": ("        v.finish()\n", "        pass\n"),
+    },
+    "passes/sums": {
+        "count missing": ("k * counts[device] * self.scale, mean)", "k * self.scale, mean)"),
+        "factor missing": (
+            "recorded.backward(factor * self.scale)",
+            "recorded.backward(self.scale)",
+        ),
+        "factor missing where gradients are added one by one": (
+            "combine((1, factor), (totals, grads), totals)",
+            "combine((1, 1), (totals, grads), totals)",
+        ),
+    },
+    "passes/full_pass": {
+        "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
+        "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),
+        "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
+        "a device without the mean": ("            total.copyto(target)\n", "            pass\n"),
+        "infinite accepted": ("if not all_finite", "if None and all_finite"),
+    },
+    "methods/svrg": {
+        "sign of the reference gradient": ("Terms(b=-alpha,", "Terms(b=alpha,"),
+        "sign of the full gradient": ("k=alpha,", "k=-alpha,"),
+        "old full gradient": ("            copy_all(mean, self._full_grads)\n", ""),
+        "old snapshot": ("            self.snapshot.move()\n", ""),
+        "moved where no loss is": (
+            "if self.has_reference and self.coefficient else ()",
+            "if self.has_reference else ()",
+        ),
+    },
+    "stores/agreement": {
+        "the failure of another worker not seen": ("if np.isnan(sums[0])", "if False"),
+    },
+    "stores/checks": {
+        "reduced gradients that never come back": ("    if needs_reduced:", "    if False:"),
+    },
+    "stores/collective": {
+        "nothing summed": ("self.kvstore.pushpull(key, [array], out=[array])", "pass"),
+        "keys of parameters": ("self._first_key = first_free_key", "self._first_key = 0"),
+    },
+    "stores/kinds": {
+        "unknown names taken": ("if name not in NATIVE and", "if False and"),
+        "names in capitals taken for others": ("name_of(kvstore).lower()", "name_of(kvstore)"),
+    },
+    "stores/parameter_servers": {
+        "batch size of the servers": ("            gradient /= batch_size\n", "            pass\n"),
+        "settings never sent": ("if (settings, scheduler) != self._sent:", "if False:"),
+        "one slot summed": ("for slot in slots[key]:  # in", "for slot in slots[key][:1]:  # in"),
+        "weights not shared": ("self.kvstore.pull(key, out=list(arrays))", "pass"),
+    },
+    "_mxnet/kvstores": {
+        "layout of oneDNN sent": (
+            "                make_plain(parameter._data)\n",
+            "                pass\n",
         ),
     },
     "stores/server": {

@@ -131,6 +131,40 @@ def test_classes_that_are_words(tmp_path):
     )
 
 
+@pytest.mark.parametrize(
+    ("cells", "classes"),
+    [
+        (["007", "7", "007", "7"], 2),  # 007 is no number but a label
+        (["1", "1.0", "2", "2.00"], 2),
+        (["1_0", "10", "1_0", "10"], 2),
+        (["12345678901234567890", "12345678901234567891"] * 2, 2),
+    ],
+)
+def test_labels_that_are_nearly_numbers(cells, classes, tmp_path):
+    path = write_csv(tmp_path / "own.csv", {"x": [1, 2, 3, 4], "y": cells})
+    dataset = datasets.load(str(path), "y")
+    assert (dataset.task, dataset.classes) == ("classification", classes)
+
+
+def test_padded_numbers_are_numbers_where_numbers_are_wanted(tmp_path):
+    path = write_csv(tmp_path / "own.csv", {"x": ["007", "7", "09", "010"], "y": [1, 2, 4, 8]})
+    dataset = datasets.load(str(path), "y", "regression")
+    assert dataset.X[0] == dataset.X[1] < dataset.X[2] < dataset.X[3]
+    assert datasets.load(str(path), "x", "regression").task == "regression"
+
+
+@pytest.mark.parametrize("classes", [1000, 1001, 20000])
+def test_many_classes(classes, tmp_path):
+    """They are refused at once: with 20,000 the comparison would never end."""
+    labels = [f"w{i % classes}" for i in range(2 * classes)]
+    path = write_csv(tmp_path / "own.csv", {"x": range(2 * classes), "y": labels})
+    if classes <= datasets.MOST_CLASSES:
+        assert datasets.load(str(path), "y").classes == classes
+        return
+    with pytest.raises(datasets.DataError, match=f"has {classes} classes.* at most 1000"):
+        datasets.load(str(path), "y")
+
+
 def test_blank_lines_and_constant_columns(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("x,c,y\n1,7,0.5\n\n2,7,1.5\n3,7,x\n")

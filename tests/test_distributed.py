@@ -29,12 +29,12 @@ pytestmark = pytest.mark.xdist_group("clusters")
 @pytest.mark.parametrize(
     "workers, devices, store, update_on_kvstore",
     [
+        (3, 2, "exchange", None),
         (2, 1, "dist_sync", None),
         (3, 1, "dist_sync", None),
         (2, 2, "dist_device_sync", None),
         (2, 1, "dist_sync", True),
         (2, 2, "dist_sync", True),
-        (3, 2, "exchange", None),
     ],
 )
 def test_workers_are_one_process_over_the_union_of_the_data(
@@ -68,8 +68,8 @@ def test_stored_gradients_of_each_worker_s_own_minibatches(tmp_path):
     assert distance(weights(found[0]), expected.weights) < 1e-6
     for f, rank in zip(found, range(2)):
         own = sum(map(len, minibatches(rank, 2, True)[0]))
-        # two passes, four epochs, and twice a minibatch that is looked at twice, twice
-        assert 6 * own < int(f["evaluations"]) < 8 * own  # two gradients a step would be 10
+        # two passes, three of their four minibatches twice, four epochs, and a look at two rows
+        assert 6 * own < int(f["evaluations"]) < 9 * own  # two gradients a step would be more
 
 
 @pytest.mark.parametrize("kvstore", ["dist_sync", "exchange"])

@@ -1,8 +1,10 @@
-"""The README and the docstrings: that they are complete, and that what they show runs."""
+"""Documents and docstrings: that they are complete, and that what they show runs."""
 
+import ast
 import doctest
 import importlib
 import inspect
+import json
 import pkgutil
 import re
 import sys
@@ -17,14 +19,30 @@ import gluon_svrg.estimator
 import gluon_svrg.schedule
 import gluon_svrg.variance
 
-README = Path(__file__).parent.parent / "README.md"
+ROOT = Path(__file__).parent.parent
+README, GUIDE = ROOT / "README.md", ROOT / "notebooks" / "README.md"
+#: Comes together with ``gluon-svrg join``.
+COMING = [ROOT / "notebooks" / "README.several_machines.md"]
+PROGRAMS = [README, GUIDE]  # whose code is run
+DOCUMENTS = [
+    *PROGRAMS,
+    ROOT / "benchmarks" / "README.md",
+    ROOT / ".github" / "CONTRIBUTING.md",
+    *(path for path in COMING if path.exists()),
+]
+#: Trainers whose code is run, and whose messages are looked for, as soon as all of them are here.
+FAMILY = ("SAGATrainer", "SAGTrainer", "SARAHTrainer", "STORMTrainer", "MARSTrainer")
+HAS_FAMILY = all(name in gluon_svrg.__all__ for name in FAMILY)
+TREES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "gluon_svrg").rglob("*.py"))}
+#: Errors that no user can cause.
+OUR_OWN_MISTAKES = ["There is no ServerOptimizer in this process."]
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(gluon_svrg.__path__, "gluon_svrg.")
     if module.name != "gluon_svrg.__main__"
 ]
 PUBLIC = [
-    "gluon_svrg.SVRGTrainer",
+    *(f"gluon_svrg.{name}" for name in gluon_svrg.__all__ if name != "__version__"),
     *(f"gluon_svrg.schedule.{name}" for name in gluon_svrg.schedule.__all__),
     *(f"gluon_svrg.variance.{name}" for name in gluon_svrg.variance.__all__),
     *(f"gluon_svrg.estimator.{name}" for name in gluon_svrg.estimator.__all__),
@@ -37,6 +55,10 @@ ACCEPTED = {
     "GL08": "raised for __init__, which its class documents",
     "YD01": "at_snapshot is a context manager and yields nothing",
 }
+
+
+def name_of(path):
+    return str(path.relative_to(ROOT))
 
 
 def public_objects():
@@ -66,44 +88,199 @@ def test_the_doctests_are_found():
     assert doctest.testmod(importlib.import_module("gluon_svrg.trainer")).attempted > 5
 
 
-def readme_blocks(language):
-    return re.findall(rf"^```{language}\n(.*?)^```$", README.read_text(), re.M | re.S)
+# --- the documents ------------------------------------------------------------------------------
 
 
-def test_the_code_of_the_readme_runs_word_for_word(capsys, tmp_path, monkeypatch):
+def blocks(document, language):
+    return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.M | re.S)
+
+
+@pytest.mark.parametrize("document", PROGRAMS, ids=name_of)
+def test_code_runs_word_for_word(document, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    blocks = readme_blocks("python")
-    assert len(blocks) >= 3
-    namespace = {}
-    for block in blocks:
-        exec(compile(block, str(README), "exec"), namespace)
+    namespace, text = {}, document.read_text()
+    for found in re.finditer(r"^```python(?: (\w+))?\n(.*?)^```$", text, re.M | re.S):
+        needed, block = found.groups()
+        assert needed is None or needed in FAMILY
+        if needed is None or needed in gluon_svrg.__all__:
+            lines_before = "\n" * text.count("\n", 0, found.start(2))  # errors name their line
+            exec(compile(lines_before + block, str(document), "exec"), namespace)
     printed = capsys.readouterr().out
-    losses = [float(x) for x in re.findall(r"^epoch \d: mean loss ([\d.]+)$", printed, re.M)]
-    assert len(losses) == 3
-    assert losses[-1] < losses[0]
+    if document == README:
+        losses = [float(x) for x in re.findall(r"^epoch \d: mean loss ([\d.]+)$", printed, re.M)]
+        assert len(losses) == 3
+        assert losses[-1] < losses[0]
+
+
+def test_code_is_found():
+    assert len(blocks(README, "python")) == 1
+    assert len(blocks(GUIDE, "python")) > 15
 
 
 @pytest.mark.xdist_group("clusters")
-def test_two_workers_train_what_the_readme_says(tmp_path):
-    (script,) = readme_blocks("python train.py")
+def test_two_workers_train_what_the_guide_says(tmp_path):
+    (script,) = blocks(GUIDE, "python train.py")
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, str(tmp_path / "train.py")]
     status, output = launch(["-n", 2, "-s", 1, "--", *command])
     assert status == 0, output
     for worker in range(2):
-        said = rf"^\[worker {worker}[^]]*\] epoch \d: mean loss ([\d.]+)$"
-        losses = [float(loss) for loss in re.findall(said, output, re.M)]
+        line = rf"^\[worker {worker}[^]]*\] epoch \d: mean loss ([\d.]+)$"
+        losses = [float(loss) for loss in re.findall(line, output, re.M)]
         assert len(losses) == 3, output
         assert losses[-1] < losses[0] / 2
 
 
-def test_the_diff_of_the_readme_is_a_program_on_both_sides():
-    (block,) = readme_blocks("diff")
+def test_the_diff_is_a_program_on_both_sides():
+    (block,) = blocks(README, "diff")
     for sign, other in ("+-", "-+"):
         lines = [line[1:] for line in block.splitlines() if not line.startswith(other)]
         compile("\n".join(lines), f"{sign} side", "exec")
 
 
-def test_links_of_the_readme_lead_somewhere():
-    for target in re.findall(r"\]\(((?!http)[^)#]+)\)", README.read_text()):
-        assert (README.parent / target).exists(), target
+def test_the_readme_is_short():
+    assert len(README.read_text().splitlines()) <= 280
+
+
+def test_commands_are_one_line():
+    first, *_ = blocks(README, "sh")
+    assert first.count("\n") == 1
+    assert first.startswith("python3 -m venv")
+    _, _, development = README.read_text().partition("\n## Development\n")
+    assert re.search(r"^python3 -m venv .*pytest$", development.partition("\n## ")[0], re.M)
+
+
+def test_release_notes_begin_with_this_version():
+    _, _, notes = README.read_text().partition("\n## Release notes\n")
+    assert notes.strip().startswith(f"**{gluon_svrg.__version__}**")
+
+
+def test_all_notebooks_are_in_the_index():
+    for notebook in GUIDE.parent.glob("*.ipynb"):
+        assert f"[{notebook.stem}]({notebook.name})" in GUIDE.read_text()
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_are_in_the_guides(name):
+    assert re.search(rf"\b{name.rpartition('.')[2]}\b", README.read_text() + GUIDE.read_text())
+
+
+def test_all_of_the_trainer_is_in_the_guides():
+    text = README.read_text() + GUIDE.read_text()
+    members = [name for cls in gluon_svrg.SVRGTrainer.__mro__[:5] for name in vars(cls)]
+    internal = ("on_", "all_", "holds_", "needs_", "ready_")  # between the rooms
+    for name in members:
+        if not name.startswith(("_", *internal)) and name not in ("epoch_count", "loss_scale"):
+            assert re.search(rf"\b{name}\b", text), name
+
+
+# --- links -------------------------------------------------------------------------------------
+
+
+def anchors(document):
+    headings = re.findall(r"^#+ (.*)$", document.read_text(), re.M)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def texts():
+    """All that can have links: documents, and the text in notebooks."""
+    for document in DOCUMENTS:
+        yield document, document.read_text()
+    for notebook in GUIDE.parent.glob("*.ipynb"):
+        for cell in json.loads(notebook.read_text())["cells"]:
+            if cell["cell_type"] == "markdown":
+                yield notebook, "".join(cell["source"])
+
+
+def test_links_lead_somewhere():
+    for document, text in texts():
+        for link in re.findall(r"\]\(((?!http|attachment)[^)\s]+)\)", text):
+            path, _, anchor = link.partition("#")
+            target = (document.parent / path).resolve() if path else document
+            assert target.exists() or target in COMING, f"{name_of(document)}: {link}"
+            if anchor:
+                assert anchor in anchors(target), f"{name_of(document)}: {link}"
+
+
+# --- troubleshooting ---------------------------------------------------------------------------
+
+
+def constants():
+    """The strings that modules of the package keep for messages, by their names."""
+    return {
+        target.id: node.value
+        for path, tree in TREES.items()
+        if not {"saving", "commands"} & {*path.parts}
+        for node in tree.body
+        if isinstance(node, ast.Assign)
+        for target in node.targets
+        if isinstance(target, ast.Name)
+    }
+
+
+def text_of(node):
+    """A message as it stands in the code, with {} for what differs."""
+    if isinstance(node, ast.Constant) and isinstance(node.value, str):
+        return node.value
+    if isinstance(node, ast.JoinedStr):
+        return "".join(map(text_of, node.values))
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return text_of(node.left) + text_of(node.right)
+    if isinstance(node, ast.Call) and getattr(node.func, "attr", "") == "format":
+        return text_of(node.func.value)
+    name = getattr(node, "id", getattr(node, "attr", None))
+    return text_of(CONSTANTS[name]) if name in CONSTANTS else "{}"
+
+
+CONSTANTS = constants()
+
+
+def messages():
+    """What a user can meet while training: errors and warnings, with their places."""
+    for path, tree in TREES.items():
+        if "commands" in path.parts:  # they say what to do by themselves
+            continue
+        for node in ast.walk(tree):
+            call = node.exc if isinstance(node, ast.Raise) else node
+            name = getattr(getattr(call, "func", None), "id", "")
+            if not isinstance(call, ast.Call) or not call.args:
+                continue
+            if not (isinstance(node, ast.Raise) or name == "warn"):
+                continue
+            text = text_of(call.args[0])
+            wrapped = "saving" in path.parts and name not in ("TypeError", "IsADirectoryError")
+            if wrapped and "Nothing was changed" not in text:
+                continue
+            if text != "{}" and text not in OUR_OWN_MISTAKES:
+                yield f"{path.name}:{node.lineno}", text
+    for name, node in CONSTANTS.items():  # of messages that several places raise
+        if name.isupper() and re.search(r"[a-z]\(?\)? .*\.$", text_of(node)):
+            yield name, text_of(node)
+
+
+def beginnings():
+    """The messages of the table, without what differs: each a list of pieces, with its heading."""
+    _, _, tables = GUIDE.read_text().partition("\n## Troubleshooting\n")
+    for section in tables.split("\n### ")[1:]:
+        for row in re.findall(r"^\| (`.*?) \|", section, re.M):
+            for message in re.findall(r"`([^`]+)`", row):
+                pieces = [piece.strip() for piece in message.split("\u2026") if piece.strip()]
+                yield pieces, section.splitlines()[0]
+
+
+def is_in(pieces, text):
+    return re.search(".*".join(map(re.escape, pieces)), text, re.S) is not None
+
+
+def test_every_message_has_its_row():
+    rows = [pieces for pieces, _ in beginnings()]
+    missing = [m for m in messages() if not any(is_in(pieces, m[1]) for pieces in rows)]
+    assert not missing, "add these to the table in notebooks/README.md"
+
+
+def test_every_row_has_its_message():
+    texts = [text for _, text in messages()]
+    assert len(texts) > 60
+    for pieces, heading in beginnings():
+        if HAS_FAMILY or not heading.startswith("Other methods"):
+            assert any(is_in(pieces, text) for text in texts), pieces

@@ -1,8 +1,11 @@
 """What a user sees where MXNet or the right NumPy is missing: in interpreters that lack them."""
 
 import os
+import signal
 import subprocess
 import sys
+import threading
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -10,38 +13,113 @@ import pytest
 import gluon_svrg
 
 PACKAGE = Path(gluon_svrg.__file__).parent.parent
+USES = ["from gluon_svrg import SVRGTrainer", "import gluon_svrg; gluon_svrg.SVRGTrainer"]
 
 
-def import_package(*first, flags=()):
-    """Import gluon_svrg in a fresh interpreter that finds the folders `first` before others."""
-    path = [str(folder) for folder in first]
+def python(*arguments, path, flags=()):
+    """Run a fresh interpreter that finds these folders before others."""
+    variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
-        [sys.executable, *flags, "-c", f"import sys; sys.path[:0] = {path}; import gluon_svrg"],
+        [sys.executable, *flags, *arguments],
         capture_output=True,
         text=True,
-        cwd=first[0],
-        env={key: value for key, value in os.environ.items() if key != "PYTHONPATH"},
+        cwd=path[0],
+        env={**variables, "PYTHONPATH": os.pathsep.join(map(str, path))},
         timeout=120,
         check=False,
     )
 
 
-def test_without_mxnet(tmp_path):
+@pytest.fixture
+def without_mxnet(tmp_path):
+    """Run an interpreter without site-packages, where MXNet is."""
     (tmp_path / "gluon_svrg").symlink_to(PACKAGE / "gluon_svrg")
-    done = import_package(tmp_path, flags=["-S"])  # without site-packages, where MXNet is
+    return lambda *arguments: python(*arguments, path=[tmp_path], flags=["-S"])
+
+
+@pytest.mark.parametrize("use", USES)
+def test_without_mxnet(use, without_mxnet):
+    done = without_mxnet("-c", use)
     assert done.returncode == 1
     assert "ImportError: gluon_svrg needs MXNet, which is not installed." in done.stderr
     assert "pip install 'gluon-svrg[cpu]'" in done.stderr
 
 
-def test_with_a_numpy_that_is_too_new(tmp_path):
+@pytest.mark.parametrize("command", [(), ("compare",), ("launch",)], ids=" ".join)
+def test_help_without_mxnet(command, without_mxnet):
+    done = without_mxnet("-m", "gluon_svrg", *command, "--help")
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "example" in done.stdout
+    assert "(default: None)" not in done.stdout
+
+
+def test_version_without_mxnet(without_mxnet):
+    done = without_mxnet("-m", "gluon_svrg", "--version")
+    assert (done.returncode, done.stdout.strip()) == (0, gluon_svrg.__version__)
+
+
+@pytest.mark.parametrize("command", [("compare", "digits"), ("launch", "-n", "1", "--", "true")])
+def test_commands_without_mxnet(command, without_mxnet):
+    done = without_mxnet("-m", "gluon_svrg", *command)
+    assert done.returncode == 2
+    assert "error: gluon_svrg needs MXNet, which is not installed." in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_names():
+    assert {*gluon_svrg.__all__} <= {*dir(gluon_svrg)}
+    with pytest.raises(AttributeError, match="module 'gluon_svrg' has no attribute 'SVGRTrainer'"):
+        _ = gluon_svrg.SVGRTrainer
+
+
+@pytest.mark.parametrize("use", USES)
+def test_with_a_numpy_that_is_too_new(use, tmp_path):
     install = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target"]
     done = subprocess.run(
         [*install, str(tmp_path), "numpy==1.24.4"], capture_output=True, timeout=300, check=False
     )
     if done.returncode:
         pytest.skip("needs NumPy 1.24 from a package index, and none can be reached")
-    done = import_package(tmp_path, PACKAGE, flags=["-W", "ignore"])
+    done = python("-c", use, path=[tmp_path, PACKAGE], flags=["-W", "ignore"])
     assert done.returncode == 1
     assert "ImportError: MXNet cannot be imported" in done.stderr
     assert "pip install 'numpy<1.24'" in done.stderr
+
+
+@pytest.mark.parametrize("moment", ["argparse", "gluon_svrg.commands.cli", "mxnet.base", "sklearn"])
+def test_an_early_interrupt(moment, tmp_path):
+    """Ctrl-C while modules are imported ends the command without a traceback."""
+    process = subprocess.Popen(
+        [
+            sys.executable,
+            "-W",
+            "ignore",
+            "-X",
+            "importtime",
+            *("-m", "gluon_svrg", "compare", "digits"),
+        ],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(PACKAGE)},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    alarm = threading.Timer(60, os.killpg, (process.pid, signal.SIGKILL))
+    alarm.start()
+    with process, alarm_off(alarm):
+        lines = []
+        for line in process.stderr:
+            if line.rpartition("|")[2].strip() == moment and process.poll() is None:
+                process.send_signal(signal.SIGINT)
+            lines.append(line)
+    assert process.returncode == 130, "".join(lines)
+    assert "Traceback" not in "".join(lines)
+
+
+@contextmanager
+def alarm_off(alarm):
+    try:
+        yield
+    finally:
+        alarm.cancel()

@@ -5,79 +5,19 @@ import re
 import signal
 import sys
 import time
-from pathlib import Path
 
 import numpy as np
 import pytest
 from cluster import launch
+from jobs import SCRIPT, assert_nothing_left, find_role, finish, wait_for
 
 pytestmark = pytest.mark.xdist_group("clusters")
-SCRIPT = Path(__file__).with_name("launched.py")
-WITHIN = 10  # seconds from a death to the end
-
-
-def processes_of(marker):
-    """Processes, by id, that have a marker in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if marker.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            continue
-    return found
-
-
-@pytest.fixture
-def marker(monkeypatch):
-    value = f"gluon-svrg-test-{os.getpid()}-{time.monotonic_ns()}"
-    monkeypatch.setenv("MARKER", value)
-    yield value
-    for process in processes_of(value):
-        if process != os.getpid():
-            os.kill(process, signal.SIGKILL)
-
-
-def assert_nothing_left(marker):
-    deadline = time.monotonic() + 5
-    while processes_of(marker) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    assert processes_of(marker) == []
+WITHIN = 15  # seconds from a death to the end
 
 
 def start(folder, what, *options):
     arguments = ["-n", 2, "-s", 1, *options, "--", sys.executable, SCRIPT, folder, what]
     return launch(arguments, wait=False)
-
-
-def finish(process, deadline=60):
-    try:
-        output, _ = process.communicate(timeout=deadline)
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return output
-
-
-def wait_for(path, process, deadline=60):
-    end = time.monotonic() + deadline
-    while not path.exists():
-        assert process.poll() is None, process.communicate()[0]
-        assert time.monotonic() < end
-        time.sleep(0.02)
-
-
-def find_role(marker, role, deadline=20):
-    """The process id of a role, by its environment; as soon as it is there."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        for process in processes_of(marker):
-            environment = Path(f"/proc/{process}/environ").read_bytes().decode().split("\0")
-            variables = dict(item.split("=", 1) for item in environment if "=" in item)
-            if variables.get("GLUON_SVRG_TELL", "").endswith(f"/{role}"):
-                return process
-        time.sleep(0.02)
-    raise AssertionError(f"{role} is not there")
 
 
 @pytest.mark.parametrize("moment", ["start", "step", "full pass", "exit"])
@@ -131,6 +71,33 @@ def test_the_launcher_is_ended(number, tmp_path, marker):
     assert_nothing_left(marker)
 
 
+@pytest.mark.parametrize("role", ["worker 1", "server 0", "scheduler"])
+def test_stopped(role, tmp_path, marker):
+    """Only MXNet's heartbeats tell of a process that is there but does nothing."""
+    process = start(tmp_path, "step", "--timeout", 6)
+    wait_for(tmp_path / "reached", process)
+    os.kill(find_role(marker, role), signal.SIGSTOP)
+    stopped = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - stopped < 6 + WITHIN
+    assert process.returncode == 1
+    how = "did not answer for 6 s(: a signal.*)?; all others were"
+    line = rf"gluon-svrg launch: (the )?{role}( \(rank \d\))? {how}"
+    assert re.match(line, output.splitlines()[-1]), output
+    assert_nothing_left(marker)
+
+
+def test_a_pause_is_no_death(tmp_path, marker):
+    process = start(tmp_path, "nothing", "--timeout", 12)
+    worker = find_role(marker, "worker 1")
+    time.sleep(2)
+    os.kill(worker, signal.SIGSTOP)
+    time.sleep(4)
+    os.kill(worker, signal.SIGCONT)
+    output = finish(process)
+    assert process.returncode == 0, output
+
+
 def test_all_ends_well(tmp_path, marker):
     process = start(tmp_path, "nothing")
     output = finish(process)
@@ -175,7 +142,12 @@ def test_restarts_run_out(tmp_path, marker):
         (["-n", "1", "--", "no-such-command"], "cannot start no-such-command: No such file"),
         (["-n", "1", "--", sys.executable, "no.py"], "there is no script no.py"),
         (["-n", "1", "--port", "99999", "--", "true"], "cannot use port 99999"),
-        (["-n", "1", "--restart", "-1", "--", "true"], "expected a positive whole number"),
+        (["-n", "1", "--restart", "-1", "--", "true"], "expected 0 or a positive whole number"),
+        (["-n", "1", "--timeout", "2", "--", "true"], "expected 0 or at least 5 seconds, got '2'"),
+        (["-n", "1", "-H", "a,a", "--", "true"], "a machine is named twice in 'a,a'"),
+        (["-n", "1", "-H", "a:b", "--", "true"], "expected HOST or HOST:SLOTS, got 'a:b'"),
+        (["-n", "3", "-H", "a:1,b:1", "--", "true"], "3 workers need as many slots"),
+        (["-n", "1", "-H", "a", "--ssh", "no-such", "--", "true"], "cannot start no-such: No such"),
         ([], "required: -n"),
     ],
 )
@@ -199,10 +171,12 @@ def test_a_taken_port(marker):
     assert f"cannot use port {port}: Address already in use" in output.splitlines()[-1]
 
 
-def test_a_command_that_is_no_python(marker):
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_is_no_python(code, marker):
     """It never joins the cluster; when all workers are done, the rest is ended."""
-    status, output = launch(["-n", 1, "-s", 1, "--", "sh", "-c", "echo hello; exit 3"])
-    assert status == 3
+    status, output = launch(["-n", 1, "-s", 1, "--", "sh", "-c", f"echo hello; exit {code}"])
+    assert status == code
     assert "[worker 0] hello" in output
-    assert output.splitlines()[-1].startswith("gluon-svrg launch: worker 0 exited with code 3")
+    death = "gluon-svrg launch: worker 0 exited with code 3"
+    assert output.splitlines()[-1].startswith(death if code else "[worker 0] hello")
     assert_nothing_left(marker)

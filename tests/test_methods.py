@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged, everything
+from kit import assert_unchanged, everything, refresh_cost
 from loops import plain_step, split_at
 from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
@@ -93,6 +93,8 @@ CASES = {
         gradients=1,
         plain={"gamma": 0, "clip": None},
     ),
+    "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
+    "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
 }
 
 
@@ -331,8 +333,8 @@ def test_counters(case):
     before = trainer.grad_evaluations
     trainer.update_full_grads(loss_of, BATCHES)
     assert (trainer.num_snapshots, trainer.inner_steps) == (1, 0)
-    repeated = 3 * 5  # the first three minibatches, to find random numbers
-    assert trainer.grad_evaluations - before == len(PROBLEM.X) + repeated
+    sizes = [len(batch) for batch in BATCHES]
+    assert trainer.grad_evaluations - before == refresh_cost(sizes)
     steps(case, trainer, loss_of, [0, 1])  # more may be evaluated at first, to check
     before = trainer.grad_evaluations
     counting = kit.counted(loss_of)

@@ -779,6 +779,101 @@ def mutate(manifest, draw):
         target[key] = target[key] * draw(st.sampled_from([-1, 0.5, 2, 10**9])) + 1
 
 
+def with_attribute(name, value):
+    def change(state):
+        attributes = {**state["attributes"].attributes, name: value}
+        return {**state, "attributes": saving.SavedObject("Adam", attributes)}
+
+    return change
+
+
+def with_scheduler(number, **values):
+    def change(state):
+        attributes = dict(state["attributes"].attributes)
+        chain = attributes["lr_scheduler"].attributes
+        one = chain["parts"][number]
+        parts = [*chain["parts"]]
+        parts[number] = saving.SavedObject(one.class_name, {**one.attributes, **values})
+        attributes["lr_scheduler"] = saving.SavedObject("Chain", {**chain, "parts": parts})
+        return {**state, "attributes": saving.SavedObject("Adam", attributes)}
+
+    return change
+
+
+def without(state):
+    attributes = {k: v for k, v in state["attributes"].attributes.items() if k != "beta1"}
+    return {**state, "attributes": saving.SavedObject("Adam", attributes)}
+
+
+@pytest.mark.parametrize(
+    "change, message",
+    [
+        (without, "the optimizer .Adam. lacks its beta1"),
+        (with_attribute("update", 1), "has an attribute 'update' that a Adam cannot have"),
+        (with_attribute("learning_rate", 1.0), "has an attribute 'learning_rate' that"),
+        (with_attribute("beta1", "x"), "its beta1 was a str and is a number here"),
+        (with_attribute("beta1", float("nan")), "its beta1 is nan and must be finite"),
+        (with_attribute("beta1", 10**30), "its beta1 is too large"),
+        (with_attribute("beta1", None), "its optimizer does not work .TypeError"),
+        (
+            with_attribute("epsilon", np.zeros(3)),
+            r"its epsilon was an array of shape \(3,\) and is",
+        ),
+        (with_attribute("num_update", 2**40), "counts of updates must be whole numbers"),
+        (with_attribute("num_update", 1), "it counts 1 updates, and 3 of one parameter"),
+        (with_scheduler(1, cur_step_ind=-9), "MultiFactorScheduler is at step -9 of 2"),
+        (with_scheduler(1, cur_step_ind=3), "MultiFactorScheduler is at step 3 of 2"),
+        (with_scheduler(0, step=0), "cannot count from 2 by 0 to 3"),
+        (with_scheduler(0, count=-(10**9)), "cannot count from -1000000000 by 2 to 3"),
+        (with_scheduler(0, base_lr=1e308), "does not work .MXNetError"),
+        (with_scheduler(1, step=[None], cur_step_ind=0), "does not work .TypeError"),
+        (lambda state: {**state, "counts": {0: {0: -1}}}, "must be whole numbers from 0"),
+        (lambda state: {**state, "counts": {-1: {0: 1}}}, "are of no devices"),
+        (lambda state: {**state, "counts": {0: [1]}}, "malformed"),
+        (lambda state: {**state, "counts": {0: {9: 1}}}, "knows parameter 9, and there are 4"),
+        (lambda state: {**state, "by_index": {"lr_mult": {0: "x"}}}, "'x', which is no number"),
+        (lambda state: {**state, "by_index": {"idx2name": {0: 1}}}, "'1', which is no name"),
+        (lambda state: {**state, "by_index": {"update": {}}}, "malformed"),
+        (lambda state: {**state, "mxnet": None}, "malformed"),
+        (lambda state: [state], "malformed"),
+    ],
+)
+def test_settings_that_would_break_the_next_step(change, message, written, tmp_path):
+    (tmp_path / "states").write_bytes(written["adam"])
+    with mx.name.NameManager():
+        run = Training("adam", crowded("adam"))
+    before = run.everything()
+    saved = saving.read(tmp_path / "states", run.header())
+    assert saved.problems(run.parts(), run.header()) == []
+    saved._states["optimizer"] = change(saved._states["optimizer"])
+    with pytest.raises(ValueError, match=f"does not fit this trainer: .*({message})"):
+        saved.check(run.parts(), run.header())
+    assert run.everything() == before
+
+
+@pytest.mark.parametrize(
+    "encoded, message",
+    [
+        ({"kind": "dict", "items": [[1, 2], [1, 3]]}, "the keys of a dict"),
+        ({"kind": "dict", "items": [[{"kind": "list", "items": []}, 2]]}, "the keys of a dict"),
+        ({"kind": "dict", "items": [[1, 2, 3]]}, "a dict"),
+        ({"kind": "set", "items": [{"kind": "list", "items": []}]}, "a set"),
+        ({"kind": "object", "class": 1, "attributes": []}, "a value of kind 'object'"),
+        ({"kind": "object", "class": "A", "attributes": [[1, 2]]}, "a value of kind 'object'"),
+        ({"kind": "parameters", "items": [["a", 2]]}, "a value of kind 'parameters'"),
+        ({"kind": "nd", "array": True}, "array True does not exist"),
+        ({"kind": "nd", "array": -1}, "array -1 does not exist"),
+        ({"kind": "scalar", "array": 0}, "an array"),
+        ({"kind": "nd", "array": 0, "stype": "dense"}, "an array"),
+        ([1], "a value"),
+        ({"kind": ["list"], "items": []}, "a value of kind"),
+    ],
+)
+def test_plain_data_of_another_form(encoded, message):
+    with pytest.raises(ValueError, match=f"its manifest is malformed: {message}"):
+        values.decode(encoded, [np.zeros(3)])
+
+
 @pytest.mark.parametrize("name", ["sgd", "adam"])
 @settings(max_examples=100)
 @given(data=st.data())

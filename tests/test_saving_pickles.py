@@ -105,7 +105,7 @@ def test_every_protocol(name, protocol, tmp_path):
     assert number == 5 and sets == [{1, 2}, frozenset([3])]
 
 
-def test_sparse_states(tmp_path):
+def test_sparse_states():
     """MXNet 1.9.1 keeps row_sparse momentum for row_sparse weights."""
     if mx.__version__.startswith("2"):
         pytest.skip("MXNet 2.0 cannot pickle sparse arrays")

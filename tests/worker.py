@@ -466,15 +466,15 @@ def dying(how="exit", **settings):
     return store, {}
 
 
-def main():
+def main(available):
     task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
     tasks = settings if task == "many" else {"": (task, settings)}
     for name, (each, its_settings) in tasks.items():
         with mx.name.NameManager():  # as in a process of its own
-            store, found = globals()[each](**its_settings)
+            store, found = available[each](**its_settings)
         (folder / name).mkdir(exist_ok=True)
         np.savez(folder / name / f"{store.rank}.npz", **found)
 
 
 if __name__ == "__main__":
-    main()
+    main(globals())

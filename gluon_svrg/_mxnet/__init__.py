@@ -6,7 +6,6 @@ Features are tested for, not versions. Every other room may use it, by ``from ..
 
 from .amp import LossScale
 from .arrays import (
-    MXNetError,
     allocated_bytes,
     classic,
     device_of,
@@ -59,7 +58,6 @@ __all__ = [
     "Arrays",
     "Flags",
     "LossScale",
-    "MXNetError",
     "OpenTrainer",
     "all_rows",
     "allocated_bytes",

@@ -21,7 +21,7 @@ class LossScale:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._scaler = getattr(trainer, "_amp_loss_scaler", None)
+        self._scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
 
     @property
     def is_on(self) -> bool:

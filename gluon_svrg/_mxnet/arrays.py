@@ -86,7 +86,7 @@ ASSIGNED = (
 
 
 @lru_cache(maxsize=None)
-def _guarded(cls: type) -> type:
+def _guarded(cls: Any) -> Any:
     def refuse(array: NDArray, key: Any, value: Any) -> None:
         raise RuntimeError(ASSIGNED)
 
@@ -95,7 +95,8 @@ def _guarded(cls: type) -> type:
 
 def guard(array: NDArray) -> NDArray:
     """Let an array, in place, refuse that its entries are assigned."""
-    array.__class__ = _guarded(type(array))
+    cls: Any = type(array)
+    array.__class__ = _guarded(cls)
     return array
 
 

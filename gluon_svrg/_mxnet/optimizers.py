@@ -150,23 +150,42 @@ def scheduler_problem(scheduler: Any, num_update: int) -> str:
     str
         What went wrong; empty if nothing.
     """
-    if isinstance(scheduler, FactorScheduler):  # it counts up to the update in steps
-        step, count = scheduler.step, scheduler.count
-        if not (step >= 1 and (num_update - count) / step < 1e6):
-            return f"its FactorScheduler cannot count from {count} by {step} to {num_update}"
-    if isinstance(scheduler, MultiFactorScheduler):
-        place = scheduler.cur_step_ind
-        if not 0 <= place <= len(scheduler.step):
-            return f"its MultiFactorScheduler is at step {place} of {len(scheduler.step)}"
+    for inner in _schedulers_in(scheduler):
+        if isinstance(inner, FactorScheduler):  # it counts up to the update in steps
+            step, count = inner.step, inner.count
+            if not (step >= 1 and (num_update - count) / step < 1e6):
+                return f"its FactorScheduler cannot count from {count} by {step} to {num_update}"
+        if isinstance(inner, MultiFactorScheduler):
+            place = inner.cur_step_ind
+            if not 0 <= place <= len(inner.step):
+                return f"its MultiFactorScheduler is at step {place} of {len(inner.step)}"
     rate = scheduler(num_update + 1)
     if isinstance(rate, complex) or not math.isfinite(rate):
         return f"its {type(scheduler).__name__} gives a learning rate of {rate}"
     return ""
 
 
+def _schedulers_in(value: Any, depth: int = 0) -> Iterator[Any]:
+    """A scheduler, and those in its attributes."""
+    if isinstance(value, LRScheduler):
+        yield value
+        value = list(vars(value).values())
+    if isinstance(value, dict):
+        value = list(value.values())
+    if isinstance(value, (list, tuple)) and depth < 60:
+        for item in value:
+            yield from _schedulers_in(item, depth + 1)
+
+
 def scratch(value: Any) -> Any:
-    """Copy an optimizer or scheduler with all that it holds, without its parameters."""
-    return copy.deepcopy(value)
+    """Copy an optimizer or scheduler with all that it holds, without its parameters.
+
+    None if it holds what cannot be copied.
+    """
+    try:
+        return copy.deepcopy(value)
+    except Exception:
+        return None
 
 
 def update_problem(optimizer: Optimizer) -> str:

@@ -53,7 +53,7 @@ class WatchedTrainer(Trainer):
         self.on_reduced()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        scaler = vars(self).pop("_amp_loss_scaler", None)
+        scaler = self.__dict__.pop("_amp_loss_scaler", None)
         moves = False
         try:
             if scaler is not None and scaler.has_overflow(self._params):

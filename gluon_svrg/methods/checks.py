@@ -61,7 +61,11 @@ def array(
 
 
 def table(
-    state: Any, parameters: Sequence[Parameter], chosen: Sequence[int], devices: int
+    state: Any,
+    parameters: Sequence[Parameter],
+    chosen: Sequence[int],
+    devices: int,
+    hint: str = " (save after update_full_grads() without store_grads=True)",
 ) -> Iterator[str]:
     """Stored gradients, by parameter and device, with counts and seeds by minibatch."""
     if state is None:
@@ -77,16 +81,16 @@ def table(
         yield "its stored gradients are of another form"
         return
     for counts in state["counts"]:
-        if not (isinstance(counts, list) and all(_is_natural(c, 2**53) for c in counts)):
+        if not (isinstance(counts, list) and all(is_natural(c, 2**53) for c in counts)):
             yield "its stored gradients have other numbers of loss entries"
             return
         if len(counts) != devices:
             yield (
-                f"its stored gradients are of {len(counts)} devices, and there are {devices} here "
-                "(save after update_full_grads() without store_grads=True)"
+                f"its stored gradients are of {len(counts)} devices, and there are {devices} here"
+                f"{hint}"
             )
             return
-    if not all(seed is None or _is_natural(seed, 2**31 - 1) for seed in state["seeds"]):
+    if not all(seed is None or is_natural(seed, 2**31 - 1) for seed in state["seeds"]):
         yield "its stored gradients have other seeds"
     if set(state["rows"]) != set(chosen):
         yield "its stored gradients are of other parameters"
@@ -104,7 +108,7 @@ def table(
 
 
 def flags(state: Any, chosen: Sequence[int]) -> Iterator[str]:
-    """Whether any loss depends on each of some parameters, by their numbers."""
+    """A bool for each of some parameters: whether the loss depends on it."""
     if not (
         isinstance(state, dict)
         and set(state) == set(chosen)
@@ -118,5 +122,6 @@ def numbers_of(parameters: Sequence[Parameter], *, trainable: bool) -> list[int]
     return [n for n, p in enumerate(parameters) if _mxnet.is_trainable(p) is trainable]
 
 
-def _is_natural(value: Any, largest: int) -> bool:
+def is_natural(value: Any, largest: int) -> bool:
+    """Whether a value is a whole number from 0 to the largest."""
     return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

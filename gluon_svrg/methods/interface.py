@@ -3,8 +3,9 @@
 A trainer calls, in this order::
 
     refresh(...)               at update_full_grads
+    bind(network)              when there are arrays of parameters that it does not know
     terms(batch_index)         before each minibatch: v = g + b r + k c m
-    reached(flags)             after it
+    estimated(...)             when v stands in the live gradients
     reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
     before_update()            just before the optimizer moves the weights,
     updated()                  and takes effect when it has moved them; if it has not,
@@ -18,7 +19,7 @@ from typing import Any, Iterator, Sequence
 from mxnet.ndarray import NDArray
 
 from .._mxnet import Arrays
-from ..passes.estimate import Terms
+from ..passes.estimate import Estimate, Terms
 from ..passes.network import Network
 from ..passes.points import Point
 from .table import Table
@@ -32,6 +33,8 @@ class Method:
     needs_reduced : bool
         Whether something moves with a step, so that the kvstore must hand the reduced gradient
         back.
+    needs_table : bool
+        Whether a refresh keeps the gradient of each minibatch.
     needs_closure : bool
         Whether it needs all minibatches, also while there is no reference.
     has_reference : bool
@@ -39,6 +42,8 @@ class Method:
     """
 
     needs_reduced = False
+    coefficient = 1.0  # how much of the correction is used, where a method has a choice
+    needs_table = False
     needs_closure = False
 
     @property
@@ -96,20 +101,37 @@ class Method:
         """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
 
     def points(self) -> Iterator[Point]:
-        """The points that are held, the reference first; they are bound anew to new arrays."""
+        """The points that are held, the reference first; bound anew when parameters change."""
         return iter(())
 
-    def difference(self) -> str:
-        """What about the parameters is not as it was at the reference, in words; empty if nothing.
-
-        Then nothing that is held belongs to them any more.
-        """
+    def difference(self, network: Network) -> str:
+        """What about the parameters is not as it was, in words; empty if nothing."""
         return next(filter(None, (point.difference() for point in self.points())), "")
+
+    def bind(self, network: Network) -> None:
+        """Get to know arrays of the parameters that are new."""
+        for point in self.points():
+            point.bind()
 
     # --- what moves with a step ----------------------------------------------------------------
 
-    def reached(self, flags: Sequence[bool]) -> None:
-        """Note which trainable parameters the loss of a minibatch depends on."""
+    @property
+    def numbers(self) -> Sequence[float]:
+        """What else is to be summed up over the workers, if there are several."""
+        return ()
+
+    def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
+        """Get to know an estimate, or a plain gradient, that stands in the live gradients.
+
+        Parameters
+        ----------
+        batch_index : int or None
+            The minibatch, as for `terms`.
+        terms : Terms
+            What was added to g.
+        found : Estimate
+            What the minibatch gave.
+        """
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Look at the reduced estimate V in the live gradients, and perhaps change it.
@@ -122,6 +144,7 @@ class Method:
             Of the losses.
         entries : float or NDArray
             C: the loss entries over all devices, workers and micro-batches since the last update.
+            With several workers an array of C and the sums of `numbers`.
         """
 
     def before_update(self, network: Network) -> None:

@@ -15,8 +15,9 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays
 from ..passes.arrays import combine, copy_all, dense, per_device, zeros_to_sum
+from ..passes.estimate import Estimate, Terms
 from ..passes.network import Network
-from ..passes.points import Point, difference
+from ..passes.points import Point, descriptions, what_changed
 from ..saving.values import ByParameter
 from . import checks
 from .interface import Method
@@ -56,6 +57,7 @@ class Kept:
         if keeps_mean:
             self.mean = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
         self.in_objective = [False] * len(network.trainable)
+        self.were = descriptions(network)
 
 
 class Recursive(Method):
@@ -104,18 +106,13 @@ class Recursive(Method):
             if kept is not None and kept.reference is not None:
                 yield kept.reference
 
-    def difference(self) -> str:
+    def difference(self, network: Network) -> str:
         """What about the parameters is not as it was, in words; empty if nothing."""
-        if self.kept is None:
-            return ""
-        network, reference = self.kept.network, self.kept.reference
-        if reference is not None:
-            return reference.difference()
-        return difference(network, network.trainable, self.kept.mean, summed=True)
+        return "" if self.kept is None else what_changed(self.kept.were, network)
 
     def discard(self) -> None:
         """Start anew at the next step."""
-        self._pair, self._is_moving = (None, None), False
+        self._pair, self._is_moving, self._just_reached = (None, None), False, []
 
     def refresh(
         self,
@@ -140,13 +137,16 @@ class Recursive(Method):
 
     # --- what moves with a step ----------------------------------------------------------------
 
-    def reached(self, flags: Sequence[bool]) -> None:
-        """Note which parameters the loss of a minibatch depends on."""
-        before = self._just_reached or flags
-        self._just_reached = [a or b for a, b in zip(before, flags)]
+    def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
+        """Note which parameters the loss of the minibatch depends on."""
+        before = self._just_reached or found.reached
+        self._just_reached = [a or b for a, b in zip(before, found.reached)]
+        self._is_moving = False
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Take m for the next step: ``m = V / C``."""
+        if self._is_moving:  # V was seen before
+            return
         following = self._following(network)
         if isinstance(entries, NDArray):  # nobody knows what other workers' losses depend on
             following.in_objective = [True] * len(network.trainable)
@@ -173,6 +173,11 @@ class Recursive(Method):
 
     def before_update(self, network: Network) -> None:
         """Let the weights, that are about to move, be the next reference."""
+        if self._just_reached and not self._is_moving:
+            raise RuntimeError(
+                f"update() was called before allreduce_grads(), and {type(self).__name__} needs "
+                "the reduced gradient. Call allreduce_grads() before, with one device as well."
+            )
         if self._is_moving and self.keeps_weights:
             reference = self._following(network).reference
             assert reference is not None

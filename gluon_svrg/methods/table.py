@@ -66,7 +66,7 @@ class Table:
                 f"batch_index is {index}, and the gradients of {len(self)} minibatches are stored: "
                 f"0 to {len(self) - 1}, by their position in the data of update_full_grads()."
             )
-        check = partial(_check_counts, index, self.counts[index])
+        check = partial(check_counts, index, self.counts[index])
         return Row(index, self.rows[index], check, self.seeds[index])
 
     # --- its state, to be saved with the method ------------------------------------------------
@@ -103,13 +103,13 @@ class Table:
         return table
 
 
-def _check_counts(index: int, then: Sequence[int], counts: Sequence[int]) -> None:
+def check_counts(index: int, then: Sequence[int], counts: Sequence[int]) -> None:
     """Raise a ValueError if a minibatch has other numbers of loss entries than its row."""
     if tuple(counts) != tuple(then):
         raise ValueError(
-            f"Minibatch {index} had {_entries(then)} in the full pass, and the closure returned "
-            f"{_entries(counts)}. batch_index must be the minibatch's position in the data that "
-            "update_full_grads was given: was the data reshuffled?"
+            f"Minibatch {index} had {_entries(then)} when its gradient was stored, and the closure "
+            f"returned {_entries(counts)}. batch_index must be the minibatch's position in the "
+            "data: was it reshuffled?"
         )
 
 

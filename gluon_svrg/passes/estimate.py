@@ -33,7 +33,7 @@ from .warnings import warn
 class Row(NamedTuple):
     """A reference that is a row of a table: the gradient of a minibatch, taken before."""
 
-    index: int
+    number: int  # among the minibatches
     grads: Arrays  # per parameter and device: sums over loss entries, of unscaled losses
     check_counts: Callable[[Sequence[int]], None]  # raises if they are not those of the row
     seed: int | None = None  # of the random numbers that it was taken with
@@ -64,6 +64,8 @@ class Estimate(NamedTuple):
     differentiated: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
     compared: bool = False  # whether g and r were found to be equal where they must be
+    counts: Sequence[int] = ()  # entries per device
+    seed: int | None = None  # of the random numbers that were drawn, where they are locked
 
 
 def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
@@ -165,7 +167,7 @@ def estimate(
 
 
 def check_row(
-    row: Row, point: Point, closure: Callable[[], Loss], scale: float
+    row: Row, point: Point, closure: Callable[[], Loss], lock: RandomLock, scale: float
 ) -> tuple[int, bool]:
     """Take the gradient of a row anew, and see that it is the same.
 
@@ -182,7 +184,10 @@ def check_row(
         If it is another one.
     """
     network = point.network
-    with network.accumulating():
+    with ExitStack() as stack:
+        stack.enter_context(network.accumulating())
+        if row.seed is not None:
+            stack.callback(lock.move_on)  # what is drawn next is not the same each time
         network.hide_marks()
         v = new_sum(network, scale)
 
@@ -204,7 +209,7 @@ def check_row(
     difference = sketch.difference(again, sketch.sketch(row.grads))
     if difference > sketch.tolerance(network.live_grads):
         in_words = sketch.in_words(difference)
-        raise RuntimeError(sketch.RESHUFFLED.format(index=row.index, difference=in_words))
+        raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
     return recorded.entries, not np.isnan(difference)
 
 
@@ -272,7 +277,14 @@ def _attempt(
         reached = check_dependent(here.take_touched())
         v.finish()
     passes = 1 if there is None else 2
-    return Estimate(recorded.loss, recorded.entries, passes * recorded.entries, reached)
+    return Estimate(
+        recorded.loss,
+        recorded.entries,
+        passes * recorded.entries,
+        reached,
+        counts=recorded.counts,
+        seed=seed,
+    )
 
 
 def _difference(sketches: Sequence[np.ndarray], b: float) -> float:

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Callable
 
 from .closure import Loss
-from .full_pass import twice
+from .full_pass import once, twice
 from .network import Network, check_dtypes
 from .points import Point
+from .probe import is_lost, probe
 from .random_lock import RandomLock
-from .sums import adds_up, new_sum
+from .sums import new_sum
 
 
 def first_look(
@@ -35,20 +36,23 @@ def first_look(
     Returns
     -------
     int
-        How many loss entries were differentiated to compare them.
+        How many loss entries were differentiated to compare them. The rest is not counted: it is
+        done again when a trainer was loaded, and counts go on as if it had not been.
     """
     check_dtypes(network.parameters)
     here = Point.untouched(network)
     with network.grads_kept(), network.outside.protected(search=True):
-        network.adds = adds_up(here, closure, ())
-        network.is_known_to_add = True
+        network.adds, _ = probe(here, closure, ())
         network.mark(here.weights)
-        differentiated = 0
+        total = new_sum(network, scale)
+        total.put()
         if compare:
-            total = new_sum(network, scale)
-            total.put()
-            recorded, times, _ = twice(here, closure, (), total, lock, lock.new_seed())
-            differentiated = times * recorded.entries
-        here.take_touched()
+            recorded, reached, _ = twice(here, closure, (), total, lock, lock.new_seed())
+        else:
+            recorded, reached = once(here, closure, (), total, None)
+        lost = is_lost(here, closure, (), reached) if network.adds else None
+        if lost is not None:
+            network.adds = lost.adds
+        network.is_known_to_add = True
         network.check_hidden()
-    return differentiated
+    return 2 * recorded.entries if compare else 0

@@ -16,8 +16,9 @@ from .batches import arguments
 from .closure import Loss, Recorded
 from .network import Network, check_dependent
 from .points import Point
+from .probe import is_lost, probe
 from .random_lock import RandomLock
-from .sums import AddingSum, adds_up, new_sum
+from .sums import AddingSum, new_sum
 from .warnings import warn
 
 #: So many minibatches are differentiated twice, to find random numbers. What happens to a share p
@@ -105,7 +106,7 @@ def full_gradient(
         inputs = arguments(batch)
         with network.outside.protected(search=number == 0):
             if total is None:
-                network.adds = adds_up(here, closure, inputs)
+                network.adds, differentiated = probe(here, closure, inputs)
                 network.is_known_to_add = True
                 network.mark(here.weights)
                 total = new_sum(network, scale)
@@ -114,18 +115,29 @@ def full_gradient(
                 total.put()
             seed, times = lock.new_seed(), 1
             if repeat and number < REPEATED:
-                recorded, times, is_random = twice(here, closure, inputs, total, lock, seed)
+                recorded, reached, is_random = twice(here, closure, inputs, total, lock, seed)
+                times = 2
                 if is_random and table is not None:  # keep one gradient, with its seed
                     seed = lock.new_seed()
                     total.put()
-                    recorded = _once(here, closure, inputs, total, seed)
-                    times += 1
+                    recorded, reached = once(here, closure, inputs, total, seed)
+                    times = 3
             else:
-                recorded = _once(here, closure, inputs, total, seed if table is not None else None)
+                seed = seed if table is not None else None
+                recorded, reached = once(here, closure, inputs, total, seed)
+            lost = None
+            if number == 0 and network.adds:
+                lost = is_lost(here, closure, inputs, reached)
+            if lost is not None:
+                network.adds = lost.adds
+                network.mark(here.weights)
+                total = new_sum(network, scale)
+                total.put()
+                recorded, reached = once(here, closure, inputs, total, seed)
+                differentiated += lost.differentiated + recorded.entries
             network.check_hidden()
         if table is not None:
             table.append(total, recorded.counts, seed)
-        reached = check_dependent(here.take_touched())
         ever = [was or now for was, now in zip(ever, reached)]
         entries += recorded.entries
         differentiated += times * recorded.entries
@@ -155,15 +167,15 @@ def full_gradient(
     )
 
 
-def _once(
+def once(
     here: Point,
     closure: Callable[..., Loss],
     inputs: Sequence[Any],
     total: AddingSum,
     seed: int | None,
     factor: float = 1.0,
-) -> Recorded:
-    """Add the gradient of a minibatch."""
+) -> tuple[Recorded, list[bool]]:
+    """Add the gradient of a minibatch, and tell which parameters it is of."""
     network = here.network
 
     def work() -> Recorded:
@@ -172,7 +184,8 @@ def _once(
         return recorded
 
     random_lock.start(seed)
-    return here.at(work)
+    recorded = here.at(work)
+    return recorded, check_dependent(here.take_touched())
 
 
 def twice(
@@ -182,32 +195,32 @@ def twice(
     total: AddingSum,
     lock: RandomLock,
     seed: int | None,
-) -> tuple[Recorded, int, bool]:
+) -> tuple[Recorded, list[bool], bool]:
     """Add half of the gradient of a minibatch twice, and compare both halves.
 
     Returns
     -------
     recorded : Recorded
-    times : int
-        How often it was differentiated.
+    reached : list of bool
+        Per parameter: whether the loss depends on it.
     is_random : bool
         Whether the halves differ; then random numbers are locked from now on.
     """
     before = sketch.sketch(total.arrays)
-    recorded = _once(here, closure, inputs, total, seed, 0.5)
+    recorded, reached = once(here, closure, inputs, total, seed, 0.5)
     between = sketch.sketch(total.arrays)
-    _once(here, closure, inputs, total, seed, 0.5)
+    once(here, closure, inputs, total, seed, 0.5)
     after = sketch.sketch(total.arrays)
     with np.errstate(invalid="ignore"):
         difference = sketch.difference(between - before, after - between)
     if np.isnan(difference) or difference <= sketch.tolerance(total.arrays):
-        return recorded, 2, False
+        return recorded, reached, False
     in_words = sketch.in_words(difference)
     if lock.locked:
         raise RuntimeError(sketch.NOT_REPEATABLE.format(difference=in_words))
     warn(sketch.RANDOM.format(difference=in_words))
     lock.locked = True
-    return recorded, 2, True
+    return recorded, reached, True
 
 
 def _sum_over_devices(sums: Arrays) -> None:

@@ -37,11 +37,11 @@ def uninterrupted(work: Callable[[], Any]) -> None:
     while not done.is_set():
         try:
             if not first.locked():
-                _thread.start_new_thread(run, ())
+                _thread.start_new_thread(run, ())  # threading's can be cut in two
             done.wait()
         except BaseException as error:
             interrupt = error
     if errors:
-        raise errors[0]
+        raise errors.pop()  # in no list that its traceback holds
     if interrupt is not None:
         raise interrupt

@@ -27,12 +27,15 @@ def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
     return taken
 
 
+#: How much of what is free may be taken; the rest is for all else.
+SHARE = 0.9
+
+
 class Budget:
     """Memory to store things of equal size in; a new set replaces an old one when it is whole."""
 
-    _SHARE = 0.9  # of what is free; the rest is for all else that a pass needs
-
-    def __init__(self) -> None:
+    def __init__(self, otherwise: str = ", or leave store_grads out") -> None:
+        self._otherwise = otherwise  # what else the user can do
         self._most: dict[Any, int] = {}  # bytes that were held at once, per device
 
     def batches(
@@ -65,13 +68,13 @@ class Budget:
         def check(number: int) -> None:
             for device, size in each.items():
                 needed, available = number * size - kept.get(device, 0), free[device]
-                if available is not None and needed > self._SHARE * available:
+                if available is not None and needed > SHARE * available:
                     raise MemoryError(
                         f"Storing the gradients of {number} minibatches needs "
                         f"{in_words(needed)} more on {device} ({in_words(size)} each), and "
                         f"{in_words(available)} are free, of which a tenth is left for all else. "
-                        "Use larger minibatches, which are fewer, or leave store_grads out. "
-                        "Nothing was changed."
+                        f"Use larger minibatches, which are fewer{self._otherwise}. Nothing was "
+                        "changed."
                     )
 
         if count is not None:
@@ -87,6 +90,42 @@ class Budget:
         for position, batch in enumerate(batches):
             check(position + 1)
             yield batch
+
+
+class Growth:
+    """Memory for things that are stored one by one."""
+
+    _AT_ONCE = 0.05  # of what is free: so much is given out without another look
+
+    def __init__(self) -> None:
+        self._granted: dict[Any, float] = {}
+
+    def take(self, each: Mapping[Any, int]) -> None:
+        """Take memory for one more, if there is room for it.
+
+        Parameters
+        ----------
+        each : dict of int
+            The bytes that it needs, per device.
+
+        Raises
+        ------
+        MemoryError
+            If there is no room.
+        """
+        for device, size in each.items():
+            if self._granted.get(device, 0) < size:
+                free = free_bytes(device)
+                if free is not None and size > SHARE * free:
+                    raise MemoryError(
+                        f"Storing the gradient of one more minibatch needs {in_words(size)} on "
+                        f"{device}, and {in_words(free)} are free, of which a tenth is left for "
+                        "all else. Use larger minibatches, which are fewer. Nothing was changed."
+                    )
+                most = float("inf") if free is None else self._AT_ONCE * free
+                self._granted[device] = max(most, size)
+        for device, size in each.items():
+            self._granted[device] -= size
 
 
 def free_bytes(device: Any) -> int | None:

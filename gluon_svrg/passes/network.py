@@ -51,10 +51,10 @@ class Network:
         self.lock = threading.RLock()
         # Changes with the user's parameters.
         self.adds, self.is_known_to_add = True, False
-        self.was_seen_to_add = False  # since parameters have these arrays
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self._lists: list[Any] = []
+        self._accumulating: Arrays = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
         # Of the moment.
@@ -80,7 +80,6 @@ class Network:
         ]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
-        self.was_seen_to_add = False
         self.multiples.clear()
         self._factors.clear()
         self.mark(self.aliases)

@@ -21,7 +21,7 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
 
 _BUCKETS = 256
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 17)
-_STRIDE = 7919  # each piece has signs of its own
+_STRIDE = 7919  # each piece has signs and buckets of its own
 
 
 def sketch(arrays: Arrays) -> np.ndarray:
@@ -34,7 +34,8 @@ def sketch(arrays: Arrays) -> np.ndarray:
             signed = piece * _SIGNS[start : start + len(piece)]
             whole = len(signed) // _BUCKETS * _BUCKETS
             sums += signed[:whole].reshape(-1, _BUCKETS).sum(axis=0)
-            sums[: len(signed) - whole] += signed[whole:]
+            rest = (np.arange(len(signed) - whole) + number * _STRIDE) % _BUCKETS
+            sums[rest] += signed[whole:]  # small arrays go to buckets of their own
     return sums
 
 

@@ -5,22 +5,19 @@ factor (the gradient of its head). So a sum such as ``k c m + b r + g`` needs no
 it is made in the live gradients, by the two passes that a step takes anyway. `AddingSum` does that.
 
 Some operators ignore the gradient of their head (SoftmaxOutput, MakeLoss), and custom operators
-may ignore the request to add; `adds_up` finds out. For these, and for sparse and float16 gradients,
+may ignore the request to add; `probe` finds out. For these, and for sparse and float16 gradients,
 `SeparateSum` adds in arrays of its own, by the formula as it is written.
 """
 
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Callable, Sequence
-
-import numpy as np
+from typing import Sequence
 
 from .._mxnet import Arrays
-from .arrays import Multiple, combine, copy, copy_all, in_numpy, per_device, zero, zeros_to_sum
+from .arrays import Multiple, combine, copy, copy_all, per_device, zero, zeros_to_sum
 from .closure import Recorded
 from .network import Network
-from .points import Point
 
 
 class AddingSum:
@@ -144,66 +141,3 @@ class SeparateSum(AddingSum):
 def new_sum(network: Network, scale: float) -> AddingSum:
     """A sum of gradients of a network."""
     return (AddingSum if network.adds else SeparateSum)(network, scale)
-
-
-def adds_up(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
-    """Find out whether backward adds to the live gradients, with the factor that it is given.
-
-    The live gradients are lost. Waits for the device.
-    """
-    network = point.network
-    if not network.may_add():
-        return False
-    was, network.adds = network.adds, True
-    network.mark(point.weights)
-    try:
-        return _adds_nothing_for_zero(point, closure, batch) and (
-            network.was_seen_to_add or _adds_something(point, closure, batch)
-        )
-    finally:
-        network.adds = was
-        network.mark(point.weights)
-
-
-def _adds_nothing_for_zero(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
-    """Run backward with the factor 0 on gradients that are filled with ones: ones must remain."""
-    live_grads = point.network.live_grads
-    for row in live_grads:
-        for grad in row:
-            grad[:] = 1
-    _backward(point, closure, batch, 0.0)
-    pieces = (piece for row in live_grads for grad in row for piece in in_numpy(grad))
-    return all(np.all((p == 1) | ~np.isfinite(p)) for p in pieces)  # NaN proves nothing
-
-
-def _adds_something(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> bool:
-    """See that a gradient that backward can write is not zero when it is to be added.
-
-    In bfloat16 on 1.9.1, backward adds nothing at all. Once is enough: it depends on operators and
-    dtypes, not on weights.
-    """
-    network = point.network
-    for column in per_device(network.live_grads):
-        zero(column)
-    touched = _backward(point, closure, batch, 1.0)
-    empty = [n for n in touched if not _has_entries(network.live_grads[n])]
-    if empty:
-        network.adds = False
-        network.mark(point.weights)
-        _backward(point, closure, batch, 1.0)
-        if any(_has_entries(network.live_grads[n]) for n in empty):
-            return False
-    network.was_seen_to_add = True
-    return True
-
-
-def _backward(
-    point: Point, closure: Callable[..., Any], batch: Sequence[Any], factor: float
-) -> list[int]:
-    """Run backward at a point, and tell which parameters it has reached."""
-    point.at(lambda: point.network.record(closure, batch).backward(factor))
-    return [n for n, flags in enumerate(point.take_touched()) if any(flags)]
-
-
-def _has_entries(row: Sequence[Any]) -> bool:
-    return any(np.any(piece) for grad in row for piece in in_numpy(grad))

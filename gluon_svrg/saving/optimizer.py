@@ -132,24 +132,24 @@ class OptimizerSettings:
     def _trial(self, state: Any) -> Iterator[str]:
         """Try the next update, on a copy: what fails there would fail in the next step."""
         try:
-            if optimizers.is_of_mxnet(self._optimizer):
-                copied = optimizers.scratch(self._optimizer)
-                self._assign(state, copied)
-                problem = optimizers.update_problem(copied)
-            else:
-                problem = self._scheduler_trial(state)
+            problem = self._tried(state)
         except Exception as error:
             problem = f"its optimizer does not work ({type(error).__name__}: {str(error)[:200]})"
         if problem:
             yield problem
 
-    def _scheduler_trial(self, state: Any) -> str:
-        """Try a scheduler alone: an optimizer of the user's may do more than to update weights."""
+    def _tried(self, state: Any) -> str:
+        """Try an optimizer of MXNet, or a scheduler alone: others may do more than update."""
+        if optimizers.is_of_mxnet(self._optimizer):
+            copied = optimizers.scratch(self._optimizer)
+            if copied is None:
+                return ""
+            self._assign(state, copied)
+            return optimizers.update_problem(copied)
         saved = _take_apart(state)[0].attributes
-        live = getattr(self._optimizer, "lr_scheduler", None)
-        if live is None or not optimizers.is_of_mxnet(live):
+        copied = optimizers.scratch(getattr(self._optimizer, "lr_scheduler", None))
+        if copied is None:
             return ""
-        copied = optimizers.scratch(live)
         objects.assign(saved["lr_scheduler"], copied)
         return optimizers.scheduler_problem(copied, saved["num_update"])
 

@@ -39,6 +39,7 @@ _KNOWN = {
 _RENAMED = {"__builtin__": "builtins", "numpy._core.multiarray": "numpy.core.multiarray",
             "numpy._core.numeric": "numpy.core.numeric"}  # fmt: skip
 _MARK = object()
+_MOST_OPERATIONS = 1_000_000  # which take some seconds
 _MOST_DIGITS = 400  # of an integer, in bytes
 
 
@@ -109,6 +110,8 @@ class _Machine:
                 raise ValueError(f"it is damaged ({code!r} in its pickle)")
             operations[code]()
             self.count += 1
+            if self.count > _MOST_OPERATIONS:
+                raise ValueError("its pickle is too long: states of an optimizer are short")
 
     # --- reading ---------------------------------------------------------------------------
 
@@ -148,9 +151,9 @@ class _Machine:
         self._stack.append(value)
 
     def pop(self, count: int) -> list[Any]:
-        if len(self._stack) < count or _MARK in map(id_or_mark, self._stack[-count:]):
-            raise ValueError("it is damaged (its pickle takes what there is not)")
         items = self._stack[-count:]
+        if len(items) < count or any(item is _MARK for item in items):
+            raise ValueError("it is damaged (its pickle takes what there is not)")
         del self._stack[-count:]
         return items
 
@@ -269,11 +272,6 @@ class _Machine:
         else:
             array, stype = from_mxnet(bytes_or_fail(state["handle"]), self._most_bytes)
             target.content = saved_array(array, target.role, stype)
-
-
-def id_or_mark(value: Any) -> Any:
-    """Tell a mark apart without comparing arrays."""
-    return _MARK if value is _MARK else id(value)
 
 
 def bytes_or_fail(value: Any) -> bytes:

@@ -96,7 +96,8 @@ def from_mxnet(content: Any, most_bytes: int) -> tuple[np.ndarray, str]:
     stype = _STYPES.get(reader.take("i")[0])
     if stype is None:
         raise ValueError("it has an array of an unknown storage type (csr has no optimizer states)")
-    storage = reader.shape() if stype == "row_sparse" else ()
+    if stype == "row_sparse":
+        reader.shape()  # MXNet writes it without waiting for it; that of the indices is right
     shape = reader.shape()
     reader.take("ii")  # the device that it was on
     dtype = _mxnet_dtype(reader.take("i")[0])
@@ -107,12 +108,15 @@ def from_mxnet(content: Any, most_bytes: int) -> tuple[np.ndarray, str]:
         raise ValueError(
             f"it has a sparse array of shape {shape}, larger than the parameters allow"
         )
-    rows = view(reader.bytes(math.prod(storage) * dtype.itemsize), dtype, storage)
+    stored = (*index_shape, *shape[1:])
+    if any(size < 0 for size in stored):
+        raise ValueError("it has an array of an impossible shape")
+    rows = view(reader.bytes(math.prod(stored) * dtype.itemsize), dtype, stored)
     indices = view(reader.rest(), _mxnet_dtype(index_type), index_shape)
     dense = np.zeros(shape, dtype)
     if len(indices):
         if (
-            rows.shape != (*indices.shape, *shape[1:])
+            indices.ndim != 1
             or indices.dtype.kind not in "iu"
             or not (int(indices.min()) >= 0 and int(indices.max()) < shape[0])
         ):

@@ -16,6 +16,7 @@ from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+from . import launcher
 from .collective import Collective
 
 #: Where launchers tell a process how many of its kind there are.
@@ -45,6 +46,7 @@ class HorovodKVStore(KVStoreBase):
                 f"'gluon-svrg[horovod]'. ({error})"
             ) from error
         hvd.init()
+        launcher.tell("rank", str(hvd.rank()))
         if hvd.size() == 1:
             _check_alone()
         self._hvd = hvd

@@ -1,25 +1,32 @@
-"""What a worker tells the launcher that has started it."""
+"""What a worker tells the launcher that has started it.
+
+Importing this costs nothing: the command line does, and so do the servers inside ``import mxnet``.
+"""
 
 from __future__ import annotations
 
 import atexit
 import os
 import sys
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
-#: The variable that tells a worker where it tells the launcher something.
+#: The variable that names the file, without its ending, where a process tells its launcher things.
 PLACE = "GLUON_SVRG_TELL"
+
+_place: str | None = None
+_process = 0
 
 
 def tell_launcher() -> None:
     """In a worker: let the launcher know when the program ends, and end at once on an error.
 
-    Otherwise MXNet would keep the process, waiting for the other workers, which wait for it.
+    Otherwise MXNet would keep the process, waiting for the other workers, which wait for it. Only
+    the first program that imports this package is the worker; those that it starts are not.
     """
-    if PLACE not in os.environ or os.environ.get("DMLC_ROLE") != "worker":
+    global _place, _process
+    if os.environ.get("DMLC_ROLE", "worker") != "worker" or PLACE not in os.environ:
         return
+    _place, _process = os.environ.pop(PLACE), os.getpid()
     atexit.register(tell, "end", "")
     hook = sys.excepthook
 
@@ -32,9 +39,19 @@ def tell_launcher() -> None:
     sys.excepthook = end_at_once
 
 
+def is_launched() -> bool:
+    """Whether this process is a worker that a launcher has started."""
+    return _place is not None and os.getpid() == _process
+
+
 def tell(what: str, text: str) -> None:
-    """In a worker: tell the launcher, if there is one."""
-    place = os.environ.get(PLACE)
-    if place is not None:
-        with suppress(OSError):  # it has died, and this process will, too
-            Path(f"{place}.{what}").write_text(text)
+    """Tell the launcher something, if there is one."""
+    place = _place if os.getpid() == _process else os.environ.get(PLACE)
+    if place is None:
+        return
+    try:
+        with open(f"{place}.{what}.new", "w", encoding="utf-8") as file:
+            file.write(text)
+        os.replace(f"{place}.{what}.new", f"{place}.{what}")  # it appears whole
+    except OSError:
+        pass  # the launcher has died, and this process will, too

@@ -1,0 +1,42 @@
+"""What ssh starts on another machine.
+
+It talks to `gluon-svrg launch` through its input and output, and ends all that it has started when
+these close.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any
+
+from .channel import Channel
+from .local import LocalProcesses
+from .remote import serve
+from .signals import Interruptible
+
+
+def main() -> int:
+    """Serve; return an exit status."""
+    reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    with open(os.devnull, "r+") as nothing:
+        os.dup2(nothing.fileno(), 0)
+        os.dup2(2, 1)  # what this process may print is no message
+    channel = Channel(reader, writer, lambda lost: None)
+
+    def make(settings: dict[str, Any]) -> LocalProcesses:
+        os.chdir(settings["folder"])
+        return LocalProcesses(
+            settings["script"],
+            {**os.environ, **settings["variables"]},
+            lambda line: channel.send(line=line),
+        )
+
+    with Interruptible() as interrupted:
+        status, _ = serve(channel, make, 0, interrupted)
+    return status
+
+
+if __name__ == "__main__":
+    sys.stdout.flush()
+    os._exit(main())  # threads may wait for a connection that is gone

@@ -1,0 +1,100 @@
+"""What the commands' arguments may be, and what is said where they are not."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from pathlib import Path
+from typing import Sequence
+
+
+class UserError(Exception):
+    """Something that the user can mend, in one line."""
+
+
+class Help(argparse.RawDescriptionHelpFormatter):
+    """Shows the default of an option where it has one."""
+
+    def _get_help_string(self, action: argparse.Action) -> str | None:
+        text, default = action.help, action.default
+        if default is None or default is argparse.SUPPRESS or isinstance(default, (bool, list)):
+            return text
+        return f"{text} (default: %(default)s)"
+
+
+def positive(text: str) -> int:
+    """A whole number from 1."""
+    value = _whole(text)
+    if value is None or value < 1:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+    return value
+
+
+def natural(text: str) -> int:
+    """A whole number from 0."""
+    value = _whole(text)
+    if value is None or value < 0:
+        raise argparse.ArgumentTypeError(f"expected 0 or a positive whole number, got {text!r}")
+    return value
+
+
+def seed(text: str) -> int:
+    """What a random number generator starts from."""
+    value = _whole(text)
+    if value is None or not 0 <= value < 2**32:
+        raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**32-1, got {text!r}")
+    return value
+
+
+def not_negative(text: str) -> float:
+    """A finite number that is not negative."""
+    try:
+        value = float(text)
+    except ValueError:
+        value = math.nan
+    if not (math.isfinite(value) and value >= 0):
+        raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
+    return value
+
+
+def _whole(text: str) -> int | None:
+    try:
+        return int(text)
+    except ValueError:
+        return None
+
+
+def _timeout(text: str) -> float:
+    value = not_negative(text)
+    if 0 < value < 5:
+        raise argparse.ArgumentTypeError(f"expected 0 or at least 5 seconds, got {text!r}")
+    return value
+
+
+def add_timeout(parser: argparse.ArgumentParser) -> None:
+    """Add the option that says how long a silent process is waited for."""
+    parser.add_argument(
+        "--timeout",
+        metavar="SECONDS",
+        type=_timeout,
+        default=45.0,
+        help="When a process or machine that does not answer counts as dead; 0 is never.",
+    )
+
+
+def command_of(words: Sequence[str]) -> list[str]:
+    """The user's command, which follows ``--``.
+
+    Raises
+    ------
+    UserError
+        If there is none, or it is a Python script that does not exist.
+    """
+    command = list(words[1:] if words[:1] == ["--"] else words)
+    if not command:
+        raise UserError("there is no command: end with -- python train.py ARGS")
+    script = next((word for word in command[1:] if not word.startswith("-")), "")
+    is_python = "python" in Path(command[0]).name
+    if is_python and script.endswith(".py") and not Path(script).is_file():
+        raise UserError(f"there is no script {script}")
+    return command

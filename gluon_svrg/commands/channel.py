@@ -1,0 +1,93 @@
+"""Messages between two processes of the command line, on one machine or two: JSON, one a line."""
+
+from __future__ import annotations
+
+import json
+import queue
+import threading
+import time
+from contextlib import suppress
+from typing import Any, BinaryIO, Callable
+
+_BEAT = 1.0
+
+
+class Channel:
+    """Messages both ways, and whether the other side is there.
+
+    Parameters
+    ----------
+    reader, writer : binary files
+        What comes from, and what goes to the other side.
+    close : callable
+        Closes what lies below the files; gets whether the other side is known to be lost.
+    """
+
+    def __init__(self, reader: BinaryIO, writer: BinaryIO, close: Callable[[bool], Any]) -> None:
+        self._reader, self._writer, self._close = reader, writer, close
+        self._outgoing: queue.Queue[bytes | None] = queue.Queue(1000)
+        self.has_ended = False
+        self.silence = 0.0  # seconds without a message
+        self._heard = True
+        self._flushed = threading.Event()
+
+    def open(self, receive: Callable[[dict], None]) -> None:
+        """Begin to send, and to hand over what arrives, in threads."""
+        for target, arguments in ((self._read, (receive,)), (self._write, ()), (self._beat, ())):
+            threading.Thread(target=target, args=arguments, daemon=True).start()
+
+    def send(self, **message: Any) -> None:
+        """Send a message; wait while the other side takes none."""
+        with suppress(ValueError):
+            line = json.dumps(message).encode() + b"\n"
+            while not self.has_ended:
+                try:
+                    return self._outgoing.put(line, timeout=1)
+                except queue.Full:
+                    continue
+
+    def offer(self, **message: Any) -> None:
+        """Send a message, unless the other side takes none."""
+        with suppress(queue.Full):
+            self._outgoing.put_nowait(json.dumps(message).encode() + b"\n")
+
+    def close(self, lost: bool = False) -> None:
+        """Send what is left, unless the other side is lost, and end."""
+        with suppress(queue.Full):
+            self._outgoing.put_nowait(None)
+            self._flushed.wait(0 if lost else 2)
+        self.has_ended = True
+        with suppress(OSError, ValueError):
+            self._close(lost)
+
+    def _read(self, receive: Callable[[dict], None]) -> None:
+        with suppress(OSError, ValueError):
+            for line in self._reader:
+                self._heard = True
+                try:
+                    message = json.loads(line)
+                    if not isinstance(message, dict):
+                        raise ValueError
+                except ValueError:  # what a login shell prints
+                    message = {"line": line.decode(errors="replace").rstrip()}
+                if message:
+                    receive(message)
+        self.has_ended = True
+
+    def _write(self) -> None:
+        with suppress(OSError, ValueError):
+            while True:
+                line = self._outgoing.get()
+                if line is None:
+                    break
+                self._writer.write(line)
+                self._writer.flush()
+        self._flushed.set()
+
+    def _beat(self) -> None:
+        """Count seconds of silence; those in which this process was stopped do not count."""
+        while not self.has_ended:
+            self.offer()
+            time.sleep(_BEAT)
+            self.silence = 0.0 if self._heard else self.silence + _BEAT
+            self._heard = False

@@ -1,0 +1,184 @@
+"""A job whose processes a cluster's launcher starts: mpirun, srun, an Indexed Job."""
+
+from __future__ import annotations
+
+import os
+import socket
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple, Sequence
+
+from . import horovod, rendezvous
+from .addresses import candidates
+from .arguments import UserError
+from .launch import names_of, say
+from .local import LocalProcesses
+from .ranks import Rank
+from .remote import RemoteProcesses, serve
+from .rendezvous import Meeting
+from .roles import LaunchError, Role, parameter_servers
+from .signals import Interruptible
+from .supervise import Machine, supervise
+
+TITLE = "gluon-svrg join"
+
+
+class Settings(NamedTuple):
+    """What all processes of the job are given alike."""
+
+    command: Sequence[str]
+    workers: int | None = None  # one role each where it is set; otherwise all are workers
+    servers: int = 1
+    horovod: bool = False
+    scheduler: str | None = None  # NAME:PORT where rank 0 listens
+    folder: Path = Path()  # that all see
+    timeout: float = 45.0
+    wait: float = 600.0
+    restarts: int = 0
+
+
+def join(me: Rank, settings: Settings) -> int:
+    """Take part in a job until it ends.
+
+    Rank 0 directs it, with its own processes; the others connect to it and start what it says.
+
+    Returns
+    -------
+    int
+        An exit status: 0 if all workers of all ranks have ended with 0.
+
+    Raises
+    ------
+    UserError
+        If the job cannot begin.
+    """
+    names_for(settings, me.size)
+    with Interruptible(needs_parent=me.launcher) as interrupted:
+        return (_direct if me.rank == 0 else _follow)(me, settings, interrupted)
+
+
+def names_for(settings: Settings, size: int) -> list[list[str]]:
+    """The roles of each process.
+
+    Raises
+    ------
+    UserError
+        If there are too few processes.
+    """
+    if settings.horovod:
+        return [[f"worker {rank}"] for rank in range(size)]
+    if settings.workers is None:
+        if settings.servers > size:
+            raise UserError(f"{settings.servers} servers need as many processes; there are {size}")
+        names = [[f"worker {rank}"] for rank in range(size)]
+        for number in range(settings.servers):
+            names[number].insert(0, f"server {number}")
+        names[0].insert(0, "scheduler")
+        return names
+    roles = names_of(settings.workers, settings.servers)
+    if len(roles) > size:
+        raise UserError(
+            f"1 scheduler, {settings.servers} servers and {settings.workers} workers need "
+            f"{len(roles)} processes; there are {size}"
+        )
+    return [[role] for role in roles] + [[]] * (size - len(roles))
+
+
+def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
+    here = LocalProcesses(settings.command)
+    path = _path(me, settings)
+    try:
+        token = "" if path is None else os.urandom(16).hex()
+        with rendezvous.listen(_port(settings.scheduler)) as listener:
+            if path is not None:
+                earlier = Meeting.read(path)
+                if earlier is not None and earlier.is_open():
+                    raise UserError(f"another job waits in {path}: give this one a --folder")
+                here.clean_up(path)
+                meeting = Meeting(candidates(me.starter), listener.getsockname()[1], token)
+                try:
+                    meeting.write(path)
+                except OSError as error:
+                    raise UserError(f"cannot write {path}: {error.strerror}") from error
+            guests = rendezvous.receive(listener, me.size, token, settings.wait, interrupted)
+    except BaseException:
+        here.close(1)
+        raise
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                path.unlink()
+    outer = [guest.here for guest in guests if not guest.is_local]
+    here.address = next(iter(outer or [guest.here for guest in guests]), "127.0.0.1")
+    machines: list[Machine] = [here]
+    for guest in guests:
+        machines.append(_machine(guest, here.address, settings.timeout))
+
+    def place(left: Sequence[Machine]) -> list[list[Role]]:
+        try:
+            names = names_for(settings, len(left))
+        except UserError as error:
+            raise LaunchError(str(error)) from error
+        if settings.workers is None and len(left) < me.size:
+            raise LaunchError(f"only {len(left)} of {me.size} processes are left")
+        if settings.horovod:
+            return horovod.roles(left, settings.timeout)
+        addresses = [machine.address for machine in left]
+        return parameter_servers(names, addresses, here.free_port(), settings.timeout)
+
+    return supervise(
+        machines,
+        place,
+        title=TITLE,
+        say=say,
+        interrupted=interrupted,
+        timeout=settings.timeout,
+        restarts=settings.restarts,
+        at_once=True,
+    )
+
+
+def _machine(guest: rendezvous.Guest, root: str, timeout: float) -> RemoteProcesses:
+    host = guest.host if guest.host != socket.gethostname() else guest.address
+    channel = rendezvous.channel(guest.socket)
+    machine = RemoteProcesses(channel, "" if guest.is_local else host, timeout, say)
+    machine.label = f"rank {guest.rank}" + (f" on {machine.name}" if machine.name else "")
+    machine.address = root if guest.is_local else guest.address
+    channel.open(machine.receive)
+    machine.prepare()
+    return machine
+
+
+def _follow(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
+    path = _path(me, settings)
+
+    def find() -> Meeting | None:
+        if path is not None:
+            return Meeting.read(path)
+        name, _, port = str(settings.scheduler).rpartition(":")
+        try:
+            return Meeting([socket.gethostbyname(name)], int(port))
+        except OSError:  # a cluster's names appear late
+            return None
+
+    connection = rendezvous.connect(find, me.rank, me.size, settings.wait, interrupted)
+    status, reason = serve(
+        rendezvous.channel(connection),
+        lambda _: LocalProcesses(settings.command),
+        settings.timeout,
+        interrupted,
+    )
+    if reason is not None and not interrupted.signal:
+        say(f"{TITLE}: rank 0 {reason}; all processes of rank {me.rank} were ended")
+    return status
+
+
+def _path(me: Rank, settings: Settings) -> Path | None:
+    """The file by which the others find rank 0, where no address is set."""
+    if settings.scheduler is not None:
+        return None
+    return settings.folder.absolute() / f".gluon-svrg-{me.job.replace(os.sep, '-')}"
+
+
+def _port(scheduler: str | None) -> int:
+    return 0 if scheduler is None else int(scheduler.rpartition(":")[2])

@@ -1,0 +1,142 @@
+"""`gluon-svrg compare`: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+import errno
+import os
+import tempfile
+from pathlib import Path
+from typing import Sequence
+
+from .arguments import Help, UserError, not_negative, positive, seed
+
+_DESCRIPTION = """\
+Train one model with a plain optimizer and with SVRG, over the same learning rates and for the same
+number of data passes. Prints a table, and writes curves.png and results.json."""
+
+_EPILOG = """\
+examples:
+  gluon-svrg compare digits --model mlp --epochs 30
+  gluon-svrg compare houses.csv --target price --output houses"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "compare",
+        help="Train one model with a plain optimizer and with SVRG.",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=Help,
+    )
+    add = parser.add_argument
+    add("data", metavar="DATA", help="digits, breast_cancer, diabetes, or the path of a .csv file.")
+    add("--target", metavar="COLUMN", help="The column of the .csv file to predict.")
+    add(
+        "--task",
+        choices=("classification", "regression"),
+        help="What to do with the target. Left out, text and few whole numbers are classes.",
+    )
+    add("--model", choices=("linear", "mlp"), default="linear", help="The network.")
+    add("--optimizer", metavar="NAME", default="sgd", help="Any optimizer of MXNet, by its name.")
+    add("--epochs", metavar="N", type=positive, default=20, help="How many epochs SVRG trains.")
+    add("--batch-size", metavar="N", type=positive, default=16, help="Samples in a minibatch.")
+    add(
+        "--update-freq",
+        metavar="N",
+        type=positive,
+        default=2,
+        help="Epochs from one full gradient to the next.",
+    )
+    add(
+        "--coefficient",
+        metavar="ALPHA",
+        type=not_negative,
+        default=1.0,
+        help="How much of the correction is used: 1 is SVRG, 0 the plain optimizer.",
+    )
+    add(
+        "--seed",
+        metavar="N",
+        type=seed,
+        default=0,
+        help="Decides the initial weights and the order of the samples.",
+    )
+    add(
+        "--output",
+        metavar="DIR",
+        type=Path,
+        default=Path("results"),
+        help="The folder that the files are written to.",
+    )
+    parser.set_defaults(run=run)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Compare, and report."""
+    _check_installed()
+    import mxnet as mx
+    from tqdm import tqdm
+
+    from . import compare, datasets, report
+
+    optimizers = sorted(mx.optimizer.Optimizer.opt_registry)
+    if options.optimizer.lower() not in optimizers:
+        raise UserError(
+            f"unknown optimizer {options.optimizer!r}: MXNet {mx.__version__} has "
+            f"{', '.join(optimizers)}"
+        )
+    try:
+        dataset = datasets.load(options.data, options.target, options.task)
+        compare.precision_of(options.optimizer)
+    except ValueError as error:
+        raise UserError(str(error)) from error
+    _check_writable(options.output, (report.FIGURE, report.RECORD))
+    settings = compare.Settings(
+        **{name: getattr(options, name) for name in compare.Settings._fields}
+    )
+    rates = compare.LEARNING_RATES
+    epochs = sum(compare.number_of_epochs(settings, method) for method in compare.METHODS)
+    with tqdm(total=epochs * len(rates), unit="epoch", disable=None) as bar:
+
+        def on_epoch(method: str, rate: float) -> None:
+            bar.set_description(f"{method}, rate {rate:g}")
+            bar.update()
+
+        results = compare.compare(dataset, settings, rates, on_epoch)
+    report.write(results, options.output)
+    print(report.table(results))
+    print(f"\nwritten: {options.output / report.FIGURE}, {options.output / report.RECORD}")
+    return 0
+
+
+def _check_installed() -> None:
+    from .._installed import require_mxnet
+
+    try:
+        require_mxnet()
+        import matplotlib  # noqa: F401
+        import sklearn  # noqa: F401
+        import tqdm  # noqa: F401
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"{error.name} is not installed: pip install 'gluon-svrg[compare]'"
+        ) from error
+    except ImportError as error:
+        raise UserError(str(error)) from error
+
+
+def _check_writable(folder: Path, names: Sequence[str]) -> None:
+    """Find out before the training, not after it."""
+    place = folder
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
+            pass
+        for place in (folder / name for name in names):
+            if place.is_dir():
+                raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+    except OSError as error:
+        reason = os.strerror(error.errno) if error.errno else str(error)
+        raise UserError(f"cannot write to {place}: {reason}") from error

@@ -1,0 +1,110 @@
+"""`gluon-svrg launch`: its options, and what it does with them."""
+
+from __future__ import annotations
+
+import argparse
+
+from .._installed import find_mxnet
+from .arguments import Help, UserError, add_timeout, command_of, natural, positive
+from .launch import launch
+from .roles import LaunchError
+from .ssh import Host, launch_on
+
+_DESCRIPTION = """\
+Start a scheduler, servers and workers of MXNet's distributed kvstores, on this machine or on those
+that -H names. When one of them dies, all are ended, and the last line names the first that did.
+
+On other machines, which ssh must reach without a password, workers run in this working folder with
+these environment variables; the folder, Python and the script must be there under the same path."""
+
+_EPILOG = """\
+examples:
+  gluon-svrg launch -n 4 -s 2 --restart 3 -- python train.py --epochs 10
+  gluon-svrg launch -H node1,node2 -n 2 -s 2 -- python train.py
+  gluon-svrg launch -H node1:4,node2:4 -n 4 --restart 1 --ssh "ssh -p 2222" -- python train.py"""
+
+
+def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add the command to the command line."""
+    parser = commands.add_parser(
+        "launch",
+        help="Run a training script on several workers, supervised.",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        usage="%(prog)s -n WORKERS [OPTIONS] -- COMMAND ...",
+        formatter_class=Help,
+    )
+    add = parser.add_argument
+    add(
+        "-n",
+        "--workers",
+        metavar="WORKERS",
+        type=positive,
+        required=True,
+        help="How many processes train.",
+    )
+    add(
+        "-s",
+        "--servers",
+        metavar="SERVERS",
+        type=positive,
+        default=1,
+        help="How many processes sum the gradients.",
+    )
+    add(
+        "-H",
+        "--hosts",
+        metavar="HOSTS",
+        type=_hosts,
+        help="Machines, separated by commas. HOST:SLOTS limits the workers on one.",
+    )
+    add(
+        "--ssh",
+        metavar="COMMAND",
+        default="ssh",
+        help="The command that reaches a machine, with its options.",
+    )
+    add(
+        "--restart",
+        metavar="N",
+        type=natural,
+        default=0,
+        help="How often the job starts again after a death.",
+    )
+    add(
+        "--port",
+        metavar="P",
+        type=positive,
+        help="The port of the scheduler. Left out, a free one is taken.",
+    )
+    add_timeout(parser)
+    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
+    parser.set_defaults(run=run)
+
+
+def _hosts(text: str) -> list[Host]:
+    try:
+        hosts = [Host.parse(word.strip()) for word in text.split(",")]
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if len({host.name for host in hosts}) < len(hosts):
+        raise argparse.ArgumentTypeError(f"a machine is named twice in {text!r}: use HOST:SLOTS")
+    return hosts
+
+
+def run(options: argparse.Namespace) -> int:
+    """Launch the job."""
+    command = command_of(options.script)
+    settings = {
+        "restarts": options.restart,
+        "port": options.port,
+        "timeout": options.timeout,
+    }
+    try:
+        if options.hosts:
+            settings["shell"] = options.ssh
+            return launch_on(options.hosts, command, options.workers, options.servers, **settings)
+        find_mxnet()
+        return launch(command, options.workers, options.servers, **settings)
+    except (ImportError, LaunchError) as error:
+        raise UserError(str(error)) from error

@@ -1,0 +1,50 @@
+"""What ends a command in an orderly way: signals, and the death of whoever started it."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from typing import Any
+
+
+class Interruptible:
+    """Notice Ctrl-C and SIGTERM instead of dying of them, so that no process is left behind.
+
+    Parameters
+    ----------
+    needs_parent : bool
+        Whether the death of the process that has started this one counts as SIGHUP. Launchers of
+        clusters leave their processes alone when they are killed.
+    """
+
+    def __init__(self, needs_parent: bool = False) -> None:
+        self._number = 0
+        self._parent = os.getppid() if needs_parent else None
+        self._before: dict[int, Any] = {}
+
+    @property
+    def signal(self) -> int:
+        """The number of the signal that has arrived; 0 for none."""
+        if self._number == 0 and self._parent not in (None, os.getppid()):
+            self._number = signal.SIGHUP
+        return self._number
+
+    @property
+    def name(self) -> str:
+        """The name of the signal."""
+        return signal.Signals(self._number).name
+
+    def __enter__(self) -> Interruptible:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+                if signal.getsignal(number) is not signal.SIG_IGN:  # as under nohup
+                    self._before[number] = signal.signal(number, self._notice)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _notice(self, number: int, frame: object) -> None:
+        self._number = number

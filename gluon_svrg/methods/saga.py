@@ -1,0 +1,378 @@
+"""SAGA and SAG: a table with the last gradient of each minibatch.
+
+::
+
+    v = g - r + c m
+
+``g`` is the gradient of one minibatch at the current weights, ``r`` its row of the table, each the
+*sum* over its ``c`` loss entries; ``m`` is the *mean* of the table per loss entry. After the
+reduction, with ``V`` and ``C`` the sums of ``v`` and ``c`` over all devices, workers and
+micro-batches, and ``N`` the loss entries of all rows::
+
+    m += (V - C m) / N,      row = g
+
+so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA [1]_) or ``C m`` with the
+new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted in ``N``.
+
+References
+----------
+.. [1] A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method With
+   Support for Non-Strongly Convex Composite Objectives", NeurIPS 2014.
+.. [2] M. Schmidt, N. Le Roux and F. Bach, "Minimizing Finite Sums with the Stochastic Average
+   Gradient", Mathematical Programming 162, 2017.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import partial
+from itertools import starmap
+from math import isfinite
+from typing import Any, Iterator, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from ..passes import sketch
+from ..passes.arrays import combine, copy_all, per_device, zeros_to_sum
+from ..passes.estimate import Estimate, Row, Terms
+from ..passes.memory import Growth, bytes_of_sums
+from ..passes.network import Network
+from ..passes.points import Point, descriptions, what_changed
+from ..saving.values import ByParameter
+from . import checks
+from .interface import Method
+from .svrg import assign_array
+from .table import Table, check_counts
+
+
+class Stored(NamedTuple):
+    """A row of the table."""
+
+    grads: Arrays  # per parameter and device: sums over loss entries, of unscaled losses
+    counts: Sequence[int]  # loss entries per device
+    seed: int | None  # of the random numbers that it was taken with, where they are locked
+
+
+class SAGA(Method):
+    """The table, its mean, and what is about to move them."""
+
+    needs_reduced = True
+    needs_table = True
+
+    def __init__(self) -> None:
+        # Replaced at each refresh, moved by each step.
+        self._rows: dict[int, Stored] = {}
+        self._mean: Arrays = []  # m
+        self._entries: float | NDArray = 0.0  # N; an array if there are several workers
+        self._in_objective: list[bool] = []
+        # Replaced at each refresh.
+        self._is_complete = False  # no rows are to come
+        self._weights_then: np.ndarray | None = None  # a sketch; None if no row is to be checked
+        # Since the last update.
+        self._new_rows: dict[int, Stored] = {}
+        self._reached: list[bool] = []
+        self._new_entries: float | NDArray | None = None  # N after the update, once V is known
+        # Of the network's arrays.
+        self._network: Network | None = None
+        self._were: dict[Parameter, str] = {}
+        self._next_mean: Arrays = []  # memory for m after the update
+        self._spare: list[Arrays] = []  # memory for rows
+        self._growth = Growth()
+
+    # --- what a step adds to g -----------------------------------------------------------------
+
+    @property
+    def has_reference(self) -> bool:
+        """Always: rows that were not visited are zero."""
+        return True
+
+    @property
+    def in_objective(self) -> Sequence[bool]:
+        """Per trainable parameter: whether the loss of any row depends on it."""
+        return self._in_objective
+
+    @property
+    def full_grads(self) -> Arrays:
+        """m, per trainable parameter and device."""
+        return self._mean if self._rows else []
+
+    @property
+    def num_rows(self) -> int:
+        """How many gradients of minibatches are stored."""
+        return len(self._rows)
+
+    def terms(self, batch_index: int | None = None) -> Terms:
+        """What to add to g: ``- row + c m``.
+
+        Raises
+        ------
+        IndexError
+            If the table has no such row, and no place for it.
+        ValueError
+            If the row is part of the estimate already.
+        """
+        assert batch_index is not None and self._network is not None
+        self._allocate(self._network)
+        if batch_index in self._new_rows:
+            raise ValueError(
+                f"batch_index={batch_index} was used since the last update already, and a row "
+                "moves once an update. Call update(), or step() without a closure, before."
+            )
+        stored = self._rows.get(batch_index)
+        if stored is None:
+            self._check_new(batch_index)
+        if not self._spare:
+            self._growth.take(bytes_of_sums(self._network.live_grads))
+            self._spare.append(_zeros_like(self._network.live_grads))
+        if stored is None:
+            return Terms(k=1.0, mean=self._mean, copy_to=self._spare[-1])
+        check = partial(check_counts, batch_index, stored.counts)
+        row = Row(batch_index, stored.grads, check, stored.seed, self._point_to_check())
+        return Terms(b=-1.0, k=1.0, reference=row, mean=self._mean, copy_to=self._spare[-1])
+
+    def _check_new(self, batch_index: int) -> None:
+        """Raise if a row cannot be added to the table."""
+        if batch_index < 0 or self._is_complete:
+            kept = len(self._rows)
+            known = f"the gradients of {kept} minibatches are stored: 0 to {kept - 1}, by"
+            raise IndexError(
+                f"batch_index is {batch_index}, and "
+                + (known if self._is_complete else "it must be")
+                + " their position in the data."
+            )
+
+    def _point_to_check(self) -> Point | None:
+        """Where a row is to be taken again, to see that the data is the same; once a refresh."""
+        if self._weights_then is None or self._network is None:
+            return None
+        if not np.array_equal(_sketch_of_weights(self._network), self._weights_then):
+            self._weights_then = None  # the user has moved them
+            return None
+        return Point.untouched(self._network)
+
+    def confirm(self, batch_index: int) -> None:
+        """Trust the rows: one was taken anew, and is the same."""
+        self._weights_then = None
+
+    def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
+        """Keep g, to be a row when the weights have moved."""
+        assert batch_index is not None and terms.copy_to is self._spare[-1]
+        self._new_rows[batch_index] = Stored(self._spare.pop(), tuple(found.counts), found.seed)
+        self._reached = _either(self._reached, found.reached)
+
+    # --- what moves with a step ----------------------------------------------------------------
+
+    @property
+    def numbers(self) -> Sequence[float]:
+        """The loss entries of rows that are not in the table yet."""
+        rows = self._new_rows.items()
+        return (sum(sum(row.counts) for index, row in rows if index not in self._rows),)
+
+    def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
+        """Compute ``m + (V - C m) / N``, and give the optimizer its gradient."""
+        if isinstance(entries, NDArray):
+            entries, added = entries.astype("float64").split(2, axis=0)
+        else:
+            (added,) = self.numbers
+        total = self._entries + added  # N; the sum of the table without its new rows is N m before
+        _combine((self._entries - entries) / total, self._mean, 1 / (total * scale),
+                 network.live_grads, self._next_mean)  # fmt: skip
+        self._give(network, scale, entries)
+        self._new_entries = total
+
+    def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
+        """Leave V, the estimate, to the optimizer."""
+
+    def before_update(self, network: Network) -> None:
+        """See that V was known."""
+        if self._new_entries is None:
+            raise RuntimeError(
+                "update() was called before allreduce_grads(), and the mean of the table moves by "
+                "the reduced gradient. Call allreduce_grads() before, with one device as well."
+            )
+
+    def updated(self) -> None:
+        """Put the new rows and m in their places."""
+        freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]
+        moved: dict[str, Any] = {
+            "_mean": self._next_mean,
+            "_next_mean": self._mean,
+            "_entries": self._new_entries,
+            "_in_objective": _either(self._in_objective, self._reached),
+            "_weights_then": None,
+            "_new_rows": {},
+            "_reached": [],
+            "_new_entries": None,
+            "_spare": self._spare + freed,
+        }
+        # One bytecode, in C, that no interrupt can divide: m is the mean of the rows.
+        deque(starmap(dict.update, [(self._rows, self._new_rows), (vars(self), moved)]), 0)
+
+    def not_updated(self) -> None:
+        """Forget the new rows and m."""
+        self._spare += [row.grads for row in self._new_rows.values()]
+        self._new_rows, self._reached, self._new_entries = {}, [], None
+
+    # --- a new table ---------------------------------------------------------------------------
+
+    def refresh(
+        self,
+        network: Network,
+        mean: Arrays,
+        in_objective: list[bool],
+        entries: int,
+        table: Table | None,
+    ) -> None:
+        """Take over the gradients of all minibatches at the current weights."""
+        assert table is not None
+        self.not_updated()
+        self._allocate(network)
+        copy_all(mean, self._mean)
+        rows = map(Stored, table.rows, table.counts, table.seeds)
+        self._rows, self._spare = dict(enumerate(rows)), []
+        self._entries, self._in_objective = float(entries), in_objective
+        self._is_complete = True
+        self._weights_then = _sketch_of_weights(network)
+
+    def discard(self) -> None:
+        """Begin anew with an empty table, and free its memory."""
+        self._rows, self._mean, self._next_mean, self._spare = {}, [], [], []
+        self._new_rows, self._reached, self._new_entries = {}, [], None
+        self._entries, self._in_objective = 0.0, []
+        self._is_complete, self._weights_then = False, None
+
+    def difference(self, network: Network) -> str:
+        """What about the parameters is not as it was, in words; empty if nothing."""
+        return what_changed(self._were, network) if self._rows else ""
+
+    def bind(self, network: Network) -> None:
+        """Get to know the network."""
+        self._network = network
+        self._were = descriptions(network)
+        if not self._rows:
+            self.discard()
+
+    def _allocate(self, network: Network) -> None:
+        """Have memory for the mean of gradients like the network's."""
+        if not self._mean:
+            self._mean, self._next_mean = (_zeros_like(network.live_grads) for _ in range(2))
+
+    # --- its state, to be saved with the trainer -----------------------------------------------
+
+    def state(self) -> Any:
+        """What the table and its mean hold; None if it is empty."""
+        if not self._rows or self._network is None:
+            return None
+        table, network = Table(), self._network
+        table.rows, table.counts, table.seeds = map(list, zip(*self._rows.values()))
+        number = {p: n for n, p in enumerate(network.parameters)}
+        trainable = [number[p] for p in network.trainable]
+        entries = self._entries
+        return {
+            "mean": ByParameter(zip(trainable, (row[0] for row in self._mean))),
+            "entries": float(entries.asscalar() if isinstance(entries, NDArray) else entries),
+            "in_objective": ByParameter(zip(trainable, self._in_objective)),
+            "is_complete": self._is_complete,
+            "indices": list(self._rows),
+            "table": table.state(trainable),
+        }
+
+    def problems(self, state: Any, network: Network) -> Iterator[str]:
+        """Tell why a state cannot be assigned, in words."""
+        if state is None:
+            return
+        names = {"mean", "entries", "in_objective", "is_complete", "indices", "table"}
+        if not isinstance(state, dict) or set(state) != names or state["table"] is None:
+            yield "its table is of another form"
+            return
+        chosen = checks.numbers_of(network.parameters, trainable=True)
+        yield from checks.by_parameter(
+            state["mean"], "mean of the table", network.parameters, chosen, summed=True
+        )
+        yield from checks.flags(state["in_objective"], chosen)
+        wrong = list(
+            checks.table(state["table"], network.parameters, chosen, len(network.devices), "")
+        )
+        yield from wrong
+        indices, entries = state["indices"], state["entries"]
+        if not (
+            isinstance(indices, list)
+            and all(checks.is_natural(index, 2**63) for index in indices)
+            and len(set(indices)) == len(indices)
+            and (wrong or len(indices) == len(state["table"]["counts"]))
+        ):
+            yield "its rows are of other minibatches"
+        if not isinstance(state["is_complete"], bool):
+            yield "nothing says whether its table is complete"
+        if not (isinstance(entries, float) and isfinite(entries) and entries > 0):
+            yield "its table is of no loss entries"
+
+    def assign(self, state: Any, network: Network) -> None:
+        """Take over a state that has no problems."""
+        self.discard()
+        if state is None:
+            return
+        self.bind(network)
+        self._allocate(network)
+        number = {p: n for n, p in enumerate(network.parameters)}
+        trainable = [number[p] for p in network.trainable]
+        for n, means in zip(trainable, self._mean):
+            assign_array([state["mean"][n]], means)
+        table = Table.of_state(state["table"], trainable, network.devices)
+        rows = map(Stored, table.rows, table.counts, table.seeds)
+        self._rows = dict(zip(state["indices"], rows))
+        self._entries, self._is_complete = state["entries"], state["is_complete"]
+        self._in_objective = [state["in_objective"][n] for n in trainable]
+
+
+class SAG(SAGA):
+    """The optimizer gets the mean of the table."""
+
+    def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
+        """Leave ``C m``, with the new m, to the optimizer."""
+        _combine(entries * scale, self._next_mean, 0.0, [], network.live_grads)
+
+
+def _combine(
+    a: float | NDArray, these: Arrays, b: float | NDArray, those: Arrays, targets: Arrays
+) -> None:
+    """Assign ``a these + b those`` to targets; factors that are on the device stay there."""
+    sources = [(a, per_device(these))] + ([(b, per_device(those))] if those else [])
+    for device, column in enumerate(per_device(targets)):
+        if not any(isinstance(factor, NDArray) for factor, _ in sources):
+            factors, arrays = zip(*((factor, rows[device]) for factor, rows in sources))
+            combine(factors, arrays, column)
+            continue
+        scaled = [_times(factor, rows[device]) for factor, rows in sources]
+        combine([1.0] * len(scaled), scaled, column)
+
+
+def _times(factor: float | NDArray, arrays: Sequence[NDArray]) -> list[NDArray]:
+    """Multiply arrays by a number that may be on the device."""
+    found = []
+    for array in map(_mxnet.classic, arrays):
+        if isinstance(factor, NDArray):
+            here = factor.as_in_context(_mxnet.device_of(array)).astype(array.dtype)
+            found.append(mx.nd.broadcast_mul(array, here.reshape((1,) * max(array.ndim, 1))))
+        else:
+            found.append(array * factor)
+    return found
+
+
+def _zeros_like(arrays: Arrays) -> Arrays:
+    return [[zeros_to_sum(array) for array in row] for row in arrays]
+
+
+def _either(these: Sequence[bool], those: Sequence[bool]) -> list[bool]:
+    return [a or b for a, b in zip(these, those)] if these else list(those)
+
+
+def _sketch_of_weights(network: Network) -> np.ndarray:
+    """What tells whether anybody has moved weights or frozen values. Waits for the device."""
+    still = [_mxnet.data(p) for p in network.frozen if not _mxnet.is_auxiliary(p)]
+    return sketch.sketch(network.weights + still)

@@ -1,0 +1,108 @@
+"""Whether backward can add gradients up in the live gradients, see `sums`."""
+
+from __future__ import annotations
+
+from typing import Any, Callable, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from .arrays import in_numpy, per_device, with_dimension, zero
+from .points import Point
+
+
+class Probe(NamedTuple):
+    """What was found."""
+
+    adds: bool
+    differentiated: int  # loss entries that it took
+
+
+def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Probe:
+    """Find out whether backward adds to the live gradients, with the factor that it is given.
+
+    The live gradients are lost. Waits for the device.
+
+    Parameters
+    ----------
+    point : Point
+        Where to run backward.
+    closure : callable
+        Returns the loss of a minibatch.
+    batch : sequence
+        The minibatch.
+    """
+    network = point.network
+    if not network.may_add():
+        return Probe(False, 0)
+    was, network.adds = network.adds, True
+    network.mark(point.weights)
+    probing = _Probing(point, closure, batch)
+    try:
+        return Probe(probing.adds_nothing_for_zero(), probing.differentiated)
+    finally:
+        network.adds = was
+        network.mark(point.weights)
+
+
+def is_lost(
+    point: Point, closure: Callable[..., Any], batch: Sequence[Any], reached: Sequence[bool]
+) -> Probe | None:
+    """Find out whether backward has added nothing where it had something to add.
+
+    In bfloat16 on 1.9.1, it never does. Called when the gradient of one minibatch was added to
+    zero. It is lost if anything is found; as a rule, no gradient is zero, and nothing is done.
+
+    Returns
+    -------
+    Probe or None
+        None if there is a gradient for all parameters that were reached.
+    """
+    network = point.network
+    rows = zip(network.live_grads, reached)
+    empty = [row for row, flag in rows if flag and not _has_entries(row)]
+    if not empty:
+        return None
+    network.adds = False
+    probing = _Probing(point, closure, batch)
+    written = probing.written()
+    adds = not any(row is other for row in empty for other in written)
+    return Probe(adds, probing.differentiated)
+
+
+class _Probing:
+    def __init__(self, point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> None:
+        self._point, self._closure, self._batch = point, closure, batch
+        self._live_grads = point.network.live_grads
+        self.differentiated = 0
+
+    def adds_nothing_for_zero(self) -> bool:
+        """Run backward with the factor 0 on gradients full of ones: ones must remain."""
+        for row in self._live_grads:
+            for grad in with_dimension(row):
+                mx.nd.ones_like(grad, out=grad)
+        self._backward(0.0)
+        pieces = (piece for row in self._live_grads for grad in row for piece in in_numpy(grad))
+        return all(np.all((p == 1) | ~np.isfinite(p)) for p in pieces)  # NaN proves nothing
+
+    def written(self) -> list[Any]:
+        """The live gradients that are not zero when backward may write them."""
+        for column in per_device(self._live_grads):
+            zero(column)
+        self._point.network.mark(self._point.weights)
+        return [row for row in self._backward(1.0) if _has_entries(row)]
+
+    def _backward(self, factor: float) -> list[Any]:
+        """Run backward, and return the live gradients that it has reached."""
+        recorded = self._point.at(self._record)
+        recorded.backward(factor)
+        self.differentiated += recorded.entries
+        touched = self._point.take_touched()
+        return [row for row, flags in zip(self._live_grads, touched) if any(flags)]
+
+    def _record(self) -> Any:
+        return self._point.network.record(self._closure, self._batch)
+
+
+def _has_entries(row: Sequence[Any]) -> bool:
+    return any(np.any(piece) for grad in row for piece in in_numpy(grad))

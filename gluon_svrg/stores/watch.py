@@ -1,0 +1,119 @@
+"""A watch over the other processes of a job, for MXNet waits forever for one that has vanished.
+
+Only a process that the launcher has started keeps one. It ends itself when it finds a silent one;
+so all of them end, on all machines, whichever link or machine has failed.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import socket
+import sys
+import threading
+import time
+import weakref
+from contextlib import suppress
+from typing import Any, Callable, Mapping
+
+from .launcher import is_launched, tell
+
+#: The variable that sets the seconds after which a silent process counts as dead.
+TIMEOUT = "GLUON_SVRG_TIMEOUT"
+_INTERVAL = 1.0
+
+
+def timeout() -> float:
+    """The seconds that are set; 0 for no watch."""
+    return float(os.environ.get(TIMEOUT, "0"))
+
+
+def watch(store: Any, nodes: Mapping[int, str]) -> None:
+    """Watch the nodes of a kvstore in a thread, as soon as all have joined.
+
+    Parameters
+    ----------
+    store : KVStore
+        Of MXNet's parameter servers. The thread does not keep it.
+    nodes : dict of str
+        The names of the nodes to watch, by their ids.
+    """
+    if timeout() > 0:
+        stopped = threading.Event()
+        atexit.register(stopped.set)  # MXNet closes its kvstores at exit
+        arguments = (weakref.ref(store), nodes, timeout(), stopped)
+        threading.Thread(target=_watch, args=arguments, daemon=True).start()
+
+
+def joined(store: Any) -> None:
+    """In a worker of MXNet's parameter servers: tell its rank, and watch the scheduler."""
+    tell("rank", str(store.rank))
+    if is_launched():
+        watch(store, {1: "the scheduler"})
+
+
+def _watch(
+    find_store: Callable[[], Any],
+    nodes: Mapping[int, str],
+    seconds: float,
+    stopped: threading.Event,
+) -> None:
+    # A node that has just joined has sent nothing yet, and neither has one of a process that was
+    # stopped and goes on. So MXNet's word counts only if it does not change for a while.
+    patience = min(5.0, seconds / 2)
+    since: dict[int, float] = {}
+    has_joined = False
+    while not stopped.wait(_INTERVAL):
+        if not has_joined:
+            has_joined = _has_joined(find_store())
+            continue
+        silent = _silent(find_store(), nodes, max(2, round(seconds - patience)))
+        now = time.monotonic()
+        since = {node: since.get(node, now) for node in silent}
+        dead = [nodes[node] for node in silent if now - since[node] > patience]
+        if dead:
+            _end(dead, seconds)
+
+
+def _has_joined(store: Any) -> bool:
+    """Whether all processes are there; then the launcher is told which rank this one has."""
+    from .._mxnet import heartbeats
+
+    rank = heartbeats.rank(store) if store is not None and _is_listening() else None
+    if rank is not None:
+        tell("rank", str(rank))
+    return rank is not None
+
+
+def _silent(store: Any, nodes: Mapping[int, str], seconds: int) -> list[int]:
+    """Those nodes that have not been heard of for so long."""
+    from .._mxnet import heartbeats
+
+    if store is None:
+        return []
+    return [node for node in nodes if heartbeats.is_silent(store, node, seconds)]
+
+
+def _end(dead: list[str], seconds: float) -> None:
+    message = f"{' and '.join(dead)} did not answer for {seconds:g} s"
+    with suppress(OSError, ValueError):
+        print(f"gluon-svrg: {message}; this process ends", file=sys.stderr, flush=True)
+    tell("lost", json.dumps({"nodes": dead, "seconds": seconds}))
+    os._exit(1)
+
+
+def _is_listening() -> bool:
+    """Whether this process has a socket that others can connect to."""
+    for name in os.listdir("/proc/self/fd"):
+        try:
+            copy = os.dup(int(name))
+        except OSError:
+            continue
+        try:
+            with socket.socket(fileno=copy) as found:
+                if found.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
+                    return True
+        except OSError:
+            os.close(copy)
+    return False

@@ -1,0 +1,109 @@
+"""Jobs that tests start, disturb, and look for afterwards."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import gluon_svrg
+
+PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
+SCRIPT = Path(__file__).with_name("launched.py")
+GLUON_SVRG = [sys.executable, "-m", "gluon_svrg"]
+
+
+def environment():
+    """The variables of a job, on any machine."""
+    return {
+        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, SCRIPT.parent])),
+        "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
+        "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
+    }
+
+
+def start(command, folder=None, **variables):
+    """Start a command in a process group of its own; its output goes to a pipe."""
+    return subprocess.Popen(
+        [*map(str, command)],
+        cwd=folder,
+        env={**os.environ, **environment(), **variables},
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def finish(process, deadline=180):
+    """Wait for a command; return its output."""
+    try:
+        output, _ = process.communicate(timeout=deadline)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        for left in processes_of(os.environ.get("MARKER", "none")):
+            if left != os.getpid():
+                os.kill(left, signal.SIGKILL)
+        output, _ = process.communicate(timeout=30)
+        raise AssertionError(f"not done within {deadline} s:\n{output}") from None
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+    return output
+
+
+def wait_for(path, process, deadline=180):
+    """Wait for a file that the job writes."""
+    end = time.monotonic() + deadline
+    while not path.exists():
+        assert process.poll() is None, process.communicate()[0]
+        assert time.monotonic() < end, "the job does not get there"
+        time.sleep(0.02)
+
+
+def variables_of(process):
+    """The variables with which a process was started."""
+    try:
+        items = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace").split("\0")
+    except OSError:
+        return {}
+    return dict(item.split("=", 1) for item in items if "=" in item)
+
+
+def processes_of(marker):
+    """Processes, by id, that have a marker in their variables, on all machines of a test."""
+    ids = (int(folder.name) for folder in Path("/proc").glob("[0-9]*"))
+    return [process for process in ids if variables_of(process).get("MARKER") == marker]
+
+
+def find(marker, is_it, what, deadline=60):
+    """The id of the process that a function of its variables and words recognizes."""
+    end = time.monotonic() + deadline
+    while time.monotonic() < end:
+        for process in processes_of(marker):
+            try:
+                words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
+            except OSError:
+                continue
+            if is_it(variables_of(process), words):
+                return process
+        time.sleep(0.02)
+    raise AssertionError(f"{what} is not there")
+
+
+def find_role(marker, role, deadline=60):
+    """The process id of a role; as soon as it is there."""
+    return find(
+        marker, lambda v, words: v.get("GLUON_SVRG_TELL", "").endswith(f"/{role}"), role, deadline
+    )
+
+
+def assert_nothing_left(marker, seconds=5):
+    """List processes; those of the job must be gone."""
+    deadline = time.monotonic() + seconds
+    while processes_of(marker) and time.monotonic() < deadline:
+        time.sleep(0.1)
+    left = processes_of(marker)
+    assert left == [], [Path(f"/proc/{p}/cmdline").read_bytes() for p in left]

@@ -1,0 +1,396 @@
+"""Jobs on two machines, which are network namespaces: over ssh, with mpirun, and with srun.
+
+The tests print the seconds from a disturbance to the end of the job; `-s` shows them.
+"""
+
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from importlib.util import find_spec
+from pathlib import Path
+
+import hosts as machines
+import numpy as np
+import pytest
+import slurm
+from jobs import (
+    GLUON_SVRG,
+    SCRIPT,
+    assert_nothing_left,
+    find,
+    find_role,
+    finish,
+    processes_of,
+    start,
+    variables_of,
+    wait_for,
+)
+
+MISSING = machines.missing()
+pytestmark = [
+    pytest.mark.launchers,
+    pytest.mark.xdist_group("clusters"),
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+]
+WITHIN = 15  # seconds from a death to the end
+TIMEOUT = 8  # seconds of silence
+ENGINES = [
+    "ssh",
+    pytest.param(
+        "mpirun",
+        marks=pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun"),
+    ),
+    pytest.param(
+        "srun", marks=pytest.mark.skipif(bool(slurm.missing()), reason=str(slurm.missing()))
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def hosts(tmp_path_factory):
+    with machines.Hosts(tmp_path_factory.mktemp("hosts")) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def cluster(hosts, tmp_path_factory):
+    with slurm.Slurm(tmp_path_factory.mktemp("cluster"), hosts) as made:
+        yield made
+
+
+@pytest.fixture
+def job(request, hosts, tmp_path, marker):
+    """Start a job of two workers, one on each machine, by the engine of this name."""
+    engine = request.param if hasattr(request, "param") else "ssh"
+    name = "launch" if engine == "ssh" else "join"
+    cluster = request.getfixturevalue("cluster") if engine == "srun" else None
+
+    def begin(what, *options, folder=tmp_path):
+        variables = cluster.environment if cluster else {}
+        words = [*hosts.inside(0), *_starter(engine, hosts), *_command(engine, hosts, options)]
+        process = start([*words, "--", sys.executable, SCRIPT, folder, what], folder, **variables)
+        process.engine, process.name = engine, name
+        return process
+
+    yield begin
+    hosts.link("up")
+
+
+def _starter(engine, hosts):
+    one, two = hosts.hostnames
+    if engine == "mpirun":
+        as_root = ["--allow-run-as-root"] if os.geteuid() == 0 else []
+        settings = [
+            *("--mca", "plm_rsh_agent", hosts.ssh),
+            *("--mca", "oob_tcp_if_include", "10.97.0.0/24"),
+            *("--mca", "btl_tcp_if_include", "10.97.0.0/24"),
+            *("-x", "MARKER", "-x", "PYTHONPATH", "-x", "PYTHONWARNINGS"),
+        ]
+        return ["mpirun", *as_root, "--host", f"{one},{two}", *settings]
+    return ["srun", "-N", 2, "-n", 2, "--overlap"] if engine == "srun" else []
+
+
+def _command(engine, hosts, options):
+    if engine == "ssh":
+        where = ["-H", ",".join(hosts.hostnames), "--ssh", hosts.ssh, "-n", 2]
+        return [*GLUON_SVRG, "launch", *where, *options]
+    return [*GLUON_SVRG, "join", *options]
+
+
+def report(process, what, since):
+    seconds = time.monotonic() - since
+    print(f"\nmeasured: {process.engine}, {what}: {seconds:.1f} s")
+    return seconds
+
+
+@pytest.mark.parametrize("job", ENGINES, indirect=True)
+def test_the_same_weights_as_on_one_machine(job, tmp_path, marker):
+    folders = [tmp_path / name for name in ("one", "two")]
+    for folder in folders:
+        folder.mkdir()
+    script = [sys.executable, SCRIPT, folders[0], "train"]
+    one = start([*GLUON_SVRG, "launch", "-n", 2, "--", *script])
+    output = finish(one)
+    assert one.returncode == 0, output
+    two = job("train", "-s", 2, folder=folders[1])
+    output = finish(two)
+    assert two.returncode == 0, output
+    assert_same_weights(*folders)
+    assert_nothing_left(marker)
+
+
+def assert_same_weights(one, two):
+    for rank in range(2):
+        with np.load(one / f"{rank}.npz") as a, np.load(two / f"{rank}.npz") as b:
+            for name in a.files:
+                np.testing.assert_array_equal(a[name], b[name])
+
+
+@pytest.mark.parametrize("job", ENGINES, indirect=True)
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ("raise", r"worker \d \(rank 0\).* exited with code 1"),
+        ("early", r"worker \d \(rank 0\).* exited early, with code 0, while worker \d"),
+    ],
+)
+def test_workers_that_end_badly(what, message, job, tmp_path, marker):
+    process = job(what)
+    wait_for(tmp_path / "reached", process)
+    died = time.monotonic()
+    output = finish(process)
+    assert report(process, what, died) < WITHIN
+    assert process.returncode != 0
+    assert re.search(rf"^gluon-svrg {process.name}: {message}.*; all others", output, re.M), output
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("job", ENGINES, indirect=True)
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["worker 1", "server 0", "scheduler"])
+def test_killed_or_stopped(role, number, job, tmp_path, marker):
+    process = job("step", "--timeout", TIMEOUT)
+    wait_for(tmp_path / "reached", process)
+    os.kill(find_role(marker, role), number)
+    died = time.monotonic()
+    output = finish(process)
+    seconds = report(process, f"{role} {number.name}", died)
+    assert seconds < WITHIN + (TIMEOUT if number == signal.SIGSTOP else 0)
+    assert process.returncode != 0
+    how = (
+        "was killed by SIGKILL"
+        if number == signal.SIGKILL
+        else f"did not answer for {TIMEOUT} s(: a signal.*)?"
+    )
+    line = rf"^gluon-svrg {process.name}: (the )?{role}( \(rank \d\))?( on \S+)? {how}; all others"
+    assert re.search(line, output, re.M), output
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("job", ENGINES, indirect=True)
+def test_the_link_goes_down(job, hosts, tmp_path, marker):
+    """Both machines end their processes, though neither can tell the other."""
+    process = job("step", "--timeout", TIMEOUT)
+    wait_for(tmp_path / "reached", process)
+    hosts.link("down")
+    down = time.monotonic()
+    roles = {variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)} - {None}
+    assert len(roles) == 4, roles
+    while any(variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)):
+        assert time.monotonic() - down < TIMEOUT + WITHIN
+        time.sleep(0.2)
+    report(process, "link down, until no process of the job is left", down)
+    if process.engine == "ssh":
+        output = finish(process)
+        report(process, "link down, until the command ends", down)
+        assert process.returncode == 1
+        assert_nothing_left(marker)
+    else:  # mpirun and srun wait for their own daemons there, long after the job has ended
+        with suppress(subprocess.TimeoutExpired):
+            process.wait(10)
+        print(f"measured: {process.engine} itself: {process.poll()}")
+        hosts.link("up")
+        for left in set(processes_of(marker)) - {os.getpid(), process.pid}:
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+        process.terminate()
+        output = finish(process)
+        assert process.returncode != 0
+    assert re.search(rf"did not answer for {TIMEOUT} s; all", output), output
+
+
+@pytest.mark.parametrize("job", ENGINES, indirect=True)
+def test_the_link_comes_back(job, hosts, tmp_path, marker):
+    """With the time-out off, the job goes on and ends with the same weights."""
+    folders = [tmp_path / name for name in ("undisturbed", "disturbed")]
+    for folder in folders:
+        folder.mkdir()
+        process = job("train slowly", "--timeout", 0, folder=folder)
+        wait_for(folder / "reached", process)
+        if folder.name == "disturbed":
+            hosts.link("down")
+            time.sleep(20)
+            hosts.link("up")
+        output = finish(process)
+        assert process.returncode == 0, output
+    assert_same_weights(*folders)
+    assert_nothing_left(marker)
+
+
+@pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+@pytest.mark.parametrize("what", ["nothing", "raise", "link"])
+def test_horovod(what, hosts, tmp_path, marker):
+    """One worker on each machine; no ssh but mpirun's."""
+    script = [sys.executable, SCRIPT.with_name("launched_horovod.py"), tmp_path]
+    words = [*hosts.inside(0), *_starter("mpirun", hosts), *GLUON_SVRG, "join", "--horovod"]
+    process = start([*words, "--timeout", TIMEOUT, "--", *script, what], tmp_path)
+    process.engine = "horovod"
+    try:
+        if what != "nothing":
+            wait_for(tmp_path / "reached", process)
+        if what == "link":
+            hosts.link("down")
+            down = time.monotonic()
+            while any(variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)):
+                assert time.monotonic() - down < TIMEOUT + WITHIN
+                time.sleep(0.2)
+            report(process, "link down, until no process of the job is left", down)
+            hosts.link("up")
+            for left in set(processes_of(marker)) - {os.getpid(), process.pid}:
+                with suppress(ProcessLookupError):
+                    os.kill(left, signal.SIGKILL)
+            process.terminate()
+        output = finish(process)
+    finally:
+        hosts.link("up")
+    if what == "nothing":
+        assert process.returncode == 0, output
+        for rank in range(2):
+            assert f"[worker {rank}] sum {[3.0] * 3}" in output
+    else:
+        assert process.returncode != 0
+        message = "worker 1 .* exited with code 1" if what == "raise" else "did not answer for"
+        assert re.search(rf"^gluon-svrg join: .*{message}", output, re.M), output
+    if what != "link":
+        assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_the_launcher_is_ended(number, job, tmp_path, marker):
+    process = job("step")
+    wait_for(tmp_path / "reached", process)
+    process.send_signal(number)
+    died = time.monotonic()
+    output = finish(process)
+    if number != signal.SIGKILL:
+        assert process.returncode == 128 + number
+        assert f"was ended by {number.name}" in output.splitlines()[-1]
+    assert_nothing_left(marker, seconds=WITHIN)
+    report(process, f"launcher {number.name}", died)
+
+
+@pytest.mark.parametrize("which", ["ssh", "agent"])
+def test_a_connection_dies(which, job, tmp_path, marker):
+    process = job("step")
+    wait_for(tmp_path / "reached", process)
+    if which == "ssh":
+        wanted = find(marker, lambda v, words: "node-b" in words and words[0] == "ssh", which)
+    else:
+        wanted = find(marker, lambda v, words: words[2:3] == ["gluon_svrg.commands.agent"], which)
+    os.kill(wanted, signal.SIGKILL)
+    died = time.monotonic()
+    output = finish(process)
+    assert report(process, f"{which} killed", died) < WITHIN
+    assert process.returncode == 1
+    assert "is out of reach: the connection has ended; all others were ended" in output
+    assert_nothing_left(marker)
+
+
+def test_it_goes_on_without_a_machine(job, hosts, tmp_path, marker):
+    """A machine that vanishes for good: the rest starts again from what was saved."""
+    folders = [tmp_path / name for name in ("undisturbed", "disturbed")]
+    for folder in folders:
+        folder.mkdir()
+    process = job("train slowly", folder=folders[0])
+    finish(process)
+    process = job("train slowly", "--timeout", TIMEOUT, "--restart", 1, folder=folders[1])
+    wait_for(folders[1] / "saved-1-2-weights", process)
+    hosts.link("down")
+    output = finish(process)
+    assert process.returncode == 0, output
+    assert re.search("node-b did not answer .*; starting again .1 of 1.|starting again", output)
+    assert_same_weights(*folders)
+    hosts.link("up")
+    assert_nothing_left(marker, seconds=WITHIN)
+
+
+def test_too_few_machines_are_left(hosts, tmp_path, marker):
+    where = ",".join(f"{address}:1" for address in hosts.hostnames)
+    words = [*GLUON_SVRG, "launch", "-H", where, "--ssh", hosts.ssh, "-n", 2, "--restart", 3]
+    more = ["--timeout", TIMEOUT, "--", sys.executable, SCRIPT, tmp_path, "step"]
+    process = start([*hosts.inside(0), *words, *more])
+    try:
+        wait_for(tmp_path / "reached", process)
+        hosts.link("down")
+        output = finish(process)
+    finally:
+        hosts.link("up")
+    assert process.returncode == 2
+    assert "2 workers need as many slots, and the machines have 1" in output.splitlines()[-1]
+    assert_nothing_left(marker, seconds=WITHIN)
+
+
+def test_the_same_environment(hosts, tmp_path, marker):
+    """Words, variables and the working folder arrive as they are."""
+    folder = tmp_path / "a folder; it's $HOME"
+    folder.mkdir()
+    value = 'it\'s "mine" $HOME\nand `yours` \\ é'
+    script = 'import os, sys; print(repr((sys.argv[1:], os.environ["OWN"], os.getcwd())))'
+    words = ["two words", "$HOME *", "it's", 'a "quote"', "", "--", "-n", "é"]
+    where = ["-H", ",".join(hosts.hostnames), "--ssh", hosts.ssh, "-n", 2]
+    command = [*GLUON_SVRG, "launch", *where, "--", sys.executable, "-c", script, *words]
+    process = start([*hosts.inside(0), *command], folder, OWN=value)
+    output = finish(process)
+    assert process.returncode == 0, output
+    expected = repr((words, value, str(folder)))
+    for worker in range(2):
+        assert f"[worker {worker}] {expected}" in output.splitlines()
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize(
+    "address, program, message",
+    [
+        ("10.97.0.9", "ssh", "10.97.0.9 is out of reach"),
+        ("node-b", "ssh -p 2223", "node-a is out of reach"),
+    ],
+)
+def test_no_connection(address, program, message, hosts, marker):
+    shell = hosts.ssh.replace("ssh", program, 1).replace("-p 2222", "", "2223" in program)
+    words = ["launch", "-H", f"node-a,{address}", "--ssh", shell, "-n", 1, "--", "true"]
+    process = start([*hosts.inside(0), *GLUON_SVRG, *words])
+    output = finish(process, 100)
+    assert process.returncode == 2, output
+    assert message in output.splitlines()[-1]
+    assert_nothing_left(marker)
+
+
+def test_a_folder_that_is_not_there(hosts, tmp_path, marker):
+    """The other machine has its own disk: it may lack the working folder, or the command."""
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    shell = tmp_path / "shell"
+    shell.write_text(f'#!/bin/sh\nrmdir {gone} 2>/dev/null\nexec {hosts.ssh} "$@"\n')
+    shell.chmod(0o755)
+    words = ["launch", "-H", "node-b", "--ssh", shell, "-n", 1, "--", "true"]
+    process = start([*hosts.inside(0), *GLUON_SVRG, *words], gone)
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert f"No such file or directory: {gone}, on node-b" in output.splitlines()[-1]
+    words = ["launch", "-H", "node-b", "--ssh", hosts.ssh, "-n", 1, "--", "no-such-command"]
+    process = start([*hosts.inside(0), *GLUON_SVRG, *words])
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert "cannot start no-such-command: No such file" in output.splitlines()[-1]
+    assert_nothing_left(marker)
+
+
+def test_sbatch(cluster, tmp_path, marker):
+    """A batch script that calls srun."""
+    script = tmp_path / "job.sh"
+    join = " ".join(map(str, [*GLUON_SVRG, "join", "--", sys.executable, SCRIPT, tmp_path]))
+    script.write_text(f"#!/bin/sh\n#SBATCH -N 2 -n 2\nsrun {join} nothing\n")
+    from jobs import environment
+
+    os.environ.update(environment())
+    done = cluster.run("sbatch", "--wait", "-o", tmp_path / "output", script)
+    output = Path(tmp_path / "output").read_text()
+    assert done.returncode == 0, (done.stderr, output, cluster.logs())
+    assert re.search(r"^\[worker 1\] rank \d of 2$", output, re.M)
+    assert_nothing_left(marker)

@@ -1,0 +1,492 @@
+"""`gluon-svrg join` under mpirun on this machine, by hand, and as an Indexed Job starts it."""
+
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import socket
+import sys
+import time
+from importlib.util import find_spec
+
+import numpy as np
+import pytest
+from jobs import (
+    GLUON_SVRG,
+    SCRIPT,
+    assert_nothing_left,
+    find,
+    find_role,
+    finish,
+    start,
+    wait_for,
+)
+
+from gluon_svrg.commands import cli, join, ranks
+from gluon_svrg.commands.arguments import UserError
+
+pytestmark = pytest.mark.xdist_group("clusters")
+WITHIN = 15  # seconds from a death to the end
+MPIRUN = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+JOBS = {"workers": (2, []), "one role each": (4, ["-n", 2])}
+
+
+def mpirun(folder, what, job="workers", *options):
+    size, more = JOBS[job]
+    words = [*MPIRUN, "-np", size, *GLUON_SVRG, "join", *more, *options]
+    return start([*words, "--", sys.executable, SCRIPT, folder, what], folder)
+
+
+def by_hand(rank, folder, what, *options, size=2, **variables):
+    words = [*GLUON_SVRG, "join", *options, "--", sys.executable, SCRIPT, folder, what]
+    given = {"JOB_COMPLETION_INDEX": str(rank), **variables}
+    return start([*words[:4], "--size", size, *words[4:]], folder, **given)
+
+
+def files_left(folder):
+    return sorted(path.name for path in folder.glob(".gluon-svrg-*"))
+
+
+@needs_mpirun
+@pytest.mark.parametrize("job", JOBS)
+def test_the_same_weights_as_launch(job, tmp_path, marker):
+    folders = [tmp_path / name for name in ("launch", "join")]
+    for folder in folders:
+        folder.mkdir()
+    one = start([*GLUON_SVRG, "launch", "-n", 2, "--", sys.executable, SCRIPT, folders[0], "train"])
+    output = finish(one)
+    assert one.returncode == 0, output
+    two = mpirun(folders[1], "train", job)
+    output = finish(two)
+    assert two.returncode == 0, output
+    for rank in range(2):
+        with np.load(folders[0] / f"{rank}.npz") as a, np.load(folders[1] / f"{rank}.npz") as b:
+            for name in a.files:
+                np.testing.assert_array_equal(a[name], b[name])
+    assert files_left(folders[1]) == []
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@pytest.mark.parametrize("job", JOBS)
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ("raise", r"worker \d \(rank 0\) exited with code 1"),
+        ("early", r"worker \d \(rank 0\) exited early, with code 0, while worker \d"),
+    ],
+)
+def test_workers_that_end_badly(what, message, job, tmp_path, marker):
+    process = mpirun(tmp_path, what, job)
+    wait_for(tmp_path / "reached", process)
+    died = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - died < WITHIN
+    assert process.returncode != 0
+    assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize("role", ["worker 0", "worker 1", "server 0", "scheduler"])
+def test_killed_or_stopped(role, number, tmp_path, marker):
+    process = mpirun(tmp_path, "step", "workers", "--timeout", 6)
+    wait_for(tmp_path / "reached", process)
+    os.kill(find_role(marker, role), number)
+    died = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - died < WITHIN + (6 if number == signal.SIGSTOP else 0)
+    assert process.returncode != 0
+    how = (
+        "was killed by SIGKILL"
+        if number == signal.SIGKILL
+        else "did not answer for 6 s(: a signal.*)?"
+    )
+    line = rf"^gluon-svrg join: (the )?{role}( \(rank \d\))? {how}; all others are ended"
+    assert re.search(line, output, re.M), output
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_supervisor_is_killed(rank, tmp_path, marker):
+    """Its own processes end with it, and the others find that it is gone."""
+    process = mpirun(tmp_path, "step")
+    wait_for(tmp_path / "reached", process)
+    mine = find(
+        marker,
+        lambda v, words: v.get("OMPI_COMM_WORLD_RANK") == str(rank) and words[3:4] == ["join"],
+        f"rank {rank}",
+    )
+    os.kill(mine, signal.SIGKILL)
+    died = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - died < WITHIN
+    assert process.returncode != 0, output
+    assert files_left(tmp_path) == []
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
+def test_mpirun_is_ended(number, tmp_path, marker):
+    process = mpirun(tmp_path, "step")
+    wait_for(tmp_path / "reached", process)
+    process.send_signal(number)
+    finish(process)
+    assert process.returncode != 0
+    assert_nothing_left(marker, seconds=WITHIN)
+
+
+@needs_mpirun
+def test_restart(tmp_path, marker):
+    """Processes that are left start again, in the same job, from what was saved."""
+    process = mpirun(tmp_path, "train and die", "workers", "--restart", 2)
+    output = finish(process)
+    assert process.returncode == 0, output
+    again = re.findall(r"was killed by SIGKILL.*; starting again \((\d) of 2\)", output)
+    assert again == ["1", "2"]
+    assert (tmp_path / "1.npz").exists()
+    assert_nothing_left(marker)
+
+
+def test_an_indexed_job(tmp_path, marker):
+    """No shared folder and no size: rank 0 listens where --scheduler says."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    address = ["--scheduler", f"localhost:{port}"]
+    processes = [by_hand(rank, tmp_path, "nothing", *address) for rank in (1, 0)]
+    outputs = [finish(process) for process in processes]
+    assert [process.returncode for process in processes] == [0, 0], outputs
+    assert re.search(r"^\[worker 1\] rank \d of 2$", outputs[0], re.M)
+    assert re.search(r"^\[worker 0\] rank \d of 2$", outputs[1], re.M)
+    assert files_left(tmp_path) == []
+    assert_nothing_left(marker)
+
+
+def test_rank_0_is_killed(tmp_path, marker):
+    """Without a launcher that would end the others: they end themselves, and say why."""
+    processes = [by_hand(rank, tmp_path, "step") for rank in range(2)]
+    wait_for(tmp_path / "reached", processes[0])
+    processes[0].kill()
+    died = time.monotonic()
+    output = finish(processes[1])
+    assert time.monotonic() - died < WITHIN
+    assert processes[1].returncode == 1
+    finish(processes[0])
+    assert output.splitlines()[-1] == (
+        "gluon-svrg join: rank 0 is out of reach: the connection has ended; "
+        "all processes of rank 1 were ended"
+    )
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("stopped", [0, 1])
+def test_a_supervisor_is_stopped(stopped, tmp_path, marker):
+    processes = [by_hand(rank, tmp_path, "step", "--timeout", 6) for rank in range(2)]
+    wait_for(tmp_path / "reached", processes[0])
+    processes[stopped].send_signal(signal.SIGSTOP)
+    at = time.monotonic()
+    output = finish(processes[1 - stopped])
+    assert time.monotonic() - at < 6 + WITHIN
+    assert processes[1 - stopped].returncode == 1
+    assert re.search(rf"rank {stopped} did not answer for 6 s; all", output), output
+    processes[stopped].send_signal(signal.SIGCONT)
+    finish(processes[stopped])
+    assert processes[stopped].returncode == 1
+    assert_nothing_left(marker)
+
+
+def test_the_meeting_is_over_with_rank_0(tmp_path, marker):
+    """Its file goes when it dies, too."""
+    process = by_hand(0, tmp_path, "step")
+    wait_for(tmp_path / ".gluon-svrg-kubernetes", process)
+    assert (tmp_path / ".gluon-svrg-kubernetes").stat().st_mode & 0o777 == 0o600
+    process.kill()
+    finish(process)
+    deadline = time.monotonic() + 5
+    while files_left(tmp_path) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert files_left(tmp_path) == []
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"",
+        b"{",
+        b'{"addresses": ["127.0.0.1"], "port": 9, "token": "x"}',
+        b'{"addresses": 3}',
+    ],
+)
+def test_a_file_of_an_old_job(content, tmp_path, marker):
+    path = tmp_path / ".gluon-svrg-kubernetes"
+    path.write_bytes(content)
+    late = by_hand(1, tmp_path, "nothing")
+    time.sleep(1)
+    first = by_hand(0, tmp_path, "nothing")
+    outputs = [finish(process) for process in (first, late)]
+    assert (first.returncode, late.returncode) == (0, 0), outputs
+    assert_nothing_left(marker)
+
+
+def test_two_jobs_in_one_folder(tmp_path, marker):
+    first = by_hand(0, tmp_path, "nothing")
+    wait_for(tmp_path / ".gluon-svrg-kubernetes", first)
+    second = by_hand(0, tmp_path, "nothing")
+    output = finish(second)
+    assert second.returncode == 2
+    assert "another job waits in" in output
+    first.terminate()
+    output = finish(first)
+    assert "ended by SIGTERM before all were there" in output.splitlines()[-1]
+    assert_nothing_left(marker)
+
+
+def test_strangers_at_the_door(tmp_path, marker):
+    """What connects to rank 0 and says nothing, nonsense, or the wrong word is left outside."""
+    first = by_hand(0, tmp_path, "nothing")
+    path = tmp_path / ".gluon-svrg-kubernetes"
+    wait_for(path, first)
+    meeting = json.loads(path.read_text())
+    hello = {"token": "wrong", "rank": 1, "size": 2, "host": "x"}
+    with socket.create_connection(("127.0.0.1", meeting["port"])):
+        for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", json.dumps(hello).encode() + b"\n"):
+            with socket.create_connection(("127.0.0.1", meeting["port"])) as stranger:
+                stranger.settimeout(10)
+                stranger.sendall(line)
+                try:
+                    answer = stranger.recv(1000)
+                except ConnectionResetError:
+                    continue
+                assert answer in (b"", b'{"refusal": "another job"}\n')
+        second = by_hand(1, tmp_path, "nothing")
+        outputs = [finish(process) for process in (first, second)]
+    assert (first.returncode, second.returncode) == (0, 0), outputs
+
+
+def test_some_do_not_come(tmp_path, marker):
+    processes = [by_hand(rank, tmp_path, "step", "--wait", 5, size=4) for rank in (0, 2)]
+    outputs = [finish(process) for process in processes]
+    assert "ranks 1, 3 of 4 did not join within 5 s" in outputs[0]
+    assert processes[0].returncode == 2
+    assert processes[1].returncode != 0
+    alone = by_hand(1, tmp_path, "step", "--wait", 1)
+    assert "rank 0 was not there within 1 s" in finish(alone)
+    assert alone.returncode == 2
+    assert_nothing_left(marker)
+
+
+def test_sizes_that_differ(tmp_path, marker):
+    first = by_hand(0, tmp_path, "step", "--wait", 20, size=2)
+    second = by_hand(1, tmp_path, "step", size=3)
+    assert "rank 0 expects 2 processes, and rank 1 3" in finish(second)
+    assert second.returncode == 2
+    first.terminate()
+    finish(first)
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize(
+    "options, variables, message",
+    [
+        ([], {}, "no launcher has told this process its rank"),
+        (["--rank", 1], {}, "rank 1 does not know how many processes there are: set --size"),
+        (["--rank", 2, "--size", 2], {}, "rank 2 does not fit a job of size 2"),
+        ([], {"JOB_COMPLETION_INDEX": "0"}, "rank 0 does not know how many"),
+        ([], {"SLURM_PROCID": "0", "SLURM_NTASKS": "2"}, "no launcher has told"),
+        (["--rank", 0, "--size", 1, "-n", 1], {}, "1 scheduler, 1 servers and 1 workers need 3"),
+        (["--rank", 0, "--size", 2, "-s", 3], {}, "3 servers need as many processes; there are 2"),
+        (["--rank", 0, "--size", 2, "--folder", "/no/where"], {}, "cannot write /no/where/"),
+        (["--scheduler", "here"], {}, "expected NAME:PORT, got 'here'"),
+    ],
+)
+def test_wrong_calls(options, variables, message, tmp_path, marker):
+    process = start([*GLUON_SVRG, "join", *options, "--", "true"], tmp_path, **variables)
+    output = finish(process)
+    assert process.returncode == 2, output
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
+    assert_nothing_left(marker)
+
+
+def guide_blocks(language):
+    """What the guides show in a language, wherever it stands."""
+    folder = SCRIPT.parent.parent / "notebooks"
+    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))]
+    return [b for t in texts for b in re.findall(rf"^```{language}\n(.*?)^```$", t, re.M | re.S)]
+
+
+def test_the_manifest_of_the_guide():
+    """It is valid, and its command is one of ours, with sizes and addresses that fit."""
+    check = pytest.importorskip("kubernetes_validate", reason="needs the schemas of Kubernetes")
+    import yaml
+
+    (text,) = (block for block in guide_blocks("yaml") if "kind: Job" in block)
+    service, job = yaml.safe_load_all(text)
+    for part in (service, job):
+        check.validate(part, "1.30", strict=True)
+    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
+    assert service["spec"]["selector"] == {"job-name": name}
+    assert pod["subdomain"] == service["metadata"]["name"]
+    assert job["spec"]["completions"] == job["spec"]["parallelism"]
+    (container,) = pod["containers"]
+    options = cli.parser().parse_args(container["command"][1:])
+    assert options.size == job["spec"]["completions"]
+    assert options.scheduler.startswith(f"{name}-0.{pod['subdomain']}:")
+    assert options.script == ["--", "python", "train.py"]
+
+
+def test_the_commands_of_the_guide():
+    """All can be parsed, so no option is misspelled."""
+    text = "\n".join(guide_blocks("bash")).replace("\\\n", " ")
+    commands = [line.split("#")[0] for line in text.splitlines() if "gluon-svrg" in line]
+    assert len(commands) >= 6
+    for command in commands:
+        words = shlex.split(command)
+        options = cli.parser().parse_args(words[words.index("gluon-svrg") + 1 :])
+        assert options.script[:3] == ["--", "python", "train.py"], command
+
+
+# --- Horovod -------------------------------------------------------------------------------------
+
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+
+
+def with_horovod(folder, what, *options, size=2):
+    script = SCRIPT.with_name("launched_horovod.py")
+    words = [*MPIRUN, "-np", size, *GLUON_SVRG, "join", "--horovod", *options]
+    return start([*words, "--", sys.executable, script, folder, what], folder)
+
+
+@needs_mpirun
+@needs_horovod
+@pytest.mark.parametrize("size", [2, 3])
+def test_horovod(size, tmp_path, marker):
+    process = with_horovod(tmp_path, "nothing", size=size)
+    output = finish(process)
+    assert process.returncode == 0, output
+    total = float(sum(range(1, size + 1)))
+    for rank in range(size):
+        assert re.search(rf"^\[worker {rank}\] rank {rank} of {size}, ", output, re.M), output
+        assert f"[worker {rank}] sum {[total] * 3}" in output
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@needs_horovod
+@pytest.mark.parametrize(
+    "what, message",
+    [
+        ("raise", r"worker 1 \(rank 1\) exited with code 1"),
+        ("kill", r"worker 1 \(rank 1\) was killed by SIGKILL"),
+        ("early", r"worker \d .* code 1, after worker 1 \(rank 1\) had ended with code 0"),
+        ("stop", r"worker 1 \(rank 1\) did not answer for 6 s"),
+    ],
+)
+def test_horovod_ends_badly(what, message, tmp_path, marker):
+    process = with_horovod(tmp_path, what, "--timeout", 6, size=3)
+    wait_for(tmp_path / "reached", process)
+    died = time.monotonic()
+    output = finish(process)
+    assert time.monotonic() - died < WITHIN + (6 if what == "stop" else 0)
+    assert process.returncode != 0
+    assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
+    assert_nothing_left(marker)
+
+
+@pytest.mark.skipif(find_spec("horovod") is not None, reason="needs to lack Horovod")
+def test_without_horovod(tmp_path, marker):
+    words = [*GLUON_SVRG, "join", "--rank", 0, "--size", 1, "--horovod", "--", "true"]
+    process = start(words, tmp_path)
+    output = finish(process)
+    assert process.returncode == 2
+    assert "Horovod is not installed: pip install 'gluon-svrg[horovod]'" in output
+    assert_nothing_left(marker)
+
+
+# --- ranks ---------------------------------------------------------------------------------------
+
+LAUNCHERS = {
+    "Open MPI 4": (
+        {
+            "OMPI_COMM_WORLD_RANK": "1",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_MCA_ess_base_jobid": "17",
+            "OMPI_MCA_orte_hnp_uri": "17.0;tcp://10.0.0.1,172.17.0.1:4711",
+            "PMIX_RANK": "1",
+        },
+        (1, 4, "mpi-17", "10.0.0.1"),
+    ),
+    "Open MPI 5": (
+        {
+            "OMPI_COMM_WORLD_RANK": "0",
+            "OMPI_COMM_WORLD_SIZE": "2",
+            "PMIX_NAMESPACE": "prterun-a-5@1",
+            "PMIX_RANK": "0",
+        },
+        (0, 2, "mpi-prterun-a-5@1", None),
+    ),
+    "Open MPI inside Slurm": (
+        {
+            "OMPI_COMM_WORLD_RANK": "3",
+            "OMPI_COMM_WORLD_SIZE": "4",
+            "OMPI_MCA_ess_base_jobid": "5",
+            "SLURM_PROCID": "0",
+            "SLURM_NTASKS": "2",
+            "SLURM_STEP_ID": "0",
+        },
+        (3, 4, "mpi-5", None),
+    ),
+    "srun": (
+        {
+            "SLURM_PROCID": "1",
+            "SLURM_NTASKS": "8",
+            "SLURM_STEP_NUM_TASKS": "2",
+            "SLURM_STEP_ID": "3",
+            "SLURM_JOB_ID": "7",
+            "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9",
+        },
+        (1, 2, "slurm-7.3", "10.0.0.9"),
+    ),
+    "MPICH": ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, "pmi", None)),
+    "PMIx": ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "n"}, (1, 2, "pmix-n", None)),
+    "Indexed Job": ({"JOB_COMPLETION_INDEX": "1"}, (1, 2, "kubernetes", None)),
+}
+
+
+@pytest.mark.parametrize("name", LAUNCHERS)
+def test_ranks(name):
+    variables, expected = LAUNCHERS[name]
+    assert ranks.find(variables, size=None if expected[1] != 2 else 2)[:4] == expected
+
+
+def test_what_is_given_counts():
+    variables, _ = LAUNCHERS["MPICH"]
+    assert ranks.find(variables, 0, 9)[:2] == (0, 9)
+
+
+def test_roles():
+    def names(size, **settings):
+        return join.names_for(join.Settings([], **settings), size)
+
+    assert names(2) == [["scheduler", "server 0", "worker 0"], ["worker 1"]]
+    assert names(3, servers=2)[:2] == [
+        ["scheduler", "server 0", "worker 0"],
+        ["server 1", "worker 1"],
+    ]
+    assert names(5, workers=2, servers=1) == [
+        ["scheduler"],
+        ["server 0"],
+        ["worker 0"],
+        ["worker 1"],
+        [],
+    ]
+    with pytest.raises(UserError, match="need 4 processes; there are 3"):
+        names(3, workers=2)

@@ -1,0 +1,136 @@
+"""What passes are made of: operations on arrays, sketches, work that is not interrupted."""
+
+import signal
+import threading
+
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from problems import array
+
+from gluon_svrg.passes import arrays as many
+from gluon_svrg.passes import sketch
+from gluon_svrg.passes.interrupts import uninterrupted
+
+SHAPES = [(), (1,), (3,), (2, 3), (40_000,), (130, 140), (2, 1, 3, 1)]
+if not mx.util.is_np_array():
+    SHAPES.remove(())  # 1.9.1 has no arrays without dimensions unless NumPy-like ones are asked for
+specifications = st.lists(
+    st.tuples(st.sampled_from(SHAPES), st.sampled_from(["float32", "float64"])),
+    min_size=1,
+    max_size=6,
+)
+
+
+def random(specification, seed):
+    rng = np.random.RandomState(seed)
+    return [array(rng.standard_normal(shape), dtype) for shape, dtype in specification]
+
+
+def assert_close(these, those):
+    for a, b in zip(these, those):
+        scale = max(np.abs(b).max(), 1e-30)
+        assert np.abs(a.asnumpy() - b).max() <= 8 * np.finfo(a.dtype).eps * scale
+
+
+@given(
+    specification=specifications,
+    factors=st.lists(st.sampled_from([1.0, -1.0, 0.1, 1000.0]), min_size=1, max_size=3),
+    in_place=st.booleans(),
+)
+def test_combine(specification, factors, in_place):
+    sources = [random(specification, seed) for seed in range(len(factors))]
+    expected = [
+        sum(np.float64(f) * a.asnumpy().astype("float64") for f, a in zip(factors, row))
+        for row in zip(*sources)
+    ]
+    scale = sum(map(abs, factors)) * 8
+    for _ in range(2):  # at once, then by a compiled operator
+        first = [a.copy() for a in sources[0]]
+        targets = first if in_place else random(specification, 99)
+        many.combine(factors, [first, *sources[1:]], targets)
+        for target, value in zip(targets, expected):
+            error = np.abs(target.asnumpy() - value).max()
+            assert error <= 16 * np.finfo(target.dtype).eps * scale
+
+
+@given(specification=specifications)
+def test_copy_and_zero(specification):
+    sources, targets = random(specification, 0), random(specification, 1)
+    many.copy(sources, targets)
+    for a, b in zip(sources, targets):
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
+    many.zero(targets)
+    assert not any(np.any(target.asnumpy()) for target in targets)
+
+
+@given(specification=specifications, factor=st.sampled_from([1.0, 3.0, -0.5]))
+def test_a_multiple_is_the_same_at_once_and_compiled(specification, factor):
+    sources, targets = random(specification, 0), random(specification, 1)
+    multiple = many.Multiple(factor, sources, targets, None)
+    for _ in range(3):
+        many.zero(targets)
+        multiple()
+        assert_close(targets, [factor * a.asnumpy() for a in sources])
+
+
+@given(specification=specifications, part=st.sampled_from([1e-3, 0.1, 1.0]))
+def test_sketches_tell_how_much_gradients_differ(specification, part):
+    gradient, noise = random(specification, 0), random(specification, 1)
+    other = [g + part * e for g, e in zip(gradient, noise)]
+    norm = np.sqrt(sum(float((g.asnumpy() ** 2).sum()) for g in gradient))
+    distance = np.sqrt(sum(float((part * e.asnumpy() ** 2 * part).sum()) for e in noise))
+    first, second = sketch.sketch([gradient]), sketch.sketch([other])
+    assert sketch.difference(first, first) == 0
+    found = sketch.difference(first, second)
+    assert distance / norm / 4 < found < 4 * distance / norm
+
+
+def test_a_sketch_is_linear():
+    first, second = random([((300, 7), "float64")], 0), random([((300, 7), "float64")], 1)
+    total = [a + b for a, b in zip(first, second)]
+    difference = sketch.sketch([total]) - sketch.sketch([first])
+    np.testing.assert_allclose(difference, sketch.sketch([second]), atol=1e-10)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_proves_nothing(bad):
+    first = np.ones(4)
+    assert np.isnan(sketch.difference(first, np.array([1, 2, 3, bad])))
+    assert np.isnan(sketch.difference(first * bad, first))
+
+
+@pytest.mark.parametrize("relative", [1e-9, 1e-4, 0.5])
+def test_a_difference_is_never_shown_as_zero(relative):
+    assert sketch.in_words(relative).strip("0.%")
+
+
+def test_uninterrupted_work_is_done_whole():
+    """An alarm that comes while it runs is handled when it is done."""
+    seen = []
+
+    def work():
+        for number in range(20):
+            seen.append((number, threading.current_thread() is threading.main_thread()))
+            mx.nd.ones((100, 100)).sum().wait_to_read()
+            threading.Event().wait(0.002)
+
+    def alarm(*_):
+        raise InterruptedError("alarm")
+
+    before = signal.signal(signal.SIGALRM, alarm)
+    try:
+        signal.setitimer(signal.ITIMER_REAL, 0.01)
+        with pytest.raises(InterruptedError, match="alarm"):
+            uninterrupted(work)
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+    assert seen == [(number, False) for number in range(20)]
+
+
+def test_an_error_of_uninterrupted_work_is_raised():
+    with pytest.raises(ZeroDivisionError):
+        uninterrupted(lambda: 1 / 0)

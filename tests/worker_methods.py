@@ -1,0 +1,32 @@
+"""What the workers of a test cluster run, of other methods than SVRG."""
+
+import mxnet as mx
+import worker
+from problems import parameters, values
+
+import gluon_svrg
+
+
+def tables(cls, refresh, kvstore="dist_sync"):
+    """A few visits of a table, whose rows each worker has for itself."""
+    net = worker.PROBLEM.network("float64")
+    store = worker.Exchange() if kvstore == "exchange" else mx.kv.create(kvstore)
+    settings = {"learning_rate": 0.1, "momentum": 0.5}
+    trainer = getattr(gluon_svrg, cls)(net.collect_params(), "sgd", settings, kvstore=store)
+    loss_of = worker.PROBLEM.closure(net)
+    shares, sizes = worker.minibatches(store.rank, store.num_workers, uneven=True)
+    if refresh:
+        trainer.update_full_grads(loss_of, shares)
+    for number in (2, 0, 2, 3, 1, 0, 3):
+        index = shares[number]
+        trainer.step(sizes[number], closure=lambda: loss_of(index), batch_index=number)
+    means = [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
+    return store, {
+        **{f"w{n}": w for n, w in enumerate(values(net))},
+        **{f"m{n}": m for n, m in enumerate(means)},
+        **{f"share{n}": share for n, share in enumerate(shares)},
+    }
+
+
+if __name__ == "__main__":
+    worker.main(globals())
