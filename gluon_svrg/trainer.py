@@ -163,7 +163,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         counters, reference = self._counters, terms.reference
         wanted = self._lock.mode == "auto" and not counters.compared
         if isinstance(reference, Row):
-            repeated = self._first_look(closure, scale, False)
+            repeated = self._first_look(closure, scale, compare=False)
             if reference.point is not None and self._lock.mode is not False:
                 again, known = check_row(reference, reference.point, closure, self._lock, scale)
                 repeated += again
@@ -173,12 +173,12 @@ class VarianceReducedTrainer(RefreshingTrainer):
             return found._replace(differentiated=found.differentiated + repeated)
         compare = wanted and isinstance(reference, Point) and reference.is_current()
         began = isinstance(reference, Point) and not compare and self._method.needs_closure
-        repeated = self._first_look(closure, scale, wanted and began)
+        repeated = self._first_look(closure, scale, compare=wanted and began)
         found = estimate(self._here, closure, terms, self._lock, scale, compare=compare)
         counters.compared = found.compared if compare else True
         return found._replace(differentiated=found.differentiated + repeated)
 
-    def _first_look(self, closure: Callable[[], Loss], scale: float, compare: bool) -> int:
+    def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
         """Find out what a refresh would have, if there was none; count what is differentiated."""
         network, lock = self._network, self._lock
         compare = compare and not lock.locked
@@ -187,7 +187,6 @@ class VarianceReducedTrainer(RefreshingTrainer):
         try:
             return first_look(network, closure, lock, scale, compare=compare)
         finally:
-            network.mark(network.aliases)
             self._mark_points()
 
     # --- what happens between gradients and weights --------------------------------------------

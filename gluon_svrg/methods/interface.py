@@ -105,10 +105,7 @@ class Method:
         return iter(())
 
     def difference(self, network: Network) -> str:
-        """What about the parameters is not as it was, in words; empty if nothing.
-
-        Otherwise nothing that is held belongs to them any more.
-        """
+        """What about the parameters is not as it was, in words; empty if nothing."""
         return next(filter(None, (point.difference() for point in self.points())), "")
 
     def bind(self, network: Network) -> None:

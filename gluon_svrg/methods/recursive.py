@@ -17,7 +17,7 @@ from .._mxnet import Arrays
 from ..passes.arrays import combine, copy_all, dense, per_device, zeros_to_sum
 from ..passes.estimate import Estimate, Terms
 from ..passes.network import Network
-from ..passes.points import Point, difference
+from ..passes.points import Point, descriptions, what_changed
 from ..saving.values import ByParameter
 from . import checks
 from .interface import Method
@@ -57,6 +57,7 @@ class Kept:
         if keeps_mean:
             self.mean = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
         self.in_objective = [False] * len(network.trainable)
+        self.were = descriptions(network)
 
 
 class Recursive(Method):
@@ -107,16 +108,11 @@ class Recursive(Method):
 
     def difference(self, network: Network) -> str:
         """What about the parameters is not as it was, in words; empty if nothing."""
-        if self.kept is None:
-            return ""
-        reference = self.kept.reference
-        if reference is not None:
-            return reference.difference()
-        return difference(network, network.trainable, self.kept.mean, summed=True)
+        return "" if self.kept is None else what_changed(self.kept.were, network)
 
     def discard(self) -> None:
         """Start anew at the next step."""
-        self._pair, self._is_moving = (None, None), False
+        self._pair, self._is_moving, self._just_reached = (None, None), False, []
 
     def refresh(
         self,

@@ -36,26 +36,23 @@ def first_look(
     Returns
     -------
     int
-        How many loss entries were differentiated to compare gradients. What it takes to see that
-        they add up is not counted: a trainer that was resumed looks again, and counts as the one
-        that went on.
+        How many loss entries were differentiated to compare them. The rest is not counted: it is
+        done again when a trainer was loaded, and counts go on as if it had not been.
     """
     check_dtypes(network.parameters)
     here = Point.untouched(network)
     with network.grads_kept(), network.outside.protected(search=True):
-        network.adds, differentiated = probe(here, closure, ()).adds, 0
+        network.adds, _ = probe(here, closure, ())
         network.mark(here.weights)
-        if compare or network.adds:
-            total = new_sum(network, scale)
-            total.put()
-            if compare:
-                recorded, reached, _ = twice(here, closure, (), total, lock, lock.new_seed())
-            else:
-                recorded, reached = once(here, closure, (), total, None)
-            differentiated = 2 * recorded.entries if compare else 0
-            lost = is_lost(here, closure, (), reached) if network.adds else None
-            if lost is not None:
-                network.adds = lost.adds
+        total = new_sum(network, scale)
+        total.put()
+        if compare:
+            recorded, reached, _ = twice(here, closure, (), total, lock, lock.new_seed())
+        else:
+            recorded, reached = once(here, closure, (), total, None)
+        lost = is_lost(here, closure, (), reached) if network.adds else None
+        if lost is not None:
+            network.adds = lost.adds
         network.is_known_to_add = True
         network.check_hidden()
-    return differentiated
+    return 2 * recorded.entries if compare else 0

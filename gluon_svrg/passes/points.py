@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .arrays import SUMMED_IN, copies, copy_all, in_numpy
+from .arrays import copies, copy_all, in_numpy
 from .network import Network
 
 _T = TypeVar("_T")
@@ -159,8 +159,18 @@ class Point:
     def difference(self) -> str:
         """What about the parameters is not as it was, in words; empty if nothing."""
         network = self.network
-        arrays = self.weights + (self.frozen or [])
-        return difference(network, network.trainable + network.frozen, arrays)
+        for parameter in network.parameters:
+            was, is_now = parameter in network.trainable, _mxnet.is_trainable(parameter)
+            if was and not is_now:
+                return f"{parameter.name} has grad_req='null' now"
+            if is_now and not was:
+                return f"{parameter.name} had grad_req='null' then"
+        known = zip(network.trainable + network.frozen, self.weights + (self.frozen or []))
+        for parameter, values in known:
+            now, then = map(description, (_mxnet.data(parameter), values))
+            if now != then:
+                return f"{parameter.name} is {now} now and was {then} then"
+        return ""
 
     def is_current(self) -> bool:
         """Whether the network is, to the last bit, at this point. Waits for the device."""
@@ -174,38 +184,23 @@ class Point:
         )
 
 
-def difference(
-    network: Network, parameters: Sequence[Parameter], arrays: Arrays, *, summed: bool = False
-) -> str:
-    """What about parameters is not as it was when arrays like them were made, in words.
+def descriptions(network: Network) -> dict[Parameter, str]:
+    """What the trainable parameters are like now."""
+    trainable = filter(_mxnet.is_trainable, network.parameters)
+    return {p: description(_mxnet.data(p)) for p in trainable}
 
-    Parameters
-    ----------
-    network : Network
-        The network, as it was then.
-    parameters : sequence of Parameter
-        Whose arrays they are.
-    arrays : list of list of NDArray
-        Per parameter and device.
-    summed : bool, default False
-        Whether they are sums of gradients, which are wider than float16.
-    """
-    for parameter in network.parameters:
-        was, is_now = parameter in network.trainable, _mxnet.is_trainable(parameter)
-        if was and not is_now:
-            return f"{parameter.name} has grad_req='null' now"
-        if is_now and not was:
-            return f"{parameter.name} had grad_req='null' then"
-    for parameter, values in zip(parameters, arrays):
-        now = description(_mxnet.data(parameter), summed)
-        then = description(values)
-        if now != then:
-            return f"{parameter.name} is {now} now and was {then} then"
+
+def what_changed(were: dict[Parameter, str], network: Network) -> str:
+    """What about the trainable parameters is not as it was, in words; empty if nothing."""
+    are, null = descriptions(network), "of grad_req='null'"
+    for p in network.parameters:
+        was, is_now = were.get(p), are.get(p)
+        if was != is_now:
+            return f"{p.name} is {is_now or null} now and was {was or null} then"
     return ""
 
 
-def description(arrays: Sequence[NDArray], summed: bool = False) -> str:
-    """Of which dtype and shape the arrays of a parameter, or their sums, are, and where."""
+def description(arrays: Sequence[NDArray]) -> str:
+    """Of which dtype and shape the arrays of a parameter are, and where."""
     where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
-    dtype = _mxnet.dtype_name(arrays[0])
-    return f"{SUMMED_IN[dtype] if summed else dtype} {tuple(arrays[0].shape)} on {where}"
+    return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}"
