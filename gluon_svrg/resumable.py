@@ -48,6 +48,7 @@ class ResumableTrainer(KVStoreTrainer):
         self._is_corrected = False  # Parameter.grad holds an estimate, or a plain gradient
         self._reached: list[bool] | None = None  # the parameters that the estimate is of
         self._entries = 0  # loss entries behind the live gradients
+        self._is_reduced = False  # and these are summed up over devices and workers
         self._total: NDArray | None = None  # these, over all workers
         self._at_snapshot = False  # inside that context manager
 
@@ -208,7 +209,7 @@ class ResumableTrainer(KVStoreTrainer):
             self._counters.inner_steps = 0
         self._method.discard()
         self._loaded = loaded  # applied late: weights may be loaded after this, or before
-        self._is_corrected, self._reached = False, None
+        self._is_corrected, self._reached, self._entries = False, None, 0
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that a `gluon.Trainer` can load with its `load_states`.

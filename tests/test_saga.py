@@ -168,7 +168,7 @@ def test_update_needs_the_reduced_gradient():
     step(trainer, loss_of, 1)
     before = values(net) + kit.full_gradients(trainer, net)
     trainer.correct_grads(lambda: loss_of(BATCHES[0]), batch_index=0)
-    with pytest.raises(RuntimeError, match=r"before allreduce_grads"):
+    with pytest.raises(RuntimeError, match=r"update\(\) needs allreduce_grads\(\) before"):
         trainer.update(5)
     assert_unchanged(before, values(net) + kit.full_gradients(trainer, net))
 
@@ -190,7 +190,7 @@ def test_a_step_is_never_silently_plain(cls):
         with mx.autograd.record():
             loss = loss_of(index)
         loss.backward()
-        with pytest.raises(RuntimeError, match=r"batch_index=...\\), or call correct_grads"):
+        with pytest.raises(RuntimeError, match=r"batch_index=...\), or call correct_grads"):
             trainer.step(5)
         if not refreshed:
             trainer.update_full_grads(loss_of, BATCHES)
@@ -202,8 +202,8 @@ def test_there_is_no_snapshot():
     for _ in range(2):
         assert (trainer.has_snapshot, trainer.wants_snapshot) == (False, False)
         assert trainer.snapshot is None
-        expected = r"at_snapshot.. needs a snapshot, and SAGATrainer"
-        with pytest.raises(RuntimeError, match=expected), trainer.at_snapshot():
+        message = r"at_snapshot\(\) needs a snapshot, and SAGATrainer"
+        with pytest.raises(RuntimeError, match=message), trainer.at_snapshot():
             pass
         with pytest.raises(RuntimeError, match=r"variance.. needs a snapshot, and SAGATrainer"):
             variance.variance(trainer, loss_of, BATCHES)
