@@ -190,7 +190,7 @@ def test_a_step_is_never_silently_plain(cls):
         with mx.autograd.record():
             loss = loss_of(index)
         loss.backward()
-        with pytest.raises(RuntimeError, match=r"batch_index=...\\), or call correct_grads"):
+        with pytest.raises(RuntimeError, match=r"batch_index=...\), or call correct_grads"):
             trainer.step(5)
         if not refreshed:
             trainer.update_full_grads(loss_of, BATCHES)
