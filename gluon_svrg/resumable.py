@@ -95,7 +95,7 @@ class ResumableTrainer(KVStoreTrainer):
         difference = self._method.difference(network)
         if difference:
             return difference
-        network.bind(self._counters.adds)
+        network.bind(self._counters.adds, is_known=self._counters.probed)
         self._here = Point.current(network)
         self._method.bind(network)
         return ""

@@ -14,7 +14,6 @@ from .passes.closure import Loss, check_closure
 from .passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
 from .passes.first_look import first_look
 from .passes.points import Point
-from .passes.probe import probe_before_a_step
 from .passes.random_lock import RandomLock
 from .refreshing import RefreshingTrainer
 
@@ -162,11 +161,6 @@ class VarianceReducedTrainer(RefreshingTrainer):
     def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
         """Take the estimate; at the first step after a refresh, see that it can be trusted."""
         counters, reference = self._counters, terms.reference
-        if not counters.probed:  # there was no refresh, or it was made by version 0.1.0
-            self._network.adds, spent = probe_before_a_step(Point.untouched(self._network), closure)
-            counters.adds, counters.probed = self._network.adds, True
-            counters.grad_evaluations += spent
-            self._mark_points()
         wanted = self._lock.mode == "auto" and not counters.compared
         if isinstance(reference, Row):
             repeated = self._first_look(closure, scale, compare=False)
@@ -185,14 +179,18 @@ class VarianceReducedTrainer(RefreshingTrainer):
         return found._replace(differentiated=found.differentiated + repeated)
 
     def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
-        """Find out what a refresh would have, if there was none; count what is differentiated."""
-        network, lock = self._network, self._lock
+        """Find out what a refresh would have, if there was none; count what is differentiated.
+
+        Nor was there one in this sense if it was made by version 0.1.0.
+        """
+        network, lock, counters = self._network, self._lock, self._counters
         compare = compare and not lock.locked
         if network.is_known_to_add and not compare:
             return 0
         try:
             return first_look(network, closure, lock, scale, compare=compare)
         finally:
+            counters.adds, counters.probed = network.adds, network.is_known_to_add
             self._mark_points()
 
     # --- what happens between gradients and weights --------------------------------------------

@@ -68,13 +68,15 @@ class Network:
         now = _array_lists(self.parameters)
         return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
 
-    def bind(self, adds: bool) -> None:
+    def bind(self, adds: bool, *, is_known: bool) -> None:
         """Get to know the arrays that the parameters have now.
 
         Parameters
         ----------
         adds : bool
-            Whether backward is known to add gradients up, or nothing is known.
+            Whether backward adds gradients up.
+        is_known : bool
+            Whether it was seen.
         """
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
@@ -86,7 +88,7 @@ class Network:
         ]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
-        self.is_known_to_add = False
+        self.is_known_to_add = is_known
         self.multiples.clear()
         self._factors.clear()
         self.adds = adds and self.may_add()

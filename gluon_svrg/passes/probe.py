@@ -45,26 +45,6 @@ def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Pr
         network.mark(point.weights)
 
 
-def probe_before_a_step(point: Point, closure: Callable[..., Any]) -> Probe:
-    """Do what a refresh does, where there was none: also see that something is added at all."""
-    network = point.network
-    with network.grads_kept(), network.outside.protected(search=True):
-        found = probe(point, closure, ())
-        if not found.adds:
-            return found
-        network.adds = True
-        network.mark(point.weights)
-        for column in per_device(network.live_grads):
-            zero(column)
-        recorded = point.at(lambda: network.record(closure))
-        recorded.backward()
-        spent = found.differentiated + recorded.entries
-        lost = is_lost(point, closure, (), [any(flags) for flags in point.take_touched()])
-        if lost is None:
-            return Probe(True, spent)
-        return Probe(lost.adds, spent + lost.differentiated)
-
-
 def is_lost(
     point: Point, closure: Callable[..., Any], batch: Sequence[Any], reached: Sequence[bool]
 ) -> Probe | None:
