@@ -125,10 +125,16 @@ class Training:
         self.move()
 
     def move(self):
-        for parameter, value in zip(parameters(self.net), PROBLEM.initial):
-            moved = array(value + 0.3 * self.random.randn(*value.shape))
-            parameter.data()[:] = moved
-        self.live = values(self.net)
+        """Move the weights; an interrupt may come in between, too."""
+        moved = [value + 0.3 * self.random.randn(*value.shape) for value in PROBLEM.initial]
+        self.before, self.live = getattr(self, "live", moved), moved
+        for parameter, value in zip(parameters(self.net), moved):
+            parameter.data()[:] = array(value)
+
+    def is_live(self):
+        """Whether each layer is where it was moved to, or where it was before."""
+        rows = zip(values(self.net), self.before, self.live)
+        return all(any(np.array_equal(now, one) for one in known) for now, *known in rows)
 
     def refresh(self):
         self.trainer.update_full_grads(self.loss_of, BATCHES)
@@ -158,8 +164,7 @@ def mixed_refreshes(interrupts):
         training.refresh()
 
     for place in interrupts(refresh):
-        is_live = distance(values(training.net), training.live) == 0
-        if not (is_live and training.whether_all_belongs_together()):
+        if not (training.is_live() and training.whether_all_belongs_together()):
             wrong.append(place)
             training.refresh()  # begin again with what is right
     return wrong

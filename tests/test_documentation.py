@@ -35,7 +35,10 @@ FAMILY = ("SAGATrainer", "SAGTrainer", "SARAHTrainer", "STORMTrainer", "MARSTrai
 HAS_FAMILY = all(name in gluon_svrg.__all__ for name in FAMILY)
 TREES = {path: ast.parse(path.read_text()) for path in sorted((ROOT / "gluon_svrg").rglob("*.py"))}
 #: Errors that no user can cause.
-OUR_OWN_MISTAKES = ["There is no ServerOptimizer in this process."]
+OUR_OWN_MISTAKES = [
+    "There is no ServerOptimizer in this process.",
+    "module {} has no attribute {}",  # Python's own words
+]
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(gluon_svrg.__path__, "gluon_svrg.")
@@ -238,7 +241,8 @@ CONSTANTS = constants()
 def messages():
     """What a user can meet while training: errors and warnings, with their places."""
     for path, tree in TREES.items():
-        if "commands" in path.parts:  # they say what to do by themselves
+        room = path.parent.name
+        if room == "commands":  # they say what to do by themselves
             continue
         for node in ast.walk(tree):
             call = node.exc if isinstance(node, ast.Raise) else node
@@ -250,7 +254,7 @@ def messages():
             text = text_of(call.args[0])
             if name == "AttributeError":  # of a name that does not exist
                 continue
-            wrapped = "saving" in path.parts and name not in ("TypeError", "IsADirectoryError")
+            wrapped = room == "saving" and name not in ("TypeError", "IsADirectoryError")
             if wrapped and "Nothing was changed" not in text:
                 continue
             if text != "{}" and text not in OUR_OWN_MISTAKES:
