@@ -24,8 +24,8 @@ def check_between(
     """Raise unless a value is a number from low to high."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
-    is_inside = isfinite(value) and low <= float(value) <= high
-    if not is_inside or (open_low and value == low):
+    number = float(value)
+    if not (isfinite(number) and low <= number <= high) or (open_low and number == low):
         least = "above" if open_low else "at least"
         most = f" and at most {high:g}" if isfinite(high) else ""
         raise ValueError(f"{name} must be finite, {least} {low:g}{most}, got {value}.")
@@ -69,10 +69,6 @@ NOT_CORRECTED = (
     "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with the plain "
     "optimizer, call discard_snapshot()."
 )
-NEEDS_CLOSURE = (
-    "{name}() needs {method} gradients: pass step(batch_size, closure=...), or call "
-    "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
-)
 NO_INDEX = (
     "{name}() needs batch_index=..., the position of the minibatch, with the closure: it names the "
     "row of the table that holds the last gradient of this minibatch, and is renewed. Keep the "
@@ -81,6 +77,14 @@ NO_INDEX = (
 NOT_CORRECTED_ROW = (
     "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or "
     "call correct_grads(closure, batch_index=...) before."
+)
+NEEDS_CLOSURE = (
+    "{name}() needs {method} gradients: pass step(batch_size, closure=...), or call "
+    "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
+)
+NOT_REDUCED = (
+    "update() needs allreduce_grads() before, on one device too: {method} takes its mean gradient "
+    "there, before gradients are clipped."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "

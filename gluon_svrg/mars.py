@@ -107,6 +107,8 @@ class MARSTrainer(RecursiveTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
+    _not_corrected = checks.NEEDS_CLOSURE
+
     def __init__(
         self,
         params: Mapping[str, Parameter] | Sequence[Parameter],

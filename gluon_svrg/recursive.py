@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any, Callable, Iterable
 
-from . import checks
 from .passes.closure import Loss
 from .trainer import VarianceReducedTrainer
 
@@ -19,9 +18,7 @@ class RecursiveTrainer(VarianceReducedTrainer):
 
     def __init__(self, *args: Any) -> None:
         super().__init__(*args)
-        if self._method.needs_closure:
-            self._not_corrected = checks.NEEDS_CLOSURE
-            self._counters.compared = False
+        self._counters.compared = not self._method.needs_closure
 
     def update_full_grads(
         self,

@@ -152,6 +152,7 @@ class RefreshingTrainer(ResumableTrainer):
         counters.inner_steps = 0
         counters.grad_evaluations += full.differentiated
         counters.compared = self._is_corrected = False
+        counters.adds, counters.probed = self._network.adds, True
         self._reached = None
 
     def _with_memory(
@@ -317,7 +318,8 @@ class RefreshingTrainer(ResumableTrainer):
         """The number of loss entries that this worker has differentiated.
 
         Divided by the size of its data, the number of data passes. Minibatches that are
-        differentiated again, to find random numbers, are counted again.
+        differentiated again, to find random numbers, are counted again. What a trainer takes to see
+        whether gradients add up is counted by a refresh, and not by a step without one before.
         """
         return self._counters.grad_evaluations
 

@@ -5,6 +5,7 @@ import shutil
 import signal
 import subprocess
 import time
+from contextlib import suppress
 from pathlib import Path
 
 SSHD = "/usr/sbin/sshd"
@@ -59,10 +60,20 @@ class Hosts:
                 os.kill(int(process), signal.SIGKILL)
             _run("ip", "netns", "delete", name)
 
-    def inside(self, number):
-        """The words before a command that is to run on a machine."""
+    def inside(self, number, folder="/"):
+        """The words before a command that is to run on a machine, in a folder."""
         process = self._sshds[number].pid
-        return ["nsenter", f"--target={process}", "--net", "--uts", "--mount"]
+        return ["nsenter", f"--target={process}", "--net", "--uts", "--mount", f"--wd={folder}"]
+
+    def processes(self):
+        """The words of all processes on both machines, by their ids."""
+        found = {}
+        for name in self.names:
+            for process in _run("ip", "netns", "pids", name).split():
+                with suppress(OSError):
+                    words = Path(f"/proc/{process}/cmdline").read_bytes().decode()
+                    found[int(process)] = words.replace("\0", " ").strip()
+        return found
 
     def link(self, state):
         """Take the link between the machines down, or up."""
@@ -82,7 +93,7 @@ class Hosts:
         (self.folder / "sshd_config").write_text(
             f"Port 2222\nHostKey {self.folder}/host_key\nPidFile none\nStrictModes no\n"
             f"AuthorizedKeysFile {self.folder}/key.pub\nPermitRootLogin yes\n"
-            "PasswordAuthentication no\nUsePAM no\nClientAliveInterval 2\nClientAliveCountMax 3\n"
+            "PasswordAuthentication no\nUsePAM no\n"
         )
         names = zip(self.addresses, self.hostnames)
         (self.folder / "names").write_text(

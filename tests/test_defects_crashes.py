@@ -4,14 +4,12 @@ import logging
 import os
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from mxnet.base import MXNetError
 from mxnet.gluon.contrib.estimator import Estimator
 from problems import Dense, array, contexts, distance, values
 
@@ -23,7 +21,6 @@ BATCHES = PROBLEM.batches(5)  # of 5, 5 and 1
 TWO, THREE = contexts(2), contexts(3)
 IS_2 = hasattr(gluon.Parameter, "list_device")
 metric = gluon.metric if hasattr(gluon, "metric") else mx.metric
-not_yet = partial(pytest.mark.xfail, strict=True)
 
 
 def make(devices=None, hybridize=None):
@@ -38,13 +35,10 @@ def make(devices=None, hybridize=None):
 
 
 BEFORE, BETWEEN = "before the first step", "between steps"
-traced = not_yet(
-    IS_2, raises=MXNetError, reason="issue 16, 18: 2.0 finds the snapshot's arrays traced before"
-)
 
 
 @pytest.mark.parametrize("hybridize", [None, {}], ids=["imperative", "hybridized"])
-@pytest.mark.parametrize("when", [BEFORE, pytest.param(BETWEEN, marks=traced)])
+@pytest.mark.parametrize("when", [BEFORE, pytest.param(BETWEEN)])
 @pytest.mark.filterwarnings("ignore:Currently the model has been hybridized:UserWarning")
 def test_a_cast_there_and_back(when, hybridize):
     """float32 to float64 and back loses nothing: training goes on to the last bit."""
@@ -73,7 +67,6 @@ def loader():
 
 
 @pytest.mark.parametrize("devices", [TWO, THREE], ids=["two", "three"])
-@not_yet(raises=MXNetError, reason="issue 16, 18: a piece for each device is demanded")
 def test_a_last_minibatch_with_fewer_samples_than_devices(devices):
     """Some devices have none, as in a loop by hand."""
     net, _, trainer = make(devices)
@@ -151,6 +144,5 @@ def logged(which):
     return [line for line in done.stderr.splitlines() if line.startswith("LOG ")]
 
 
-@not_yet(not IS_2, raises=AssertionError, reason="issue 16, 18: NumPy-shape semantics are logged")
 def test_nothing_is_logged_that_gluon_does_not_log():
     assert logged("svrg") == logged("plain")

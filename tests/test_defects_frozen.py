@@ -1,7 +1,5 @@
 """Values that stay: frozen parameters, the rest of a network, parameters that no loss reached."""
 
-from functools import partial
-
 import mxnet as mx
 import numpy as np
 import pytest
@@ -13,8 +11,6 @@ from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("regression", samples=22, seed=32)
 BATCHES = PROBLEM.batches(5)
-not_yet = partial(pytest.mark.xfail, strict=True)
-
 
 # --- a frozen matrix that moves ----------------------------------------------------------------
 
@@ -85,7 +81,6 @@ def outputs(net):
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-@not_yet(raises=AssertionError, reason="issue 16, 6: the snapshot pass takes today's teacher")
 def test_the_mean_of_the_estimates_is_the_gradient_with_the_teacher_of_today(hybridize):
     net, loss_of, trainer = distilled(hybridize)
     trainer.update_full_grads(loss_of, BATCHES)
@@ -102,7 +97,6 @@ def test_the_mean_of_the_estimates_is_the_gradient_with_the_teacher_of_today(hyb
 
 
 @pytest.mark.parametrize("hybridize", [False, True])
-@not_yet(raises=AssertionError, reason="issue 16, 6: the snapshot has today's teacher")
 def test_at_snapshot_computes_with_the_teacher_of_that_moment(hybridize):
     net, loss_of, trainer = distilled(hybridize)
     then = outputs(net)
@@ -117,7 +111,6 @@ def test_at_snapshot_computes_with_the_teacher_of_that_moment(hybridize):
         np.testing.assert_array_equal(these, those)
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 6: no file has the teacher of the snapshot")
 def test_the_teacher_of_the_snapshot_is_saved(tmp_path):
     net, loss_of, trainer = distilled()
     then = outputs(net)
@@ -162,7 +155,6 @@ class Parts:
         return [norm.running_mean.data().asnumpy(), norm.running_var.data().asnumpy()]
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 8: BatchNorm outside moves twice a step")
 def test_statistics_of_the_rest_after_a_resume(tmp_path):
     parts = Parts()
     parts.trainer.update_full_grads(parts.loss_of, BATCHES)
@@ -222,9 +214,6 @@ def two_heads(cls, snapshot, **kwargs):
         False,
         pytest.param(
             True,
-            marks=not_yet(
-                raises=AssertionError, reason="issue 16, 9: what no loss reached moves all the same"
-            ),
         ),
     ],
 )

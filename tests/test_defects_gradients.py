@@ -1,7 +1,5 @@
 """Estimates overwritten by a backward, losses gathered on one device, forwards that assign."""
 
-from functools import partial
-
 import mxnet as mx
 import numpy as np
 import oracle
@@ -15,7 +13,6 @@ PROBLEM = Dense("classification", hidden=(5,), seed=31)
 BATCHES = PROBLEM.batches(5)
 TWO = contexts(2)
 NO_ERROR = pytest.fail.Exception  # of pytest.raises
-not_yet = partial(pytest.mark.xfail, strict=True)
 
 
 def make(layers=None, rate=0.1, grad_req="write", devices=None, net=None):
@@ -46,7 +43,6 @@ def backward(loss_of, index):
 # --- a backward between the estimate and the step -------------------------------------------------
 
 
-@not_yet(raises=NO_ERROR, reason="issue 16, 1: the second backward leaves the plain gradient")
 def test_two_trainers_that_correct_one_loss_and_step_later():
     net = PROBLEM.network()
     _, loss_of, encoder = make(0, net=net)
@@ -98,7 +94,6 @@ FINISH = {
 
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("finish", FINISH)
-@not_yet(raises=NO_ERROR, reason="issue 16, 1: a backward of the user leaves the plain gradient")
 def test_a_backward_between_the_estimate_and_the_step(finish, devices):
     net, loss_of, trainer = make(devices=devices)
     trainer.update_full_grads(loss_of, BATCHES)
@@ -112,7 +107,6 @@ def test_a_backward_between_the_estimate_and_the_step(finish, devices):
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]))  # goes on
 
 
-@not_yet(raises=NO_ERROR, reason="issue 16, 1: a backward of the user leaves the plain gradient")
 def test_a_backward_between_the_reduction_and_the_update():
     net, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -124,7 +118,6 @@ def test_a_backward_between_the_reduction_and_the_update():
         trainer.update(5)
 
 
-@not_yet(raises=NO_ERROR, reason="issue 16, 1: a backward of the user leaves the plain gradient")
 def test_a_backward_at_the_snapshot_between_the_estimate_and_the_step():
     net, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -195,7 +188,6 @@ def gathered(net):
     return loss_of
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 2: devices without loss entries are left out")
 def test_the_full_gradient_of_a_loss_gathered_on_one_device():
     net, _, trainer = make(devices=TWO)
     trainer.update_full_grads(gathered(net), BATCHES)
@@ -206,7 +198,6 @@ def test_the_full_gradient_of_a_loss_gathered_on_one_device():
         assert distance(found, reference.full_grad) < 1e-12
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 2: devices without loss entries are left out")
 def test_steps_with_a_loss_gathered_on_one_device():
     net, _, trainer = make(devices=TWO)
     loss_of = gathered(net)
@@ -246,7 +237,6 @@ def normalizing(net, loss_of, assign):
 
 
 @pytest.mark.parametrize("assign", [set_data, in_place])
-@not_yet(raises=NO_ERROR, reason="issue 16, 7: what a forward assigns is written to the snapshot")
 def test_a_forward_that_assigns_a_parameter_in_a_step(assign):
     net, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -268,7 +258,6 @@ def test_a_forward_that_assigns_a_parameter_in_a_step(assign):
 
 @pytest.mark.parametrize("first", [True, False], ids=["first", "second"])
 @pytest.mark.parametrize("assign", [set_data, in_place])
-@not_yet(raises=NO_ERROR, reason="issue 16, 7: what a forward assigns is written to the snapshot")
 def test_a_forward_that_assigns_a_parameter_in_a_refresh(assign, first):
     net, loss_of, trainer = make()
     if not first:

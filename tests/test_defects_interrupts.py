@@ -9,12 +9,10 @@ import signal
 import sys
 import time
 from contextlib import contextmanager
-from functools import partial
 
 import numpy as np
 import pytest
 from mxnet import autograd
-from mxnet.base import MXNetError
 from problems import Dense, array, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
@@ -26,7 +24,6 @@ ALARMS = 300
 PLACES = 240  # of a sweep, at most
 # What an interrupt meets inside of a destructor, Python reports and drops.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-not_yet = partial(pytest.mark.xfail, strict=True)
 
 
 class Interrupt(BaseException):
@@ -198,28 +195,18 @@ def misplaced_steps(interrupts):
 
 # After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put
 # back then become part of a graph, and to write them again is an MXNetError.
-mixed = not_yet(
-    raises=(AssertionError, MXNetError),
-    reason="issue 16, 5: the snapshot is new, the full gradient old",
-)
-
-
-@mixed
 def test_an_interrupt_at_each_place_of_a_refresh():
     assert mixed_refreshes(sweep) == []
 
 
-@mixed
 def test_alarms_during_refreshes():
     assert mixed_refreshes(alarms) == []
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 5: the network is left at the snapshot")
 def test_an_interrupt_at_each_place_of_a_step():
     assert misplaced_steps(sweep) == []
 
 
 # Two of a thousand alarms find it, so it is chance whether these do: the sweep is what is strict.
-@pytest.mark.xfail(strict=False, reason="issue 16, 5: the network is left at the snapshot")
 def test_alarms_during_steps():
     assert misplaced_steps(alarms) == []

@@ -3,7 +3,6 @@
 import gc
 import weakref
 from contextlib import contextmanager
-from functools import partial
 
 import mxnet as mx
 import pytest
@@ -15,7 +14,7 @@ from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("regression", samples=6, seed=36)
 BATCHES = PROBLEM.batches(3)
-not_yet = partial(pytest.mark.xfail, strict=True)
+
 # 1.9.1: a parameter knows its trainer, and the trainer its parameters, whichever trainer it is.
 NO_CYCLE = hasattr(gluon.Parameter, "list_device")
 
@@ -113,9 +112,6 @@ def test_a_training_of_gluon_is_freed_where_mxnet_has_no_cycle():
 
 
 @pytest.mark.parametrize("use", [plain, train, fail, look])
-@not_yet(
-    NO_CYCLE, raises=AssertionError, reason="issue 16, 15: the trainer and its parts are a cycle"
-)
 def test_a_training_is_freed_where_one_of_gluon_is(use):
     with no_collector():
         left = survivors(use)

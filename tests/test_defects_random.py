@@ -4,7 +4,6 @@ import importlib
 import importlib.util
 import warnings
 from contextlib import contextmanager
-from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -20,7 +19,6 @@ amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
 LossScaler = importlib.import_module(f"{amp.__name__}.loss_scaler").LossScaler
 PROBLEM = Dense("regression", hidden=(8,), samples=20, seed=35)
 BATCHES = PROBLEM.batches(5)
-not_yet = partial(pytest.mark.xfail, strict=True)
 
 
 def make(wrap=None, cls=SVRGTrainer, **kwargs):
@@ -79,7 +77,6 @@ def step(trainer, loss_of, index=BATCHES[0]):
 # --- comparisons that were left out --------------------------------------------------------------
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 12: after coefficient 0, nothing is compared")
 def test_randomness_is_found_where_the_first_steps_have_coefficient_0():
     _, loss_of, trainer = make(with_dropout)
     with noticed() as caught:
@@ -92,7 +89,6 @@ def test_randomness_is_found_where_the_first_steps_have_coefficient_0():
     assert ["random" in str(w.message) for w in caught] == [True]
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 12: a first step elsewhere counts as compared")
 def test_randomness_is_found_where_the_first_step_was_elsewhere():
     """A user moves the weights, and moves them back: the next step is at the snapshot."""
     net, loss_of, trainer = make(with_dropout)
@@ -107,7 +103,6 @@ def test_randomness_is_found_where_the_first_step_was_elsewhere():
     assert ["random" in str(w.message) for w in caught] == [True]
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 12: what half of the calls do is found by half")
 def test_randomness_of_some_calls_is_found_by_most():
     """Three repeats at the refresh find it in 7 of 8 trainings, the first step in half the rest."""
     found = 0
@@ -121,7 +116,6 @@ def test_randomness_of_some_calls_is_found_by_most():
     assert found >= 32
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 12: a refresh compares nothing")
 def test_a_refresh_finds_randomness():
     _, loss_of, trainer = make(with_dropout)
     with noticed() as caught:
@@ -140,9 +134,6 @@ CALLS = {
     [
         pytest.param(
             "step",
-            marks=not_yet(
-                raises=AssertionError, reason="issue 16, 12: the warning points into this package"
-            ),
         ),
         "correct_grads",
     ],
@@ -159,7 +150,6 @@ def test_the_warning_points_at_the_line_of_the_user(call):
 
 
 @pytest.mark.parametrize("change", [2e-4, 4e-4])
-@not_yet(raises=AssertionError, reason="issue 16, 18: a small difference is rounded to 0.0%")
 def test_a_difference_is_never_called_zero(change):
     """A closure that computes a little more at each call."""
     _, loss_of, trainer = make()
@@ -195,10 +185,6 @@ def spoiled(loss_of, value):
         False,
         pytest.param(
             "auto",
-            marks=not_yet(
-                raises=(RuntimeError, Warning),
-                reason="issue 16, 16: NaN is called an unrepeatable closure",
-            ),
         ),
     ],
 )
@@ -222,10 +208,6 @@ def test_a_loss_that_is_not_finite_at_the_first_step(lock_random, bad):
         False,
         pytest.param(
             "auto",
-            marks=not_yet(
-                raises=(RuntimeError, Warning),
-                reason="issue 16, 16: an overflow is called an unrepeatable closure",
-            ),
         ),
     ],
 )

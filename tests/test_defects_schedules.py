@@ -1,7 +1,6 @@
 """Refresh schedules, samplers and epochs: they go on asking, and what they remember is saved."""
 
 import logging
-from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -18,7 +17,6 @@ from gluon_svrg.variance import variance
 PROBLEM = Dense("regression", samples=12, seed=34)
 BATCHES = PROBLEM.batches(4)
 metric = gluon.metric if hasattr(gluon, "metric") else mx.metric
-not_yet = partial(pytest.mark.xfail, strict=True)
 
 
 def make(deferred=False, cls=SVRGTrainer, **kwargs):
@@ -43,7 +41,6 @@ SCHEDULES = {
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@not_yet(raises=AssertionError, reason="issue 16, 10: schedules count snapshots, not look for one")
 def test_a_refresh_is_due_after_the_snapshot_was_discarded(name):
     _, loss_of, trainer = make()
     schedule = SCHEDULES[name]()
@@ -59,7 +56,6 @@ def test_a_refresh_is_due_after_the_snapshot_was_discarded(name):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@not_yet(raises=AssertionError, reason="issue 16, 10: schedules count snapshots, not look for one")
 def test_a_refresh_is_due_after_a_file_without_a_snapshot(name, tmp_path):
     _, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -74,7 +70,6 @@ def test_a_refresh_is_due_after_a_file_without_a_snapshot(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-@not_yet(raises=AssertionError, reason="issue 16, 10: schedules count snapshots, not look for one")
 def test_a_refresh_is_due_after_a_file_of_gluon(name, tmp_path):
     _, loss_of, plain = make(cls=gluon.Trainer)
     with mx.autograd.record():
@@ -93,7 +88,6 @@ def test_a_refresh_is_due_after_a_file_of_gluon(name, tmp_path):
 # --- what they remember ------------------------------------------------------------------------
 
 
-@not_yet(raises=AttributeError, reason="issue 16, 10: the draws of a sampler are not saved")
 def test_the_draws_of_a_sampler_are_saved(tmp_path):
     _, _, trainer = make()
     sampler = PartialSampler(100, Growing(5), seed=3)
@@ -114,7 +108,6 @@ def test_the_draws_of_a_sampler_are_saved(tmp_path):
         assert [list(sampler) for _ in range(2)] == expected
 
 
-@not_yet(raises=OverflowError, reason="issue 16, 10: a float has no room for it")
 @pytest.mark.parametrize("draw", [1020, 1024, 5000])
 def test_growing_never_overflows(draw):
     assert Growing(10)(draw) >= 10**18
@@ -129,7 +122,6 @@ def coins(schedule, trainer, count=40):
     return [schedule.due(trainer) for _ in range(count)]
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 10: the first that asks takes the first state")
 def test_two_loopless_do_not_swap_after_a_resume(tmp_path):
     _, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -145,7 +137,6 @@ def test_two_loopless_do_not_swap_after_a_resume(tmp_path):
     assert found[::-1] == expected
 
 
-@not_yet(raises=AttributeError, reason="issue 16, 10: schedules are known once they have asked")
 def test_registered_schedules_keep_their_order(tmp_path):
     """Two that are alike are told apart by the order in which they were registered."""
     _, loss_of, trainer = make()
@@ -197,7 +188,6 @@ class Refreshes(FullGradHandler):
         "same handler",
         pytest.param(
             "new handler",
-            marks=not_yet(raises=AssertionError, reason="issue 16, 10: each handler counts anew"),
         ),
     ],
 )
@@ -224,7 +214,6 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("name", CHANGES)
-@not_yet(raises=AssertionError, reason="issue 16, 10: the file that was loaded is written again")
 def test_what_was_set_between_a_load_and_the_initialization_is_saved(name, tmp_path):
     _, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -256,10 +245,6 @@ def drawn_after(seed, call):
         False,
         pytest.param(
             True,
-            marks=not_yet(
-                raises=AssertionError,
-                reason="issue 16, 10: MXNet goes on from a fixed seed",
-            ),
         ),
     ],
 )

@@ -1,7 +1,6 @@
 """A second thread that predicts, and methods of Gluon that stay as they are."""
 
 import threading
-from functools import partial
 
 import mxnet as mx
 import numpy as np
@@ -14,7 +13,6 @@ from gluon_svrg import SVRGTrainer
 PROBLEM = Dense("regression", hidden=(4,), samples=12, seed=38)
 BATCHES = PROBLEM.batches(4)
 DEADLINE = 60  # seconds, for what takes one
-not_yet = partial(pytest.mark.xfail, strict=True)
 
 
 def run_together(*calls):
@@ -84,7 +82,6 @@ def test_predictions_of_another_thread_may_see_the_snapshot():
     assert serving.wrong(serving.predict) > 0
 
 
-@not_yet(raises=AttributeError, reason="issue 16, 20: there is no at_current_weights yet")
 def test_predictions_at_current_weights():
     serving = Serving()
     assert serving.trainer.at_current_weights
@@ -96,7 +93,6 @@ def test_predictions_at_current_weights():
     assert serving.wrong(predict) == 0
 
 
-@not_yet(raises=AttributeError, reason="issue 16, 20: there is no at_current_weights yet")
 def test_predictions_at_current_weights_during_refreshes():
     serving = Serving()
     assert serving.trainer.at_current_weights
@@ -120,7 +116,6 @@ def test_predictions_at_current_weights_during_refreshes():
         np.testing.assert_array_equal(output, serving.live)
 
 
-@not_yet(raises=AttributeError, reason="issue 16, 20: there is no at_current_weights yet")
 def test_at_current_weights_in_the_thread_that_trains():
     """It changes nothing there, with a snapshot or without; and an error leaves it."""
     serving = Serving()
@@ -186,7 +181,6 @@ class Part:
         self.trainer.update_full_grads(closure, BATCHES)
 
 
-@not_yet(raises=AssertionError, reason="issue 16, 20: the first patch stays after the second")
 def test_no_method_stays_patched_where_two_refreshes_overlap():
     """The first begins, the second begins, the first ends, the second ends."""
     before = methods()

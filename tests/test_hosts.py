@@ -22,7 +22,6 @@ from jobs import (
     GLUON_SVRG,
     SCRIPT,
     assert_nothing_left,
-    find,
     find_role,
     finish,
     processes_of,
@@ -63,6 +62,24 @@ def cluster(hosts, tmp_path_factory):
         yield made
 
 
+@pytest.fixture(autouse=True)
+def _nothing_new_on_the_machines(hosts):
+    """All processes of a test are gone from both machines, those of ssh and Slurm included."""
+    before = set(hosts.processes())
+    yield
+    hosts.link("up")
+    deadline = time.monotonic() + WITHIN
+    while _of_jobs(hosts, before) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    assert _of_jobs(hosts, before) == {}
+
+
+def _of_jobs(hosts, before):
+    daemons = ("munged", "slurmctld", "slurmd", ": slurmscriptd")
+    new = {number: words for number, words in hosts.processes().items() if number not in before}
+    return {number: words for number, words in new.items() if not words.startswith(daemons)}
+
+
 @pytest.fixture
 def job(request, hosts, tmp_path, marker):
     """Start a job of two workers, one on each machine, by the engine of this name."""
@@ -72,7 +89,8 @@ def job(request, hosts, tmp_path, marker):
 
     def begin(what, *options, folder=tmp_path):
         variables = cluster.environment if cluster else {}
-        words = [*hosts.inside(0), *_starter(engine, hosts), *_command(engine, hosts, options)]
+        where = hosts.inside(0, folder)
+        words = [*where, *_starter(engine, hosts), *_command(engine, hosts, options)]
         process = start([*words, "--", sys.executable, SCRIPT, folder, what], folder, **variables)
         process.engine, process.name = engine, name
         return process
@@ -228,7 +246,8 @@ def test_the_link_comes_back(job, hosts, tmp_path, marker):
 def test_horovod(what, hosts, tmp_path, marker):
     """One worker on each machine; no ssh but mpirun's."""
     script = [sys.executable, SCRIPT.with_name("launched_horovod.py"), tmp_path]
-    words = [*hosts.inside(0), *_starter("mpirun", hosts), *GLUON_SVRG, "join", "--horovod"]
+    where = hosts.inside(0, tmp_path)
+    words = [*where, *_starter("mpirun", hosts), *GLUON_SVRG, "join", "--horovod"]
     process = start([*words, "--timeout", TIMEOUT, "--", *script, what], tmp_path)
     process.engine = "horovod"
     try:
@@ -276,14 +295,13 @@ def test_the_launcher_is_ended(number, job, tmp_path, marker):
 
 
 @pytest.mark.parametrize("which", ["ssh", "agent"])
-def test_a_connection_dies(which, job, tmp_path, marker):
+def test_a_connection_dies(which, job, hosts, tmp_path, marker):
     process = job("step")
     wait_for(tmp_path / "reached", process)
-    if which == "ssh":
-        wanted = find(marker, lambda v, words: "node-b" in words and words[0] == "ssh", which)
-    else:
-        wanted = find(marker, lambda v, words: words[2:3] == ["gluon_svrg.commands.agent"], which)
-    os.kill(wanted, signal.SIGKILL)
+    program = "ssh -F" if which == "ssh" else f"{sys.executable} -m gluon_svrg.commands.agent"
+    wanted = [number for number, words in hosts.processes().items() if words.startswith(program)]
+    assert len(wanted) == 2
+    os.kill(wanted[1], signal.SIGKILL)
     died = time.monotonic()
     output = finish(process)
     assert report(process, f"{which} killed", died) < WITHIN
@@ -335,7 +353,7 @@ def test_the_same_environment(hosts, tmp_path, marker):
     words = ["two words", "$HOME *", "it's", 'a "quote"', "", "--", "-n", "é"]
     where = ["-H", ",".join(hosts.hostnames), "--ssh", hosts.ssh, "-n", 2]
     command = [*GLUON_SVRG, "launch", *where, "--", sys.executable, "-c", script, *words]
-    process = start([*hosts.inside(0), *command], folder, OWN=value)
+    process = start([*hosts.inside(0, folder), *command], folder, OWN=value)
     output = finish(process)
     assert process.returncode == 0, output
     expected = repr((words, value, str(folder)))
@@ -369,7 +387,7 @@ def test_a_folder_that_is_not_there(hosts, tmp_path, marker):
     shell.write_text(f'#!/bin/sh\nrmdir {gone} 2>/dev/null\nexec {hosts.ssh} "$@"\n')
     shell.chmod(0o755)
     words = ["launch", "-H", "node-b", "--ssh", shell, "-n", 1, "--", "true"]
-    process = start([*hosts.inside(0), *GLUON_SVRG, *words], gone)
+    process = start([*hosts.inside(0, gone), *GLUON_SVRG, *words], gone)
     output = finish(process)
     assert process.returncode == 2, output
     assert f"No such file or directory: {gone}, on node-b" in output.splitlines()[-1]

@@ -243,6 +243,7 @@ def test_two_jobs_in_one_folder(tmp_path, marker):
     output = finish(second)
     assert second.returncode == 2
     assert "another job waits in" in output
+    assert (tmp_path / ".gluon-svrg-kubernetes").exists()
     first.terminate()
     output = finish(first)
     assert "ended by SIGTERM before all were there" in output.splitlines()[-1]

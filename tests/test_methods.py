@@ -78,6 +78,8 @@ CASES = {
         needs_refresh=True,
         plain={"coefficient": 0},
     ),
+    "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
+    "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
     "SARAH": Case("SARAHTrainer", oracle.SARAH, needs_refresh=True),
     "STORM": Case("STORMTrainer", oracle.STORM, {"mixing": 0.3}, plain={"mixing": 1}),
     "MARS": Case(
@@ -93,8 +95,6 @@ CASES = {
         gradients=1,
         plain={"gamma": 0, "clip": None},
     ),
-    "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
-    "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
 }
 
 

@@ -349,7 +349,7 @@ def test_calls_that_are_refused(method):
         trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
     trainer.update_full_grads(loss_of, BATCHES)
     trainer.correct_grads(lambda: loss_of(BATCHES[0]))
-    with pytest.raises(RuntimeError, match=r"Call allreduce_grads\(\) before"):
+    with pytest.raises(RuntimeError, match=r"update\(\) needs allreduce_grads\(\) before"):
         trainer.update(5)
     step(trainer, loss_of, BATCHES[0])
     with pytest.raises(RuntimeError, match="closure"):

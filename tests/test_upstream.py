@@ -92,17 +92,9 @@ def plain(folder):
     return found
 
 
-leaks = pytest.mark.xfail(
-    IS_2,
-    strict=True,
-    raises=AssertionError,
-    reason="issue 16, 15: MXNet's fixture finds a cycle; a row_sparse weight on 2.0 is not read",
-)
-
-
 @pytest.mark.parametrize(
     "which",
-    ["svrg", pytest.param("refreshed", marks=leaks), pytest.param("estimator", marks=leaks)],
+    ["svrg", "refreshed", "estimator"],
 )
 def test_no_test_of_mxnet_fails_that_passes_with_its_own_trainer(which, plain, folder):
     found = outcomes(which, folder)

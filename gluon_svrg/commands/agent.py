@@ -12,7 +12,7 @@ from typing import Any
 
 from .channel import Channel
 from .local import LocalProcesses
-from .remote import serve
+from .serve import serve
 from .signals import Interruptible
 
 

@@ -9,16 +9,12 @@ from .local import LocalProcesses
 from .remote import RemoteProcesses
 from .roles import LaunchError, Role, common_variables
 
-_server: Any = None  # of the last start
 
-
-def roles(machines: Sequence[LocalProcesses | RemoteProcesses], timeout: float) -> list[list[Role]]:
-    """One worker for each process of the launcher, and the server through which they meet.
+class HorovodWorkers:
+    """The roles of Horovod's workers, and the server through which these meet.
 
     Parameters
     ----------
-    machines : sequence
-        The processes, in the order of their ranks; the first is this one.
     timeout : float
         Seconds after which a silent process counts as dead; 0 for never.
 
@@ -27,62 +23,76 @@ def roles(machines: Sequence[LocalProcesses | RemoteProcesses], timeout: float) 
     LaunchError
         If Horovod is not installed.
     """
-    global _server
-    try:
-        from horovod.runner.common.util.hosts import SlotInfo
+
+    def __init__(self, timeout: float) -> None:
+        self._timeout = timeout
+        self._server: Any = None
+        try:
+            from horovod.runner.http import http_server  # noqa: F401
+        except ImportError as error:
+            raise LaunchError(
+                "Horovod is not installed: pip install 'gluon-svrg[horovod]'"
+            ) from error
+
+    def roles(self, machines: Sequence[LocalProcesses | RemoteProcesses]) -> list[list[Role]]:
+        """One worker for each process of the launcher, for one start of the job.
+
+        Parameters
+        ----------
+        machines : sequence
+            The processes, in the order of their ranks; the first is this one.
+        """
+        slots = _slots([machine.address for machine in machines])
+        variables = {
+            "HOROVOD_GLOO_RENDEZVOUS_ADDR": machines[0].address,
+            "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._start(slots)),
+            "HOROVOD_CONTROLLER": "gloo",
+            "HOROVOD_CPU_OPERATIONS": "gloo",
+            **common_variables(self._timeout),
+        }
+        found = []
+        for machine, slot in zip(machines, slots):
+            names = ("rank", "size", "local_rank", "local_size", "cross_rank", "cross_size")
+            own = {f"HOROVOD_{name.upper()}": str(getattr(slot, name)) for name in names}
+            own["HOROVOD_HOSTNAME"] = machine.address
+            if isinstance(machine, LocalProcesses):
+                interface = interface_of(machine.address)
+            else:
+                interface = machine.ask("interface", machine.address)
+            if interface is not None:
+                own["HOROVOD_GLOO_IFACE"] = interface
+            found.append([Role(f"worker {slot.rank}", {**variables, **own})])
+        return found
+
+    def _start(self, slots: Sequence[Any]) -> int:
+        """Start a server that knows nothing of earlier starts; return its port."""
         from horovod.runner.http.http_server import RendezvousServer
-    except ImportError as error:
-        raise LaunchError("Horovod is not installed: pip install 'gluon-svrg[horovod]'") from error
-    hosts = list(dict.fromkeys(machine.address for machine in machines))
-    local: dict[str, int] = dict.fromkeys(hosts, 0)
+
+        if self._server is not None:
+            self._server.stop()
+        self._server = RendezvousServer(0)
+        port = int(self._server.start())
+        self._server.init(slots)
+        return port
+
+
+def _slots(addresses: Sequence[str]) -> list[Any]:
+    """The place of each worker on its machine, and of its machine among all, as Horovod has it."""
+    from horovod.runner.common.util.hosts import SlotInfo
+
     slots = []
-    for rank, machine in enumerate(machines):
-        same = sum(other.address == machine.address for other in machines)
-        slot = local[machine.address]
-        across = [h for h in hosts if sum(m.address == h for m in machines) > slot]
+    for rank, address in enumerate(addresses):
+        local_rank = addresses[:rank].count(address)
+        across = [a for a in dict.fromkeys(addresses) if addresses.count(a) > local_rank]
         slots.append(
             SlotInfo(
-                machine.address,
-                rank,
-                slot,
-                across.index(machine.address),
-                len(machines),
-                same,
-                len(across),
+                hostname=address,
+                rank=rank,
+                local_rank=local_rank,
+                cross_rank=across.index(address),
+                size=len(addresses),
+                local_size=addresses.count(address),
+                cross_size=len(across),
             )
         )
-        local[machine.address] += 1
-    _server = RendezvousServer(0)
-    port = _server.start()
-    _server.init(slots)
-    variables = {
-        "HOROVOD_GLOO_RENDEZVOUS_ADDR": machines[0].address,
-        "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_CONTROLLER": "gloo",
-        "HOROVOD_CPU_OPERATIONS": "gloo",
-        **common_variables(timeout),
-    }
-    found = []
-    for machine, slot in zip(machines, slots):
-        own = {**variables, **_of(slot)}
-        interface = (
-            interface_of(machine.address)
-            if isinstance(machine, LocalProcesses)
-            else machine.ask("interface", machine.address)
-        )
-        if interface:
-            own["HOROVOD_GLOO_IFACE"] = interface
-        found.append([Role(f"worker {slot.rank}", own)])
-    return found
-
-
-def _of(slot: Any) -> dict[str, str]:
-    return {
-        "HOROVOD_HOSTNAME": str(slot.hostname),
-        "HOROVOD_RANK": str(slot.rank),
-        "HOROVOD_SIZE": str(slot.size),
-        "HOROVOD_LOCAL_RANK": str(slot.local_rank),
-        "HOROVOD_LOCAL_SIZE": str(slot.local_size),
-        "HOROVOD_CROSS_RANK": str(slot.cross_rank),
-        "HOROVOD_CROSS_SIZE": str(slot.cross_size),
-    }
+    return slots

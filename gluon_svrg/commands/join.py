@@ -8,15 +8,17 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-from . import horovod, rendezvous
+from . import rendezvous
 from .addresses import candidates
 from .arguments import UserError
+from .horovod import HorovodWorkers
 from .launch import names_of, say
 from .local import LocalProcesses
 from .ranks import Rank
-from .remote import RemoteProcesses, serve
+from .remote import RemoteProcesses
 from .rendezvous import Meeting
 from .roles import LaunchError, Role, parameter_servers
+from .serve import serve
 from .signals import Interruptible
 from .supervise import Machine, supervise
 
@@ -85,29 +87,13 @@ def names_for(settings: Settings, size: int) -> list[list[str]]:
 
 
 def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
+    horovod = HorovodWorkers(settings.timeout) if settings.horovod else None
     here = LocalProcesses(settings.command)
-    path = _path(me, settings)
     try:
-        token = "" if path is None else os.urandom(16).hex()
-        with rendezvous.listen(_port(settings.scheduler)) as listener:
-            if path is not None:
-                earlier = Meeting.read(path)
-                if earlier is not None and earlier.is_open():
-                    raise UserError(f"another job waits in {path}: give this one a --folder")
-                here.clean_up(path)
-                meeting = Meeting(candidates(me.starter), listener.getsockname()[1], token)
-                try:
-                    meeting.write(path)
-                except OSError as error:
-                    raise UserError(f"cannot write {path}: {error.strerror}") from error
-            guests = rendezvous.receive(listener, me.size, token, settings.wait, interrupted)
+        guests = _meet(me, settings, here, interrupted)
     except BaseException:
         here.close(1)
         raise
-    finally:
-        if path is not None:
-            with suppress(OSError):
-                path.unlink()
     outer = [guest.here for guest in guests if not guest.is_local]
     here.address = next(iter(outer or [guest.here for guest in guests]), "127.0.0.1")
     machines: list[Machine] = [here]
@@ -121,8 +107,8 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
             raise LaunchError(str(error)) from error
         if settings.workers is None and len(left) < me.size:
             raise LaunchError(f"only {len(left)} of {me.size} processes are left")
-        if settings.horovod:
-            return horovod.roles(left, settings.timeout)
+        if horovod is not None:
+            return horovod.roles(left)
         addresses = [machine.address for machine in left]
         return parameter_servers(names, addresses, here.free_port(), settings.timeout)
 
@@ -136,6 +122,31 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
         restarts=settings.restarts,
         at_once=True,
     )
+
+
+def _meet(
+    me: Rank, settings: Settings, here: LocalProcesses, interrupted: Interruptible
+) -> list[rendezvous.Guest]:
+    """Wait for the others; the file that tells them where is there for so long, and no longer."""
+    path = _path(me, settings)
+    with rendezvous.listen(_port(settings.scheduler)) as listener:
+        if path is None:
+            return rendezvous.receive(listener, me.size, "", settings.wait, interrupted)
+        earlier = Meeting.read(path)
+        if earlier is not None and earlier.is_open():
+            raise UserError(f"another job waits in {path}: give this one a --folder")
+        port, token = listener.getsockname()[1], os.urandom(16).hex()
+        here.clean_up(path)
+        try:
+            Meeting(candidates(me.starter), port, token).write(path)
+        except OSError as error:
+            raise UserError(f"cannot write {path}: {error.strerror}") from error
+        try:
+            return rendezvous.receive(listener, me.size, token, settings.wait, interrupted)
+        finally:
+            with suppress(OSError):
+                path.unlink()
+            here.clean_up(path, forget=True)
 
 
 def _machine(guest: rendezvous.Guest, root: str, timeout: float) -> RemoteProcesses:

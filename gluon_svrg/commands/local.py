@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
@@ -21,12 +22,14 @@ PATIENCE = 3.0
 _INTERVAL = 0.05
 
 # Kills the process groups and removes the files that it is told of, one a line, when the process
-# that has told it has died, whatever it died of.
+# that has told it has died, whatever it died of. A minus takes one back.
 _WARDEN = """
 import os, shutil, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, signal.SIG_IGN)
-lines = [line.rstrip("\\n") for line in sys.stdin]
+lines = {}
+for line in map(str.rstrip, sys.stdin):
+    lines.pop(line[1:], None) if line[0] == "-" else lines.setdefault(line)
 for line in lines:
     if line.isdigit():
         try:
@@ -77,10 +80,11 @@ class LocalProcesses:
             start_new_session=True,
         )
 
-    def clean_up(self, what: object) -> None:
+    def clean_up(self, what: object, forget: bool = False) -> None:
         """Kill a process group, or remove a file or folder, when this process dies."""
-        self._warden.stdin.write(f"{what}\n")  # type: ignore[union-attr]
-        self._warden.stdin.flush()  # type: ignore[union-attr]
+        with suppress(BrokenPipeError):
+            self._warden.stdin.write(f"{'-' * forget}{what}\n")  # type: ignore[union-attr]
+            self._warden.stdin.flush()  # type: ignore[union-attr]
 
     def start(self, roles: Sequence[Role]) -> None:
         """Start processes.
@@ -120,9 +124,12 @@ class LocalProcesses:
                 time.sleep(_INTERVAL)
         for process in self._processes:
             process.finish()
+            self.clean_up(process.id, forget=True)
         self._processes = []
         if self._folder is not None:
             shutil.rmtree(self._folder, ignore_errors=True)
+            self.clean_up(self._folder, forget=True)
+            self._folder = None
 
     def has_ended(self, seconds: float) -> bool:
         """Whether all have ended, after so many seconds at most. `end` waits for it."""

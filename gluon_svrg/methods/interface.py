@@ -5,7 +5,7 @@ A trainer calls, in this order::
     refresh(...)               at update_full_grads
     bind(network)              when there are arrays of parameters that it does not know
     terms(batch_index)         before each minibatch: v = g + b r + k c m
-    estimated(...)             when v stands in the live gradients
+    estimated(...)             when an estimate stands in the live gradients
     reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
     before_update()            just before the optimizer moves the weights,
     updated()                  and takes effect when it has moved them; if it has not,
@@ -101,7 +101,7 @@ class Method:
         """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
 
     def points(self) -> Iterator[Point]:
-        """The points that are held, the reference first; bound anew when parameters change."""
+        """The points that are held, the reference first; they are bound anew to new arrays."""
         return iter(())
 
     def difference(self, network: Network) -> str:

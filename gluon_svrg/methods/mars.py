@@ -86,8 +86,6 @@ class MARS(Recursive):
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Take m for the next step, multiply by 1 + s, and clip."""
-        if self._is_moving:  # V was seen before
-            return
         super().reduced(network, scale, entries)
         factor = 1.0 if self.kept is None else 1 + self.s
         for arrays in per_device(self.treated(network, network.live_grads)):

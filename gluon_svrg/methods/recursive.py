@@ -138,15 +138,12 @@ class Recursive(Method):
     # --- what moves with a step ----------------------------------------------------------------
 
     def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
-        """Note which parameters the loss of the minibatch depends on."""
+        """Note which parameters the loss of a minibatch depends on."""
         before = self._just_reached or found.reached
         self._just_reached = [a or b for a, b in zip(before, found.reached)]
-        self._is_moving = False
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Take m for the next step: ``m = V / C``."""
-        if self._is_moving:  # V was seen before
-            return
         following = self._following(network)
         if isinstance(entries, NDArray):  # nobody knows what other workers' losses depend on
             following.in_objective = [True] * len(network.trainable)
@@ -173,11 +170,6 @@ class Recursive(Method):
 
     def before_update(self, network: Network) -> None:
         """Let the weights, that are about to move, be the next reference."""
-        if self._just_reached and not self._is_moving:
-            raise RuntimeError(
-                f"update() was called before allreduce_grads(), and {type(self).__name__} needs "
-                "the reduced gradient. Call allreduce_grads() before, with one device as well."
-            )
         if self._is_moving and self.keeps_weights:
             reference = self._following(network).reference
             assert reference is not None

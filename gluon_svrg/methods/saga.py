@@ -188,14 +188,6 @@ class SAGA(Method):
     def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""
 
-    def before_update(self, network: Network) -> None:
-        """See that V was known."""
-        if self._new_entries is None:
-            raise RuntimeError(
-                "update() was called before allreduce_grads(), and the mean of the table moves by "
-                "the reduced gradient. Call allreduce_grads() before, with one device as well."
-            )
-
     def updated(self) -> None:
         """Put the new rows and m in their places."""
         freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from mxnet.ndarray import NDArray
 
-from ..passes.estimate import Estimate, Terms
+from ..passes.estimate import Terms
 from ..passes.network import Network
 from .recursive import Recursive
 
@@ -38,11 +38,6 @@ class SARAH(Recursive):
         if self.kept is None:
             return Terms()
         return Terms(b=-1.0, k=1.0, reference=self.kept.reference, mean=self.kept.mean)
-
-    def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
-        """Note which parameters the loss depends on, where there has been a refresh."""
-        if self.has_reference:
-            super().estimated(batch_index, terms, found)
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Take m for the next step, where there has been a refresh."""

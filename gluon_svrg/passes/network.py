@@ -29,7 +29,7 @@ class Network:
     adds : bool
         Whether backward may add gradients up in the live gradients, see `sums`.
     is_known_to_add : bool
-        Whether that has been tried.
+        Whether that has been tried with the arrays that the parameters have.
     lock : RLock
         Held while the network computes elsewhere than at its weights.
     is_elsewhere : bool
@@ -68,8 +68,16 @@ class Network:
         now = _array_lists(self.parameters)
         return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
 
-    def bind(self) -> None:
-        """Get to know the arrays that the parameters have now."""
+    def bind(self, adds: bool, *, is_known: bool) -> None:
+        """Get to know the arrays that the parameters have now.
+
+        Parameters
+        ----------
+        adds : bool
+            Whether backward adds gradients up.
+        is_known : bool
+            Whether it was seen.
+        """
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
@@ -80,13 +88,14 @@ class Network:
         ]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
+        self.is_known_to_add = is_known
         self.multiples.clear()
         self._factors.clear()
+        self.adds = adds and self.may_add()
         self.mark(self.aliases)
 
     def release(self) -> None:
         """Keep no arrays."""
-        self.is_known_to_add = False
         self.weights, self.live_grads, self.aliases, self._accumulating = [], [], [], []
         self.trainable, self.frozen, self._lists = [], [], []
         self.multiples.clear()

@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from . import watch
-from .interface import BLOCK, Workers
+from .interface import Workers
 from .server import ANSWER, ServerOptimizer, Settings
 
 
@@ -41,7 +41,6 @@ class SynchronousServers(Workers):
         self._servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
         self._first_key = first_free_key + self._servers
         self._initialized: set[int] = set()
-        self._copies: dict[int, NDArray] = {}
         self._sent: Any = None
         # A worker that ends may take its last push with it, for which all others wait.
         atexit.register(mx.nd.waitall)
@@ -76,23 +75,9 @@ class SynchronousServers(Workers):
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
         for key, array in arrays.items():
             self._initialize(key, array)
-            scratch = self._copy(key, array)
+            scratch = array.copy()  # what is pushed is overwritten; and a copy has a plain layout
             self.kvstore.pushpull(key, scratch, out=scratch)
             scratch.copyto(array)
-
-    def _copy(self, key: int, array: NDArray) -> NDArray:
-        """A copy to be pushed, which is overwritten; and it has a plain layout.
-
-        Small ones, for whose sums nobody may wait, go to the same memory each time: so the last
-        pull comes before the next push. Servers count pushes, not the workers that they come from.
-        """
-        if array.size > BLOCK:
-            return array.copy()
-        if key not in self._copies:
-            self._copies[key] = array.copy()
-        else:
-            array.copyto(self._copies[key])
-        return self._copies[key]
 
     def _initialize(self, key: int, array: NDArray) -> None:
         if key not in self._initialized:  # collective, once per key
