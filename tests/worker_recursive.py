@@ -31,7 +31,5 @@ def recursive(trainer, own, devices=1):
     return store, found
 
 
-worker.recursive = recursive
-
 if __name__ == "__main__":
-    worker.main()
+    worker.main(globals())
