@@ -317,9 +317,8 @@ class RefreshingTrainer(ResumableTrainer):
     def grad_evaluations(self) -> int:
         """The number of loss entries that this worker has differentiated.
 
-        Divided by the size of its data, the number of data passes. Minibatches that are
-        differentiated again, to find random numbers, are counted again. What a trainer takes to see
-        whether gradients add up is counted by a refresh, and not by a step without one before.
+        Divided by the size of its data, the number of data passes. What it takes to see whether
+        gradients add up and repeat is not counted: up to four minibatches in each refresh.
         """
         return self._counters.grad_evaluations
 

@@ -86,7 +86,7 @@ class SVRGTrainer(VarianceReducedTrainer):
     ...     for X, y in data:
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     >>> trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations
-    (2, 10, 232)
+    (2, 10, 200)
     """
 
     def __init__(

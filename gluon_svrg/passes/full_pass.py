@@ -44,7 +44,7 @@ class FullGradient(NamedTuple):
     mean_loss: float  # of all workers
     in_objective: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
-    differentiated: int  # loss entries of this worker, repeated ones included
+    differentiated: int  # loss entries of this worker, each once
 
 
 class Collective(Protocol):
@@ -106,22 +106,20 @@ def full_gradient(
         inputs = arguments(batch)
         with network.outside.protected(search=number == 0):
             if total is None:
-                network.adds, differentiated = probe(here, closure, inputs)
+                network.adds, _ = probe(here, closure, inputs)
                 network.is_known_to_add = True
                 network.mark(here.weights)
                 total = new_sum(network, scale)
                 total.put()
             if table is not None:
                 total.put()
-            seed, times = lock.new_seed(), 1
+            seed = lock.new_seed()
             if repeat and number < REPEATED:
                 recorded, reached, is_random = twice(here, closure, inputs, total, lock, seed)
-                times = 2
                 if is_random and table is not None:  # keep one gradient, with its seed
                     seed = lock.new_seed()
                     total.put()
                     recorded, reached = once(here, closure, inputs, total, seed)
-                    times = 3
             else:
                 seed = seed if table is not None else None
                 recorded, reached = once(here, closure, inputs, total, seed)
@@ -134,13 +132,12 @@ def full_gradient(
                 total = new_sum(network, scale)
                 total.put()
                 recorded, reached = once(here, closure, inputs, total, seed)
-                differentiated += lost.differentiated + recorded.entries
             network.check_hidden()
         if table is not None:
             table.append(total, recorded.counts, seed)
         ever = [was or now for was, now in zip(ever, reached)]
         entries += recorded.entries
-        differentiated += times * recorded.entries
+        differentiated += recorded.entries
         losses.add(recorded.losses)
     if not entries or total is None:
         raise ValueError(
