@@ -94,6 +94,14 @@ class Reference:
         self.scale_rate(1.0)
 
     @property
+    def wants_snapshot(self) -> bool:
+        """Whether there is no snapshot."""
+        return self.snapshot is None
+
+    def register(self, schedule: Any) -> None:
+        """Nothing is saved here."""
+
+    @property
     def trainer(self) -> Reference:
         """What a schedule asks."""
         return self
