@@ -13,13 +13,31 @@ from ._version import __version__
 from .stores.launcher import tell_launcher as _tell_launcher
 
 if TYPE_CHECKING:
+    from .mars import MARSTrainer
     from .saga import SAGATrainer, SAGTrainer
+    from .sarah import SARAHTrainer
+    from .storm import STORMTrainer
     from .svrg import SVRGTrainer
 
-__all__ = ["SAGATrainer", "SAGTrainer", "SVRGTrainer", "__version__"]
+__all__ = [
+    "MARSTrainer",
+    "SAGATrainer",
+    "SAGTrainer",
+    "SARAHTrainer",
+    "STORMTrainer",
+    "SVRGTrainer",
+    "__version__",
+]
 
 #: Where each public name is defined.
-_MODULES = {"SAGATrainer": "saga", "SAGTrainer": "saga", "SVRGTrainer": "svrg"}
+_MODULES = {
+    "MARSTrainer": "mars",
+    "SAGATrainer": "saga",
+    "SAGTrainer": "saga",
+    "SARAHTrainer": "sarah",
+    "STORMTrainer": "storm",
+    "SVRGTrainer": "svrg",
+}
 
 _tell_launcher()
 

@@ -18,6 +18,19 @@ def check_number(value: Any, name: str) -> None:
         )
 
 
+def check_between(
+    value: Any, name: str, low: float, high: float, *, open_low: bool = False
+) -> None:
+    """Raise unless a value is a number from low to high."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
+    number = float(value)
+    if not (isfinite(number) and low <= number <= high) or (open_low and number == low):
+        least = "above" if open_low else "at least"
+        most = f" and at most {high:g}" if isfinite(high) else ""
+        raise ValueError(f"{name} must be finite, {least} {low:g}{most}, got {value}.")
+
+
 def check_coefficient(coefficient: Any) -> None:
     """Raise unless a coefficient is a number or a callable that gives numbers."""
     if not callable(coefficient):
@@ -64,6 +77,14 @@ NO_INDEX = (
 NOT_CORRECTED_ROW = (
     "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or "
     "call correct_grads(closure, batch_index=...) before."
+)
+NEEDS_CLOSURE = (
+    "{name}() needs {method} gradients: pass step(batch_size, closure=...), or call "
+    "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
+)
+NOT_REDUCED = (
+    "update() needs allreduce_grads() before, on one device too: {method} takes its mean gradient "
+    "there, before gradients are clipped."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "

@@ -20,6 +20,10 @@ class Counters:
         Loss entries that this worker has differentiated.
     compared : bool
         Whether there is no need to compare the gradients at the snapshot and at the weights.
+    adds : bool
+        Whether gradients were seen to add up in the live gradients.
+    probed : bool
+        Whether it was looked at. A file of 0.1.0 does not tell.
     """
 
     def __init__(self) -> None:
@@ -27,6 +31,8 @@ class Counters:
         self.inner_steps = 0
         self.grad_evaluations = 0
         self.compared = True
+        self.adds = True
+        self.probed = False
 
     def state(self) -> dict[str, Any]:
         """All of them."""
@@ -37,14 +43,15 @@ class Counters:
         expected = {name: type(value) for name, value in vars(self).items()}
         if not (
             isinstance(state, dict)
-            and {name: type(value) for name, value in state.items()} == expected
+            and {**expected, **{name: type(value) for name, value in state.items()}} == expected
+            and set(expected) - set(state) <= {"adds", "probed"}
             and all(0 <= value < 2**62 for value in state.values())
         ):
             yield "its counters are of another form"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
-        vars(self).update(state)
+        vars(self).update({"adds": True, "probed": False, **state})
 
 
 class Registered:

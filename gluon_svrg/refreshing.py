@@ -152,6 +152,7 @@ class RefreshingTrainer(ResumableTrainer):
         counters.inner_steps = 0
         counters.grad_evaluations += full.differentiated
         counters.compared = self._is_corrected = False
+        counters.adds, counters.probed = self._network.adds, True
         self._reached = None
 
     def _with_memory(
@@ -201,7 +202,12 @@ class RefreshingTrainer(ResumableTrainer):
         self._check_outside("at_snapshot")
         point = next(self._method.points(), None) if self._is_in_force() else None
         if point is None:
-            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+            raise RuntimeError(
+                f"{type(self._method).__name__} keeps no weights as it is set up here, so there is "
+                "no snapshot to compute at."
+                if self._method.has_reference
+                else "There is no snapshot. Call update_full_grads() first."
+            )
         self._check_unchanged()
         self._at_snapshot = True
         try:
@@ -290,7 +296,7 @@ class RefreshingTrainer(ResumableTrainer):
 
         The *mean* over all loss entries of all data; for float16 parameters in float32.
         """
-        if not self._is_in_force():
+        if not self._is_in_force() or not self._method.full_grads:
             return None
         return {
             parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
@@ -312,7 +318,8 @@ class RefreshingTrainer(ResumableTrainer):
         """The number of loss entries that this worker has differentiated.
 
         Divided by the size of its data, the number of data passes. Minibatches that are
-        differentiated again, to find random numbers, are counted again.
+        differentiated again, to find random numbers, are counted again. What a trainer takes to see
+        whether gradients add up is counted by a refresh, and not by a step without one before.
         """
         return self._counters.grad_evaluations
 

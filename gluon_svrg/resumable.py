@@ -6,6 +6,8 @@ import os
 from collections import deque
 from typing import Any, Callable, Iterator
 
+from mxnet.ndarray import NDArray
+
 from . import _mxnet, saving
 from .counters import Counters, EpochCount, Registered
 from .methods.interface import Method
@@ -46,6 +48,8 @@ class ResumableTrainer(KVStoreTrainer):
         self._is_corrected = False  # Parameter.grad holds an estimate, or a plain gradient
         self._reached: list[bool] | None = None  # the parameters that the estimate is of
         self._entries = 0  # loss entries behind the live gradients
+        self._is_reduced = False  # and these are summed up over devices and workers
+        self._total: NDArray | None = None  # these, over all workers
         self._at_snapshot = False  # inside that context manager
 
     @property
@@ -91,7 +95,7 @@ class ResumableTrainer(KVStoreTrainer):
         difference = self._method.difference(network)
         if difference:
             return difference
-        network.bind()
+        network.bind(self._counters.adds, is_known=self._counters.probed)
         self._here = Point.current(network)
         self._method.bind(network)
         return ""
@@ -205,7 +209,7 @@ class ResumableTrainer(KVStoreTrainer):
             self._counters.inner_steps = 0
         self._method.discard()
         self._loaded = loaded  # applied late: weights may be loaded after this, or before
-        self._is_corrected, self._reached = False, None
+        self._is_corrected, self._reached, self._entries = False, None, 0
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that a `gluon.Trainer` can load with its `load_states`.

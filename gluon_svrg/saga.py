@@ -77,7 +77,8 @@ class TableTrainer(VarianceReducedTrainer):
         closure : callable
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
             called once (twice in the first step after `update_full_grads`, to see that the data is
-            the same). It may be left out after `correct_grads`.
+            the same; three times in the first step without it, to see whether gradients add up).
+            It may be left out after `correct_grads`.
         batch_index : int
             The row of this minibatch, its position in the data: from 0 on, on each worker. Always
             needed with a closure. In the first pass without `update_full_grads` a row is added for

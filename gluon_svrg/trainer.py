@@ -12,6 +12,7 @@ from .methods.interface import Method
 from .passes.arrays import all_finite
 from .passes.closure import Loss, check_closure
 from .passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
+from .passes.first_look import first_look
 from .passes.points import Point
 from .passes.random_lock import RandomLock
 from .refreshing import RefreshingTrainer
@@ -139,7 +140,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         self._check_outside("correct_grads")
         self._get_ready(closure)
         is_in_force = self._is_in_force()
-        if self._method.needs_reduced and not self._network.accumulated():
+        if self._method.needs_reduced and not any(p.grad_req == "add" for p in self.all_parameters):
             self.on_not_updated()  # an estimate that was not used is overwritten
         terms = self._method.terms(batch_index) if is_in_force else Terms()
         self._is_corrected = False
@@ -148,10 +149,11 @@ class VarianceReducedTrainer(RefreshingTrainer):
             found = plain(self.all_parameters, closure, scale)
         else:
             found = self._estimate(closure, terms, scale)
-            self._method.estimated(batch_index, terms, found)
             self._reached = [a or b for a, b in zip(found.reached, self._reached or found.reached)]
         self._loss_scale.let_optimizer_undo()
         self._entries += found.entries
+        self._is_reduced = False
+        self._method.estimated(batch_index, terms, found)
         self._counters.grad_evaluations += found.differentiated
         self._is_corrected = True
         return found.loss
@@ -161,17 +163,35 @@ class VarianceReducedTrainer(RefreshingTrainer):
         counters, reference = self._counters, terms.reference
         wanted = self._lock.mode == "auto" and not counters.compared
         if isinstance(reference, Row):
-            repeated = 0
+            repeated = self._first_look(closure, scale, compare=False)
             if reference.point is not None and self._lock.mode is not False:
-                repeated, known = check_row(reference, reference.point, closure, self._lock, scale)
+                again, known = check_row(reference, reference.point, closure, self._lock, scale)
+                repeated += again
                 if known:
                     self._method.confirm(reference.number)
             found = estimate(self._here, closure, terms, self._lock, scale)
             return found._replace(differentiated=found.differentiated + repeated)
         compare = wanted and isinstance(reference, Point) and reference.is_current()
+        began = isinstance(reference, Point) and not compare and self._method.needs_closure
+        repeated = self._first_look(closure, scale, compare=wanted and began)
         found = estimate(self._here, closure, terms, self._lock, scale, compare=compare)
         counters.compared = found.compared if compare else True
-        return found
+        return found._replace(differentiated=found.differentiated + repeated)
+
+    def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
+        """Find out what a refresh would have, if there was none; count what is differentiated.
+
+        Nor was there one in this sense if it was made by version 0.1.0.
+        """
+        network, lock, counters = self._network, self._lock, self._counters
+        compare = compare and not lock.locked
+        if network.is_known_to_add and not compare:
+            return 0
+        try:
+            return first_look(network, closure, lock, scale, compare=compare)
+        finally:
+            counters.adds, counters.probed = network.adds, network.is_known_to_add
+            self._mark_points()
 
     # --- what happens between gradients and weights --------------------------------------------
 
@@ -180,7 +200,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
-        if not self._is_corrected and self._is_in_force():
+        if not self._is_corrected and (self._is_in_force() or self._method.needs_closure):
             method = type(self._method).__name__
             raise RuntimeError(self._not_corrected.format(name=name, method=method))
         overwritten = self._network.overwritten() if self._reached is not None else []
@@ -223,6 +243,10 @@ class VarianceReducedTrainer(RefreshingTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
+        method = self._method
+        is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
+        if is_moving and self._is_corrected and not self._is_reduced:
+            raise RuntimeError(checks.NOT_REDUCED.format(method=type(method).__name__))
         self._hand_over("update", ignore_stale_grad)
         super().update(batch_size, ignore_stale_grad)
         self._finish_step()
@@ -234,7 +258,9 @@ class VarianceReducedTrainer(RefreshingTrainer):
 
     def on_reduced(self) -> None:
         """Let move what moves with a step: V, and its loss entries C, are known."""
-        if self._method.needs_reduced and self._is_corrected:
+        if self._method.needs_reduced and self._is_corrected and not self._is_reduced:
+            self._is_reduced = True
+            self._check_unchanged()
             entries = self._total_entries()
             self._method.reduced(self._network, self._loss_scale.of_live_grads, entries)
 
@@ -242,9 +268,14 @@ class VarianceReducedTrainer(RefreshingTrainer):
         """The loss entries behind the live gradients, over all workers; nothing waits for it."""
         if self._workers.size == 1:
             return self._entries
-        total = mx.nd.array([self._entries, *self._method.numbers])
-        self._workers.sum_arrays({len(self.all_parameters): total})
-        return total
+        numbers = mx.nd.array([self._entries, *self._method.numbers])
+        if self._total is None:
+            self._total = mx.nd.zeros_like(numbers)
+        # The same array each time: a worker sends no sum before the last one has come back. Else
+        # a server could add two pushes of one worker, and none of another.
+        numbers.copyto(self._total)
+        self._workers.sum_arrays({len(self.all_parameters): self._total})
+        return self._total.copy()
 
     def on_update(self) -> None:
         """Let the method see the weights before the optimizer moves them."""

@@ -104,6 +104,10 @@ PICKLES = {
     "huge numpy array": (
         states(numpy_array("f8", (2**40,), of_bytes(b""))), "which is not 0 bytes",
     ),
+    "an array of empty texts": (
+        states(numpy_array("U0", (2**40,), of_bytes(b""))),
+        "which is no number",
+    ),
     "huge sparse array": (
         states(mxnet_array(row_sparse(2**33, 2))), "larger than the parameters allow",
     ),

@@ -71,7 +71,7 @@ def _is_ours(frame):
     return frame.f_globals.get("__name__", "").startswith(("gluon_svrg", "threading"))
 
 
-def sweep(call):
+def sweep(call, before=lambda: None):
     """Interrupt a call at one place after the other; the call is made anew for each."""
     call()
     everywhere = Places()
@@ -83,12 +83,13 @@ def sweep(call):
     samples = min(count - last, PLACES // 2)
     first = np.linspace(0, count - last, samples, endpoint=False, dtype=int)
     for place in [*first, *range(count - last, count)]:
+        before()
         with caught(), Places(place).watched():
             call()
         yield place
 
 
-def alarms(call):
+def alarms(call, before=lambda: None):
     """Interrupt a call by alarms, at random moments."""
 
     def ring(number, frame):
@@ -99,9 +100,10 @@ def alarms(call):
         start = time.perf_counter()
         call()
         took.append(time.perf_counter() - start)
-    before = signal.signal(signal.SIGALRM, ring)
+    handler = signal.signal(signal.SIGALRM, ring)
     try:
         for number in range(ALARMS):
+            before()
             with caught():
                 signal.setitimer(signal.ITIMER_REAL, max(random.uniform(0, min(took)), 1e-6))
                 call()
@@ -109,7 +111,7 @@ def alarms(call):
             yield number
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
+        signal.signal(signal.SIGALRM, handler)
 
 
 class Training:
@@ -153,11 +155,7 @@ def mixed_refreshes(interrupts):
     """After which interrupts of a refresh something is wrong."""
     training, wrong = Training(), []
 
-    def refresh():
-        training.move()
-        training.refresh()
-
-    for place in interrupts(refresh):
+    for place in interrupts(training.refresh, before=training.move):
         is_live = distance(values(training.net), training.live) == 0
         if not (is_live and training.whether_all_belongs_together()):
             wrong.append(place)

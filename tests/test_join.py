@@ -27,7 +27,7 @@ from jobs import (
 from gluon_svrg.commands import cli, join, ranks
 from gluon_svrg.commands.arguments import UserError
 
-pytestmark = pytest.mark.xdist_group("clusters")
+pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
 WITHIN = 15  # seconds from a death to the end
 MPIRUN = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")

@@ -80,6 +80,21 @@ CASES = {
     ),
     "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
     "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
+    "SARAH": Case("SARAHTrainer", oracle.SARAH, needs_refresh=True),
+    "STORM": Case("STORMTrainer", oracle.STORM, {"mixing": 0.3}, plain={"mixing": 1}),
+    "MARS": Case(
+        "MARSTrainer",
+        oracle.MARS,
+        {"gamma": 0.1, "clip": 0.1},
+        plain={"gamma": 0, "clip": None},
+    ),
+    "approximate MARS": Case(
+        "MARSTrainer",
+        oracle.MARS,
+        {"gamma": 0.1, "exact": False, "include_vectors": True},
+        gradients=1,
+        plain={"gamma": 0, "clip": None},
+    ),
 }
 
 

@@ -401,6 +401,15 @@ def test_by_parameter_finds_its_place(tmp_path):
             assert name == label
 
 
+@pytest.mark.parametrize("position", [-1, 4])
+def test_by_parameter_of_no_parameter(position, tmp_path):
+    run = Training()
+    run.toy.values["numbers"] = saving.ByParameter({position: 1})
+    run.save(tmp_path / "states")
+    with pytest.raises(ValueError, match=f"there is no parameter {position}"):
+        saving.read(tmp_path / "states", run.header())
+
+
 # --- devices -----------------------------------------------------------------------------------
 
 TWO = [mx.cpu(0), mx.cpu(1)]
@@ -425,6 +434,8 @@ def test_from_some_devices_to_others(then, now, name, update_on_kvstore, tmp_pat
     for run in (reference, second := make(now, False if now > 1 else None)):
         run.take_weights(first)
     second.load(tmp_path / "states")
+    counted = second.optimizer
+    assert counted._index_update_count is counted._all_index_update_counts[0]
     second.step(4, seed=2)
     per_device = [
         [d.asnumpy() for d in column]
@@ -671,6 +682,8 @@ def test_what_cannot_be_loaded_is_not_saved(value, message, tmp_path):
 
 def test_objects_of_ones_own():
     class Coin:
+        length = len
+
         def __init__(self):
             self.asked, self.function = 0, len
 
@@ -682,7 +695,7 @@ def test_objects_of_ones_own():
     assert list(saving.object_problems(found, new, "the coin")) == []
     saving.assign_object(found, new)
     assert (new.asked, new.function) == (3, len)
-    for name in ("__class__", "__dict__", "function.x", "__init__"):
+    for name in ("__class__", "__dict__", "function.x", "__init__", "length"):
         bad = saving.SavedObject("Coin", {name: 1})
         assert "cannot have" in next(saving.object_problems(bad, new, "the coin"))
     assert "the coin was Other and is Coin" in next(

@@ -10,7 +10,7 @@ from jobs import SCRIPT, assert_nothing_left, finish, start, wait_for
 
 from gluon_svrg.commands.local import usable_port
 
-pytestmark = pytest.mark.xdist_group("clusters")
+pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
 IDLE = [sys.executable, "-m", "gluon_svrg.commands.idle"]
 TIMEOUT = 6
 

@@ -18,6 +18,7 @@ from .arrays import (
     like,
     linear_combinations,
     not_traced,
+    scaling_to_norm,
     to_ndarray,
     unguarded,
 )
@@ -90,6 +91,7 @@ __all__ = [
     "reads_noted",
     "registered_kvstores",
     "replacing",
+    "scaling_to_norm",
     "send_to_servers",
     "take_fresh",
     "to_ndarray",

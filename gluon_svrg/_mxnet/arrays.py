@@ -129,13 +129,8 @@ def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
     CachedOp
         Takes ``x, y, ...`` of the first sum, those of the second, and so on.
     """
-    nodes: list[dict[str, Any]] = []
-
-    def add(op: str, inputs: Sequence[int] = (), **fields: Any) -> int:
-        entries = [[node, 0, 0] for node in inputs]
-        nodes.append({"op": op, "name": f"node{len(nodes)}", "inputs": entries, **fields})
-        return len(nodes) - 1
-
+    graph = _Graph()
+    add = graph.add
     heads = []
     for _ in range(count):
         terms = [
@@ -148,11 +143,57 @@ def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
         for term in terms[1:]:
             total = add("elemwise_add", [total, term])
         heads.append(total)
-    graph = {
-        "nodes": nodes,
-        "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
-        "heads": [[head, 0, 0] for head in heads],
-        "attrs": json.loads(mx.sym.Variable("x").tojson())["attrs"],  # the stamp of this MXNet
-    }
-    flags = [("static_alloc", True), ("forward_bulk_size", len(nodes))]
-    return CachedOp(_load_graph(json.dumps(graph)), flags)
+    return graph.operator(heads)
+
+
+@lru_cache(maxsize=8)
+def scaling_to_norm(count: int, factor: float) -> CachedOp:
+    """An operator for many products at once: ``x * min(factor, most / norm(x))`` for each x.
+
+    Parameters
+    ----------
+    count : int
+        How many there are.
+    factor : float
+        The largest factor.
+
+    Returns
+    -------
+    CachedOp
+        Takes the first x, then ``most``, of shape (1,), then all other x.
+    """
+    graph = _Graph()
+    first, most = graph.add("null"), graph.add("null")
+    heads = []
+    for x in [first, *(graph.add("null") for _ in range(count - 1))]:
+        norm = graph.add("norm", [x], attrs={"ord": "2", "keepdims": "True"})
+        share = graph.add("broadcast_div", [most, norm])
+        least = graph.add("_minimum_scalar", [share], attrs={"scalar": repr(factor)})
+        heads.append(graph.add("broadcast_mul", [x, least]))
+    return graph.operator(heads)
+
+
+class _Graph:
+    """An operator in the making, as MXNet writes symbols."""
+
+    def __init__(self) -> None:
+        self._nodes: list[dict[str, Any]] = []
+
+    def add(self, op: str, inputs: Sequence[int] = (), **fields: Any) -> int:
+        """Add a node, and return its number."""
+        entries = [[node, 0, 0] for node in inputs]
+        number = len(self._nodes)
+        self._nodes.append({"op": op, "name": f"node{number}", "inputs": entries, **fields})
+        return number
+
+    def operator(self, heads: Sequence[int]) -> CachedOp:
+        """What computes some nodes; its inputs are those of the first, then of the second, ..."""
+        nodes = self._nodes
+        graph = {
+            "nodes": nodes,
+            "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
+            "heads": [[head, 0, 0] for head in heads],
+            "attrs": json.loads(mx.sym.Variable("x").tojson())["attrs"],  # stamp of this MXNet
+        }
+        flags = [("static_alloc", True), ("forward_bulk_size", len(nodes))]
+        return CachedOp(_load_graph(json.dumps(graph)), flags)

@@ -205,6 +205,7 @@ def _train(
         settings.optimizer,
         {"learning_rate": learning_rate},
         coefficient=settings.coefficient,
+        lock_random=False,  # neither model draws random numbers: nothing is looked for
     )
     n, rng = len(model.dataset.X), np.random.RandomState(settings.seed)
     data_passes, losses, seconds = [0.0], [model.loss()], 0.0

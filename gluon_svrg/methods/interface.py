@@ -5,7 +5,7 @@ A trainer calls, in this order::
     refresh(...)               at update_full_grads
     bind(network)              when there are arrays of parameters that it does not know
     terms(batch_index)         before each minibatch: v = g + b r + k c m
-    estimated(...)             when v stands in the live gradients
+    estimated(...)             when an estimate stands in the live gradients
     reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
     before_update()            just before the optimizer moves the weights,
     updated()                  and takes effect when it has moved them; if it has not,
@@ -35,6 +35,8 @@ class Method:
         back.
     needs_table : bool
         Whether a refresh keeps the gradient of each minibatch.
+    needs_closure : bool
+        Whether it needs all minibatches, also while there is no reference.
     has_reference : bool
         Whether there is something that a minibatch's gradient is compared with.
     """
@@ -42,6 +44,7 @@ class Method:
     needs_reduced = False
     coefficient = 1.0  # how much of the correction is used, where a method has a choice
     needs_table = False
+    needs_closure = False
 
     @property
     def has_reference(self) -> bool:
@@ -98,7 +101,7 @@ class Method:
         """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
 
     def points(self) -> Iterator[Point]:
-        """The points that are held, to be checked and bound anew when parameters change."""
+        """The points that are held, the reference first; they are bound anew to new arrays."""
         return iter(())
 
     def difference(self, network: Network) -> str:
@@ -118,7 +121,7 @@ class Method:
         return ()
 
     def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
-        """Get to know an estimate that stands in the live gradients.
+        """Get to know an estimate, or a plain gradient, that stands in the live gradients.
 
         Parameters
         ----------

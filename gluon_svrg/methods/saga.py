@@ -42,7 +42,7 @@ from ..passes.arrays import combine, copy_all, per_device, zeros_to_sum
 from ..passes.estimate import Estimate, Row, Terms
 from ..passes.memory import Growth, bytes_of_sums
 from ..passes.network import Network
-from ..passes.points import Point, description
+from ..passes.points import Point, descriptions, what_changed
 from ..saving.values import ByParameter
 from . import checks
 from .interface import Method
@@ -188,14 +188,6 @@ class SAGA(Method):
     def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""
 
-    def before_update(self, network: Network) -> None:
-        """See that V was known."""
-        if self._new_entries is None:
-            raise RuntimeError(
-                "update() was called before allreduce_grads(), and the mean of the table moves by "
-                "the reduced gradient. Call allreduce_grads() before, with one device as well."
-            )
-
     def updated(self) -> None:
         """Put the new rows and m in their places."""
         freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]
@@ -248,20 +240,12 @@ class SAGA(Method):
 
     def difference(self, network: Network) -> str:
         """What about the parameters is not as it was, in words; empty if nothing."""
-        if not self._rows:
-            return ""
-        are = {p: description(_mxnet.data(p)) for p in network.parameters if _mxnet.is_trainable(p)}
-        for p in network.parameters:
-            was, is_now = self._were.get(p), are.get(p)
-            if was != is_now:
-                null = "of grad_req='null'"
-                return f"{p.name} is {is_now or null} now and was {was or null} then"
-        return ""
+        return what_changed(self._were, network) if self._rows else ""
 
     def bind(self, network: Network) -> None:
         """Get to know the network."""
         self._network = network
-        self._were = {p: description(row) for p, row in zip(network.trainable, network.weights)}
+        self._were = descriptions(network)
         if not self._rows:
             self.discard()
 

@@ -97,6 +97,37 @@ def combine(
             assign(total, target)
 
 
+def scale_to_norm(arrays: Sequence[NDArray], factor: float, most: NDArray) -> None:
+    """Multiply each array by a factor, or by less where its norm would be above a number.
+
+    Nothing waits for the device.
+
+    Parameters
+    ----------
+    arrays : sequence of NDArray
+        They are multiplied in place.
+    factor : float
+        The factor.
+    most : NDArray
+        The largest norm of a result: float64, shape (1,), where the arrays are.
+    """
+    groups: dict[Any, list[NDArray]] = {}
+    for array in map(classic, arrays):
+        is_simple = array.stype == "default" and array.dtype != np.float16
+        groups.setdefault(array.dtype if is_simple else None, []).append(array)
+    for dtype, group in groups.items():
+        if dtype is not None:
+            flat = with_dimension(group)
+            operator = _mxnet.scaling_to_norm(len(flat), factor)
+            first, *rest = flat
+            operator(first, most.astype(dtype), *rest, out=flat)
+            continue
+        for array in group:
+            wide = dense(array).astype("float32")
+            share = mx.nd.broadcast_div(most.astype("float32"), wide.norm().reshape((1,)))
+            assign(mx.nd.broadcast_mul(wide, mx.nd.minimum(share, factor)), array)
+
+
 class Multiple:
     """Assign ``factor * sources`` to targets, again and again.
 

@@ -48,6 +48,7 @@ class Terms(NamedTuple):
     reference: Point | Row | None = None  # where r is taken; None if b is 0
     mean: Arrays | None = None  # m, per parameter and device; None if k is 0
     copy_to: Arrays | None = None  # where to copy g, for unscaled losses
+    only: Sequence[bool] | None = None  # the parameters to which r at a point belongs; None: all
 
     @property
     def is_plain(self) -> bool:
@@ -223,7 +224,7 @@ def _attempt(
     """Take the estimate once; if there is a list, append sketches of v as it grows."""
     network = here.network
     v, seed = new_sum(network, scale), lock.new_seed()
-    b, k, reference, m, copy_to = terms
+    b, k, reference, m, copy_to, only = terms
 
     def look() -> None:
         if sketches is not None:
@@ -239,6 +240,9 @@ def _attempt(
                 look()
                 v.add(recorded, b)  # v += b r
                 look()
+                if only is not None:
+                    v.clear(only)  # v = 0 for the rest
+                    look()
                 return recorded
 
             random_lock.start(seed)
@@ -284,7 +288,7 @@ def _attempt(
 
 
 def _difference(sketches: Sequence[np.ndarray], b: float) -> float:
-    """How much g and r differ, from sketches of ``k c m``, ``k c m + b r`` and v."""
-    before, with_r, with_g = sketches
+    """How much g and r differ, from sketches of v before and after each is added."""
+    (before, with_r), (without_g, with_g) = sketches[:2], sketches[-2:]
     with np.errstate(invalid="ignore"):
-        return sketch.difference((with_r - before) / b, with_g - with_r)
+        return sketch.difference((with_r - before) / b, with_g - without_g)

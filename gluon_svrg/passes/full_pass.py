@@ -107,6 +107,7 @@ def full_gradient(
         with network.outside.protected(search=number == 0):
             if total is None:
                 network.adds, differentiated = probe(here, closure, inputs)
+                network.is_known_to_add = True
                 network.mark(here.weights)
                 total = new_sum(network, scale)
                 total.put()
@@ -114,16 +115,16 @@ def full_gradient(
                 total.put()
             seed, times = lock.new_seed(), 1
             if repeat and number < REPEATED:
-                recorded, reached, is_random = _twice(here, closure, inputs, total, lock, seed)
+                recorded, reached, is_random = twice(here, closure, inputs, total, lock, seed)
                 times = 2
                 if is_random and table is not None:  # keep one gradient, with its seed
                     seed = lock.new_seed()
                     total.put()
-                    recorded, reached = _once(here, closure, inputs, total, seed)
+                    recorded, reached = once(here, closure, inputs, total, seed)
                     times = 3
             else:
                 seed = seed if table is not None else None
-                recorded, reached = _once(here, closure, inputs, total, seed)
+                recorded, reached = once(here, closure, inputs, total, seed)
             lost = None
             if number == 0 and network.adds:
                 lost = is_lost(here, closure, inputs, reached)
@@ -132,7 +133,7 @@ def full_gradient(
                 network.mark(here.weights)
                 total = new_sum(network, scale)
                 total.put()
-                recorded, reached = _once(here, closure, inputs, total, seed)
+                recorded, reached = once(here, closure, inputs, total, seed)
                 differentiated += lost.differentiated + recorded.entries
             network.check_hidden()
         if table is not None:
@@ -166,7 +167,7 @@ def full_gradient(
     )
 
 
-def _once(
+def once(
     here: Point,
     closure: Callable[..., Loss],
     inputs: Sequence[Any],
@@ -187,7 +188,7 @@ def _once(
     return recorded, check_dependent(here.take_touched())
 
 
-def _twice(
+def twice(
     here: Point,
     closure: Callable[..., Loss],
     inputs: Sequence[Any],
@@ -206,9 +207,9 @@ def _twice(
         Whether the halves differ; then random numbers are locked from now on.
     """
     before = sketch.sketch(total.arrays)
-    recorded, reached = _once(here, closure, inputs, total, seed, 0.5)
+    recorded, reached = once(here, closure, inputs, total, seed, 0.5)
     between = sketch.sketch(total.arrays)
-    _once(here, closure, inputs, total, seed, 0.5)
+    once(here, closure, inputs, total, seed, 0.5)
     after = sketch.sketch(total.arrays)
     with np.errstate(invalid="ignore"):
         difference = sketch.difference(between - before, after - between)

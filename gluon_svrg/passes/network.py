@@ -28,6 +28,8 @@ class Network:
     ----------
     adds : bool
         Whether backward may add gradients up in the live gradients, see `sums`.
+    is_known_to_add : bool
+        Whether that has been tried with the arrays that the parameters have.
     lock : RLock
         Held while the network computes elsewhere than at its weights.
     is_elsewhere : bool
@@ -48,7 +50,7 @@ class Network:
         self.outside = Outside(parameters)
         self.lock = threading.RLock()
         # Changes with the user's parameters.
-        self.adds = True
+        self.adds, self.is_known_to_add = True, False
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self._lists: list[Any] = []
@@ -66,8 +68,16 @@ class Network:
         now = _array_lists(self.parameters)
         return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
 
-    def bind(self) -> None:
-        """Get to know the arrays that the parameters have now."""
+    def bind(self, adds: bool, *, is_known: bool) -> None:
+        """Get to know the arrays that the parameters have now.
+
+        Parameters
+        ----------
+        adds : bool
+            Whether backward adds gradients up.
+        is_known : bool
+            Whether it was seen.
+        """
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
@@ -78,8 +88,10 @@ class Network:
         ]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
+        self.is_known_to_add = is_known
         self.multiples.clear()
         self._factors.clear()
+        self.adds = adds and self.may_add()
         self.mark(self.aliases)
 
     def release(self) -> None:

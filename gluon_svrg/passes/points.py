@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
@@ -181,6 +182,22 @@ class Point:
             for now_and_then in zip(*rows)
             for pieces in zip(*map(in_numpy, now_and_then))
         )
+
+
+def descriptions(network: Network) -> dict[Parameter, str]:
+    """What the trainable parameters are like now."""
+    trainable = filter(_mxnet.is_trainable, network.parameters)
+    return {p: description(_mxnet.data(p)) for p in trainable}
+
+
+def what_changed(were: dict[Parameter, str], network: Network) -> str:
+    """What about the trainable parameters is not as it was, in words; empty if nothing."""
+    are, null = descriptions(network), "of grad_req='null'"
+    for p in network.parameters:
+        was, is_now = were.get(p), are.get(p)
+        if was != is_now:
+            return f"{p.name} is {is_now or null} now and was {was or null} then"
+    return ""
 
 
 def description(arrays: Sequence[NDArray]) -> str:

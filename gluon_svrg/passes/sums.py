@@ -98,6 +98,11 @@ class AddingSum:
         """Add the gradient of losses, times a factor."""
         recorded.backward(factor * self.scale)
 
+    def clear(self, kept: Sequence[bool]) -> None:
+        """Begin again with zero for those parameters that are not to be kept."""
+        for column in per_device([row for row, is_kept in zip(self.arrays, kept) if not is_kept]):
+            zero(column)
+
     def copy_to(self, arrays: Arrays) -> None:
         """Copy the sum so far, for unscaled losses."""
         for totals, targets in zip(per_device(self.arrays), per_device(arrays)):

@@ -1,0 +1,45 @@
+"""SARAH: stochastic recursive gradient.
+
+::
+
+    v = g - r + c m,      then m = V / C
+
+``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
+``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets it to
+the full gradient [1]_. Refreshed every so many steps this is SPIDER [2]_, by a coin PAGE [3]_.
+
+Each step adds its rounding error, of the size of ``g - r``, to ``m``. A refresh ends that drift.
+
+References
+----------
+.. [1] L. M. Nguyen, J. Liu, K. Scheinberg and M. Takac, "SARAH: A Novel Method for Machine Learning
+   Problems Using Stochastic Recursive Gradient", ICML 2017.
+.. [2] C. Fang, C. J. Li, Z. Lin and T. Zhang, "SPIDER: Near-Optimal Non-Convex Optimization via
+   Stochastic Path Integrated Differential Estimator", NeurIPS 2018.
+.. [3] Z. Li, H. Bao, X. Zhang and P. Richtarik, "PAGE: A Simple and Optimal Probabilistic Gradient
+   Estimator for Nonconvex Optimization", ICML 2021.
+"""
+
+from __future__ import annotations
+
+from mxnet.ndarray import NDArray
+
+from ..passes.estimate import Terms
+from ..passes.network import Network
+from .recursive import Recursive
+
+
+class SARAH(Recursive):
+    """The weights before the last step, and the last estimate. Plain until the first refresh."""
+
+    def terms(self, batch_index: int | None = None) -> Terms:
+        """What to add to g: ``- r + c m``."""
+        if self.kept is None:
+            return Terms()
+        return Terms(b=-1.0, k=1.0, reference=self.kept.reference, mean=self.kept.mean)
+
+    def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
+        """Take m for the next step, where there has been a refresh."""
+        if self.has_reference:
+            super().reduced(network, scale, entries)

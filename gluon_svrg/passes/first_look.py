@@ -1,0 +1,58 @@
+"""What a refresh finds out on its way, for methods that begin without one."""
+
+from __future__ import annotations
+
+from typing import Callable
+
+from .closure import Loss
+from .full_pass import once, twice
+from .network import Network, check_dtypes
+from .points import Point
+from .probe import is_lost, probe
+from .random_lock import RandomLock
+from .sums import new_sum
+
+
+def first_look(
+    network: Network, closure: Callable[[], Loss], lock: RandomLock, scale: float, *, compare: bool
+) -> int:
+    """Find out whether gradients add up, and whether a minibatch has the same one each time.
+
+    Gradients and auxiliary states are as before.
+
+    Parameters
+    ----------
+    network : Network
+        At its current weights.
+    closure : callable
+        Returns the loss of the minibatch.
+    lock : RandomLock
+        Turned on if the gradients differ, with a warning.
+    scale : float
+        What losses are multiplied by (mixed precision).
+    compare : bool
+        Whether to compare two gradients.
+
+    Returns
+    -------
+    int
+        How many loss entries were differentiated to compare them. The rest is not counted: it is
+        done again when a trainer was loaded, and counts go on as if it had not been.
+    """
+    check_dtypes(network.parameters)
+    here = Point.untouched(network)
+    with network.grads_kept(), network.outside.protected(search=True):
+        network.adds, _ = probe(here, closure, ())
+        network.mark(here.weights)
+        total = new_sum(network, scale)
+        total.put()
+        if compare:
+            recorded, reached, _ = twice(here, closure, (), total, lock, lock.new_seed())
+        else:
+            recorded, reached = once(here, closure, (), total, None)
+        lost = is_lost(here, closure, (), reached) if network.adds else None
+        if lost is not None:
+            network.adds = lost.adds
+        network.is_known_to_add = True
+        network.check_hidden()
+    return 2 * recorded.entries if compare else 0

@@ -1,0 +1,125 @@
+"""The trainer of SARAH, SPIDER and PAGE."""
+
+from __future__ import annotations
+
+from typing import Any, Mapping, Sequence
+
+from mxnet.gluon import Parameter
+
+from . import checks
+from .methods.sarah import SARAH
+from .recursive import RecursiveTrainer
+
+
+class SARAHTrainer(RecursiveTrainer):
+    """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
+
+    `update_full_grads` takes the full gradient from time to time. In between, `step` replaces the
+    gradient of each minibatch by::
+
+        v = g - g_before + count * mean_grad,        then mean_grad = the mean of v
+
+    where ``g_before`` is its gradient at the weights before the last step, and hands it to the
+    optimizer as `gluon.Trainer` does. Before the first refresh it *is* `gluon.Trainer`.
+
+    With a refresh every so many steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With
+    one by a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a refresh may then
+    be one large minibatch.
+
+    Parameters
+    ----------
+    params : ParameterDict, dict, list or tuple of Parameter
+        The parameters to optimize, as for `gluon.Trainer`.
+    optimizer : str or Optimizer
+        Any optimizer of MXNet, or registered with it.
+    optimizer_params : dict, optional
+        Keyword arguments of the optimizer when it is given by name.
+    kvstore : str or KVStore, default 'device'
+        The kvstore, as for `gluon.Trainer`; none that is asynchronous.
+    compression_params : None
+        Not for this trainer: an error in the mean gradient would stay in it.
+    update_on_kvstore : bool, optional
+        None and False are the same: the reduced gradient is needed before the update.
+    lock_random : bool or 'auto', default 'auto'
+        Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
+        compares two gradients of a minibatch at the same weights at the first step after a refresh;
+        if they differ, it warns and locks from then on.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these; if there are several devices and no kvstore; with
+        ``update_on_kvstore=True`` or an asynchronous kvstore, which never hand back the reduced
+        gradient; if gradients are to be
+        compressed.
+
+    See Also
+    --------
+    mxnet.gluon.Trainer : All of its attributes and methods work here.
+    SVRGTrainer : What is not said here is as it is there.
+
+    Notes
+    -----
+    ``has_snapshot`` tells whether there was a refresh. ``snapshot``, and ``at_snapshot``, are the
+    weights before the last step, without frozen ones: both passes of a step use those of the
+    moment. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
+    an estimate after a step.
+
+    Beside the parameters this needs four times their memory: what moves with a step is there
+    twice, and a step that AMP skips, or that raises, moves nothing. Rounding errors add up from
+    step to step, until a refresh ends them.
+
+    References
+    ----------
+    .. [1] L. M. Nguyen, J. Liu, K. Scheinberg and M. Takac, "SARAH: A Novel Method for Machine
+       Learning Problems Using Stochastic Recursive Gradient", ICML 2017.
+    .. [2] C. Fang, C. J. Li, Z. Lin and T. Zhang, "SPIDER: Near-Optimal Non-Convex Optimization via
+       Stochastic Path Integrated Differential Estimator", NeurIPS 2018.
+    .. [3] Z. Li, H. Bao, X. Zhang and P. Richtarik, "PAGE: A Simple and Optimal Probabilistic
+       Gradient Estimator for Nonconvex Optimization", ICML 2021.
+
+    Examples
+    --------
+    >>> import numpy as np
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SARAHTrainer
+    >>> from gluon_svrg.schedule import Loopless
+    >>> samples = np.random.rand(20, 3).astype('float32')
+    >>> labels = samples.sum(axis=1, keepdims=True)
+    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
+    >>> net = gluon.nn.Dense(1)
+    >>> net.initialize()
+    >>> loss_fn = gluon.loss.L2Loss()
+    >>> trainer = SARAHTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1})
+    >>> def loss_of(X, y):
+    ...     return loss_fn(net(X), y)
+    >>> schedule = Loopless(0.2, seed=1)
+    >>> for epoch in range(4):
+    ...     for X, y in data:
+    ...         if schedule.due(trainer):
+    ...             mean_loss = trainer.update_full_grads(loss_of, data)
+    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
+    """
+
+    def __init__(
+        self,
+        params: Mapping[str, Parameter] | Sequence[Parameter],
+        optimizer: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        kvstore: Any = "device",
+        compression_params: dict[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        lock_random: bool | str = "auto",
+    ) -> None:
+        checks.refuse_compression(compression_params, "SARAHTrainer")
+        super().__init__(
+            SARAH(),
+            lock_random,
+            params,
+            optimizer,
+            optimizer_params,
+            kvstore,
+            compression_params,
+            update_on_kvstore,
+        )
