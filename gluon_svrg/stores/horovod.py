@@ -53,6 +53,7 @@ class HorovodKVStore(KVStoreBase):
         self._prefix = f"gluon_svrg.{next(_numbers)}"
         # A worker that ends may take its last sum with it, for which all others wait.
         atexit.register(mx.nd.waitall)
+        launcher.tell_the_end()
 
     @property
     def type(self) -> str:

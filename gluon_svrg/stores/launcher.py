@@ -27,7 +27,7 @@ def tell_launcher() -> None:
     if os.environ.get("DMLC_ROLE", "worker") != "worker" or PLACE not in os.environ:
         return
     _place, _process = os.environ.pop(PLACE), os.getpid()
-    atexit.register(tell, "end", "")
+    tell_the_end()
     hook = sys.excepthook
 
     def end_at_once(kind: Any, error: Any, traceback: Any) -> None:
@@ -37,6 +37,14 @@ def tell_launcher() -> None:
         os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
 
     sys.excepthook = end_at_once
+
+
+def tell_the_end() -> None:
+    """Tell the launcher of the end before all that was registered for it until now.
+
+    Waiting for the last sum may take forever, if the others do not take part in it.
+    """
+    atexit.register(tell, "end", "")
 
 
 def is_launched() -> bool:

@@ -17,11 +17,14 @@ import weakref
 from contextlib import suppress
 from typing import Any, Callable, Mapping
 
-from .launcher import is_launched, tell
+from .launcher import is_launched, tell, tell_the_end
 
 #: The variable that sets the seconds after which a silent process counts as dead.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 _INTERVAL = 1.0
+#: Closing a kvstore waits for all other workers. If a function did so where it returns, the
+#: launcher would not learn that the program has ended. So kvstores are kept to the end.
+_kept: list[Any] = []
 
 
 def timeout() -> float:
@@ -50,7 +53,18 @@ def joined(store: Any) -> None:
     """In a worker of MXNet's parameter servers: tell its rank, and watch the scheduler."""
     tell("rank", str(store.rank))
     if is_launched():
+        _kept.append(store)
+        atexit.register(_let_go)
+        tell_the_end()  # first of all at the end
         watch(store, {1: "the scheduler"})
+
+
+def _let_go() -> None:
+    """Close the kvstores while MXNet is there: later, MXNet 2.0 would abort."""
+    import mxnet as mx
+
+    mx.nd.waitall()
+    _kept.clear()
 
 
 def _watch(
