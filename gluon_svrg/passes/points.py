@@ -76,6 +76,11 @@ class Point:
 
     def bind(self) -> None:
         """Use the gradient buffers that the parameters have now."""
+        if self._is_elsewhere:  # MXNet 2.0 has traced the arrays as those of another variable
+            for row in self.weights:
+                row[:] = [_mxnet.guard(_mxnet.unguarded(value).detach()) for value in row]
+            for row in self.frozen or ():
+                row[:] = [value.detach() for value in row]
         self._moving = [i for i, p in enumerate(self.network.frozen) if _mxnet.is_auxiliary(p)]
         moved = [_mxnet.data(self.network.frozen[i]) for i in self._moving]
         self._scratch = copies(moved) if self._protected else []
