@@ -205,18 +205,14 @@ def move(net, amount, seed=0):
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
 
 
-def refresh_cost(sizes, probes=1, repeated=3):
-    """The loss entries that a refresh differentiates, with what it takes to trust its gradients.
+def refresh_cost(sizes, **checks):
+    """The loss entries that a refresh counts: each once, whatever checks it makes besides.
 
     Parameters
     ----------
     sizes : sequence of int
         Of the minibatches.
-    probes : int
-        How often the first one is differentiated to see whether gradients can be added up: not at
-        all where storage or dtypes do not allow it.
-    repeated : int
-        How many are differentiated twice to find random numbers: 3 in mode 'auto', else none.
+    **checks
+        How often minibatches are differentiated to be checked; that is not counted.
     """
-    del probes, repeated  # what a refresh takes to trust its gradients is not counted
     return sum(sizes)
