@@ -30,6 +30,13 @@ def main() -> int:
         action="store_true",
         help="convergence: leave out other packages, which are installed into OUTPUT/.venv-peers",
     )
+    parser.add_argument(
+        "--baseline",
+        type=Path,
+        metavar="FOLDER",
+        help="overhead: measure another version as well, whose gluon_svrg is in this folder "
+        "(git archive COMMIT | tar x -C FOLDER)",
+    )
     options = parser.parse_args()
     saved = None
     if options.compare is not None:
@@ -40,7 +47,9 @@ def main() -> int:
     options.output.mkdir(parents=True, exist_ok=True)
 
     benchmark = BENCHMARKS[options.name]
-    settings = {}
+    settings: dict = {}
+    if benchmark is overhead:
+        settings["baseline"] = options.baseline
     if benchmark is convergence and not (options.quick or options.no_peers):
         settings["peers"] = options.output.absolute() / ".venv-peers"
     run = record.of(options.name, benchmark.run(quick=options.quick, **settings), options.quick)

@@ -1,12 +1,15 @@
 """The cost of a step and of a full pass, against what they cannot do without.
 
-The floor of a step is two gradients, the optimizer's update, and the movement of three arrays of
-parameters into one: ``2 t_grad + t_update + 2 t_axpy``, where ``t_axpy`` is one in-place ``a += b``
-over as many bytes as the parameters. The floor of a full pass is a loop of forward and backward.
+The floor of a step is two gradients and the optimizer's update: ``2 t_grad + t_update``. The floor
+of a full pass is a loop of forward and backward. With a baseline, another version of the package is
+measured in the same rounds.
 """
 
 from __future__ import annotations
 
+import importlib
+import sys
+from pathlib import Path
 from typing import Any, Callable
 
 import matplotlib.pyplot as plt
@@ -22,30 +25,57 @@ SETTINGS = {"learning_rate": 1e-6, "momentum": 0.9}
 BATCHES_OF_A_PASS = 100  # ResNet-18: 20
 
 
-def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Measure every model, hybridized with and without static_alloc."""
+def run(quick: bool = False, baseline: Path | None = None) -> list[dict[str, Any]]:
+    """Measure every model, hybridized with and without static_alloc.
+
+    Parameters
+    ----------
+    quick : bool
+        Whether it is only to see that it works.
+    baseline : Path, optional
+        A folder with the package `gluon_svrg` of another version.
+    """
+    others = {} if baseline is None else {"baseline": _trainer_of(baseline)}
     names = ["80 narrow layers", "linear regression"] if quick else list(models.MODELS)
     records = []
     for name in names:
         for static_alloc in (False, True):
-            records.append(measure(name, static_alloc, rounds=5 if quick else 30, quick=quick))
+            records.append(measure(name, static_alloc, others, quick=quick))
     return records
 
 
-def measure(name: str, static_alloc: bool, rounds: int, quick: bool = False) -> dict[str, Any]:
-    """Measure one model."""
+def _trainer_of(folder: Path) -> Any:
+    """The `SVRGTrainer` of another version, imported beside the installed one."""
+
+    def take() -> dict[str, Any]:
+        names = [n for n in sys.modules if n.split(".")[0] == "gluon_svrg"]
+        return {name: sys.modules.pop(name) for name in names}
+
+    own = take()
+    sys.path.insert(0, str(folder))
+    try:
+        importlib.invalidate_caches()
+        module = importlib.import_module("gluon_svrg")
+        if folder.absolute() not in Path(str(module.__file__)).absolute().parents:
+            raise ValueError(f"{folder} has no package gluon_svrg")
+        return module.SVRGTrainer
+    finally:
+        sys.path.remove(str(folder))
+        take()
+        sys.modules.update(own)
+
+
+def measure(
+    name: str, static_alloc: bool, others: dict[str, Any], quick: bool = False
+) -> dict[str, Any]:
+    """Measure one model, by the trainers of this and of other versions."""
+    rounds = 5 if quick else 30
     plain = models.workload(name, static_alloc=static_alloc)
     svrg = models.workload(name, static_alloc=static_alloc)
     plain_trainer = gluon.Trainer(plain.net.collect_params(), "sgd", SETTINGS)
     trainer = SVRGTrainer(svrg.net.collect_params(), "sgd", SETTINGS)
     batches = [()] * (2 if quick else 20 if name == "ResNet-18" else BATCHES_OF_A_PASS)
     trainer.update_full_grads(svrg.closure, batches)
-    flat = mx.nd.zeros(models.parameter_bytes(plain.net) // 4)
-    other = mx.nd.zeros_like(flat)
-
-    def axpy() -> None:
-        mx.nd.elemwise_add(flat, other, out=flat)
-
     def plain_pass() -> None:
         for _ in batches:
             plain.differentiate()
@@ -53,17 +83,20 @@ def measure(name: str, static_alloc: bool, rounds: int, quick: bool = False) -> 
     functions = {
         "grad": plain.differentiate,
         "update": lambda: plain_trainer.step(plain.batch_size),
-        "axpy": axpy,
-        "step": lambda: trainer.step(svrg.batch_size, closure=svrg.closure),
         "pass": plain_pass,
-        "full_pass": lambda: trainer.update_full_grads(svrg.closure, batches),
     }
+    functions["step"], functions["full_pass"] = _steps_of(trainer, svrg, batches)
     functions.update(_predecessor(plain))
     # The first step after a refresh compares both gradients (lock_random='auto'); not the others.
     before = {"update": plain.differentiate, "step": functions["step"]}
+    for key, cls in others.items():
+        theirs = models.workload(name, static_alloc=static_alloc)
+        steps = _steps_of(cls(theirs.net.collect_params(), "sgd", SETTINGS), theirs, batches)
+        functions[f"{key} step"], functions[f"{key} full_pass"] = steps
+        before[f"{key} step"] = steps[0]
     description = f"{name}{', static_alloc' if static_alloc else ''}"
     seconds = timing.rounds(functions, rounds, before=before, description=description)
-    floor = 2 * seconds["grad"] + seconds["update"] + 2 * seconds["axpy"]
+    floor = 2 * seconds["grad"] + seconds["update"]
     entry = {
         "model": name,
         "static_alloc": static_alloc,
@@ -71,13 +104,28 @@ def measure(name: str, static_alloc: bool, rounds: int, quick: bool = False) -> 
         "seconds": {key: float(np.median(values)) for key, values in seconds.items()},
         "step_to_floor": timing.summary(seconds["step"] / floor),
         "full_pass_to_pass": timing.summary(seconds["full_pass"] / seconds["pass"]),
-        "full_pass_to_pass_and_axpy": timing.summary(
-            seconds["full_pass"] / (seconds["pass"] + len(batches) * seconds["axpy"])
-        ),  # summing gradients cannot be done with less than one a += b for each
     }
+    for key in others:
+        step, full_pass = seconds[f"{key} step"], seconds[f"{key} full_pass"]
+        entry[f"{key}_to_floor"] = timing.summary(step / floor)
+        entry[f"{key}_full_pass_to_pass"] = timing.summary(full_pass / seconds["pass"])
+        entry[f"step_to_{key}"] = timing.summary(seconds["step"] / step)
+        entry[f"full_pass_to_{key}"] = timing.summary(seconds["full_pass"] / full_pass)
     if "predecessor" in seconds:
         entry["predecessor_to_floor"] = timing.summary(seconds["predecessor"] / floor)
     return entry
+
+
+def _steps_of(
+    trainer: Any, workload: models.Workload, batches: list[Any]
+) -> tuple[Callable[[], None], Callable[[], None]]:
+    """A step, and a full pass, of a trainer that has a snapshot."""
+
+    def refresh() -> None:
+        trainer.update_full_grads(workload.closure, batches)
+
+    refresh()
+    return lambda: trainer.step(workload.batch_size, closure=workload.closure), refresh
 
 
 def _predecessor(workload: models.Workload) -> dict[str, Callable[[], None]]:
@@ -116,11 +164,16 @@ def table(records: list[dict[str, Any]]) -> list[record.Row]:
             "quartiles": _quartiles(entry["step_to_floor"]),
             "full pass / plain pass": entry["full_pass_to_pass"]["median"],
             "quartiles of it": _quartiles(entry["full_pass_to_pass"]),
-            **(
-                {"SVRGModule step / floor": entry["predecessor_to_floor"]["median"]}
-                if "predecessor_to_floor" in entry
-                else {}
-            ),
+            **{
+                title: entry[key]["median"]
+                for key, title in (
+                    ("predecessor_to_floor", "SVRGModule step / floor"),
+                    ("baseline_to_floor", "baseline's step / floor"),
+                    ("step_to_baseline", "step / baseline's"),
+                    ("full_pass_to_baseline", "full pass / baseline's"),
+                )
+                if key in entry
+            },
         }
         for entry in records
     ]
