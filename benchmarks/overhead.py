@@ -76,6 +76,7 @@ def measure(
     trainer = SVRGTrainer(svrg.net.collect_params(), "sgd", SETTINGS)
     batches = [()] * (2 if quick else 20 if name == "ResNet-18" else BATCHES_OF_A_PASS)
     trainer.update_full_grads(svrg.closure, batches)
+
     def plain_pass() -> None:
         for _ in batches:
             plain.differentiate()

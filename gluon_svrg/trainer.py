@@ -7,18 +7,15 @@ from typing import Any, Callable
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checks
+from . import checks
+from .checking import CheckingTrainer
 from .methods.interface import Method
-from .passes.arrays import all_finite
 from .passes.closure import Loss, check_closure
-from .passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
-from .passes.first_look import first_look
-from .passes.points import Point
+from .passes.estimate import Terms, plain
 from .passes.random_lock import RandomLock
-from .refreshing import RefreshingTrainer
 
 
-class VarianceReducedTrainer(RefreshingTrainer):
+class VarianceReducedTrainer(CheckingTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
     What is here is the same for all methods: a trainer takes gradients where its method says,
@@ -158,55 +155,7 @@ class VarianceReducedTrainer(RefreshingTrainer):
         self._is_corrected = True
         return found.loss
 
-    def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
-        """Take the estimate; at the first step after a refresh, see that it can be trusted."""
-        counters, reference = self._counters, terms.reference
-        wanted = self._lock.mode == "auto" and not counters.compared
-        if isinstance(reference, Row):
-            repeated = self._first_look(closure, scale, compare=False)
-            if reference.point is not None and self._lock.mode is not False:
-                again, known = check_row(reference, reference.point, closure, self._lock, scale)
-                repeated += again
-                if known:
-                    self._method.confirm(reference.number)
-            found = estimate(self._here, closure, terms, self._lock, scale)
-            return found._replace(differentiated=found.differentiated + repeated)
-        compare = wanted and isinstance(reference, Point) and reference.is_current()
-        began = isinstance(reference, Point) and not compare and self._method.needs_closure
-        repeated = self._first_look(closure, scale, compare=wanted and began)
-        found = estimate(self._here, closure, terms, self._lock, scale, compare=compare)
-        counters.compared = found.compared if compare else True
-        return found._replace(differentiated=found.differentiated + repeated)
-
-    def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
-        """Find out what a refresh would have, if there was none; count what is differentiated.
-
-        Nor was there one in this sense if it was made by version 0.1.0.
-        """
-        network, lock, counters = self._network, self._lock, self._counters
-        compare = compare and not lock.locked
-        if network.is_known_to_add and not compare:
-            return 0
-        try:
-            return first_look(network, closure, lock, scale, compare=compare)
-        finally:
-            counters.adds, counters.probed = network.adds, network.is_known_to_add
-            self._mark_points()
-
     # --- what happens between gradients and weights --------------------------------------------
-
-    _not_corrected = checks.NOT_CORRECTED
-
-    def _check_intact(self, name: str) -> None:
-        """Raise unless the live gradients hold what `correct_grads` left."""
-        self._check_outside(name)
-        if not self._is_corrected and (self._is_in_force() or self._method.needs_closure):
-            method = type(self._method).__name__
-            raise RuntimeError(self._not_corrected.format(name=name, method=method))
-        overwritten = self._network.overwritten() if self._reached is not None else []
-        if overwritten:
-            parameter = overwritten[0].name
-            raise RuntimeError(checks.OVERWRITTEN.format(name=name, parameter=parameter))
 
     def _hand_over(self, name: str, ignore_stale_grad: bool) -> None:
         """Give the live gradients to `gluon.Trainer`, with the marks that it expects."""
@@ -296,13 +245,3 @@ class VarianceReducedTrainer(RefreshingTrainer):
     def holds_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
         return self._network.is_elsewhere
-
-    def _has_overflow_before_push(self) -> bool:
-        """Whether gradients must not reach a kvstore that would update with them."""
-        if not self._loss_scale.is_on:
-            return False
-        self._start_kvstore()
-        if not self._updates_on_kvstore:
-            return False  # MXNet looks at them itself, after they are reduced
-        trainable = filter(_mxnet.is_trainable, self.all_parameters)
-        return not all_finite(grad for p in trainable for grad in _mxnet.gradients(p))
