@@ -64,6 +64,21 @@ def check_index(index: Any) -> None:
         )
 
 
+def check_rate_can_be_set(optimizer: Any) -> None:
+    """Raise unless the learning rate of Barzilai and Borwein is one of this optimizer."""
+    name = type(optimizer).__name__
+    if name not in ("SGD", "NAG"):
+        raise ValueError(
+            f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
+            "one for steps along the gradient itself."
+        )
+    if optimizer.lr_scheduler is not None:
+        raise ValueError(
+            "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
+            f"{type(optimizer.lr_scheduler).__name__} would overwrite it. Leave one of them out."
+        )
+
+
 NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
     "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with the plain "

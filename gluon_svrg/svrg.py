@@ -7,8 +7,9 @@ from typing import Any, Callable, Iterator, Mapping, Sequence, Union
 
 from mxnet.gluon import Parameter
 
-from . import checks, saving
+from . import _mxnet, checks, saving
 from .methods.svrg import SVRG
+from .passes.full_pass import FullGradient
 from .trainer import VarianceReducedTrainer
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
@@ -48,12 +49,18 @@ class SVRGTrainer(VarianceReducedTrainer):
         Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
         compares both gradients at the first step after a snapshot, where they must be equal; if
         they are not, it warns and locks from then on.
+    barzilai_borwein : bool, default False
+        Whether each refresh sets the learning rate from the last two snapshots [3]_. The
+        optimizer's own holds until the second refresh, and the last one where the curvature is
+        not positive. For SGD and NAG without a scheduler; a momentum multiplies the rate by
+        ``1 / (1 - momentum)``, as any other.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is none of these; if there are several devices and no store; if
-        ``update_on_kvstore=True`` and there is no store to update on.
+        ``update_on_kvstore=True`` and there is no store to update on; if ``barzilai_borwein`` does
+        not go with the optimizer.
 
     See Also
     --------
@@ -65,6 +72,8 @@ class SVRGTrainer(VarianceReducedTrainer):
        Variance Reduction", NeurIPS 2013.
     .. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
        ICLR 2025, arXiv:2311.05589.
+    .. [3] C. Tan, S. Ma, Y.-H. Dai and Y. Qian, "Barzilai-Borwein Step Size for Stochastic
+       Gradient Descent", NeurIPS 2016, arXiv:1605.04131.
 
     Examples
     --------
@@ -100,11 +109,15 @@ class SVRGTrainer(VarianceReducedTrainer):
         *,
         coefficient: Coefficient = 1.0,
         lock_random: bool | str = "auto",
+        barzilai_borwein: bool = False,
     ) -> None:
         checks.check_coefficient(coefficient)
+        if not isinstance(barzilai_borwein, bool):
+            raise TypeError(f"barzilai_borwein must be True or False, got {barzilai_borwein!r}.")
         in_force = _coefficient_of(coefficient, 0)
+        self._svrg = SVRG(in_force)
         super().__init__(
-            SVRG(in_force),
+            self._svrg,
             lock_random,
             params,
             optimizer,
@@ -114,6 +127,20 @@ class SVRGTrainer(VarianceReducedTrainer):
             update_on_kvstore,
         )
         self._coefficient_schedule = coefficient
+        self._sets_rate = barzilai_borwein
+        if barzilai_borwein:
+            checks.check_rate_can_be_set(self.optimizer)
+
+    def _take_over(self, full: FullGradient, *args: Any) -> None:
+        rate = None
+        if self._sets_rate and self._svrg.has_reference:
+            network, steps = self._network, self._counters.inner_steps
+            indices = list(map(network.parameters.index, network.trainable))
+            wds = _mxnet.weight_decays(self.optimizer, indices)
+            rate = self._svrg.learning_rate(network, full.mean, wds, steps)
+        super()._take_over(full, *args)
+        if rate is not None:
+            self.set_learning_rate(rate)
 
     @property
     def coefficient(self) -> float:

@@ -10,6 +10,7 @@ SUITES = {
     "": ["identities", "methods", "interface", "accumulation", "blocks", "part_of_network"],
     "passes/": ["methods", "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "methods/": ["methods", "stored", "identities", "accumulation"],
+    "methods/barzilai_borwein": ["barzilai_borwein"],
     "saving/": ["states", "methods"],
     "stores/": ["stores", "interface", "distributed"],
     "stores/agreement": ["distributed::test_a_worker_that_fails_in_the_full_gradient"],
@@ -86,6 +87,13 @@ MUTANTS = {
         "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
         "a device without the mean": ("            total.copyto(target)\n", "            pass\n"),
         "infinite accepted": ("if not all_finite", "if None and all_finite"),
+    },
+    "methods/barzilai_borwein": {
+        "old full gradient left out": ('new_mu.astype("float64") - mu', 'new_mu.astype("float64")'),
+        "no weight decay": (" + wd * float(np.dot(dw, dw))", ""),
+        "inverse": ("rate = squared / denominator", "rate = denominator / squared"),
+        "steps left out": ("denominator = steps * product", "denominator = product"),
+        "negative curvature": ("if denominator <= 0:", "if denominator == 0:"),
     },
     "methods/svrg": {
         "sign of the reference gradient": ("Terms(b=-alpha,", "Terms(b=alpha,"),

@@ -37,6 +37,7 @@ from .kvstores import (
     registered_kvstores,
     send_to_servers,
 )
+from .optimizers import weight_decays
 from .parameters import (
     all_rows,
     data,
@@ -96,4 +97,5 @@ __all__ = [
     "take_fresh",
     "to_ndarray",
     "unguarded",
+    "weight_decays",
 ]

@@ -106,6 +106,14 @@ def renamed(name: str, was: str, now: str) -> dict[str, str]:
     return dict(names) if was == "1" else {new: old for old, new in names.items()}
 
 
+def weight_decays(optimizer: Optimizer, indices: list[Any]) -> list[float]:
+    """What an optimizer adds to the gradients of parameters, per unit of weight.
+
+    Its operators take it in float32.
+    """
+    return [float(np.float32(wd)) for wd in optimizer._get_wds(indices)]
+
+
 # --- counters ----------------------------------------------------------------------------------
 
 

@@ -30,7 +30,7 @@ from ..passes.estimate import Row, Terms
 from ..passes.network import Network
 from ..passes.points import Point
 from ..saving.values import ByParameter
-from . import checks
+from . import barzilai_borwein, checks
 from .interface import Method
 from .table import Table
 
@@ -114,6 +114,18 @@ class SVRG(Method):
             copy_all(mean, self._full_grads)
         self._in_objective = in_objective
         self.table = table
+
+    def learning_rate(
+        self, network: Network, mean: Arrays, wds: Sequence[float], steps: int
+    ) -> Any:
+        """The rate of Barzilai and Borwein for a refresh at the current weights, or None."""
+        if self.snapshot is None:
+            return None
+        before = (row[0] for row in self.snapshot.weights), (row[0] for row in self._full_grads)
+        weights = (row[0] for row in map(_mxnet.all_rows, network.trainable))
+        return barzilai_borwein.learning_rate(
+            before, (weights, (row[0] for row in mean)), wds, steps
+        )
 
     def confirm(self, batch_index: int) -> None:
         """Trust the stored gradients: one was taken anew, and is the same."""

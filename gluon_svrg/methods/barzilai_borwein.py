@@ -1,0 +1,60 @@
+"""The learning rate of SVRG from its last two snapshots, by Barzilai and Borwein [1]_.
+
+::
+
+    rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
+
+``dw`` is how far the snapshot has moved, ``dmu`` how the full gradient has changed, ``M`` the
+number of steps between both, and ``wd`` the optimizer's weight decay, which is a part of the
+objective and not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``.
+
+References
+----------
+.. [1] C. Tan, S. Ma, Y.-H. Dai and Y. Qian, "Barzilai-Borwein Step Size for Stochastic Gradient
+   Descent", NeurIPS 2016, arXiv:1605.04131.
+"""
+
+from __future__ import annotations
+
+from typing import Iterable, Sequence
+
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from ..passes.arrays import in_numpy
+
+
+def learning_rate(
+    before: tuple[Iterable[NDArray], Iterable[NDArray]],
+    now: tuple[Iterable[NDArray], Iterable[NDArray]],
+    weight_decays: Sequence[float],
+    steps: int,
+) -> float | None:
+    """Take the rate from two snapshots. Waits for the device.
+
+    Parameters
+    ----------
+    before, now : pair of iterable of NDArray
+        The snapshot and the full gradient there, an array for each parameter.
+    weight_decays : sequence of float
+        Of each parameter.
+    steps : int
+        M.
+
+    Returns
+    -------
+    float or None
+        None where the curvature is not positive, or nothing has moved.
+    """
+    squared = product = 0.0
+    for wd, *arrays in zip(weight_decays, *before, *now):
+        for w, mu, new_w, new_mu in zip(*map(in_numpy, arrays)):
+            dw = new_w.astype("float64") - w
+            dmu = new_mu.astype("float64") - mu
+            squared += float(np.dot(dw, dw))
+            product += float(np.dot(dw, dmu)) + wd * float(np.dot(dw, dw))
+    denominator = steps * product
+    if denominator <= 0:
+        return None
+    rate = squared / denominator
+    return rate if np.isfinite(rate) else None
