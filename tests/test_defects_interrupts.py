@@ -20,7 +20,7 @@ from gluon_svrg import SVRGTrainer
 PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
 BATCHES = PROBLEM.batches(3)
 ALL = np.arange(len(PROBLEM.X))
-ALARMS = 300
+ALARMS = 1000
 PLACES = 240  # of a sweep, at most
 # What an interrupt meets inside of a destructor, Python reports and drops.
 pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")

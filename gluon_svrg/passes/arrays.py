@@ -196,6 +196,16 @@ def copy_all(sources: Arrays, targets: Arrays) -> None:
         copy(column, target_column)
 
 
+def put_back(before: Arrays, targets: Arrays) -> None:
+    """Copy what arrays held before to them.
+
+    An interrupt at the end of ``autograd.record()`` leaves MXNet recording, where a copy would
+    become part of the graph.
+    """
+    with mx.autograd.pause():
+        copy_all(before, targets)
+
+
 def copies(arrays: Arrays) -> Arrays:
     """Copies of arrays per parameter and device."""
     return [[array.copy() for array in row] for row in arrays]

@@ -21,7 +21,7 @@ from mxnet.gluon import Parameter
 from .. import _mxnet
 from .._mxnet import Arrays
 from . import random_lock, sketch
-from .arrays import copies, copy_all, zero
+from .arrays import copies, copy_all, put_back, zero
 from .closure import Loss, Recorded, check_repeatable, record
 from .network import check_dependent
 from .points import Point
@@ -162,7 +162,7 @@ def estimate(
                     copy_all(before, states)  # which the first attempt has moved
                     network.hide_marks()
         except BaseException:
-            copy_all(before, states)
+            put_back(before, states)
             raise
 
 

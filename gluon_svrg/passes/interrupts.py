@@ -18,7 +18,9 @@ def uninterrupted(work: Callable[[], Any]) -> None:
 
     An error of the work is raised here.
     """
-    first, done = threading.Lock(), threading.Event()
+    first, gate = threading.Lock(), threading.Lock()  # threading.Event can be cut in two
+    gate.acquire()
+    done: list[bool] = []
     errors: list[BaseException] = []
     has_numpy_shapes = mx.util.is_np_shape()  # MXNet keeps it per thread
 
@@ -31,14 +33,15 @@ def uninterrupted(work: Callable[[], Any]) -> None:
         except BaseException as error:
             errors.append(error)
         finally:
-            done.set()
+            done.append(True)
+            gate.release()
 
     interrupt: BaseException | None = None
-    while not done.is_set():
+    while not done:
         try:
             if not first.locked():
                 _thread.start_new_thread(run, ())  # threading's can be cut in two
-            done.wait()
+            gate.acquire()
         except BaseException as error:
             interrupt = error
     if errors:

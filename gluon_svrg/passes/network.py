@@ -11,7 +11,7 @@ from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .arrays import SUMMED_IN, copies, copy_all
+from .arrays import SUMMED_IN, copies, put_back
 from .closure import Recorded, record
 from .outside import Outside
 
@@ -135,7 +135,7 @@ class Network:
         try:
             yield
         except BaseException:
-            copy_all(before, self._accumulating)
+            put_back(before, self._accumulating)
             raise
         for row, addends in zip(self._accumulating, before):
             for grad, addend in zip(row, addends):
@@ -152,7 +152,7 @@ class Network:
         try:
             yield
         finally:
-            copy_all(before, self.live_grads)
+            put_back(before, self.live_grads)
             _mxnet.mark(self.weights, fresh, fresh=True)
 
     # --- marks ---------------------------------------------------------------------------------

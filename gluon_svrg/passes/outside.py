@@ -13,6 +13,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+from .arrays import put_back
 
 
 class Outside:
@@ -100,7 +101,6 @@ class _Protection:
         for parameter, weights in self._data:
             list(_mxnet.replacing([parameter], [weights]))
         for weights, grads, before, fresh in self._grads:
-            for grad, saved in zip(grads, before):
-                saved.copyto(grad)
+            put_back([before], [grads])
             _mxnet.take_fresh([weights])
             _mxnet.mark([weights], [fresh], fresh=True)
