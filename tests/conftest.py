@@ -53,6 +53,19 @@ def marker(monkeypatch):
                 os.kill(process, signal.SIGKILL)
 
 
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items):
+    """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/run`."""
+    seen = set()
+    for item in items:
+        groups = [group for mark in item.iter_markers("xdist_group") for group in mark.args]
+        if "clusters" in groups:
+            test = item.path, item.originalname
+            if test in seen:
+                item.add_marker("jobs")
+            seen.add(test)
+
+
 def pytest_report_header():
     """Which devices the tests of several devices use."""
     named = os.environ.get("GLUON_SVRG_TEST_DEVICES")

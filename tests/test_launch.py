@@ -126,6 +126,7 @@ def test_restart(tmp_path, marker):
     assert_nothing_left(marker)
 
 
+@pytest.mark.jobs
 def test_restarts_run_out(tmp_path, marker):
     process = start(tmp_path, "raise", "--restart", 1)
     output = finish(process)

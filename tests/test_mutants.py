@@ -46,7 +46,7 @@ def run_suite(folder, suite, deadline=400):
         "OMP_NUM_THREADS": "1",
     }
     options = ["-x", "-q", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml")]
-    options += ["-o", "addopts=", "-m", "not mutants and not notebooks and not convergence"]
+    options += ["-o", "addopts=", "-m", "not mutants and not convergence and not launchers"]
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, *suite],
         cwd=folder,
