@@ -53,6 +53,7 @@ class Network:
         self.adds, self.is_known_to_add = True, False
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
+        self.sums: Arrays = []  # see `sums`
         self._lists: list[Any] = []
         self._accumulating: Arrays = []
         self.trainable: list[Parameter] = []
@@ -89,6 +90,7 @@ class Network:
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
         self.is_known_to_add = is_known
+        self.sums = []
         self.multiples.clear()
         self._factors.clear()
         self.adds = adds and self.may_add()
@@ -97,7 +99,7 @@ class Network:
     def release(self) -> None:
         """Keep no arrays."""
         self.weights, self.live_grads, self.aliases, self._accumulating = [], [], [], []
-        self.trainable, self.frozen, self._lists = [], [], []
+        self.trainable, self.frozen, self._lists, self.sums = [], [], [], []
         self.multiples.clear()
         self._factors.clear()
 

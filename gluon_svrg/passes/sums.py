@@ -11,7 +11,6 @@ may ignore the request to add; `probe` finds out. For these, and for sparse and 
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from typing import Sequence
 
 from .._mxnet import Arrays
@@ -116,13 +115,17 @@ class AddingSum:
 
 
 class SeparateSum(AddingSum):
-    """A sum in arrays of its own: each gradient is written to the live gradients, then added."""
+    """A sum in arrays of its own: each gradient is written to the live gradients, then added.
+
+    The arrays are kept. New ones for each sum would pile up where steps are queued.
+    """
 
     def __init__(self, network: Network, scale: float) -> None:
         super().__init__(network, scale)
-        self._multiples = OrderedDict()  # these arrays do not come again
         self._live_grads = network.live_grads
-        self.arrays = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+        if not network.sums:
+            network.sums = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+        self.arrays = network.sums
 
     def add(self, recorded: Recorded, factor: float = 1.0) -> None:
         """Add the gradient of losses, times a factor."""
