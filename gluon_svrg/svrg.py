@@ -9,6 +9,7 @@ from mxnet.gluon import Parameter
 
 from . import checks, saving
 from .methods.svrg import SVRG
+from .prox import ProxArgument
 from .trainer import VarianceReducedTrainer
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
@@ -48,6 +49,10 @@ class SVRGTrainer(VarianceReducedTrainer):
         Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
         compares both gradients at the first step after a snapshot, where they must be equal; if
         they are not, it warns and locks from then on.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -100,6 +105,7 @@ class SVRGTrainer(VarianceReducedTrainer):
         *,
         coefficient: Coefficient = 1.0,
         lock_random: bool | str = "auto",
+        prox: ProxArgument = None,
     ) -> None:
         checks.check_coefficient(coefficient)
         in_force = _coefficient_of(coefficient, 0)
@@ -112,6 +118,7 @@ class SVRGTrainer(VarianceReducedTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )
         self._coefficient_schedule = coefficient
 
