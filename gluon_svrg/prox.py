@@ -7,6 +7,12 @@ penalty. With the step ``t`` of the update that was just made, each weight becom
 
 So weights become exactly zero, or stay inside a box, which weight decay and penalties inside the
 loss cannot do.
+
+The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: so far
+does one gradient move a weight in all. With the learning rate alone, SGD with momentum would end
+where the penalty is ``1 - momentum`` times as strong.
+
+Files of `save_states` do not hold the operator: it is an argument of the trainer.
 """
 
 from __future__ import annotations
@@ -56,7 +62,7 @@ class Prox:
         weight : NDArray
             The weight after the update, an array of the classic (not NumPy-like) interface.
         step : float
-            The step of the update.
+            The step of the update; 0 for a projection.
 
         Returns
         -------
@@ -172,7 +178,8 @@ class GroupLasso(Prox):
     axis : int or None, default 0
         The groups are the slices along this axis. Of Gluon's layers, 0 groups what belongs to an
         output: the row of a unit in a matrix, the filter of a channel in a convolution. 1 groups
-        what belongs to an input: a column, a feature. None is one group of the whole weight.
+        what belongs to an input: a column, a feature. None is one group of the whole weight. Along
+        axis 0 of a vector, such as a bias, each entry is a group.
 
     Raises
     ------

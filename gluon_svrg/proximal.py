@@ -64,7 +64,7 @@ class ProximalTrainer(KVStoreTrainer):
         """Find out which weights the optimizer is about to move: those with fresh gradients."""
         super().on_update()
         self._moving = {}
-        for index, parameter in enumerate(self.all_parameters):
+        for index, parameter in enumerate(self.all_parameters if self._operators else ()):
             if parameter in self._operators and _mxnet.is_trainable(parameter):
                 _check_parameter(parameter, self._operators[parameter])
                 (self._moving[index],) = _mxnet.fresh([_mxnet.data(parameter)])
@@ -74,12 +74,16 @@ class ProximalTrainer(KVStoreTrainer):
         super().on_updated()
         for index, flags in self._moving.items():
             parameter = self.all_parameters[index]
-            step = _mxnet.last_rate(self.optimizer, index)
-            # Gradients add up in the momentum: so far does one of them move a weight in all.
-            step /= 1 - float(np.float32(getattr(self.optimizer, "momentum", 0)))
+            operator = self._operators[parameter]
+            step = 0.0 if operator.is_projection else _step(self.optimizer, index)
             for weight, has_moved in zip(map(_mxnet.classic, _mxnet.data(parameter)), flags):
                 if has_moved:
-                    self._operators[parameter](weight, step).copyto(weight)
+                    operator(weight, step).copyto(weight)
+
+
+def _step(optimizer: Any, index: int) -> float:
+    """How far a gradient moves a parameter in all: with momentum, in the updates to come too."""
+    return _mxnet.last_rate(optimizer, index) / (1 - float(np.float32(optimizer.momentum)))
 
 
 def _by_parameter(prox: ProxArgument, params: Any) -> Iterator[tuple[Parameter, Prox]]:

@@ -59,7 +59,7 @@ MUTANTS = {
         "negative weights turned round": ("mx.nd.maximum(weight, 0.0)", "mx.nd.abs(weight)"),
     },
     "proximal": {
-        "momentum forgotten": ("step /= 1 - float(", "step /= 1 - 0 * float("),
+        "momentum forgotten": ("/ (1 - float(", "/ (1 - 0 * float("),
         "weights that have not moved": (
             "                if has_moved:",
             "                if True:",
