@@ -9,6 +9,7 @@ from mxnet.gluon import Parameter
 
 from . import checks
 from .methods.mars import MARS
+from .prox import ProxArgument
 from .recursive import RecursiveTrainer
 
 
@@ -55,6 +56,10 @@ class MARSTrainer(RecursiveTrainer):
         compares two gradients of a minibatch at the same weights at the first step that has a
         reference;
         if they differ, it warns and locks from then on.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -124,6 +129,7 @@ class MARSTrainer(RecursiveTrainer):
         exact: bool = True,
         include_vectors: bool = False,
         lock_random: bool | str = "auto",
+        prox: ProxArgument = None,
     ) -> None:
         checks.check_between(gamma, "gamma", 0, math.inf)
         checks.check_between(beta, "beta", 0, 1 - 2**-24)  # 1 in float32 is refused
@@ -140,4 +146,5 @@ class MARSTrainer(RecursiveTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )

@@ -15,10 +15,10 @@ from .passes.batches import initialize
 from .passes.network import Network
 from .passes.points import Point
 from .passes.random_lock import RandomLock
-from .stores.kvstore_trainer import KVStoreTrainer
+from .proximal import ProximalTrainer
 
 
-class ResumableTrainer(KVStoreTrainer):
+class ResumableTrainer(ProximalTrainer):
     """A `gluon.Trainer` with a method, whose state is saved part by part.
 
     Parameters
@@ -28,7 +28,7 @@ class ResumableTrainer(KVStoreTrainer):
     lock : RandomLock
         Whether passes draw the same random numbers.
     *args
-        The arguments of `gluon.Trainer`.
+        The arguments of `gluon.Trainer`, and ``prox``.
     """
 
     def __init__(self, method: Method, lock: RandomLock, params: Any, *args: Any) -> None:

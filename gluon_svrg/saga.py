@@ -12,6 +12,7 @@ from .methods.interface import Method
 from .methods.saga import SAG, SAGA
 from .passes import memory
 from .passes.closure import Loss, check_closure
+from .prox import ProxArgument
 from .trainer import VarianceReducedTrainer
 
 
@@ -26,6 +27,8 @@ class TableTrainer(VarianceReducedTrainer):
         Whether a minibatch draws the same random numbers each time.
     params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
         As for `gluon.Trainer`.
+    prox : Prox or dict, optional
+        What is applied after each update.
     """
 
     needs_reduced = True
@@ -41,6 +44,7 @@ class TableTrainer(VarianceReducedTrainer):
         kvstore: Any,
         compression_params: dict[str, Any] | None,
         update_on_kvstore: bool | None,
+        prox: ProxArgument,
     ) -> None:
         checks.refuse_compression(compression_params, type(self).__name__)
         super().__init__(
@@ -52,6 +56,7 @@ class TableTrainer(VarianceReducedTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )
         self._budget = memory.Budget(otherwise="")
 
@@ -245,6 +250,10 @@ class SAGATrainer(TableTrainer):
         Whether a minibatch draws the same random numbers (dropout masks) each time. ``'auto'``
         finds out in `update_full_grads` whether there are any, warns, and locks from then on; a
         first pass that trains does not look for them.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -307,6 +316,7 @@ class SAGATrainer(TableTrainer):
         update_on_kvstore: bool | None = None,
         *,
         lock_random: bool | str = "auto",
+        prox: ProxArgument = None,
     ) -> None:
         super().__init__(
             SAGA(),
@@ -317,6 +327,7 @@ class SAGATrainer(TableTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )
 
 
@@ -342,6 +353,10 @@ class SAGTrainer(TableTrainer):
         None and False are the same: the reduced gradient must come back before the update.
     lock_random : bool or 'auto', default 'auto'
         Whether a minibatch draws the same random numbers each time, as for `SAGATrainer`.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -368,6 +383,7 @@ class SAGTrainer(TableTrainer):
         update_on_kvstore: bool | None = None,
         *,
         lock_random: bool | str = "auto",
+        prox: ProxArgument = None,
     ) -> None:
         super().__init__(
             SAG(),
@@ -378,6 +394,7 @@ class SAGTrainer(TableTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )
 
 

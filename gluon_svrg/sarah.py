@@ -8,6 +8,7 @@ from mxnet.gluon import Parameter
 
 from . import checks
 from .methods.sarah import SARAH
+from .prox import ProxArgument
 from .recursive import RecursiveTrainer
 
 
@@ -44,6 +45,10 @@ class SARAHTrainer(RecursiveTrainer):
         Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
         compares two gradients of a minibatch at the same weights at the first step after a refresh;
         if they differ, it warns and locks from then on.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -111,6 +116,7 @@ class SARAHTrainer(RecursiveTrainer):
         update_on_kvstore: bool | None = None,
         *,
         lock_random: bool | str = "auto",
+        prox: ProxArgument = None,
     ) -> None:
         checks.refuse_compression(compression_params, "SARAHTrainer")
         super().__init__(
@@ -122,4 +128,5 @@ class SARAHTrainer(RecursiveTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )

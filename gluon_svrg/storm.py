@@ -8,6 +8,7 @@ from mxnet.gluon import Parameter
 
 from . import checks
 from .methods.storm import STORM
+from .prox import ProxArgument
 from .recursive import RecursiveTrainer
 
 
@@ -43,6 +44,10 @@ class STORMTrainer(RecursiveTrainer):
         compares two gradients of a minibatch at the same weights at the first step that has a
         reference;
         if they differ, it warns and locks from then on.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -106,6 +111,7 @@ class STORMTrainer(RecursiveTrainer):
         *,
         mixing: float = 0.1,
         lock_random: bool | str = "auto",
+        prox: ProxArgument = None,
     ) -> None:
         checks.check_between(mixing, "mixing", 0, 1)
         checks.refuse_compression(compression_params, "STORMTrainer")
@@ -118,4 +124,5 @@ class STORMTrainer(RecursiveTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )

@@ -10,6 +10,7 @@ from mxnet.gluon import Parameter
 from . import _mxnet, checks, saving
 from .methods.svrg import SVRG
 from .passes.full_pass import FullGradient
+from .prox import ProxArgument
 from .trainer import VarianceReducedTrainer
 
 #: A coefficient, or what gives it for each snapshot from the snapshot's index.
@@ -52,8 +53,12 @@ class SVRGTrainer(VarianceReducedTrainer):
     barzilai_borwein : bool, default False
         Whether each refresh sets the learning rate from the last two snapshots [3]_. The
         optimizer's own holds until the second refresh, and the last one where the curvature is
-        not positive. For SGD and NAG without a scheduler; a momentum multiplies the rate by
-        ``1 / (1 - momentum)``, as any other.
+        not positive. For SGD and NAG without a scheduler. A momentum moves the weights
+        ``1 / (1 - momentum)`` times as far, so the rate is divided by that.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
+        workers.
 
     Raises
     ------
@@ -110,6 +115,7 @@ class SVRGTrainer(VarianceReducedTrainer):
         coefficient: Coefficient = 1.0,
         lock_random: bool | str = "auto",
         barzilai_borwein: bool = False,
+        prox: ProxArgument = None,
     ) -> None:
         checks.check_coefficient(coefficient)
         if not isinstance(barzilai_borwein, bool):
@@ -125,6 +131,7 @@ class SVRGTrainer(VarianceReducedTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
+            prox,
         )
         self._coefficient_schedule = coefficient
         self._sets_rate = barzilai_borwein
@@ -140,7 +147,7 @@ class SVRGTrainer(VarianceReducedTrainer):
             rate = self._svrg.learning_rate(network, full.mean, wds, steps)
         super()._take_over(full, *args)
         if rate is not None:
-            self.set_learning_rate(rate)
+            self.set_learning_rate(rate * (1 - self.optimizer.momentum))
 
     @property
     def coefficient(self) -> float:

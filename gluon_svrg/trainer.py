@@ -228,12 +228,14 @@ class VarianceReducedTrainer(CheckingTrainer):
 
     def on_update(self) -> None:
         """Let the method see the weights before the optimizer moves them."""
+        super().on_update()
         self._method.before_update(self._network)
 
     def on_updated(self) -> None:
         """Let what has moved take effect."""
         self._method.updated()
         self._entries = 0
+        super().on_updated()
 
     def on_not_updated(self) -> None:
         """Let nothing have moved."""

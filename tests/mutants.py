@@ -30,12 +30,61 @@ SUITES = {
         "distributed::test_convolutions",
         "distributed::test_ranks_that_start_apart_take_one_first_step",
     ],
+    "_mxnet/optimizers": ["prox"],
+    "prox": ["prox"],
     "schedule": ["schedule"],
     "variance": ["variance"],
     "estimator": ["estimator"],
 }
 
 MUTANTS = {
+    "prox": {
+        "L1 without the step": (
+            "_soft(weight, step * self.strength)",
+            "_soft(weight, self.strength)",
+        ),
+        "negative weights not shrunk": (
+            "mx.nd.maximum(mx.nd.minimum(weight, least), -least)",
+            "mx.nd.minimum(mx.nd.abs(weight), least)",
+        ),
+        "elastic net without the step of l1": ("step * self.l1)", "self.l1)"),
+        "elastic net without the step of l2": ("/ (1 + step * self.l2)", "/ (1 + self.l2)"),
+        "elastic net without l2": (" / (1 + step * self.l2)\n", "\n"),
+        "group lasso without the step": ("least = step * self.strength", "least = self.strength"),
+        "groups along the other axes": ("if axis != self.axis", "if axis == self.axis"),
+        "squared norms": (".sqrt() if others", " if others"),
+        "nan for a group of zeros": ("max(least, 1e-30)", "least"),
+        "an axis too many": ("self.axis >= len(shape)", "self.axis > len(shape)"),
+        "no upper bound": (", float(self.high))", ", inf)"),
+        "no lower bound": ("mx.nd.maximum(weight, float(self.low))", "weight"),
+        "negative weights turned round": ("mx.nd.maximum(weight, 0.0)", "mx.nd.abs(weight)"),
+    },
+    "proximal": {
+        "momentum forgotten": ("/ (1 - float(", "/ (1 - 0 * float("),
+        "weights that have not moved": (
+            "                if has_moved:",
+            "                if True:",
+        ),
+        "one device only": (
+            "_mxnet.data(parameter)), flags)",
+            "_mxnet.data(parameter)[:1]), flags)",
+        ),
+        "the last key": (
+            "(choice[key] for key in choice if",
+            "(choice[key] for key in [*choice][::-1] if",
+        ),
+        "every optimizer": ("if not issubclass(cls, (SGD, NAG)):", "if False:"),
+        "momentum of an instance": ('getattr(optimizer, "momentum", 0.0)', "0.0"),
+        "updated on the kvstore": ('"A prox" if prox is not None else ""', '""'),
+        "float16 taken": ("if dtype not in", "if None and dtype not in"),
+    },
+    "_mxnet/optimizers": {
+        "rate without the multiplier": (
+            "(rate,) = optimizer._get_lrs([index])",
+            "rate = optimizer.learning_rate",
+        ),
+        "rate that is not rounded": ("return float(np.float32(rate))", "return float(rate)"),
+    },
     "schedule": {
         "linear decay upwards": ("(self.initial - self.final) * left", "left"),
         "cosine of another angle": ("math.cos(math.pi * done)", "math.cos(done)"),

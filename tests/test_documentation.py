@@ -16,6 +16,7 @@ from numpydoc.validate import validate
 
 import gluon_svrg
 import gluon_svrg.estimator
+import gluon_svrg.prox
 import gluon_svrg.schedule
 import gluon_svrg.variance
 
@@ -49,6 +50,7 @@ PUBLIC = [
     *(f"gluon_svrg.schedule.{name}" for name in gluon_svrg.schedule.__all__),
     *(f"gluon_svrg.variance.{name}" for name in gluon_svrg.variance.__all__),
     *(f"gluon_svrg.estimator.{name}" for name in gluon_svrg.estimator.__all__),
+    *(f"gluon_svrg.prox.{name}" for name in gluon_svrg.prox.__all__),
 ]
 ACCEPTED = {
     "ES01": "a summary can be enough",
@@ -170,7 +172,7 @@ def test_public_names_are_in_the_guides(name):
 
 def test_all_of_the_trainer_is_in_the_guides():
     text = README.read_text() + GUIDE.read_text()
-    members = [name for cls in gluon_svrg.SVRGTrainer.__mro__[:5] for name in vars(cls)]
+    members = [name for cls in gluon_svrg.SVRGTrainer.__mro__[:6] for name in vars(cls)]
     internal = ("on_", "all_", "holds_", "needs_", "ready_")  # between the rooms
     for name in members:
         if not name.startswith(("_", *internal)) and name not in ("epoch_count", "loss_scale"):

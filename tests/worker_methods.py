@@ -5,6 +5,7 @@ import worker
 from problems import parameters, values
 
 import gluon_svrg
+from gluon_svrg.prox import L1
 
 
 def tables(cls, refresh, kvstore="dist_sync"):
@@ -24,6 +25,24 @@ def tables(cls, refresh, kvstore="dist_sync"):
     return store, {
         **{f"w{n}": w for n, w in enumerate(values(net))},
         **{f"m{n}": m for n, m in enumerate(means)},
+        **{f"share{n}": share for n, share in enumerate(shares)},
+    }
+
+
+def proximal(strength):
+    """Two epochs, a refresh before each, with an L1 penalty."""
+    net, store = worker.PROBLEM.network("float64"), mx.kv.create("dist_sync")
+    settings, prox = {"learning_rate": 0.1, "momentum": 0.5}, {".*weight": L1(strength)}
+    make = gluon_svrg.SVRGTrainer
+    trainer = make(net.collect_params(), "sgd", settings, kvstore=store, prox=prox)
+    loss_of = worker.PROBLEM.closure(net)
+    shares, sizes = worker.minibatches(store.rank, store.num_workers, uneven=True)
+    for _ in range(2):
+        trainer.update_full_grads(loss_of, shares)
+        for index, size in zip(shares, sizes):
+            trainer.step(size, closure=lambda: loss_of(index))
+    return store, {
+        **{f"w{n}": w for n, w in enumerate(values(net))},
         **{f"share{n}": share for n, share in enumerate(shares)},
     }
 

@@ -37,12 +37,13 @@ from .kvstores import (
     registered_kvstores,
     send_to_servers,
 )
-from .optimizers import weight_decays
+from .optimizers import class_of, last_rate, weight_decays
 from .parameters import (
     all_rows,
     data,
     devices,
     devices_of_estimator,
+    dtype_of,
     gradients,
     has_data,
     has_sparse_values,
@@ -63,12 +64,14 @@ __all__ = [
     "all_rows",
     "allocated_bytes",
     "barrier",
+    "class_of",
     "classic",
     "data",
     "device_of",
     "devices",
     "devices_of_estimator",
     "dtype_name",
+    "dtype_of",
     "fresh",
     "gpu_free_bytes",
     "gradients",
@@ -84,6 +87,7 @@ __all__ = [
     "is_sparse",
     "is_trainable",
     "keeps_freed_memory",
+    "last_rate",
     "like",
     "linear_combinations",
     "mark",

@@ -114,6 +114,22 @@ def weight_decays(optimizer: Optimizer, indices: list[Any]) -> list[float]:
     return [float(np.float32(wd)) for wd in optimizer._get_wds(indices)]
 
 
+def class_of(optimizer: Any) -> Any:
+    """The class of an optimizer, or of the name of one; None for anything else."""
+    if isinstance(optimizer, str):
+        return Optimizer.opt_registry.get(optimizer.lower())
+    return type(optimizer) if isinstance(optimizer, Optimizer) else None
+
+
+def last_rate(optimizer: Optimizer, index: int) -> float:
+    """The learning rate of the last update of a parameter, with scheduler and multiplier.
+
+    In float32, as the operators of MXNet's optimizers take it.
+    """
+    (rate,) = optimizer._get_lrs([index])
+    return float(np.float32(rate))
+
+
 # --- counters ----------------------------------------------------------------------------------
 
 

@@ -8,6 +8,7 @@ from itertools import repeat
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
@@ -71,6 +72,14 @@ def all_rows(parameter: Parameter) -> list[NDArray]:
             rows = mx.nd.arange(parameter.shape[0], ctx=device_of(weight), dtype="int64")
             parameter._trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
     return [weight.copy() for weight in weights]
+
+
+def dtype_of(parameter: Parameter) -> str:
+    """The name of the dtype that a parameter has or, when deferred, will have."""
+    try:
+        return np.dtype(parameter.dtype).name
+    except TypeError:  # bfloat16, which NumPy does not know
+        return str(parameter.dtype)
 
 
 def has_sparse_values(parameter: Parameter) -> bool:

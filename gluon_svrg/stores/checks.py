@@ -101,7 +101,8 @@ def _check_gets_reduced(kvstore: Any, update_on_kvstore: Any, sparse: Any, name:
         )
     if update_on_kvstore:
         raise ValueError(
-            f"{needs}and with update_on_kvstore=True the kvstore keeps it. Leave it out."
+            f"{needs}and with update_on_kvstore=True the kvstore keeps it. Leave update_on_kvstore "
+            "out."
         )
     if sparse is not None:
         raise ValueError(

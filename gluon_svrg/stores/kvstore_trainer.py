@@ -18,7 +18,12 @@ from .server import ServerOptimizer
 class KVStoreTrainer(_mxnet.OpenTrainer):
     """A `gluon.Trainer` whose workers have the same weights before the first pass.
 
-    The parameters are those of `gluon.Trainer`.
+    Parameters
+    ----------
+    params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
+        As for `gluon.Trainer`.
+    updates_here : str, optional
+        What else than the trainer needs the update on the workers, for messages; empty if nothing.
 
     Attributes
     ----------
@@ -47,13 +52,14 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         kvstore: Any,
         compression_params: Any,
         update_on_kvstore: Any,
+        updates_here: str = "",
     ) -> None:
         parameters = checks.parameters_of(params)
         kvstore = kinds.recognized(kvstore)
         checks.check_devices(parameters, kvstore, update_on_kvstore)
         checks.check_compression(compression_params, kvstore)
         checks.check_sparse(parameters, kvstore)
-        needs_reduced = type(self).__name__ if self.needs_reduced else ""
+        needs_reduced = type(self).__name__ if self.needs_reduced else updates_here
         update = checks.where_to_update(parameters, kvstore, update_on_kvstore, needs_reduced)
         if kvstore == "horovod":
             kvstore = HorovodKVStore()

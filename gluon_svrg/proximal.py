@@ -1,0 +1,165 @@
+"""A trainer that applies proximal operators after each update."""
+
+from __future__ import annotations
+
+import re
+from typing import Any, Iterable, Iterator, Mapping
+
+import numpy as np
+from mxnet.gluon import Parameter
+from mxnet.optimizer import NAG, SGD
+
+from . import _mxnet
+from .prox import Prox, ProxArgument
+from .stores.checks import parameters_of
+from .stores.kvstore_trainer import KVStoreTrainer
+
+
+class ProximalTrainer(KVStoreTrainer):
+    """A `gluon.Trainer` that applies a proximal operator to weights when they have moved.
+
+    Parameters
+    ----------
+    params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
+        As for `gluon.Trainer`.
+    prox : Prox or dict, optional
+        One operator for all parameters, or a dict. Its keys are parameters, or patterns of their
+        names as for ``net.collect_params``. The first key that fits a parameter is taken; None
+        leaves the parameter alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If `prox` is none of these, fits no parameter, or does not go with the optimizer, the
+        parameters or ``update_on_kvstore``.
+    """
+
+    def __init__(
+        self,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any,
+        kvstore: Any,
+        compression_params: Any,
+        update_on_kvstore: Any,
+        prox: ProxArgument = None,
+    ) -> None:
+        operators = dict(_by_parameter(prox, params))
+        _check_optimizer(operators.values(), optimizer, optimizer_params)
+        for parameter, operator in operators.items():
+            _check_parameter(parameter, operator)
+        super().__init__(
+            params,
+            optimizer,
+            optimizer_params,
+            kvstore,
+            compression_params,
+            update_on_kvstore,
+            "A prox" if prox is not None else "",
+        )
+        self._operators = operators
+        self._moving: dict[int, list[bool]] = {}  # per parameter: on which devices
+
+    def on_update(self) -> None:
+        """Find out which weights the optimizer is about to move: those with fresh gradients."""
+        super().on_update()
+        self._moving = {}
+        for index, parameter in enumerate(self.all_parameters if self._operators else ()):
+            if parameter in self._operators and _mxnet.is_trainable(parameter):
+                _check_parameter(parameter, self._operators[parameter])
+                (self._moving[index],) = _mxnet.fresh([_mxnet.data(parameter)])
+
+    def on_updated(self) -> None:
+        """Apply the operators to the weights that have moved."""
+        super().on_updated()
+        for index, flags in self._moving.items():
+            parameter = self.all_parameters[index]
+            operator = self._operators[parameter]
+            step = 0.0 if operator.is_projection else _step(self.optimizer, index)
+            for weight, has_moved in zip(map(_mxnet.classic, _mxnet.data(parameter)), flags):
+                if has_moved:
+                    operator(weight, step).copyto(weight)
+
+
+def _step(optimizer: Any, index: int) -> float:
+    """How far a gradient moves a parameter in all: with momentum, in the updates to come too."""
+    return _mxnet.last_rate(optimizer, index) / (1 - float(np.float32(optimizer.momentum)))
+
+
+def _by_parameter(prox: ProxArgument, params: Any) -> Iterator[tuple[Parameter, Prox]]:
+    """The operator of each parameter that has one."""
+    if prox is None:
+        return
+    choice: Mapping[Any, Any] = prox if isinstance(prox, Mapping) else {"": prox}
+    for key, operator in choice.items():
+        _check_choice(key, operator, isinstance(prox, Mapping))
+    keys = getattr(params, "keys", None)
+    parameters = parameters_of(params)
+    names = [p.name for p in parameters] if keys is None else list(keys())
+    pairs = list(zip(names, parameters))
+    for key in choice:
+        if pairs and not any(_fits(key, *pair) for pair in pairs):
+            raise ValueError(
+                f"prox has the key {getattr(key, 'name', key)!r}, which fits none of the trainer's "
+                f"parameters: {', '.join(names[:8])}{', ...' * (len(names) > 8)}."
+            )
+    for name, parameter in pairs:
+        operator = next((choice[key] for key in choice if _fits(key, name, parameter)), None)
+        if operator is not None:
+            yield parameter, operator
+
+
+def _fits(key: Any, name: str, parameter: Parameter) -> bool:
+    return re.match(key, name) is not None if isinstance(key, str) else key is parameter
+
+
+def _check_choice(key: Any, operator: Any, is_dict: bool) -> None:
+    """Raise unless a key stands for parameters, and an operator is one."""
+    if not isinstance(operator, Prox) and not (is_dict and operator is None):
+        raise TypeError(
+            "prox must be an operator of gluon_svrg.prox, such as L1(0.01), or a dict of them, "
+            f"such as {{'.*weight': L1(0.01)}}, got {operator!r}."
+        )
+    if not isinstance(key, (str, Parameter)):
+        raise TypeError(
+            "The keys of prox must be parameters, or patterns of their names such as '.*weight', "
+            f"got {key!r}."
+        )
+    try:
+        re.compile(key if isinstance(key, str) else "")
+    except re.error as error:
+        raise ValueError(
+            f"prox has the key {key!r}, which is no regular expression: {error}. To fit all names "
+            "that end in weight, write '.*weight'."
+        ) from error
+
+
+def _check_optimizer(operators: Iterable[Prox], optimizer: Any, settings: Any) -> None:
+    """Raise unless the step of an optimizer is what the operators need."""
+    operator = next((found for found in operators if not found.is_projection), None)
+    cls = _mxnet.class_of(optimizer)
+    if operator is None or cls is None:  # gluon.Trainer says what is wrong with other names
+        return
+    if not issubclass(cls, (SGD, NAG)):
+        raise ValueError(
+            f"{operator} needs an optimizer whose step is the learning rate times a direction, and "
+            f"that of {cls.__name__} is another one, or another for each weight. Use 'sgd' or "
+            "'nag', or a subclass of theirs; Box and NonNegative go with every optimizer."
+        )
+    momentum = (settings or {}).get("momentum", getattr(optimizer, "momentum", 0.0))
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{operator} needs a momentum of at least 0 and below 1, got {momentum}.")
+
+
+def _check_parameter(parameter: Parameter, operator: Prox) -> None:
+    """Raise unless an operator can be applied to a parameter."""
+    dtype = _mxnet.dtype_of(parameter)
+    if dtype not in ("float32", "float64"):
+        raise ValueError(
+            f"{operator} needs float32 or float64, and {parameter.name} is {dtype}: the optimizer "
+            "may keep a copy of it in float32, and would undo what is done to the weight. Use "
+            "float32 (AMP keeps its weights so), or choose other parameters: "
+            f"prox={{'.*weight': {operator}}}."
+        )
+    if parameter.shape is not None:
+        operator.check_shape(parameter.name, parameter.shape)
