@@ -7,6 +7,9 @@ import math
 from pathlib import Path
 from typing import Callable, Sequence
 
+#: MXNet takes learning rates in float32, which ends here.
+_LARGEST = 2.0**128
+
 
 class UserError(Exception):
     """Something that the user can mend, in one line."""
@@ -58,12 +61,12 @@ def not_negative(text: str) -> float:
 
 
 def learning_rates(text: str) -> tuple[float, ...]:
-    """Positive numbers separated by commas, each once; in ascending order."""
+    """Positive numbers of float32 separated by commas, each once; in ascending order."""
     try:
         rates = sorted(float(word) for word in text.split(","))
     except ValueError:
         rates = [math.nan]
-    if not all(math.isfinite(rate) and rate > 0 for rate in rates):
+    if not all(0 < rate < _LARGEST for rate in rates):
         raise argparse.ArgumentTypeError(
             f"expected positive numbers separated by commas, as in 0.01,0.1,1, got {text!r}"
         )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import numpy as np
+
 from .model import RESOLUTION
 
 #: Colour and marker of each method; the colours are told apart by the colour-blind (Okabe and Ito).
@@ -45,10 +47,12 @@ def finding(results: dict[str, Any]) -> str:
     else:
         values = {method: f"{gap(loss, results):.0e}" for method, loss in losses.items()}
         resolution = RESOLUTION[results["dtype"]]
-        at_minimum = [m for m in losses if gap(losses[m], results) <= resolution]
-        if len(at_minimum) > 1:
-            return f"{', '.join(names[m] for m in at_minimum)} reach the minimum"
+        there = [method for method in losses if gap(losses[method], results) <= resolution]
+        others = [method for method in others if method not in there]
         found = f"{names[first]} comes closest to the minimum: {values[first]}"
+        if there:
+            reach = "reaches" if len(there) == 1 else "reach"
+            found = f"{' and '.join(names[method] for method in there)} {reach} the minimum"
     if not others:
         return found
     other = "plain" if "plain" in others else others[0]
@@ -69,8 +73,11 @@ def draw(results: dict[str, Any], path: Any) -> None:
     for number, method in enumerate(results["best"]):
         shift = 10 ** (0.05 * (number - (len(results["best"]) - 1) / 2))
         _draw_method(curves, rates, method, shift, results)
-    known = results["minimum"] is not None
-    curves.set_ylabel("loss - minimum" if known else "loss (no minimum is known)")
+    if results["minimum"] is None:
+        curves.set_ylabel("loss (no minimum is known)")
+    else:
+        curves.set_ylabel("loss - minimum")
+        _draw_rounding(curves, RESOLUTION[results["dtype"]])
     curves.set_xlabel("data passes (gradients evaluated / samples)")
     curves.set_title("the best learning rate of each method", fontsize="medium")
     rates.set_xlabel("learning rate")
@@ -119,6 +126,12 @@ def _draw_method(
     if best["diverged"]:
         place = max(i for i, height in enumerate(heights) if math.isfinite(height))
         curves.plot(best["data_passes"][place], heights[place], "x", color=colour, markersize=11)
+
+
+def _draw_rounding(axes: Any, resolution: float) -> None:
+    """Say where the lines end that go no lower."""
+    if min(np.nanmin(line.get_ydata()) for line in axes.lines) <= resolution:
+        axes.text(0, resolution, "rounding errors", verticalalignment="center")
 
 
 def _height(loss: float, results: dict[str, Any]) -> float:

@@ -41,9 +41,9 @@ def table(results: dict[str, Any]) -> str:
 
 def _notes(results: dict[str, Any]) -> list[str]:
     weight_decay, best = results["settings"]["weight_decay"], results["best"]
-    penalty = f"with {weight_decay / 2:g} |w|^2 for" if weight_decay else "without an L2 penalty on"
+    penalty = f", and {weight_decay / 2:g} |w|^2 over all weights and biases" * bool(weight_decay)
     notes = [
-        f"loss: the mean over all samples, {penalty} all weights and biases "
+        f"loss: the mean over all samples{penalty or ', no L2 penalty'} "
         f"(--weight-decay {weight_decay:g})",
         "gap: the distance to the lowest loss of all runs; no minimum is known"
         if results["minimum"] is None
