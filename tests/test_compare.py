@@ -565,13 +565,15 @@ def test_bad_calls(name, tmp_path):
 
 
 def test_a_run_that_diverges_is_reported_as_it_is(tmp_path):
-    """Every rate of the grid is too high for features of this size."""
+    """Both rates are too high for so many features."""
     rng = np.random.RandomState(0)
     columns = {f"x{i}": np.full(40, 1.0) + rng.randn(40) * 1e-3 * i for i in range(2)}
     columns.update({f"z{i}": rng.randn(40) for i in range(200)}, y=rng.randn(40))
     write_csv(tmp_path / "wide.csv", columns)
-    done = run("wide.csv", "--target", "y", "--epochs", "30", "--batch-size", "1", folder=tmp_path)
+    options = ["--epochs", 30, "--batch-size", 1, "--learning-rates", "1,3"]
+    done = run("wide.csv", "--target", "y", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "diverged with every rate: sgd, SVRG + sgd\n" in done.stdout
     results = json.loads((tmp_path / "results" / "results.json").read_text())
     assert any(record["diverged"] for record in results["runs"])
     assert any(record["losses"][-1] is None for record in results["runs"])

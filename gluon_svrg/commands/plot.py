@@ -135,7 +135,10 @@ def _draw_rounding(axes: Any, resolution: float) -> None:
 
 
 def _height(loss: float, results: dict[str, Any]) -> float:
-    """Where a loss is drawn; differences at the bottom are rounding errors."""
-    if not math.isfinite(loss) or results["minimum"] is None:
-        return loss if math.isfinite(loss) else math.nan
+    """Where a loss is drawn: not far above the start, nor lower than rounding errors."""
+    start = results["runs"][0]["losses"][0]
+    if not loss <= 1000 * start:
+        return math.nan
+    if results["minimum"] is None:
+        return loss
     return max(gap(loss, results), RESOLUTION[results["dtype"]])
