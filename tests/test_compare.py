@@ -163,7 +163,7 @@ def test_each_method_against_its_twin(name):
     np.testing.assert_allclose(record["data_passes"], passes, rtol=1e-14)
     # L2Loss of MXNet 2.0 returns float32, which rounds what STORM and MARS multiply losses by.
     is_rounded = name in ("storm", "mars") and mx.__version__.startswith("2")
-    np.testing.assert_allclose(record["losses"], losses, rtol=1e-8 if is_rounded else 1e-10)
+    np.testing.assert_allclose(record["losses"], losses, rtol=1e-7 if is_rounded else 1e-10)
 
 
 def test_the_search_goes_on_at_an_end():
