@@ -22,7 +22,7 @@ def test_trajectory(kind, wd, devices):
     )
     twin = oracle.SVRG(problem.gradient, problem.initial)
     optimizer, rates = oracle.SGD(**settings), oracle.BarzilaiBorwein(rate, wd)
-    for epoch in range(6):
+    for epoch in range(4):  # later, little moves: the rate is a quotient of rounding errors
         trainer.update_full_grads(loss_of, problem.batches(7))
         twin.refresh(problem.batches(7))
         inner = len(sizes) and sizes[-1]

@@ -5,11 +5,16 @@ import re
 import subprocess
 import sys
 
+import mxnet as mx
 import numpy as np
+import oracle
 import pytest
 import sklearn.datasets
 
-from gluon_svrg.commands import datasets
+from gluon_svrg.commands import cli, datasets, plot, report
+from gluon_svrg.commands.compare import compare, next_rates
+from gluon_svrg.commands.settings import LADDER, LEARNING_RATES, METHODS, Settings
+from gluon_svrg.commands.training import Run
 
 QUICK = ["--epochs", "2", "--batch-size", "64"]
 
@@ -61,7 +66,245 @@ def test_svrg_reaches_what_no_plain_rate_reaches(tmp_path):
     ]
     assert plain.split()[0] == "sgd"
     assert svrg.split()[:3] == ["SVRG", "+", "sgd"]
+    assert "0.005 |w|^2 over all weights and biases (--weight-decay 0.01)" in done.stdout
+    assert "gap: the distance to the minimum\n" in done.stdout
     assert "curves.png" in done.stdout.splitlines()[-1]
+
+
+# --- methods, learning rates, weight decay ------------------------------------------------------
+
+
+def test_all_methods(tmp_path):
+    options = [
+        "--methods",
+        " SGD,svrg,alpha-svrg,saga,sag,sarah,storm, mars",
+        "--weight-decay",
+        0.1,
+    ]
+    options += ["--learning-rates", "0.3,0.03", *QUICK]
+    done = run("breast_cancer", *options, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    results = json.loads((tmp_path / "results" / "results.json").read_text())
+    titles = ["plain", "SVRG", "alpha-SVRG", "SAGA", "SAG", "SARAH", "STORM", "MARS"]
+    assert list(results["best"]) == titles
+    assert results["settings"]["methods"] == list(METHODS)
+    assert results["settings"]["learning_rates"] == [0.03, 0.3]
+    assert results["settings"]["weight_decay"] == 0.1
+    for title in titles:
+        records = [record for record in results["runs"] if record["method"] == title]
+        assert [record["learning_rate"] for record in records] == [0.03, 0.3]
+        for record in records:  # equal passes: at most one minibatch more, with its two gradients
+            assert 5 <= record["data_passes"][-1] <= 5 + 2 * 64 / 569
+    lines = done.stdout.splitlines()
+    assert [line.rsplit(maxsplit=7)[0].strip() for line in lines[2:10]] == [
+        "sgd",
+        *(f"{title} + sgd" for title in titles[1:]),
+    ]
+    assert "0.05 |w|^2 over all weights and biases (--weight-decay 0.1)" in done.stdout
+    assert (tmp_path / "results" / "curves.png").read_bytes()[:4] == b"\x89PNG"
+
+
+SMALL = Settings(epochs=4, batch_size=64, weight_decay=0.03, learning_rates=(0.05,))
+
+
+def twin_of(name, gradient, weights):
+    if name == "sgd":
+        return oracle.Method(gradient, weights)
+    return {"alpha-svrg": oracle.SVRG}.get(name, getattr(oracle, name.upper(), None))(
+        gradient, weights
+    )
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_each_method_against_its_twin(name):
+    """Diabetes has 442 samples: the last minibatch has 58."""
+    dataset, settings = datasets.load("diabetes"), SMALL._replace(methods=(name,))
+    (record,) = compare(dataset, settings)["runs"]
+    X, y, n, decay = dataset.X, dataset.y[:, None], 442, settings.weight_decay
+
+    def residual(weights, index=slice(None)):
+        return X[index] @ weights[0].T + weights[1] - y[index]
+
+    def gradient(weights, index):
+        wrong = residual(weights, index)
+        sums = wrong.T @ X[index], wrong.sum(axis=0)
+        return [g + len(index) * decay * w for g, w in zip(sums, weights)], len(index)
+
+    def loss(weights):
+        return (residual(weights) ** 2).mean() / 2 + decay / 2 * sum((w**2).sum() for w in weights)
+
+    twin = twin_of(name, gradient, [np.zeros((1, 10)), np.zeros(1)])
+    optimizer, rng = oracle.SGD(0.05), np.random.RandomState(0)
+    cost = 1 if name in ("sgd", "saga", "sag") else 2
+    fixed = name in ("saga", "sag")
+    order, evaluations, losses, passes = None, 0, [loss(twin.weights)], [0.0]
+    for epoch in range(10):
+        if order is None or not fixed:
+            order = rng.permutation(n)
+        batches = list(enumerate(order[i : i + 64] for i in range(0, n, 64)))
+        if fixed:
+            batches = [batches[i] for i in rng.permutation(len(batches))]
+        if "svrg" in name or name == "sarah":
+            if epoch % 2 == 0:
+                twin.refresh([batch for _, batch in batches])
+                evaluations += n
+            if name == "alpha-svrg":
+                twin.coefficient = oracle.rounded(0.75 * (1 - epoch // 2 / 2))
+        for row, batch in batches:
+            if evaluations >= 10 * n:
+                break
+            is_first = name in ("storm", "mars") and evaluations == 0
+            evaluations += len(batch) * (1 if is_first else cost)
+            twin.step(optimizer, batch, rows=[row])
+        losses.append(loss(twin.weights))
+        passes.append(evaluations / n)
+        if evaluations >= 10 * n:
+            break
+    np.testing.assert_allclose(record["data_passes"], passes, rtol=1e-14)
+    # L2Loss of MXNet 2.0 returns float32, which rounds what STORM and MARS multiply losses by.
+    is_rounded = name in ("storm", "mars") and mx.__version__.startswith("2")
+    np.testing.assert_allclose(record["losses"], losses, rtol=1e-7 if is_rounded else 1e-10)
+
+
+def test_the_search_goes_on_at_an_end():
+    """With this much weight decay, all built-in rates are too high."""
+    settings = Settings(epochs=1, batch_size=64, weight_decay=300.0)
+    shown = []
+    results = compare(
+        datasets.load("diabetes"),
+        settings,
+        lambda what, done, planned: shown.append((done, planned)),
+    )
+    for title in ("plain", "SVRG"):
+        rates = [record["learning_rate"] for record in results["runs"] if record["method"] == title]
+        assert rates[:6] == [0.01, 0.03, 0.1, 0.3, 1.0, 3.0]
+        assert rates[6:] == sorted(rates[6:], reverse=True) != []
+        assert min(rates) < best(results, title)["learning_rate"] < 0.01
+    assert results["best_rate_at_an_end"] == []
+    assert "*" not in report.table(results)
+    assert shown[0] == (1.0, 12 * 3)
+    assert shown[-1] == (len(results["runs"]) * 3, len(results["runs"]) * 3)
+
+
+def test_rates_of_the_user_are_all():
+    """A best rate at an end is marked, where there was a choice."""
+    settings = Settings(epochs=1, batch_size=64, learning_rates=(1e-4, 1e-3))
+    results = compare(datasets.load("diabetes"), settings)
+    assert len(results["runs"]) == 4
+    assert results["best_rate_at_an_end"] == ["plain", "SVRG"]
+    table = report.table(results)
+    assert table.count(" 0.001* ") == 2
+    assert "*: the lowest or highest rate that was tried; others may be better" in table
+    results = compare(datasets.load("diabetes"), settings._replace(learning_rates=(1e-3,)))
+    assert results["best_rate_at_an_end"] == []
+
+
+def ended(losses):
+    """Runs with these losses at their ends, by their learning rates."""
+    return [Run("plain", rate, [0, 1], [1.0, end], 0.0, None, 0.0) for rate, end in losses.items()]
+
+
+def test_next_rates():
+    assert LEARNING_RATES == (0.01, 0.03, 0.1, 0.3, 1.0, 3.0)
+    grid = dict.fromkeys(LEARNING_RATES, 0.5)
+    assert next_rates(ended({**grid, 0.1: 0.4})) == []
+    assert next_rates(ended({**grid, 0.01: 0.4})) == [0.003]
+    assert next_rates(ended({**grid, 3.0: 0.4})) == [10]
+    assert next_rates(ended({**grid, 3.0: 0.4, 10.0: 0.3})) == [30]
+    assert next_rates(ended({**grid, 3.0: 0.4, 10.0: 0.5})) == []
+    assert next_rates(ended(dict.fromkeys(LEARNING_RATES, float("inf")))) == [0.003]
+    assert next_rates(ended({**dict.fromkeys(LADDER, 0.5), 1e-5: 0.4})) == []
+
+
+def ridge(X, y, decay):
+    X = np.hstack([X, np.ones((len(X), 1))])
+    w = np.linalg.solve(X.T @ X + decay * len(X) * np.eye(X.shape[1]), X.T @ y)
+    return ((X @ w - y) ** 2).mean() / 2 + decay / 2 * w @ w
+
+
+def logistic(X, y, decay):
+    X, w = np.hstack([X, np.ones((len(X), 1))]), np.zeros(X.shape[1] + 1)
+    for _ in range(30):  # Newton's method
+        p = 1 / (1 + np.exp(-X @ w))
+        hessian = (X.T * p * (1 - p)) @ X / len(X) + decay * np.eye(len(w))
+        w -= np.linalg.solve(hessian, X.T @ (p - y) / len(X) + decay * w)
+    return (np.logaddexp(0, X @ w) - y * (X @ w)).mean() + decay / 2 * w @ w
+
+
+@pytest.mark.parametrize(
+    ("name", "decay", "expected"),
+    [
+        ("diabetes", 0.0, ridge),
+        ("diabetes", 0.3, ridge),
+        ("breast_cancer", 0.3, logistic),
+        ("breast_cancer", 1e-4, logistic),
+        ("breast_cancer", 0.0, None),  # separable: there is none
+    ],
+)
+def test_the_minimum(name, decay, expected):
+    dataset = datasets.load(name)
+    settings = Settings(epochs=1, batch_size=128, learning_rates=(0.01,), weight_decay=decay)
+    results = compare(dataset, settings)
+    table = report.table(results)
+    assert ("no L2 penalty (--weight-decay 0)" in table) == (decay == 0)
+    if expected is None:
+        assert results["minimum"] is None
+        assert results["best_known_loss"] == min(min(run["losses"]) for run in results["runs"])
+        assert "gap: the distance to the lowest loss of all runs; no minimum is known" in table
+        assert plot.finding(results).startswith("sgd has the lowest loss: ")
+    else:
+        np.testing.assert_allclose(results["minimum"], expected(dataset.X, dataset.y, decay))
+        assert results["best_known_loss"] == results["minimum"]
+
+
+def found(minimum, **ends):
+    """A finding from the methods' losses at the end, and at the start."""
+    runs = [
+        {"method": name, "losses": [1.0, end], "diverged": not end <= 1}
+        for name, end in ends.items()
+    ]
+    settings, best = {"optimizer": "adam"}, {name: number for number, name in enumerate(ends)}
+    results = {"runs": runs, "best": best, "settings": settings, "dtype": "float64"}
+    return plot.finding({**results, "minimum": minimum, "best_known_loss": minimum or 0.0})
+
+
+def test_the_finding():
+    assert found(0.5, SVRG=0.5 + 2**-20, SAGA=0.75, plain=0.875) == (
+        "SVRG + adam comes closest to the minimum: 1e-06 (adam: 4e-01)"
+    )
+    assert found(0.5, SVRG=0.5, plain=0.75) == "SVRG + adam reaches the minimum (adam: 2e-01)"
+    assert found(0.5, SAGA=0.5, SVRG=0.5) == "SAGA + adam and SVRG + adam reach the minimum"
+    assert found(0.5, plain=0.6, SVRG=2.0) == "adam comes closest to the minimum: 1e-01"
+    assert found(0.5, SAGA=0.6, SVRG=0.8) == (
+        "SAGA + adam comes closest to the minimum: 1e-01 (SVRG + adam: 3e-01)"
+    )
+    assert found(None, plain=0.25, SVRG=0.5) == (
+        "adam has the lowest loss: 0.25 (SVRG + adam: 0.5)"
+    )
+    assert found(0.5, plain=float("inf"), SVRG=float("nan")) == "All runs diverged"
+
+
+def test_all_diverged(tmp_path):
+    """A picture and a table all the same."""
+    dataset = datasets.load("diabetes")
+    results = compare(dataset, Settings(epochs=1, batch_size=64, learning_rates=(30.0, 300.0)))
+    report.write(results, tmp_path)
+    assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
+    assert "diverged with every rate: sgd, SVRG + sgd" in report.table(results)
+
+
+def test_every_method_is_in_the_help_and_has_a_style(capsys):
+    with pytest.raises(SystemExit, match="0"):
+        cli.main(["compare", "--help"])
+    text = " ".join(capsys.readouterr().out.split())
+    assert f"{', '.join(METHODS)}." in text
+    assert "(default: sgd,svrg)" in text and "(default: 0.01)" in text
+    assert "these are 0.01, 0.03, 0.1, 0.3, 1, 3, and" in text
+    assert {method.title for method in METHODS.values()} == set(plot.STYLES)
+    assert len({*plot.STYLES.values()}) == len({colour for colour, _ in plot.STYLES.values()}) == 8
+
+
+# --- other options ------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
@@ -269,6 +512,33 @@ BAD_CALLS = {
     "coefficient": (["digits", "--coefficient", "nan"], "expected a number that is not negative"),
     "seed": (["digits", "--seed", "-1"], "--seed: expected a whole number from 0"),
     "model": (["digits", "--model", "cnn"], "invalid choice: 'cnn'"),
+    "method": (
+        ["digits", "--methods", "sgd,sgvr"],
+        "--methods: unknown method 'sgvr', choose from sgd, svrg, alpha-svrg, saga, sag, sarah, "
+        "storm, mars$",
+    ),
+    "no method": (["digits", "--methods", ""], "--methods: unknown method '', choose from sgd, sv"),
+    "method twice": (
+        ["digits", "--methods", "sgd,SVRG,svrg"],
+        "--methods: 'svrg' is there twice, name each method once, from sgd, svrg, alpha-svrg, ",
+    ),
+    "rates": (
+        ["digits", "--learning-rates", "0.1;0.2"],
+        "--learning-rates: expected positive numbers separated by commas, as in 0.01,0.1,1, got "
+        "'0.1;0.2'",
+    ),
+    "rate of zero": (["digits", "--learning-rates", "0,1"], "expected positive numbers .* '0,1'"),
+    "rate not finite": (["digits", "--learning-rates", "nan"], "expected positive numbers"),
+    "rate of no float32": (["digits", "--learning-rates", "1e39"], "expected positive numbers"),
+    "no rates": (["digits", "--learning-rates", ""], "expected positive numbers .* got ''"),
+    "rate twice": (
+        ["digits", "--learning-rates", "0.1,1,0.10"],
+        "--learning-rates: 0.1 is there twice, in '0.1,1,0.10'",
+    ),
+    "weight decay": (
+        ["digits", "--weight-decay", "-0.1"],
+        "--weight-decay: expected a number that is not negative, got '-0.1'",
+    ),
     "no data": ([], "the following arguments are required: DATA"),
 }
 
@@ -295,13 +565,15 @@ def test_bad_calls(name, tmp_path):
 
 
 def test_a_run_that_diverges_is_reported_as_it_is(tmp_path):
-    """Every rate of the grid is too high for features of this size."""
+    """Both rates are too high for so many features."""
     rng = np.random.RandomState(0)
     columns = {f"x{i}": np.full(40, 1.0) + rng.randn(40) * 1e-3 * i for i in range(2)}
     columns.update({f"z{i}": rng.randn(40) for i in range(200)}, y=rng.randn(40))
     write_csv(tmp_path / "wide.csv", columns)
-    done = run("wide.csv", "--target", "y", "--epochs", "30", "--batch-size", "1", folder=tmp_path)
+    options = ["--epochs", 30, "--batch-size", 1, "--learning-rates", "1,3"]
+    done = run("wide.csv", "--target", "y", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
+    assert "diverged with every rate: sgd, SVRG + sgd\n" in done.stdout
     results = json.loads((tmp_path / "results" / "results.json").read_text())
     assert any(record["diverged"] for record in results["runs"])
     assert any(record["losses"][-1] is None for record in results["runs"])

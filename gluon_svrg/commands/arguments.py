@@ -5,7 +5,10 @@ from __future__ import annotations
 import argparse
 import math
 from pathlib import Path
-from typing import Sequence
+from typing import Callable, Sequence
+
+#: MXNet takes learning rates in float32, which ends here.
+_LARGEST = 2.0**128
 
 
 class UserError(Exception):
@@ -55,6 +58,54 @@ def not_negative(text: str) -> float:
     if not (math.isfinite(value) and value >= 0):
         raise argparse.ArgumentTypeError(f"expected a number that is not negative, got {text!r}")
     return value
+
+
+def learning_rates(text: str) -> tuple[float, ...]:
+    """Positive numbers of float32 separated by commas, each once; in ascending order."""
+    try:
+        rates = sorted(float(word) for word in text.split(","))
+    except ValueError:
+        rates = [math.nan]
+    if not all(0 < rate < _LARGEST for rate in rates):
+        raise argparse.ArgumentTypeError(
+            f"expected positive numbers separated by commas, as in 0.01,0.1,1, got {text!r}"
+        )
+    for rate, following in zip(rates, rates[1:]):
+        if rate == following:
+            raise argparse.ArgumentTypeError(f"{rate:g} is there twice, in {text!r}")
+    return tuple(rates)
+
+
+def one_or_more_of(choices: Sequence[str], what: str) -> Callable[[str], tuple[str, ...]]:
+    """Names separated by commas, each once.
+
+    Parameters
+    ----------
+    choices : sequence of str
+        The names that are accepted, in any case.
+    what : str
+        What they name.
+
+    Returns
+    -------
+    callable
+        For `argparse`: the names, in the order in which they are given.
+    """
+
+    def names_of(text: str) -> tuple[str, ...]:
+        names = [word.strip().lower() for word in text.split(",")]
+        for name in names:
+            if name not in choices:
+                raise argparse.ArgumentTypeError(
+                    f"unknown {what} {name!r}, choose from {', '.join(choices)}"
+                )
+            if names.count(name) > 1:
+                raise argparse.ArgumentTypeError(
+                    f"{name!r} is there twice, name each {what} once, from {', '.join(choices)}"
+                )
+        return tuple(names)
+
+    return names_of
 
 
 def _whole(text: str) -> int | None:

@@ -12,8 +12,9 @@ from . import rendezvous
 from .addresses import candidates
 from .arguments import UserError
 from .horovod import HorovodWorkers
-from .launch import names_of, say
+from .launch import names_of
 from .local import LocalProcesses
+from .process import print_line
 from .ranks import Rank
 from .remote import RemoteProcesses
 from .rendezvous import Meeting
@@ -116,7 +117,7 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
         machines,
         place,
         title=TITLE,
-        say=say,
+        say=print_line,
         interrupted=interrupted,
         timeout=settings.timeout,
         restarts=settings.restarts,
@@ -152,7 +153,7 @@ def _meet(
 def _machine(guest: rendezvous.Guest, root: str, timeout: float) -> RemoteProcesses:
     host = guest.host if guest.host != socket.gethostname() else guest.address
     channel = rendezvous.channel(guest.socket)
-    machine = RemoteProcesses(channel, "" if guest.is_local else host, timeout, say)
+    machine = RemoteProcesses(channel, "" if guest.is_local else host, timeout, print_line)
     machine.label = f"rank {guest.rank}" + (f" on {machine.name}" if machine.name else "")
     machine.address = root if guest.is_local else guest.address
     channel.open(machine.receive)
@@ -180,7 +181,7 @@ def _follow(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
         interrupted,
     )
     if reason is not None and not interrupted.signal:
-        say(f"{TITLE}: rank 0 {reason}; all processes of rank {me.rank} were ended")
+        print_line(f"{TITLE}: rank 0 {reason}; all processes of rank {me.rank} were ended")
     return status
 
 

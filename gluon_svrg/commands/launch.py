@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import sys
 from typing import Sequence
 
 from .local import LocalProcesses, usable_port
+from .process import print_line
 from .roles import Role, parameter_servers
 from .signals import Interruptible
 from .supervise import Machine, supervise
@@ -60,7 +60,7 @@ def launch(
             [LocalProcesses(command)],
             place,
             title="gluon-svrg launch",
-            say=say,
+            say=print_line,
             interrupted=interrupted,
             timeout=timeout,
             restarts=restarts,
@@ -74,9 +74,3 @@ def names_of(workers: int, servers: int) -> list[str]:
         *(f"server {n}" for n in range(servers)),
         *(f"worker {n}" for n in range(workers)),
     ]
-
-
-def say(line: str) -> None:
-    """Print a line now, whole, whatever thread prints another one."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()

@@ -14,7 +14,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Callable, Mapping, Sequence
 
-from .process import Process, State
+from .process import Process, State, print_line
 from .roles import LaunchError, Role
 
 #: Seconds for processes to end by themselves before they are killed.
@@ -64,7 +64,7 @@ class LocalProcesses:
         self,
         script: Sequence[str],
         environment: Mapping[str, str] | None = None,
-        say: Callable[[str], None] = lambda line: print(line, flush=True),
+        say: Callable[[str], None] = print_line,
         address: str = "127.0.0.1",
     ) -> None:
         self.address = address

@@ -7,6 +7,7 @@ import math
 import os
 import signal
 import subprocess
+import sys
 import threading
 import time
 from contextlib import suppress
@@ -16,6 +17,12 @@ from typing import IO, Callable, Mapping, NamedTuple, Sequence
 from ..stores.launcher import PLACE
 
 _MEASURE = 0.5  # seconds from one measurement of processor time to the next
+
+
+def print_line(line: str) -> None:
+    """Print a line now, whole, whatever thread prints another one."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class State(NamedTuple):

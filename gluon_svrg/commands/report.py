@@ -1,4 +1,4 @@
-"""What a comparison found: a table to read, a figure to look at, a file to keep."""
+"""What a comparison found: a table to read, and files with the figure and all numbers."""
 
 from __future__ import annotations
 
@@ -9,27 +9,25 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from .plot import draw, gap, name_of
+
 FIGURE, RECORD = "curves.png", "results.json"
 
 
 def table(results: dict[str, Any]) -> str:
-    """The best run of each method, as text."""
+    """The best run of each method, as text, and what its columns mean."""
     columns = ["method", "best rate", "loss", "gap", "|gradient|"]
     has_accuracy = results["task"] == "classification"
     columns += (["accuracy"] if has_accuracy else []) + ["data passes", "seconds"]
     rows = [columns]
-    for method in results["best"]:
-        run = results["runs"][results["best"][method]]
-        name = (
-            results["settings"]["optimizer"]
-            if method == "plain"
-            else f"{method} + " + results["settings"]["optimizer"]
-        )
+    for method, number in results["best"].items():
+        run = results["runs"][number]
+        mark = "*" if method in results["best_rate_at_an_end"] else ""
         row = [
-            name,
-            f"{run['learning_rate']:g}",
+            name_of(method, results),
+            f"{run['learning_rate']:g}{mark}",
             f"{run['losses'][-1]:.6g}",
-            f"{_gap(run['losses'][-1], results):.1e}",
+            f"{gap(run['losses'][-1], results):.1e}",
             f"{run['gradient_norm']:.1e}",
         ]
         if has_accuracy:
@@ -38,7 +36,25 @@ def table(results: dict[str, Any]) -> str:
     widths = [max(map(len, column)) for column in zip(*rows)]
     lines = ["  ".join(cell.rjust(width) for cell, width in zip(row, widths)) for row in rows]
     lines.insert(1, "  ".join("-" * width for width in widths))
-    return "\n".join(lines)
+    return "\n".join([*lines, "", *_notes(results)])
+
+
+def _notes(results: dict[str, Any]) -> list[str]:
+    weight_decay, best = results["settings"]["weight_decay"], results["best"]
+    penalty = f", and {weight_decay / 2:g} |w|^2 over all weights and biases" * bool(weight_decay)
+    notes = [
+        f"loss: the mean over all samples{penalty or ', no L2 penalty'} "
+        f"(--weight-decay {weight_decay:g})",
+        "gap: the distance to the lowest loss of all runs; no minimum is known"
+        if results["minimum"] is None
+        else "gap: the distance to the minimum",
+    ]
+    if results["best_rate_at_an_end"]:
+        notes.append("*: the lowest or highest rate that was tried; others may be better")
+    diverged = [name_of(m, results) for m in best if results["runs"][best[m]]["diverged"]]
+    if diverged:
+        notes.append(f"diverged with every rate: {', '.join(diverged)}")
+    return notes
 
 
 def write(results: dict[str, Any], folder: Path) -> None:
@@ -46,13 +62,9 @@ def write(results: dict[str, Any], folder: Path) -> None:
     with tempfile.TemporaryDirectory(dir=folder) as workshop:
         record, figure = Path(workshop, RECORD), Path(workshop, FIGURE)
         record.write_text(json.dumps(_plain(results), indent=1) + "\n", encoding="utf-8")
-        _draw(results, figure)
+        draw(results, figure)
         os.replace(figure, folder / FIGURE)
         os.replace(record, folder / RECORD)
-
-
-def _gap(loss: float, results: dict[str, Any]) -> float:
-    return max(loss - results["best_known_loss"], 0.0)
 
 
 def _plain(value: Any) -> Any:
@@ -62,41 +74,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [_plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _draw(results: dict[str, Any], path: Path) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    settings = results["settings"]
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    colours = {"plain": "tab:orange", "SVRG": "tab:blue"}
-    lowest = 1e-16 if results["dtype"] == "float64" else 1e-9
-    for number, run in enumerate(results["runs"]):
-        is_best = results["best"][run["method"]] == number
-        if run["diverged"] and not is_best:
-            continue
-        gaps = [max(_gap(loss, results), lowest) for loss in run["losses"]]
-        optimizer = settings["optimizer"]
-        name = optimizer if run["method"] == "plain" else f"SVRG + {optimizer}"
-        axes.semilogy(
-            run["data_passes"],
-            gaps,
-            color=colours[run["method"]],
-            linewidth=2.2 if is_best else 0.8,
-            alpha=1 if is_best else 0.35,
-            label=f"{name}, best rate {run['learning_rate']:g}" if is_best else None,
-            zorder=3 if is_best else 2,
-        )
-    axes.set_xlabel("data passes (gradients evaluated / samples)")
-    axes.set_ylabel("loss - best known loss")
-    axes.set_title(
-        f"{results['data']}, {settings['model']} model, batch size {settings['batch_size']}\n"
-        "thin lines: the other learning rates"
-    )
-    axes.grid(alpha=0.3)
-    axes.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)

@@ -9,15 +9,27 @@ import tempfile
 from pathlib import Path
 from typing import Sequence
 
-from .arguments import Help, UserError, not_negative, positive, seed
+from .arguments import (
+    Help,
+    UserError,
+    learning_rates,
+    not_negative,
+    one_or_more_of,
+    positive,
+    seed,
+)
+from .settings import DEFAULT_METHODS, FIRST_ALPHA, LEARNING_RATES, METHODS, WEIGHT_DECAY, Settings
 
 _DESCRIPTION = """\
-Train one model with a plain optimizer and with SVRG, over the same learning rates and for the same
-number of data passes. Prints a table, and writes curves.png and results.json."""
+Train one model with a plain optimizer, with SVRG and with other methods, over the same learning
+rates and for the same number of data passes. Prints the best run of each method as a table, and
+writes curves.png and results.json."""
 
 _EPILOG = """\
 examples:
   gluon-svrg compare digits --model mlp --epochs 30
+  gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
+  gluon-svrg compare diabetes --methods sgd,mars --optimizer adam --weight-decay 0.001
   gluon-svrg compare houses.csv --target price --output houses"""
 
 
@@ -25,7 +37,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     """Add the command to the command line."""
     parser = commands.add_parser(
         "compare",
-        help="Train one model with a plain optimizer and with SVRG.",
+        help="Train one model with a plain optimizer, SVRG and other methods.",
         description=_DESCRIPTION,
         epilog=_EPILOG,
         formatter_class=Help,
@@ -40,21 +52,53 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add("--model", choices=("linear", "mlp"), default="linear", help="The network.")
     add("--optimizer", metavar="NAME", default="sgd", help="Any optimizer of MXNet, by its name.")
-    add("--epochs", metavar="N", type=positive, default=20, help="How many epochs SVRG trains.")
+    add(
+        "--methods",
+        metavar="NAMES",
+        type=one_or_more_of(list(METHODS), "method"),
+        default=",".join(DEFAULT_METHODS),
+        help=f"What to compare, separated by commas: {', '.join(METHODS)}. Here sgd is the plain "
+        "optimizer, whichever it is. The coefficient of alpha-svrg falls linearly from "
+        f"{FIRST_ALPHA:g} to 0. SAGA and SAG train on minibatches that stay the same.",
+    )
+    add(
+        "--learning-rates",
+        metavar="RATES",
+        type=learning_rates,
+        help="The learning rates to try with each method, separated by commas, as in 0.01,0.1,1. "
+        f"Left out, these are {', '.join(f'{rate:g}' for rate in LEARNING_RATES)}, and lower or "
+        "higher ones for a method that is best at the lowest or highest.",
+    )
+    add(
+        "--weight-decay",
+        metavar="LAMBDA",
+        type=not_negative,
+        default=WEIGHT_DECAY,
+        help="The L2 penalty that is added to the loss: LAMBDA / 2 times the squared norm of all "
+        "weights and biases.",
+    )
+    add(
+        "--epochs",
+        metavar="N",
+        type=positive,
+        default=20,
+        help="How many epochs SVRG trains. All other methods make as many data passes as it does, "
+        "with its full gradients.",
+    )
     add("--batch-size", metavar="N", type=positive, default=16, help="Samples in a minibatch.")
     add(
         "--update-freq",
         metavar="N",
         type=positive,
         default=2,
-        help="Epochs from one full gradient to the next.",
+        help="Epochs from one full gradient to the next, of SVRG, alpha-SVRG and SARAH.",
     )
     add(
         "--coefficient",
         metavar="ALPHA",
         type=not_negative,
         default=1.0,
-        help="How much of the correction is used: 1 is SVRG, 0 the plain optimizer.",
+        help="How much of its correction SVRG uses: 1 is all, 0 the plain optimizer.",
     )
     add(
         "--seed",
@@ -79,7 +123,9 @@ def run(options: argparse.Namespace) -> int:
     import mxnet as mx
     from tqdm import tqdm
 
-    from . import compare, datasets, report
+    from . import datasets, report
+    from .compare import compare
+    from .model import precision_of
 
     optimizers = sorted(mx.optimizer.Optimizer.opt_registry)
     if options.optimizer.lower() not in optimizers:
@@ -89,22 +135,19 @@ def run(options: argparse.Namespace) -> int:
         )
     try:
         dataset = datasets.load(options.data, options.target, options.task)
-        compare.precision_of(options.optimizer)
+        precision_of(options.optimizer)
     except ValueError as error:
         raise UserError(str(error)) from error
     _check_writable(options.output, (report.FIGURE, report.RECORD))
-    settings = compare.Settings(
-        **{name: getattr(options, name) for name in compare.Settings._fields}
-    )
-    rates = compare.LEARNING_RATES
-    epochs = sum(compare.number_of_epochs(settings, method) for method in compare.METHODS)
-    with tqdm(total=epochs * len(rates), unit="epoch", disable=None) as bar:
+    settings = Settings(**{name: getattr(options, name) for name in Settings._fields})
+    with tqdm(unit="pass", disable=None) as bar:
 
-        def on_epoch(method: str, rate: float) -> None:
-            bar.set_description(f"{method}, rate {rate:g}")
-            bar.update()
+        def show(what: str, done: float, planned: int) -> None:
+            bar.set_description(what, refresh=False)
+            bar.n, bar.total = int(done), planned
+            bar.refresh()
 
-        results = compare.compare(dataset, settings, rates, on_epoch)
+        results = compare(dataset, settings, show)
     report.write(results, options.output)
     print(report.table(results))
     print(f"\nwritten: {options.output / report.FIGURE}, {options.output / report.RECORD}")

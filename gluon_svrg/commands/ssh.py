@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
 from .channel import Channel
-from .launch import TIMEOUT, say
+from .launch import TIMEOUT
+from .process import print_line
 from .remote import RemoteProcesses
 from .roles import LaunchError, Role, parameter_servers
 from .signals import Interruptible
@@ -110,7 +111,7 @@ def launch_on(
             machines,
             place,
             title="gluon-svrg launch",
-            say=say,
+            say=print_line,
             interrupted=interrupted,
             timeout=timeout,
             restarts=restarts,
@@ -164,7 +165,7 @@ def _connect(host: Host, shell: str, timeout: float) -> RemoteProcesses:
 
     def tell_errors() -> None:
         for line in process.stderr:  # type: ignore[union-attr]
-            say(f"[{host.name}] {line.decode(errors='replace').rstrip()}")
+            print_line(f"[{host.name}] {line.decode(errors='replace').rstrip()}")
 
     threading.Thread(target=tell_errors, daemon=True).start()
 
@@ -176,7 +177,7 @@ def _connect(host: Host, shell: str, timeout: float) -> RemoteProcesses:
         process.wait()
 
     channel = Channel(process.stdout, process.stdin, close)  # type: ignore[arg-type]
-    machine = RemoteProcesses(channel, host.name, timeout, say, host.slots)
+    machine = RemoteProcesses(channel, host.name, timeout, print_line, host.slots)
     channel.open(machine.receive)
     return machine
 

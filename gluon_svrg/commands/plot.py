@@ -1,0 +1,144 @@
+"""The figure of a comparison: the best run of each method, and what every learning rate reached."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+
+from .model import RESOLUTION
+
+#: Colour and marker of each method; the colours are told apart by the colour-blind (Okabe and Ito).
+STYLES = {
+    "plain": ("#555555", "o"),
+    "SVRG": ("#0072B2", "s"),
+    "alpha-SVRG": ("#56B4E9", "D"),
+    "SAGA": ("#009E73", "^"),
+    "SAG": ("#E69F00", "v"),
+    "SARAH": ("#CC79A7", "P"),
+    "STORM": ("#D55E00", "h"),
+    "MARS": ("#000000", "*"),
+}
+
+
+def name_of(method: str, results: dict[str, Any]) -> str:
+    """What a method is called: the plain one by its optimizer."""
+    optimizer = results["settings"]["optimizer"]
+    return str(optimizer) if method == "plain" else f"{method} + {optimizer}"
+
+
+def gap(loss: float, results: dict[str, Any]) -> float:
+    """How far a loss is above the best known one."""
+    return max(loss - results["best_known_loss"], 0.0)
+
+
+def finding(results: dict[str, Any]) -> str:
+    """The result in a sentence: who came closest, and the plain optimizer or the next beside it."""
+    ended = {method: results["runs"][number] for method, number in results["best"].items()}
+    losses = {method: run["losses"][-1] for method, run in ended.items() if not run["diverged"]}
+    if not losses:
+        return "All runs diverged"
+    names = {method: name_of(method, results) for method in losses}
+    first, *others = sorted(losses, key=lambda method: losses[method])
+    if results["minimum"] is None:
+        values = {method: f"{loss:.4g}" for method, loss in losses.items()}
+        found = f"{names[first]} has the lowest loss: {values[first]}"
+    else:
+        values = {method: f"{gap(loss, results):.0e}" for method, loss in losses.items()}
+        resolution = RESOLUTION[results["dtype"]]
+        there = [method for method in losses if gap(losses[method], results) <= resolution]
+        others = [method for method in others if method not in there]
+        found = f"{names[first]} comes closest to the minimum: {values[first]}"
+        if there:
+            reach = "reaches" if len(there) == 1 else "reach"
+            found = f"{' and '.join(names[method] for method in there)} {reach} the minimum"
+    if not others:
+        return found
+    other = "plain" if "plain" in others else others[0]
+    return f"{found} ({names[other]}: {values[other]})"
+
+
+def draw(results: dict[str, Any], path: Any) -> None:
+    """Draw the figure into a file."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    settings = results["settings"]
+    figure, (curves, rates) = plt.subplots(
+        ncols=2, figsize=(10, 5), width_ratios=(3, 2), sharey=True, layout="constrained"
+    )
+    for number, method in enumerate(results["best"]):
+        shift = 10 ** (0.05 * (number - (len(results["best"]) - 1) / 2))
+        _draw_method(curves, rates, method, shift, results)
+    if results["minimum"] is None:
+        curves.set_ylabel("loss (no minimum is known)")
+    else:
+        curves.set_ylabel("loss - minimum")
+        _draw_rounding(curves, RESOLUTION[results["dtype"]])
+    curves.set_xlabel("data passes (gradients evaluated / samples)")
+    curves.set_title("the best learning rate of each method", fontsize="medium")
+    rates.set_xlabel("learning rate")
+    rates.set_title("all learning rates, at the end; x: diverged", fontsize="medium")
+    for axes in (curves, rates):
+        axes.set_yscale("log")
+        axes.margins(y=0.1)
+        axes.grid(color="#dddddd")
+    rates.set_xscale("log")
+    penalty = f"L2 {settings['weight_decay']:g}"
+    figure.suptitle(
+        f"{finding(results)}\n{results['data']}, {settings['model']} model, "
+        f"batch size {settings['batch_size']}, {penalty}, one seed"
+    )
+    figure.legend(loc="outside lower center", ncols=4, frameon=False)
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def _draw_method(
+    curves: Any, rates: Any, method: str, shift: float, results: dict[str, Any]
+) -> None:
+    """The best run over its data passes, and the end of all runs over their learning rates.
+
+    The marks of runs that diverged are moved by a factor: they are all at one height.
+    """
+    best = results["runs"][results["best"][method]]
+    runs = [run for run in results["runs"] if run["method"] == method]
+    runs.sort(key=lambda run: run["learning_rate"])
+    colour, marker = STYLES[method]
+    style = {"color": colour, "marker": marker, "markersize": 6}
+    heights = [_height(loss, results) for loss in best["losses"]]
+    curves.plot(
+        best["data_passes"],
+        heights,
+        **style,
+        linewidth=1.8,
+        markevery=max(1, len(heights) // 8),
+        label=f"{name_of(method, results)}, rate {best['learning_rate']:g}",
+    )
+    ended = [math.nan if run["diverged"] else _height(run["losses"][-1], results) for run in runs]
+    rates.plot([run["learning_rate"] for run in runs], ended, **style, linewidth=1.0)
+    diverged = [run["learning_rate"] * shift for run in runs if run["diverged"]]
+    top = rates.get_xaxis_transform()
+    rates.plot(diverged, [0.97] * len(diverged), "x", color=colour, transform=top)
+    if best["diverged"]:
+        place = max(i for i, height in enumerate(heights) if math.isfinite(height))
+        curves.plot(best["data_passes"][place], heights[place], "x", color=colour, markersize=11)
+
+
+def _draw_rounding(axes: Any, resolution: float) -> None:
+    """Say where the lines end that go no lower."""
+    if min(np.nanmin(line.get_ydata()) for line in axes.lines) <= resolution:
+        axes.text(0, resolution, "rounding errors", verticalalignment="center")
+
+
+def _height(loss: float, results: dict[str, Any]) -> float:
+    """Where a loss is drawn: not far above the start, nor lower than rounding errors."""
+    start = results["runs"][0]["losses"][0]
+    if not loss <= 1000 * start:
+        return math.nan
+    if results["minimum"] is None:
+        return loss
+    return max(gap(loss, results), RESOLUTION[results["dtype"]])

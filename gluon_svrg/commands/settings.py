@@ -1,0 +1,64 @@
+"""What is compared: the methods by their names, the learning rates, all settings; without MXNet."""
+
+from __future__ import annotations
+
+import math
+from typing import NamedTuple
+
+
+class Method(NamedTuple):
+    """How a method is trained."""
+
+    title: str  # in tables, plots and records
+    trainer: str  # of `gluon_svrg`
+    refreshes: bool = False  # whether it takes full gradients
+    has_table: bool = False  # whether its minibatches stay the same, with an index each
+
+
+#: By the names that users type.
+METHODS = {
+    "sgd": Method("plain", "SVRGTrainer"),  # which, without a snapshot, is `gluon.Trainer`
+    "svrg": Method("SVRG", "SVRGTrainer", refreshes=True),
+    "alpha-svrg": Method("alpha-SVRG", "SVRGTrainer", refreshes=True),
+    "saga": Method("SAGA", "SAGATrainer", has_table=True),
+    "sag": Method("SAG", "SAGTrainer", has_table=True),
+    "sarah": Method("SARAH", "SARAHTrainer", refreshes=True),
+    "storm": Method("STORM", "STORMTrainer"),
+    "mars": Method("MARS", "MARSTrainer"),
+}
+DEFAULT_METHODS = ("sgd", "svrg")
+
+#: The first coefficient of alpha-SVRG, as in its paper; it falls linearly to 0 at the end.
+FIRST_ALPHA = 0.75
+
+#: 1e-05, 3e-05, ... 100, 300: where a search for the best rate may go.
+LADDER = tuple(float(f"{digit}e{power}") for power in range(-5, 3) for digit in (1, 3))
+#: Where it begins: 0.01 to 3.
+LEARNING_RATES = LADDER[6:12]
+
+WEIGHT_DECAY = 1e-2
+
+
+class Settings(NamedTuple):
+    """What is compared."""
+
+    model: str = "linear"
+    optimizer: str = "sgd"
+    methods: tuple[str, ...] = DEFAULT_METHODS
+    learning_rates: tuple[float, ...] | None = None  # ascending; None: the built-in ones, and more
+    weight_decay: float = WEIGHT_DECAY  # times half the squared norm of all parameters
+    epochs: int = 20  # of SVRG; all other methods make as many data passes
+    batch_size: int = 16
+    update_freq: int = 2
+    coefficient: float = 1.0  # of SVRG
+    seed: int = 0
+
+    @property
+    def num_snapshots(self) -> int:
+        """How many full gradients SVRG takes."""
+        return math.ceil(self.epochs / self.update_freq)
+
+    @property
+    def data_passes(self) -> int:
+        """How many data passes each method makes: those of SVRG, full gradients included."""
+        return (2 if self.coefficient else 1) * self.epochs + self.num_snapshots
