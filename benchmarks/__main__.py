@@ -6,14 +6,14 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import convergence, distributed, memory, overhead, record, scaling, stored
+from . import convergence, distributed, family, memory, overhead, record, scaling
 
 BENCHMARKS = {
     "overhead": overhead,
     "memory": memory,
     "scaling": scaling,
     "distributed": distributed,
-    "stored": stored,
+    "family": family,
     "convergence": convergence,
 }
 

@@ -31,6 +31,9 @@ METHODS = {
     "SVRGTrainer, float32": Method("SVRG", "float32"),
     "SVRGTrainer, stored": Method("stored"),
     "SVRGTrainer, loopless": Method("loopless"),
+    "SVRGTrainer, Barzilai-Borwein": Method("BB"),
+    "SAGATrainer": Method("SAGA"),
+    "SAGTrainer": Method("SAG"),
     "gluon.Trainer, SGD": Method("SGD"),
 }
 AT_THEORY = "SVRGTrainer, 1/(3 L_max)"
@@ -54,7 +57,7 @@ def run(quick: bool = False, peers: Path | None = None) -> list[dict[str, Any]]:
     """
     seeds = range(1 if quick else 5)
     cases = [
-        (problem(name), size, 6 if quick else _passes(name, size))
+        (problem(name), size, 6 if quick else _passes(name))
         for name in (NAMES[:1] if quick else NAMES)
         for size in ((1, 32) if quick else _sizes(problem(name)))
     ]
@@ -75,12 +78,8 @@ def _sizes(problem: Problem) -> tuple[int, ...]:
     return 1, 10, 32, problem.n // 10
 
 
-def _passes(name: str, size: int) -> int:
+def _passes(name: str) -> int:
     """Where a training ends at the latest."""
-    return 30 if size == 1 else _many_passes(name)
-
-
-def _many_passes(name: str) -> int:
     return 120 if name == "digits" else 60
 
 
@@ -102,7 +101,7 @@ def _train_all(problem: Problem, size: int, seed: int, passes: int) -> Iterator[
         if method.kind == "SGD":
             entry["decaying"] = kind != "SGD"
         elif method.dtype == "float64":
-            reference = Reference(problem, rate, size)
+            reference = Reference(problem, rate, size, kind)
             expected = list(_follow(reference, kind, seed, passes, False, len(points)))
             difference = np.linalg.norm(solver.weights - reference.weights)
             distance = difference / np.linalg.norm(reference.weights)
@@ -139,9 +138,11 @@ def _follow(
 def _tuned(problem: Problem, kind: str, size: int, passes: int) -> tuple[str, float]:
     """The best rate of the grid, in NumPy; of SGD, with a constant or a decaying one."""
     rates = _grid(problem)
+    if kind == "BB":  # it sets its rate itself, after the first epoch
+        return kind, 1 / (3 * problem.smoothness)
     found = []
     for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
-        solver = Reference(problem, rates, size)
+        solver = Reference(problem, rates, size, variant)
         points: list[list[tuple[float, float]]] = [[] for _ in rates]
         with np.errstate(all="ignore"):  # some diverge
             for done in drive(solver, variant, record.SEED):
@@ -207,7 +208,7 @@ def _peers(
         bar.set_postfix_str(solver)
         for name in dict.fromkeys(case.name for case, _, _ in cases):
             subject = problem(name)
-            sizes = [(size, _many_passes(name)) for case, size, _ in cases if case is subject]
+            sizes = [(size, _passes(name)) for case, size, _ in cases if case is subject]
             if not abilities.minibatches:
                 sizes = sizes[:1]
             if subject.is_softmax and not abilities.softmax:

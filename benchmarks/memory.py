@@ -23,18 +23,25 @@ SETTINGS = {"learning_rate": 1e-6}
 WARM_UP = 20
 # What is freed goes back to the system at once, so that what is resident is what is in use.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MXNET_CPU_MEM_POOL_TYPE": "Unpooled"}
+# oneDNN's operators take scratch memory where they add to a gradient, as much as the largest
+# parameter for each of MXNet's four scratch spaces, and keep it.
+WITHOUT_ONEDNN = {"MXNET_MKLDNN_ENABLED": "0", "MXNET_ONEDNN_ENABLED": "0"}  # 1.9.1, 2.0
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
     """Measure what is held, what a refresh needs at its peak, and what grows."""
     records = []
-    cases = [("784-2048-2048-10", "held"), ("80 narrow layers", "growth")]
-    for model, kind in tqdm(cases, desc="memory", leave=False):
+    cases = [
+        ("784-2048-2048-10", "held", {}),
+        ("784-2048-2048-10, without oneDNN", "held", WITHOUT_ONEDNN),
+        ("80 narrow layers", "growth", {}),
+    ]
+    for model, kind, variables in tqdm(cases, desc="memory", leave=False):
         command = [sys.executable, "-m", "benchmarks.memory", kind, "quick" if quick else "full"]
         done = subprocess.run(
             command,
             cwd=Path(__file__).parents[1],
-            env={**os.environ, **ENVIRONMENT},
+            env={**os.environ, **ENVIRONMENT, **variables},
             capture_output=True,
             text=True,
             check=False,
@@ -115,8 +122,13 @@ def plot(records: list[dict[str, Any]]) -> Any:
     """Draw what is held, and what grows."""
     figure, (left, right) = plt.subplots(1, 2, figsize=(11, 4), layout="constrained")
     shown = [entry for entry in records if "resident" not in entry]
-    left.barh([e["what"] for e in shown], [e["times the parameters"] for e in shown])
+    for shift, model in zip((-0.2, 0.2), dict.fromkeys(e["model"] for e in shown)):
+        entries = [entry for entry in shown if entry["model"] == model]
+        places = [number + shift for number in range(len(entries))]
+        left.barh(places, [e["times the parameters"] for e in entries], 0.4, label=model)
+        left.set_yticks(range(len(entries)), [e["what"] for e in entries])
     left.invert_yaxis()
+    left.legend()
     left.set_xlabel("memory beside gluon.Trainer / memory of the parameters")
     grown = [value / 2**20 for entry in records for value in entry.get("resident", ())]
     right.plot(grown)

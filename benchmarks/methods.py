@@ -1,4 +1,4 @@
-"""SVRG in its variants and SGD, each driven once: with the trainer, and in NumPy beside it.
+"""SVRG in its variants, SAGA, SAG and SGD, each driven once: by a trainer, and in NumPy beside it.
 
 `drive` makes the decisions (which samples, when to refresh) and knows neither; so both see the same
 sequence of minibatches.
@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import SAGATrainer, SAGTrainer, SVRGTrainer
 from gluon_svrg.schedule import Loopless
 
 from .problems import Problem
@@ -22,21 +22,25 @@ from .problems import Problem
 class Method(NamedTuple):
     """What `drive` does, and in which precision."""
 
-    kind: str  # SGD, decaying SGD, SVRG, stored or loopless
+    kind: str  # SGD, decaying SGD, SVRG, stored, loopless, BB (Barzilai-Borwein), SAGA or SAG
     dtype: str = "float64"
 
 
+TABLES = {"SAGA": SAGATrainer, "SAG": SAGTrainer}
+
+
 class Trained:
-    """With MXNet: `SVRGTrainer`, or `gluon.Trainer` for SGD."""
+    """With MXNet: a trainer of gluon_svrg, or `gluon.Trainer` for SGD."""
 
     def __init__(self, problem: Problem, method: Method, rate: float, batch_size: int) -> None:
         self.problem, self.rate, self.batch_size = problem, rate, batch_size
         self.net = problem.network(method.dtype)
         self.data = problem.arrays(method.dtype)
         self.plain = method.kind.endswith("SGD")
-        trainer = gluon.Trainer if self.plain else SVRGTrainer
+        trainer = gluon.Trainer if self.plain else TABLES.get(method.kind, SVRGTrainer)
+        own = {"barzilai_borwein": True} if method.kind == "BB" else {}
         settings = {"learning_rate": rate}
-        self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None)
+        self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None, **own)
         self._steps = 0
 
     @property
@@ -62,7 +66,7 @@ class Trained:
 
     def refresh(self, batches: Sequence[tuple[Any, Any]], store: bool = False) -> None:
         """Take a snapshot and the full gradient."""
-        self.trainer.update_full_grads(self.net, batches, **({"store": True} if store else {}))
+        self.trainer.update_full_grads(self.net, batches, store_grads=store)
 
     def step(self, batch: tuple[Any, Any], position: int | None = None) -> None:
         """Make one step."""
@@ -83,12 +87,17 @@ class Reference:
     MXNet's optimizers take the rate and ``1 / batch_size`` in float32, so it does, too.
     """
 
-    def __init__(self, problem: Problem, rate: float | np.ndarray, batch_size: int) -> None:
-        self.problem, self.rate, self.batch_size = problem, rate, batch_size
+    def __init__(
+        self, problem: Problem, rate: float | np.ndarray, batch_size: int, kind: str = "SVRG"
+    ) -> None:
+        self.problem, self.rate, self.batch_size, self.kind = problem, rate, batch_size, kind
         many = np.shape(rate)
         self.weights = np.zeros(many + problem.shape)
         self.snapshot: np.ndarray | None = None
         self.stored: list[np.ndarray] = []
+        self.table: dict[int, np.ndarray] = {}
+        self.mean: Any = np.zeros(1)
+        self.entries = self.inner_steps = 0
         self.grad_evaluations = self.num_snapshots = 0
         self.rescale = np.float64(np.float32(1.0 / batch_size))
         self.scale_rate(1.0)
@@ -124,16 +133,38 @@ class Reference:
 
     def refresh(self, batches: Iterable[np.ndarray], store: bool = False) -> None:
         """Take a snapshot and the full gradient."""
-        self.snapshot = self.weights.copy()
+        gradients = [self._gradient(self.weights, index) for index in batches]
+        full_grad = sum(gradients) / self.problem.n
+        if self.kind == "BB" and self.snapshot is not None:
+            moved, bent = self.weights - self.snapshot, full_grad - self.full_grad
+            denominator = self.inner_steps * (moved * bent).sum()
+            if denominator > 0:
+                self.scale_rate((moved**2).sum() / denominator / self.rate)
+        self.snapshot, self.full_grad = self.weights.copy(), full_grad
         self.num_snapshots += 1
-        gradients = [self._gradient(self.snapshot, index) for index in batches]
         self.stored = gradients if store else []
-        self.full_grad = sum(gradients) / self.problem.n
+        self.inner_steps = 0
+
+    def _from_table(self, gradient: np.ndarray, count: int, position: int) -> np.ndarray:
+        """The estimate of SAGA, or of SAG, which moves the row and the mean of the table."""
+        estimate = gradient + count * self.mean
+        if position in self.table:
+            estimate = estimate - self.table[position]
+        before = self.entries
+        if position not in self.table:
+            self.entries += count
+        self.mean = ((before - count) * self.mean + estimate) / self.entries
+        self.table[position] = gradient
+        return estimate if self.kind == "SAGA" else count * self.mean
 
     def step(self, index: np.ndarray, position: int | None = None) -> None:
         """Make one step."""
         gradient = self._gradient(self.weights, index)
-        if self.snapshot is not None:
+        self.inner_steps += 1
+        if self.kind in TABLES:
+            assert position is not None
+            gradient = self._from_table(gradient, len(index), position)
+        elif self.snapshot is not None:
             if position is None:
                 at_snapshot = self._gradient(self.snapshot, index)
             else:
@@ -145,7 +176,8 @@ class Reference:
 def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
     """Train without end.
 
-    Samples are drawn with replacement; with stored gradients, fixed minibatches are.
+    Samples are drawn with replacement; with stored gradients, fixed minibatches are. SAGA and SAG
+    visit all minibatches once an epoch, in a new order each time.
 
     Parameters
     ----------
@@ -165,16 +197,17 @@ def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
     n, rng = problem.n, np.random.RandomState(seed)
     everything = np.arange(n)
     pieces = [everything[start : start + size] for start in range(0, n, size)]
-    whole = solver.load(pieces if kind == "stored" else [everything])
+    whole = solver.load(pieces if kind in ("stored", *TABLES) else [everything])
     schedule = Loopless(size / n, seed)
     epoch = 0
     while True:
         if kind == "decaying SGD":
             solver.scale_rate(1 / (1 + epoch))
-        if kind in ("SVRG", "stored"):
+        if kind in ("SVRG", "stored", "BB"):
             solver.refresh(whole, store=kind == "stored")
-        if kind == "stored":
-            for position in rng.randint(0, len(pieces), len(pieces)):
+        if kind == "stored" or kind in TABLES:
+            draw = rng.permutation if kind in TABLES else partial(rng.randint, 0, len(pieces))
+            for position in draw(len(pieces)):
                 solver.step(whole[position], int(position))
         else:
             for batch in solver.load(list(rng.randint(0, n, (n // size, size)))):

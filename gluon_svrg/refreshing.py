@@ -10,15 +10,14 @@ from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
+from .methods.interface import Method
 from .methods.table import Table
 from .passes import memory
 from .passes.batches import initialize, number_of, one_pass
 from .passes.closure import Loss, check_closure
-from .passes.estimate import Terms
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.interrupts import uninterrupted
 from .passes.network import Network, check_dtypes
-from .passes.points import Point
 from .passes.random_lock import RandomLock
 from .resumable import ResumableTrainer
 from .stores.agreement import agreement
@@ -254,14 +253,21 @@ class RefreshingTrainer(ResumableTrainer):
         self._counters.inner_steps = 0
         self._is_corrected, self._reached = False, None
 
-    def ready_to_compare(self, name: str) -> tuple[Terms, Network, bool]:
-        """What `gluon_svrg.variance` needs: what is added to g, the network, the random lock."""
+    def ready_to_compare(self, name: str) -> tuple[Method, Network, bool]:
+        """What `gluon_svrg.variance` needs: the method, the network, whether the lock is on."""
         self._check_outside(name)
-        terms = self._method.terms() if self._is_in_force() else Terms()
-        if not isinstance(terms.reference, Point):
-            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+        method = self._method
+        is_table = method.needs_table
+        if not self._is_in_force() or (
+            not method.num_rows if is_table else method.terms().is_plain
+        ):
+            raise RuntimeError(
+                f"{name}() has nothing to compare gradients with: "
+                + ("the table is empty. " if is_table else "there is no snapshot. ")
+                + "Call update_full_grads() first, or take a step with a method that needs none."
+            )
         self._check_unchanged()
-        return terms, self._network, self._lock.locked
+        return method, self._network, self._lock.locked
 
     @property
     def loss_scale(self) -> float:

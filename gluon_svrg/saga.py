@@ -191,27 +191,9 @@ class TableTrainer(VarianceReducedTrainer):
         RuntimeError
             Always.
         """
-        self._refuse("at_snapshot")
-
-    def ready_to_compare(self, name: str) -> NoReturn:
-        """Raise: there is no snapshot to compare gradients with.
-
-        Parameters
-        ----------
-        name : str
-            What was to compare them.
-
-        Raises
-        ------
-        RuntimeError
-            Always.
-        """
-        self._refuse(name)
-
-    def _refuse(self, name: str) -> NoReturn:
         raise RuntimeError(
-            f"{name}() needs a snapshot, and {type(self).__name__} has none: it keeps a table of "
-            "gradients, each taken at other weights."
+            f"at_snapshot() needs a snapshot, and {type(self).__name__} has none: it keeps a table "
+            "of gradients, each taken at other weights."
         )
 
     def discard_snapshot(self) -> None:

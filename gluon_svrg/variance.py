@@ -4,18 +4,20 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
 
+from ._mxnet import Arrays
 from .passes import random_lock
 from .passes.batches import arguments, one_pass
 from .passes.closure import Loss, check_closure
+from .passes.estimate import Row, Terms
 from .passes.network import check_dependent
 from .passes.points import Point
 from .passes.sums import new_sum
-from .svrg import SVRGTrainer
+from .trainer import VarianceReducedTrainer
 
 __all__ = ["Variance", "variance"]
 
@@ -32,18 +34,22 @@ class Variance:
     plain : float
         Variance of the plain gradient.
     svrg : float
-        Variance of the SVRG estimate, with the coefficient in force.
+        Variance of the estimate of the trainer's method, as the optimizer gets it.
     ratio : float
-        ``svrg / plain``; below 1 the control variate helps.
+        ``svrg / plain``; below 1 the method helps.
+    bias : float
+        Norm of the difference between the mean of the estimate and the mean gradient. SVRG and
+        SAGA have none, up to rounding, if this is the data that they were given.
     cosine_distance_plain, cosine_distance_svrg : float
         Mean of ``1 - cos`` over all pairs of different minibatches.
     best_coefficient : float
-        The one that would minimise the variance, for all parameters together; nan where the
-        control variate does not vary.
+        The factor of what is subtracted from the plain gradient (for SVRG ``r - c mu``) that would
+        minimise the variance, for all parameters together; nan where it does not vary.
     best_coefficients : dict
         The same for each parameter by itself.
     distance : float
-        Norm of the difference between the weights and the snapshot.
+        Norm of the difference between the weights and the snapshot, or the weights before the
+        last step; nan for a table, which has no weights.
     gradient_norm : float
         Norm of the mean gradient at the current weights.
     minibatches : int
@@ -53,6 +59,7 @@ class Variance:
     plain: float
     svrg: float
     ratio: float
+    bias: float
     cosine_distance_plain: float
     cosine_distance_svrg: float
     best_coefficient: float
@@ -63,13 +70,13 @@ class Variance:
 
 
 def variance(
-    trainer: SVRGTrainer,
+    trainer: VarianceReducedTrainer,
     closure: Callable[..., Loss],
     data: Iterable[Any],
     *,
     progress: bool = False,
 ) -> Variance:
-    """Compute the variance of the plain gradient and of the SVRG estimate over a data set.
+    """Compute the variance of the plain gradient and of a method's estimate over a data set.
 
     One pass over the data, with two gradients for each minibatch. Nothing in the trainer or the
     network is changed. MXNet cannot save its random numbers: under the random lock they go on from
@@ -77,12 +84,13 @@ def variance(
 
     Parameters
     ----------
-    trainer : SVRGTrainer
-        With a snapshot.
+    trainer : SVRGTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer or MARSTrainer
+        With a snapshot, a table, or a step behind it.
     closure : callable
         Returns the loss of one minibatch, as for `SVRGTrainer.update_full_grads`.
     data : iterable
-        The minibatches, as for `SVRGTrainer.update_full_grads`.
+        The minibatches, as for `SVRGTrainer.update_full_grads`; for a table, those of its rows in
+        their order.
     progress : bool, default False
         Whether to show a progress bar (needs tqdm).
 
@@ -94,7 +102,9 @@ def variance(
     Raises
     ------
     RuntimeError
-        Without a snapshot.
+        If there is nothing to compare gradients with.
+    IndexError
+        If a table has fewer rows than the data minibatches.
     ValueError
         If there is no data.
     TypeError, ValueError, RuntimeError
@@ -105,11 +115,12 @@ def variance(
     Needs ten times the memory of the parameters, whatever the number of minibatches.
     """
     check_closure(closure)
-    terms, network, locked = trainer.ready_to_compare("variance")
-    there: Any = terms.reference
+    method, network, locked = trainer.ready_to_compare("variance")
+    terms = method.terms(0 if method.needs_table else None)
+    coefficient = -terms.b or 1.0
     here = Point.untouched(network)
     mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean or ()]
-    moments = _Moments([part.size for part in mean], -terms.b)
+    moments = _Moments([row[0].size for row in network.weights], coefficient)
     scale = trainer.loss_scale
     with ExitStack() as stack:
         if locked:  # what is drawn afterwards does not depend on the data
@@ -117,18 +128,58 @@ def variance(
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
         for number, batch in enumerate(batches):
-            inputs, seed = arguments(batch), number + 1 if locked else None
+            inputs, index = arguments(batch), number if method.needs_table else None
+            terms, seed = method.terms(index), number + 1 if locked else None
+            if isinstance(terms.reference, Row) and terms.reference.seed is not None:
+                seed = terms.reference.seed
             with network.outside.protected(search=True):
-                plain, count = _mean_grad(here, closure, inputs, scale, seed)
-                then, _ = _mean_grad(there, closure, inputs, scale, seed)
-            moments.add(count, plain, [r - m for r, m in zip(then, mean)])
+                plain, counts = _mean_grad(here, closure, inputs, scale, seed)
+                then = _reference_grad(terms, closure, inputs, scale, seed, counts)
+            v = list(_estimates(terms, plain, then, mean))
+            v = method.handed_over(v, sum(counts), index)
+            control = [(g - x) / coefficient for g, x in zip(plain, v)]
+            moments.add(sum(counts), plain, control)
     if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
+    return moments.result(network.trainable, _distance(here, terms.reference))
+
+
+def _reference_grad(
+    terms: Terms,
+    closure: Callable[..., Loss],
+    inputs: Sequence[Any],
+    scale: float,
+    seed: int | None,
+    counts: Sequence[int],
+) -> list[np.ndarray]:
+    """The mean gradient of a minibatch at the reference, per parameter; empty if there is none."""
+    if isinstance(terms.reference, Point):
+        return _mean_grad(terms.reference, closure, inputs, scale, seed)[0]
+    if isinstance(terms.reference, Row):
+        terms.reference.check_counts(counts)
+        return _means(terms.reference.grads, sum(counts))
+    return []
+
+
+def _estimates(
+    terms: Terms, plain: list[np.ndarray], then: list[np.ndarray], mean: list[np.ndarray]
+) -> Iterator[np.ndarray]:
+    """``g + b r + k m`` for each parameter, all of them means."""
+    for k, g in enumerate(plain):
+        v = g
+        if then and (terms.only is None or terms.only[k]):
+            v = v + terms.b * then[k]
+        yield v + terms.k * mean[k] if mean else v
+
+
+def _distance(here: Point, there: Any) -> float:
+    if not isinstance(there, Point):
+        return float("nan")
     squares = [
         float(np.sum((now[0].asnumpy().astype("float64") - then[0].asnumpy()) ** 2))
         for now, then in zip(here.weights, there.weights)
     ]
-    return moments.result(network.trainable, float(np.sqrt(sum(squares))))
+    return float(np.sqrt(sum(squares)))
 
 
 def _mean_grad(
@@ -137,25 +188,29 @@ def _mean_grad(
     inputs: Sequence[Any],
     scale: float,
     seed: int | None,
-) -> tuple[list[np.ndarray], int]:
-    """The mean gradient of a minibatch over all devices, per parameter, and its loss entries."""
+) -> tuple[list[np.ndarray], Sequence[int]]:
+    """The mean gradient of a minibatch over all devices, per parameter, and its loss entries.
+
+    Those are per device.
+    """
     total = new_sum(point.network, scale)
     total.put()
 
-    def work() -> int:
+    def work() -> Sequence[int]:
         recorded = point.network.record(closure, inputs)
         total.add(recorded)
-        return recorded.entries
+        return recorded.counts
 
     random_lock.start(seed)
-    count = point.at(work)
+    counts = point.at(work)
     check_dependent(point.take_touched())
     point.network.check_hidden()
-    divisor = count * scale
-    return [
-        sum(grad.asnumpy().astype("float64") for grad in row).ravel() / divisor
-        for row in total.arrays
-    ], count
+    return _means(total.arrays, sum(counts) * scale), counts
+
+
+def _means(sums: Arrays, divisor: float) -> list[np.ndarray]:
+    """Sums over all devices, divided by a number, per parameter."""
+    return [sum(a.asnumpy().astype("float64") for a in row).ravel() / divisor for row in sums]
 
 
 class _Moments:
@@ -196,6 +251,7 @@ class _Moments:
             plain=float(plain),
             svrg=float(svrg),
             ratio=_ratio(svrg, plain),
+            bias=self._coefficient * float(np.sqrt(sum(np.dot(c, c) for c in means[1]))),
             cosine_distance_plain=self._cosine_distance(self._plain_unit),
             cosine_distance_svrg=self._cosine_distance(self._svrg_unit),
             best_coefficient=_ratio(both, control),

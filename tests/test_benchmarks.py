@@ -80,11 +80,13 @@ def test_passes_of_the_reference_and_of_the_trainer():
     np.testing.assert_allclose(trained.weights, reference.weights, rtol=1e-10)
 
 
-@pytest.mark.parametrize("kind", ["SVRG", "loopless", "stored", "SGD", "decaying SGD"])
+@pytest.mark.parametrize(
+    "kind", ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SGD", "decaying SGD"]
+)
 def test_the_trainer_follows_the_reference(kind):
     problem = problems.problem("breast_cancer")
     solvers = (
-        methods.Reference(problem, 0.7, 32),
+        methods.Reference(problem, 0.7, 32, kind),
         methods.Trained(problem, methods.Method(kind), 0.7, 32),
     )
     for epoch, (passes, counted) in enumerate(zip(*(methods.drive(s, kind, 3) for s in solvers))):

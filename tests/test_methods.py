@@ -3,6 +3,7 @@
 A new method is one line in `CASES`.
 """
 
+import copy
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional
 
@@ -17,6 +18,7 @@ from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
 
 import gluon_svrg
+from gluon_svrg.variance import variance
 
 PROBLEM = Dense("classification", hidden=(5,), seed=40)
 BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
@@ -133,6 +135,46 @@ def follow(case, net, loss_of, trainer, twin, optimizer, tolerance, device=None)
             twin.step(optimizer, BATCHES[number], rows=[number])
         assert distance(values(net, device), twin.weights) < tolerance, f"epoch {epoch}"
     assert distance(twin.weights, PROBLEM.initial) > 0.01  # it did move
+
+
+# --- variance ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("split", [None, split_at([0.4])], ids=["one device", "two devices"])
+def test_variance_and_bias(case, split):
+    devices = None if split is None else TWO
+    net, loss_of, trainer = start(case, devices=devices, split=split)
+    twin, optimizer = case.make_twin(), oracle.SGD(**SETTINGS)
+    if case.indexed or case.needs_refresh:
+        trainer.update_full_grads(loss_of, BATCHES)
+        twin.refresh(BATCHES)
+    for number in (3, 0, 4):
+        steps(case, trainer, loss_of, [number])
+        twin.step(optimizer, BATCHES[number], rows=[number])
+    before = everything(trainer, net)
+    found = variance(trainer, loss_of, BATCHES)
+    assert_unchanged(before, everything(trainer, net))
+
+    counts = np.array(list(map(len, BATCHES)), dtype=float)
+    plain = [_flat(PROBLEM.gradient(twin.weights, index)[0]) for index in BATCHES]
+    estimates = []
+    for number, index in enumerate(BATCHES):
+        other = copy.deepcopy(twin)
+        v = other.estimate(index, number)
+        estimates.append(_flat(other.advance(v, [index], [number])))
+    plain, estimates = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
+    for name, rows in (("plain", plain), ("svrg", estimates)):
+        centred = rows - np.average(rows, axis=0, weights=counts)
+        expected = np.average((centred**2).sum(axis=1), weights=counts)
+        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, err_msg=name)
+    bias = np.linalg.norm(np.average(estimates - plain, axis=0, weights=counts))
+    np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-10)
+    is_unbiased = case.trainer == "SVRGTrainer" or case.trainer == "SAGATrainer"
+    assert (found.bias < 1e-9) == is_unbiased
+
+
+def _flat(grads):
+    return np.concatenate([np.ravel(grad) for grad in grads])
 
 
 # --- trajectories --------------------------------------------------------------------------------

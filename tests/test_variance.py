@@ -124,7 +124,7 @@ def test_nothing_is_changed(grad_req):
 
 def test_errors():
     _, loss_of, trainer = make()
-    with pytest.raises(RuntimeError, match="There is no snapshot"):
+    with pytest.raises(RuntimeError, match="there is no snapshot"):
         variance(trainer, loss_of, PROBLEM.batches(4))
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
     with pytest.raises(ValueError, match="no data to compute a variance"):

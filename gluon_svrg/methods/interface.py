@@ -16,6 +16,7 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Sequence
 
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from .._mxnet import Arrays
@@ -146,6 +147,22 @@ class Method:
             C: the loss entries over all devices, workers and micro-batches since the last update.
             With several workers an array of C and the sums of `numbers`.
         """
+
+    def handed_over(
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
+    ) -> list[np.ndarray]:
+        """What the optimizer would get of the estimate v of one minibatch alone; nothing moves.
+
+        Parameters
+        ----------
+        v : list of ndarray
+            Per trainable parameter, flat, the mean over the minibatch's loss entries.
+        entries : int
+            These.
+        batch_index : int or None
+            The minibatch, as for `terms`.
+        """
+        return v
 
     def before_update(self, network: Network) -> None:
         """Look at the weights just before the optimizer moves them."""

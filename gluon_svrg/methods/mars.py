@@ -94,6 +94,20 @@ class MARS(Recursive):
             elif factor != 1:
                 combine([factor], [arrays], arrays)
 
+    def handed_over(
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
+    ) -> list[np.ndarray]:
+        """Multiply by 1 + s, and clip."""
+        assert self.kept is not None
+        found = []
+        for part, is_treated in zip(v, self._is_treated(self.kept.network)):
+            factor = 1 + self.s if is_treated else 1.0
+            norm = factor * float(np.linalg.norm(part))
+            if is_treated and self.clip is not None and norm > self.clip:
+                factor *= self.clip / norm
+            found.append(factor * part)
+        return found
+
     def _most(self, scale: float, entries: float | NDArray, array: NDArray) -> NDArray:
         """The largest norm of a tensor of V, where an array is."""
         assert self.clip is not None

@@ -325,6 +325,17 @@ class SAGA(Method):
 class SAG(SAGA):
     """The optimizer gets the mean of the table."""
 
+    def handed_over(
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
+    ) -> list[np.ndarray]:
+        """The mean of the table when the row has moved."""
+        total = self._entries
+        total = float(total.asscalar()) if isinstance(total, NDArray) else total
+        if batch_index not in self._rows:
+            total += entries
+        means = [row[0].asnumpy().astype("float64").ravel() for row in self._mean]
+        return [m + entries * (x - m) / total for m, x in zip(means, v)]
+
     def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
         """Leave ``C m``, with the new m, to the optimizer."""
         _combine(entries * scale, self._next_mean, 0.0, [], network.live_grads)
