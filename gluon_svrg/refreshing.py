@@ -200,13 +200,13 @@ class RefreshingTrainer(ResumableTrainer):
         """
         self._check_outside("at_snapshot")
         point = next(self._method.points(), None) if self._is_in_force() else None
-        if point is None:
+        if point is None and self._method.has_reference:
             raise RuntimeError(
                 f"{type(self._method).__name__} keeps no weights as it is set up here, so there is "
                 "no snapshot to compute at."
-                if self._method.has_reference
-                else "There is no snapshot. Call update_full_grads() first."
             )
+        if point is None:
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
         self._check_unchanged()
         self._at_snapshot = True
         try:
