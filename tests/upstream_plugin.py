@@ -44,17 +44,17 @@ class Refreshed(Counted):
     _is_reduced = False
 
     def step(self, batch_size, ignore_stale_grad=False, **kwargs):
-        self._refresh(kwargs.get("closure"))
+        self._refresh_here(kwargs.get("closure"))
         return self._inside(super().step, batch_size, ignore_stale_grad, **kwargs)
 
     def allreduce_grads(self):
-        self._refresh(None)
+        self._refresh_here(None)
         self._inside(super().allreduce_grads)
         self._is_reduced = not self._is_inside
 
     def update(self, batch_size, ignore_stale_grad=False):
         if not self._is_reduced:
-            self._refresh(None)
+            self._refresh_here(None)
         self._is_reduced = False
         self._inside(super().update, batch_size, ignore_stale_grad)
 
@@ -65,7 +65,7 @@ class Refreshed(Counted):
         finally:
             self._is_inside = was_inside
 
-    def _refresh(self, closure):
+    def _refresh_here(self, closure):
         params = [p for p in self._params if p.grad_req != "null"]
         if closure is not None or self._is_inside or any(p._data is None for p in params):
             return

@@ -76,7 +76,7 @@ def where_to_update(
             f"update_on_kvstore=False with kvstore={kinds.name_of(kvstore)!r}: its servers update "
             "at each push of any worker. Leave it out, or use a synchronous kvstore."
         )
-    if update_on_kvstore is False and sparse is not None:
+    if update_on_kvstore is False and sparse is not None and kinds.is_synchronous(kvstore):
         raise ValueError(
             f"update_on_kvstore=False, but {sparse.name} is a row_sparse weight, which only the "
             "kvstore can update. Leave it out."
