@@ -138,7 +138,7 @@ def full_gradient(
         ever = [was or now for was, now in zip(ever, reached)]
         entries += recorded.entries
         differentiated += recorded.entries
-        losses.add(recorded.losses)
+        losses.add(recorded)
     if not entries or total is None:
         raise ValueError(
             "There was no data for the full gradient. Pass an iterable with at least one batch; a "
@@ -245,13 +245,12 @@ class _LossSum:
     _FOLD = 64  # losses are kept until there are so many, then summed at once
 
     def __init__(self) -> None:
-        self._losses: dict[tuple[str, str], list[NDArray]] = {}
+        self._losses: dict[Any, list[NDArray]] = {}
         self._partial: list[NDArray] = []
 
-    def add(self, losses: Sequence[NDArray]) -> None:
-        for loss in losses:
-            key = str(_mxnet.device_of(loss)), _mxnet.dtype_name(loss)
-            kept = self._losses.setdefault(key, [])
+    def add(self, recorded: Recorded) -> None:
+        for loss, device in zip(recorded.losses, recorded.devices):
+            kept = self._losses.setdefault((device, loss.dtype), [])
             kept.append(loss)
             if len(kept) == self._FOLD:
                 self._fold(kept)
