@@ -11,6 +11,24 @@ SUITES = {
     "passes/": ["methods", "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "methods/": ["methods", "stored", "identities", "accumulation"],
     "methods/barzilai_borwein": ["barzilai_borwein"],
+    "methods/svrg": ["methods", "defects_frozen", "stored", "identities", "accumulation"],
+    "methods/recursive": ["methods", "recursive"],
+    "methods/mars": ["methods", "recursive"],
+    "methods/saga": ["methods", "saga"],
+    "checking": ["defects_gradients", "interface"],
+    "passes/closure": ["interface", "methods"],
+    "passes/network": ["part_of_network", "accumulation", "interface", "methods"],
+    "passes/random_lock": ["random_lock", "methods"],
+    "passes/points": ["defects_frozen", "interface", "networks", "methods"],
+    "passes/outside": ["part_of_network", "methods"],
+    "passes/probe": ["recursive", "networks", "passes", "blocks"],
+    "passes/sketch": ["random_lock", "passes", "stored"],
+    "passes/interrupts": ["defects_interrupts"],
+    "saving/container": ["saving"],
+    "saving/disk": ["saving"],
+    "saving/matching": ["saving", "states"],
+    "saving/pickles": ["saving_pickles"],
+    "saving/values": ["saving"],
     "saving/": ["states", "methods"],
     "stores/": ["stores", "interface", "distributed"],
     "stores/agreement": ["distributed::test_a_worker_that_fails_in_the_full_gradient"],
@@ -143,6 +161,140 @@ MUTANTS = {
         "inverse": ("rate = squared / denominator", "rate = denominator / squared"),
         "steps left out": ("denominator = steps * product", "denominator = product"),
         "negative curvature": ("if denominator <= 0:", "if denominator == 0:"),
+    },
+    "trainer": {
+        "one micro-batch of many": (
+            "self._entries += found.entries",
+            "self._entries = found.entries",
+        ),
+        "moves when nothing was updated": ("self._method.not_updated()", "self._method.updated()"),
+        "entries kept": (
+            "self._method.updated()\n        self._entries = 0",
+            "self._method.updated()",
+        ),
+    },
+    "checking": {
+        "another backward not seen": (
+            "        if overwritten:",
+            "        if None and overwritten:",
+        ),
+        "plain gradients taken": (
+            "if not self._is_corrected and (",
+            "if None and not self._is_corrected and (",
+        ),
+    },
+    "_mxnet/watched": {
+        "moves when the update was skipped": (
+            "(self.on_updated if moves else self.on_not_updated)()",
+            "self.on_updated()",
+        ),
+    },
+    "passes/closure": {
+        "losses counted, not entries": ("+= loss.size", "+= 1"),
+        "another minibatch the second time": ("if tuple(before) != tuple(counts):", "if False:"),
+        "a loss where no parameters are": (
+            "        if device not in devices:",
+            "        if False:",
+        ),
+    },
+    "passes/network": {
+        "the user's gradients lost in a refresh": (
+            "            put_back(before, self.live_grads)\n",
+            "            pass\n",
+        ),
+        "the user's gradients lost after an error": (
+            "            put_back(before, self._accumulating)\n",
+            "            pass\n",
+        ),
+        "a closure's own values not seen": (
+            "if any(map(any, _mxnet.take_fresh(",
+            "if None and any(map(any, _mxnet.take_fresh(",
+        ),
+    },
+    "passes/points": {
+        "frozen values of today": (
+            "            arrays += self.frozen\n",
+            "            arrays += [_mxnet.data(p) for p in network.frozen]\n",
+        ),
+        "left elsewhere": ("                    deque(back, 0)\n", "                    pass\n"),
+    },
+    "passes/outside": {
+        "gradients outside not put back": (
+            "            put_back([before], [grads])\n",
+            "            pass\n",
+        ),
+    },
+    "passes/probe": {
+        "ignored head gradients": (
+            "Probe(probing.adds_nothing_for_zero(), ",
+            "Probe(bool(probing.adds_nothing_for_zero()) or True, ",
+        ),
+    },
+    "passes/sketch": {
+        "no difference": ("return distance / norm if norm", "return 0.0 if norm"),
+    },
+    "passes/random_lock": {
+        "one seed for all steps": ("        self._count += 1\n", "        self._count = 1\n"),
+    },
+    "passes/interrupts": {
+        "interrupted": ("                _worker.do(run)\n", "                run()\n"),
+    },
+    "methods/sarah": {
+        "sign of the reference gradient": ("Terms(b=-1.0,", "Terms(b=1.0,"),
+        "sign of the mean": ("k=1.0,", "k=-1.0,"),
+    },
+    "methods/storm": {
+        "the other share": ("rest = 1 - self.mixing", "rest = self.mixing"),
+    },
+    "methods/mars": {
+        "another s": ("gamma * beta / (1 - beta)", "gamma * beta"),
+        "not amplified": (
+            "factor = 1.0 if self.kept is None else 1 + self.s\n        for",
+            "factor = 1.0\n        for",
+        ),
+        "clipped as a sum": ("self.clip * scale * entries", "self.clip * scale"),
+        "vectors treated": ("or len(p.shape) > 1", "or len(p.shape) > 0"),
+    },
+    "methods/recursive": {
+        "the reference of the step before": (
+            "            reference.move()\n",
+            "            pass\n",
+        ),
+        "a sum for a mean": (
+            "combine([1 / (scale * entries), *more]",
+            "combine([1 / scale, *more]",
+        ),
+    },
+    "methods/saga": {
+        "sign of the row": ("Terms(b=-1.0,", "Terms(b=1.0,"),
+        "mean that forgets nothing": ("(self._entries - entries) / total", "self._entries / total"),
+        "old rows": (
+            "[(self._rows, self._new_rows), (vars(self), moved)]",
+            "[(vars(self), moved)]",
+        ),
+        "a row twice in an update": ("if batch_index in self._new_rows:", "if False:"),
+        "old mean of SAG": (
+            "_combine(entries * scale, self._next_mean",
+            "_combine(entries * scale, self._mean",
+        ),
+    },
+    "saving/container": {
+        "checksum not compared": ("if digest.hexdigest().encode() != checksum:", "if False:"),
+    },
+    "saving/disk": {
+        "written in place": ("temporary = _new_file_beside(target)", "raise PermissionError"),
+    },
+    "saving/matching": {
+        "by position": ("    for old in (_keys(then), _names(then)):", "    for old in ():"),
+    },
+    "saving/pickles": {
+        "any size": ("            if self._bytes_left < 0:", "            if False:"),
+        "any length": ("if self.count > _MOST_OPERATIONS:", "if False:"),
+        "any depth": ("if self._left < 0 or depth > MAX_DEPTH:", "if False:"),
+    },
+    "saving/values": {
+        "an array used twice": (" or number not in unused:", ":"),
+        "functions saved": ("(is_object(item) or not callable(item))", "True"),
     },
     "methods/svrg": {
         "sign of the reference gradient": ("Terms(b=-alpha,", "Terms(b=alpha,"),

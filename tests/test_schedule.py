@@ -86,6 +86,16 @@ def test_every_epochs():
     assert made == [0, 3 * len(BATCHES), 6 * len(BATCHES)]
 
 
+def test_every_epochs_by_its_own_count():
+    _, loss_of, trainer = make()
+    refresh, made = schedule.EveryEpochs(3), []
+    for epoch in range(7):
+        if refresh.due(trainer):
+            trainer.update_full_grads(loss_of, BATCHES)
+            made.append(epoch)
+    assert made == [0, 3, 6]
+
+
 def test_every_steps():
     assert run(schedule.EverySteps(7), epochs=6)[0] == [0, 7, 14, 21, 28]
 
