@@ -46,6 +46,7 @@ def columns_of(loader, rows=120):
     return {**{f"x{i}": X[:rows, i] for i in range(3)}, "y": y[:rows]}
 
 
+@pytest.mark.convergence
 def test_svrg_reaches_what_no_plain_rate_reaches(tmp_path):
     """The main job, with its defaults, on the smallest classification."""
     done = run("breast_cancer", folder=tmp_path)

@@ -64,7 +64,7 @@ class SVRG(Method):
     @property
     def in_objective(self) -> Sequence[bool]:
         """Per trainable parameter: whether the full gradient moves it."""
-        return self._in_objective if self.has_reference and self.coefficient else ()
+        return self._in_objective
 
     @property
     def full_grads(self) -> Arrays:
