@@ -59,7 +59,7 @@ def pytest_collection_modifyitems(items):
     seen = set()
     for item in items:
         groups = [group for mark in item.iter_markers("xdist_group") for group in mark.args]
-        if "clusters" in groups:
+        if "clusters" in groups and item.get_closest_marker("mutants") is None:
             test = item.path, item.originalname
             if test in seen:
                 item.add_marker("jobs")
