@@ -6,6 +6,9 @@ from math import isfinite
 from numbers import Integral, Real
 from typing import Any
 
+from . import _mxnet
+from .stores import kinds
+
 
 def check_number(value: Any, name: str) -> None:
     """Raise unless a value is a finite number that is not negative."""
@@ -64,18 +67,24 @@ def check_index(index: Any) -> None:
         )
 
 
-def check_rate_can_be_set(optimizer: Any) -> None:
+def check_rate_can_be_set(optimizer: Any, settings: Any, kvstore: Any) -> None:
     """Raise unless the learning rate of Barzilai and Borwein is one of this optimizer."""
-    name = type(optimizer).__name__
-    if name not in ("SGD", "NAG"):
+    if not _mxnet.steps_along_gradient(optimizer):
+        name = _mxnet.class_of(optimizer).__name__
         raise ValueError(
             f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
             "one for steps along the gradient itself."
         )
-    if optimizer.lr_scheduler is not None:
+    scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
+    if scheduler is not None:
         raise ValueError(
             "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
-            f"{type(optimizer.lr_scheduler).__name__} would overwrite it. Leave one of them out."
+            f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
+        )
+    if kinds.is_asynchronous(kvstore):
+        raise ValueError(
+            "barzilai_borwein=True needs the number of steps between two snapshots, which no "
+            f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
         )
 
 

@@ -7,7 +7,6 @@ from typing import Any, Iterable, Iterator, Mapping
 
 import numpy as np
 from mxnet.gluon import Parameter
-from mxnet.optimizer import NAG, SGD
 
 from . import _mxnet
 from .prox import Prox, ProxArgument
@@ -137,13 +136,13 @@ def _check_choice(key: Any, operator: Any, is_dict: bool) -> None:
 def _check_optimizer(operators: Iterable[Prox], optimizer: Any, settings: Any) -> None:
     """Raise unless the step of an optimizer is what the operators need."""
     operator = next((found for found in operators if not found.is_projection), None)
-    cls = _mxnet.class_of(optimizer)
-    if operator is None or cls is None:  # gluon.Trainer says what is wrong with other names
+    if operator is None:
         return
-    if not issubclass(cls, (SGD, NAG)):
+    if not _mxnet.steps_along_gradient(optimizer):
+        name = _mxnet.class_of(optimizer).__name__
         raise ValueError(
             f"{operator} needs an optimizer whose step is the learning rate times a direction, and "
-            f"that of {cls.__name__} is another one, or another for each weight. Use 'sgd' or "
+            f"that of {name} is another one, or another for each weight. Use 'sgd' or "
             "'nag', or a subclass of theirs; Box and NonNegative go with every optimizer."
         )
     momentum = (settings or {}).get("momentum", getattr(optimizer, "momentum", 0.0))

@@ -65,7 +65,7 @@ class SVRGTrainer(VarianceReducedTrainer):
     TypeError, ValueError
         If an argument is none of these; if there are several devices and no store; if
         ``update_on_kvstore=True`` and there is no store to update on; if ``barzilai_borwein`` does
-        not go with the optimizer.
+        not go with the optimizer or the store.
 
     See Also
     --------
@@ -120,6 +120,8 @@ class SVRGTrainer(VarianceReducedTrainer):
         checks.check_coefficient(coefficient)
         if not isinstance(barzilai_borwein, bool):
             raise TypeError(f"barzilai_borwein must be True or False, got {barzilai_borwein!r}.")
+        if barzilai_borwein:
+            checks.check_rate_can_be_set(optimizer, optimizer_params, kvstore)
         in_force = _coefficient_of(coefficient, 0)
         self._svrg = SVRG(in_force)
         super().__init__(
@@ -135,8 +137,6 @@ class SVRGTrainer(VarianceReducedTrainer):
         )
         self._coefficient_schedule = coefficient
         self._sets_rate = barzilai_borwein
-        if barzilai_borwein:
-            checks.check_rate_can_be_set(self.optimizer)
 
     def _take_over(self, full: FullGradient, *args: Any) -> None:
         rate = None

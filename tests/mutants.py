@@ -17,6 +17,7 @@ SUITES = {
     ],
     "checking": ["defects_gradients", "interface"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
+    "passes/arrays": ["defects_interrupts"],
     "passes/closure": ["interface", *FORMULA],
     "passes/interrupts": ["defects_interrupts"],
     "passes/network": ["part_of_network", "accumulation", "interface", "methods"],
@@ -24,7 +25,7 @@ SUITES = {
     "passes/points": ["defects_frozen", "interface", "networks"],
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
     "passes/random_lock": ["random_lock"],
-    "passes/sketch": ["random_lock", "passes", "stored"],
+    "passes/sketch": ["passes", "random_lock"],
     "methods/": [*FORMULA, "stored", "identities", "accumulation"],
     "methods/barzilai_borwein": ["barzilai_borwein"],
     "methods/mars": [*FORMULA, "recursive"],
@@ -95,7 +96,7 @@ MUTANTS = {
             "(choice[key] for key in choice if",
             "(choice[key] for key in [*choice][::-1] if",
         ),
-        "every optimizer": ("if not issubclass(cls, (SGD, NAG)):", "if False:"),
+        "every optimizer": ("if not _mxnet.steps_along_gradient(optimizer):", "if False:"),
         "momentum of an instance": ('getattr(optimizer, "momentum", 0.0)', "0.0"),
         "updated on the kvstore": ('"A prox" if prox is not None else ""', '""'),
         "float16 taken": ("if dtype not in", "if None and dtype not in"),
@@ -239,6 +240,13 @@ MUTANTS = {
     },
     "passes/sketch": {
         "no difference": ("return distance / norm if norm", "return 0.0 if norm"),
+        "the same columns alone": ("-(-array.size // _MOST) | 1", "-(-array.size // _MOST)"),
+    },
+    "passes/arrays": {
+        "put back into a graph": (
+            "    with mx.autograd.pause():\n        copy_all(before, targets)",
+            "    copy_all(before, targets)",
+        ),
     },
     "passes/random_lock": {
         "one seed for all steps": ("        self._count += 1\n", "        self._count = 1\n"),

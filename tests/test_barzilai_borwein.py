@@ -5,7 +5,10 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from cluster import run_cluster
 from problems import Dense, contexts, distance, values
+from union import assert_identical, weights
+from worker import PROBLEM
 
 from gluon_svrg import SVRGTrainer
 
@@ -39,6 +42,24 @@ def test_trajectory(kind, wd, devices):
         sizes.append(len(batches))
     assert distance(values(net), twin.weights) < 1e-10
     assert trainer.learning_rate != rate
+
+
+@pytest.mark.xdist_group("clusters")
+def test_workers_have_one_rate(tmp_path):
+    found = run_cluster(tmp_path, "trajectory", 2, barzilai_borwein=True)
+    assert_identical(found)
+    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
+    optimizer, rates = oracle.SGD(0.1, 0.9), oracle.BarzilaiBorwein(0.1)
+    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
+    for epoch in range(4):
+        if epoch % 2 == 0:
+            twin.refresh(batches)
+            rate = rates.refresh(twin.snapshot, twin.full_grad, 8)
+            optimizer.learning_rate = rate * (0.1 if epoch else 1)
+        for index in batches:
+            twin.step(optimizer, index)
+    assert optimizer.learning_rate != 0.1
+    assert distance(weights(found[0]), twin.weights) < 1e-6
 
 
 def test_the_last_rate_is_kept_where_nothing_moved():
@@ -96,6 +117,7 @@ def test_a_refresh_that_fails_keeps_the_rate():
     [
         ("adam", {}, ValueError, "'sgd' or 'nag', got Adam"),
         ("sgd", {"lr_scheduler": mx.lr_scheduler.FactorScheduler(10)}, ValueError, "overwrite it"),
+        (mx.optimizer.AdaGrad(), None, ValueError, "'sgd' or 'nag', got AdaGrad"),
     ],
 )
 def test_optimizers_without_a_rate_of_their_own(optimizer, settings, error, message):
@@ -104,3 +126,5 @@ def test_optimizers_without_a_rate_of_their_own(optimizer, settings, error, mess
         SVRGTrainer(net.collect_params(), optimizer, settings, barzilai_borwein=True)
     with pytest.raises(TypeError, match="True or False"):
         SVRGTrainer(net.collect_params(), "sgd", barzilai_borwein=1)
+    with pytest.raises(ValueError, match="no worker knows with kvstore='dist_async'"):
+        SVRGTrainer(net.collect_params(), "sgd", kvstore="dist_async", barzilai_borwein=True)

@@ -5,6 +5,7 @@ where a Python function begins. The sweeps raise there, at one place after the o
 those of the system, at random moments.
 """
 
+import os
 import signal
 import sys
 import time
@@ -193,6 +194,38 @@ def misplaced_steps(interrupts):
 
 # After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put
 # back then become part of a graph, and to write them again is an MXNetError.
+def test_gradients_are_put_back_though_mxnet_records():
+    training = Training()
+    training.step()
+    before = [p.grad().asnumpy() for p in parameters(training.net)]
+
+    def data():
+        yield BATCHES[0]
+        autograd.set_recording(True)
+        raise Interrupt
+
+    with pytest.raises(Interrupt):
+        training.trainer.update_full_grads(training.loss_of, data())
+    autograd.set_recording(False)
+    for parameter, grad in zip(parameters(training.net), before):
+        np.testing.assert_array_equal(parameter.grad().asnumpy(), grad)
+
+
+def test_a_refresh_in_a_fork():
+    """The thread that finishes refreshes is not there: the child starts its own."""
+    training = Training()
+    training.refresh()
+    child = os.fork()
+    if not child:
+        signal.alarm(60)
+        try:
+            training.refresh()
+            os._exit(0 if training.whether_all_belongs_together() else 2)
+        finally:
+            os._exit(1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
 def test_an_interrupt_at_each_place_of_a_refresh():
     assert mixed_refreshes(sweep) == []
 

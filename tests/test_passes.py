@@ -88,6 +88,16 @@ def test_sketches_tell_how_much_gradients_differ(specification, part):
     assert distance / norm / 4 < found < 4 * distance / norm
 
 
+@pytest.mark.parametrize("column", [1, 2, 255, 510])
+def test_each_column_of_a_large_matrix_is_in_its_sketch(column):
+    """Of 524,288 entries every fifth is taken: every fourth would leave columns out."""
+    gradient = np.random.standard_normal((1024, 512)).astype("float32")
+    other = gradient.copy()
+    other[:, column] += 1
+    first, second = (sketch.sketch([[mx.nd.array(values)]]) for values in (gradient, other))
+    assert sketch.difference(first, second) > 10 * sketch.TOLERANCE["float32"]
+
+
 def test_a_sketch_is_linear():
     first, second = random([((300, 7), "float64")], 0), random([((300, 7), "float64")], 1)
     total = [a + b for a, b in zip(first, second)]

@@ -37,7 +37,7 @@ from .kvstores import (
     registered_kvstores,
     send_to_servers,
 )
-from .optimizers import class_of, last_rate, weight_decays
+from .optimizers import class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
     all_rows,
     data,
@@ -98,6 +98,7 @@ __all__ = [
     "replacing",
     "scaling_to_norm",
     "send_to_servers",
+    "steps_along_gradient",
     "take_fresh",
     "to_ndarray",
     "unguarded",

@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.lr_scheduler import FactorScheduler, LRScheduler, MultiFactorScheduler
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import Optimizer
+from mxnet.optimizer import NAG, SGD, Optimizer
 
 #: Attributes with the counts of updates: those of all devices, and those of one of them.
 COUNTS = ("_all_index_update_counts", "_index_update_count")
@@ -119,6 +119,15 @@ def class_of(optimizer: Any) -> Any:
     if isinstance(optimizer, str):
         return Optimizer.opt_registry.get(optimizer.lower())
     return type(optimizer) if isinstance(optimizer, Optimizer) else None
+
+
+def steps_along_gradient(optimizer: Any) -> bool:
+    """Whether the step of an optimizer, or of the name of one, is the rate times a direction.
+
+    For all weights alike, with momentum or without. Of a name that is unknown, MXNet will say so.
+    """
+    cls = class_of(optimizer)
+    return cls is None or issubclass(cls, (SGD, NAG))
 
 
 def last_rate(optimizer: Optimizer, index: int) -> float:
