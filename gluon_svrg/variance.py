@@ -39,7 +39,8 @@ class Variance:
         ``svrg / plain``; below 1 the method helps.
     bias : float
         Norm of the difference between the mean of the estimate and the mean gradient. SVRG and
-        SAGA have none, up to rounding, if this is the data that they were given.
+        SAGA have none, up to rounding, if this is the data that they were given, and no random
+        numbers are drawn: dropout masks here are not those of the full gradient.
     cosine_distance_plain, cosine_distance_svrg : float
         Mean of ``1 - cos`` over all pairs of different minibatches.
     best_coefficient : float
