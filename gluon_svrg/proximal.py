@@ -81,7 +81,7 @@ class ProximalTrainer(KVStoreTrainer):
 
 
 def _step(optimizer: Any, index: int) -> float:
-    """How far a gradient moves a parameter in all: with momentum, in the updates to come too."""
+    """How far a gradient moves a parameter in total: with momentum, in later updates too."""
     return _mxnet.last_rate(optimizer, index) / (1 - float(np.float32(optimizer.momentum)))
 
 

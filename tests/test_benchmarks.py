@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
-from benchmarks import methods, problems, summary
+from benchmarks import convergence, methods, problems, summary
 
 PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
@@ -96,6 +96,44 @@ def test_the_trainer_follows_the_reference(kind):
         if epoch == 3:
             break
     np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-10)
+
+
+def passes(solver, kind, seed=1, most=60, levels=(1e-3, 1e-6, 1e-9)):
+    """The data passes to each level."""
+    found = {}
+    for done in methods.drive(solver, kind, seed):
+        gap = solver.problem.gap(solver.weights.reshape(solver.problem.shape))
+        for level in levels:
+            if gap <= level:
+                found.setdefault(level, done)
+        if len(found) == len(levels) or done > most:
+            return list(found.values())
+
+
+@pytest.mark.convergence
+@pytest.mark.parametrize(
+    ("name", "rate"), [("breast_cancer", 1.0), ("Gaussian", 0.5)], ids=["breast_cancer", "Gaussian"]
+)
+def test_saga_at_batch_size_1(name, rate):
+    """As copt's SAGA, which needs 3, 6 and 9 and 3, 7 and 10: the first pass trains."""
+    problem = problems.problem(name)
+    rate = rate / (3 * problem.smoothness)
+    twin = methods.Reference(problem, rate, 1, "SAGA")
+    assert passes(twin, "SAGA") == [3, 6, 10]
+    trained = methods.Trained(problem, methods.Method("SAGA"), rate, 1)
+    assert passes(trained, "SAGA") == [3, 6, 10]
+
+
+@pytest.mark.convergence
+@pytest.mark.parametrize("name", ["breast_cancer", "Gaussian"])
+def test_barzilai_borwein_needs_at_most_twice_the_passes_of_the_best_rate(name):
+    problem = problems.problem(name)
+    _, best = convergence._tuned(problem, "SVRG", 10, 60)
+    (tuned,) = passes(methods.Reference(problem, best, 10), "SVRG", levels=[1e-9])
+    start = 1 / (3 * problem.smoothness)
+    trained = methods.Trained(problem, methods.Method("BB"), start, 10)
+    (own,) = passes(trained, "BB", levels=[1e-9])
+    assert own < 2 * tuned
 
 
 def test_many_rates_at_once():

@@ -23,8 +23,8 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
 _BUCKETS = 256
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 17)
 _STRIDE = 7919  # each piece has signs and buckets of its own
-# Of a large array every k-th entry will do: ResNet-18 takes a fifth of the time, and whatever draws
-# random numbers changes more than the rest.
+# Of a large array every k-th entry will do: sketches of ResNet-18 take half of the time, and what
+# draws random numbers changes many entries.
 _MOST = 1 << 17
 
 
