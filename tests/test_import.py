@@ -113,7 +113,8 @@ def test_an_early_interrupt(moment, tmp_path):
             if line.rpartition("|")[2].strip() == moment and process.poll() is None:
                 process.send_signal(signal.SIGINT)
             lines.append(line)
-    assert process.returncode == 130, "".join(lines)
+    # Where it meets exec(), as in sklearn, `python -m` ends by SIGINT, which a shell shows as 130.
+    assert process.returncode in (130, -signal.SIGINT), "".join(lines)
     assert "Traceback" not in "".join(lines)
 
 
