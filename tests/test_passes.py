@@ -90,7 +90,7 @@ def test_sketches_tell_how_much_gradients_differ(specification, part):
 
 @pytest.mark.parametrize("column", [1, 2, 255, 510])
 def test_each_column_of_a_large_matrix_is_in_its_sketch(column):
-    """Of 524,288 entries every fifth is taken: every fourth would leave columns out."""
+    """Each bucket of the sketch is of some columns, and none is left out."""
     gradient = np.random.standard_normal((1024, 512)).astype("float32")
     other = gradient.copy()
     other[:, column] += 1
