@@ -31,7 +31,7 @@ _LARGE = 1 << 15  # entries; MXNet sums up larger arrays, as copying these to Nu
 def sketch(arrays: Arrays) -> np.ndarray:
     """Sums of entries with random signs, shape (256,), float64. Waits for the device."""
     sums = np.zeros(_BUCKETS)
-    found = []
+    found: list[NDArray] = []
     for number, array in enumerate(array for row in arrays for array in row):
         shift = number * _STRIDE
         is_simple = array.stype == "default" and _mxnet.dtype_name(array) in ("float32", "float64")
