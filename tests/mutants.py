@@ -195,7 +195,7 @@ MUTANTS = {
         ),
     },
     "passes/closure": {
-        "losses counted, not entries": ("+= loss.size", "+= 1"),
+        "losses counted, not entries": ("+= prod(loss.shape)", "+= 1"),
         "another minibatch the second time": ("if tuple(before) != tuple(counts):", "if False:"),
         "a loss where no parameters are": (
             "        if device not in devices:",
@@ -240,7 +240,18 @@ MUTANTS = {
     },
     "passes/sketch": {
         "no difference": ("return distance / norm if norm", "return 0.0 if norm"),
-        "the same columns alone": ("-(-array.size // _MOST) | 1", "-(-array.size // _MOST)"),
+        "one piece of a large array": (
+            "for begin in range(0, len(matrix), most)",
+            "for begin in range(0, most, most)",
+        ),
+        "the end of a large array left out": (
+            "[flat[len(flat) // _BUCKETS * _BUCKETS :].asnumpy()]",
+            "[]",
+        ),
+        "no signs": (
+            "mx.nd.dot(signs[start : start + len(rows)].reshape((1, -1)), rows)",
+            "rows.sum(axis=0, keepdims=True)",
+        ),
     },
     "passes/arrays": {
         "put back into a graph": (
