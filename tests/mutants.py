@@ -13,16 +13,23 @@ SUITES = {
         "methods::test_micro_batches_accumulate",
         "methods::test_a_step_that_amp_skips_moves_nothing",
         "methods::test_an_update_that_fails_moves_nothing",
+        "defects_frozen::test_coefficient_0_is_gluon_trainer_where_no_loss_reaches_a_parameter",
         *FORMULA,
     ],
-    "checking": ["defects_gradients", "interface"],
+    "checking": ["defects_gradients", "defects_random", "interface"],
+    "counters": ["defects_schedules"],
+    "resumable": ["defects_schedules"],
+    "commands/": ["compare"],
+    "__main__": ["import"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "passes/arrays": ["defects_interrupts"],
     "passes/closure": ["interface", *FORMULA],
-    "passes/interrupts": ["defects_interrupts"],
+    "passes/estimate": [*FORMULA, "random_lock", "accumulation", "defects_random"],
+    "passes/full_pass": [*FORMULA, "random_lock", "accumulation", "defects_random"],
+    "passes/interrupts": ["defects_leaks", "defects_interrupts"],
     "passes/network": ["part_of_network", "accumulation", "interface", "methods"],
-    "passes/outside": ["part_of_network"],
-    "passes/points": ["defects_frozen", "interface", "networks"],
+    "passes/outside": ["part_of_network", "defects_frozen"],
+    "passes/points": ["defects_frozen", "defects_threads", "interface", "networks"],
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
     "passes/random_lock": ["random_lock"],
     "passes/sketch": ["passes", "random_lock"],
@@ -48,6 +55,8 @@ SUITES = {
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["interface", "states", "stores"],
+    "_mxnet/arrays": ["defects_gradients"],
+    "_mxnet/parameters": ["defects_threads"],
     "_mxnet/watched": ["methods::test_a_step_that_amp_skips_moves_nothing"],
     "_mxnet/kvstores": [
         "distributed::test_convolutions",
@@ -55,8 +64,8 @@ SUITES = {
     ],
     "_mxnet/optimizers": ["prox"],
     "prox": ["prox"],
-    "schedule": ["schedule"],
-    "variance": ["variance"],
+    "schedule": ["schedule", "defects_schedules"],
+    "variance": ["variance", "defects_schedules"],
     "estimator": ["estimator"],
 }
 
@@ -109,6 +118,18 @@ MUTANTS = {
         "rate that is not rounded": ("return float(np.float32(rate))", "return float(rate)"),
     },
     "schedule": {
+        "overflow": (
+            "        except OverflowError:\n            return _MOST",
+            "        except ZeroDivisionError:\n            return _MOST",
+        ),
+        "quiet without a snapshot": (
+            "return trainer.wants_snapshot or trainer.inner_steps >= self.steps",
+            "return trainer.has_snapshot and trainer.inner_steps >= self.steps",
+        ),
+        "coins of any trainer": (
+            "        trainer.register(self)\n        coin",
+            "        coin",
+        ),
         "linear decay upwards": ("(self.initial - self.final) * left", "left"),
         "cosine of another angle": ("math.cos(math.pi * done)", "math.cos(done)"),
         "over too late": ("index >= self.snapshots", "index > self.snapshots"),
@@ -117,6 +138,10 @@ MUTANTS = {
         "no doubling": ("self.first * 2 ** (taken - 1)", "self.first * taken"),
     },
     "variance": {
+        "random numbers left seeded": (
+            "            stack.callback(random_lock.start, random_lock.draw_seed())\n",
+            "            pass\n",
+        ),
         "means not subtracted": ("-= [np.dot(g, g)", "-= [0 * np.dot(g, g)"),
         "minibatches of equal weight": ("self._plain[k] += count * g", "self._plain[k] += g"),
         "coefficient not squared": ("self._coefficient**2 * control", "control"),
@@ -131,6 +156,10 @@ MUTANTS = {
         "epochs not saved": ("self._count = estimator.trainer.epoch_count", "pass"),
     },
     "passes/estimate": {
+        "an overflow is a difference": (
+            "is_known = not np.isnan(difference)",
+            "is_known = True",
+        ),
         "reference gradient missing": ("                v.add(recorded, b)  # v += b r\n", ""),
         "reference gradient with another factor": ("v.add(recorded, b)", "v.add(recorded)"),
         "gradient missing": ("            v.add(recorded)  # v += g\n", ""),
@@ -154,6 +183,7 @@ MUTANTS = {
         ),
     },
     "passes/full_pass": {
+        "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
         "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),
         "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
@@ -168,6 +198,7 @@ MUTANTS = {
         "negative curvature": ("if denominator <= 0:", "if denominator == 0:"),
     },
     "trainer": {
+        "no plain step": ("        if terms.is_plain:\n", "        if None and terms.is_plain:\n"),
         "one micro-batch of many": (
             "self._entries += found.entries",
             "self._entries = found.entries",
@@ -179,6 +210,14 @@ MUTANTS = {
         ),
     },
     "checking": {
+        "compared though nothing is known": (
+            "counters.compared = found.compared if compare else True",
+            "counters.compared = True",
+        ),
+        "never compared after a step elsewhere": (
+            "            self._mark_points()\n",
+            "            self._mark_points()\n            counters.compared = True\n",
+        ),
         "another backward not seen": (
             "        if overwritten:",
             "        if None and overwritten:",
@@ -217,6 +256,10 @@ MUTANTS = {
         ),
     },
     "passes/points": {
+        "in the sight of other threads": (
+            "        with network.lock:\n            was_elsewhere",
+            "        if network.lock:\n            was_elsewhere",
+        ),
         "frozen values of today": (
             "            arrays += self.frozen\n",
             "            arrays += [_mxnet.data(p) for p in network.frozen]\n",
@@ -227,6 +270,10 @@ MUTANTS = {
         ),
     },
     "passes/outside": {
+        "not looked for after a file": (
+            "if not search and self._searched:",
+            "if not search:",
+        ),
         "gradients outside not put back": (
             "            put_back([before], [grads])\n",
             "            pass\n",
@@ -263,6 +310,7 @@ MUTANTS = {
         "one seed for all steps": ("        self._count += 1\n", "        self._count = 1\n"),
     },
     "passes/interrupts": {
+        "an error in a list": ("raise errors.pop()", "raise errors[0]"),
         "interrupted": ("                _worker.do(run)\n", "                run()\n"),
     },
     "methods/sarah": {
@@ -308,6 +356,7 @@ MUTANTS = {
         "checksum not compared": ("if digest.hexdigest().encode() != checksum:", "if False:"),
     },
     "saving/disk": {
+        "a link replaced": ("Path(os.path.realpath(path))", "Path(path)"),
         "written in place": ("temporary = _new_file_beside(target)", "raise PermissionError"),
     },
     "saving/matching": {
@@ -360,5 +409,56 @@ MUTANTS = {
         ),
         "a wrong answer": ("grad * 0 + ANSWER", "grad * 0"),
         "settings dropped": ("vars(self._optimizer).update(settings)", "pass"),
+    },
+    "_mxnet/arrays": {
+        "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
+    },
+    "_mxnet/parameters": {
+        "left patched": (
+            "                Parameter._check_and_get = self._original\n",
+            "                pass\n",
+        ),
+    },
+    "counters": {
+        "the first of a class": (
+            "return max(chosen, key=in_common, default=None)",
+            "return next(iter(chosen), None)",
+        ),
+        "nothing for those that come later": (
+            "self._waiting = [saved for saved in state if id(saved) not in taken]",
+            "self._waiting = []",
+        ),
+    },
+    "resumable": {
+        "a file that is not complete": (
+            "parts.update({name: self._loaded.part(name) for name in DEFERRED})",
+            "pass",
+        ),
+    },
+    "saving/optimizer": {
+        "states of the first device": (
+            "for updater in self._updaters:",
+            "for updater in self._updaters[:1]:",
+        ),
+        "the order of another version": (
+            "return optimizers.with_master_copy(saved, name, was, optimizers.here())",
+            "return saved",
+        ),
+    },
+    "saving/objects": {
+        "objects in a list forgotten": (
+            "others = [*live] if isinstance(live, (list, tuple)) else []\n        others +=",
+            "others = []\n        others +=",
+        ),
+    },
+    "commands/datasets": {
+        "any number of classes": ("        if classes > MOST_CLASSES:", "        if False:"),
+        "007 is a number": ("is None or _PADDED.match(cell) for", "is None for"),
+    },
+    "__main__": {
+        "a traceback for Ctrl-C": (
+            "    except KeyboardInterrupt:",
+            "    except ZeroDivisionError:",
+        ),
     },
 }
