@@ -19,7 +19,10 @@ SUITES = {
     "checking": ["defects_gradients", "defects_random", "interface"],
     "counters": ["defects_schedules"],
     "resumable": ["defects_schedules"],
-    "commands/": ["compare"],
+    "commands/datasets": [
+        "compare::test_many_classes",
+        "compare::test_labels_that_are_nearly_numbers",
+    ],
     "__main__": ["import"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "passes/arrays": ["defects_interrupts"],
