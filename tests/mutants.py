@@ -18,6 +18,7 @@ SUITES = {
     ],
     "checking": ["defects_gradients", "defects_random", "interface"],
     "counters": ["defects_schedules"],
+    "refreshing": ["defects_random"],
     "resumable": ["defects_schedules"],
     "commands/datasets": [
         "compare::test_many_classes",
@@ -216,10 +217,6 @@ MUTANTS = {
         "compared though nothing is known": (
             "counters.compared = found.compared if compare else True",
             "counters.compared = True",
-        ),
-        "never compared after a step elsewhere": (
-            "            self._mark_points()\n",
-            "            self._mark_points()\n            counters.compared = True\n",
         ),
         "another backward not seen": (
             "        if overwritten:",
@@ -462,6 +459,12 @@ MUTANTS = {
         "a traceback for Ctrl-C": (
             "    except KeyboardInterrupt:",
             "    except ZeroDivisionError:",
+        ),
+    },
+    "refreshing": {
+        "not compared after a refresh": (
+            "counters.compared = self._is_corrected = False",
+            "self._is_corrected = False",
         ),
     },
 }
