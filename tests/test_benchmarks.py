@@ -1,5 +1,6 @@
 """What the benchmark of convergence rests on: its problems, its reference, and its trainers."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -112,16 +113,34 @@ def passes(solver, kind, seed=1, most=60, levels=(1e-3, 1e-6, 1e-9)):
 
 @pytest.mark.convergence
 @pytest.mark.parametrize(
-    ("name", "rate"), [("breast_cancer", 1.0), ("Gaussian", 0.5)], ids=["breast_cancer", "Gaussian"]
+    ("kind", "name", "rate", "expected"),
+    [
+        ("SAGA", "breast_cancer", 1.0, [3, 6, 10]),
+        ("SAGA", "Gaussian", 0.5, [3, 6, 10]),
+        ("SAGA", "digits", 8.0, [11, 36, 53]),
+        ("SAG", "breast_cancer", 0.25, [5, 12, 22]),
+        ("SAG", "Gaussian", 0.125, [7, 14, 21]),
+        ("SAG", "digits", 4.0, [13, 31, 53]),
+    ],
 )
-def test_saga_at_batch_size_1(name, rate):
-    """As copt's SAGA, which needs 3, 6 and 9 and 3, 7 and 10: the first pass trains."""
+def test_tables_at_batch_size_1(kind, name, rate, expected):
+    """copt's SAGA needs 3, 6 and 9 and 3, 7 and 10 on the first two: the first pass trains.
+
+    The rates are the best of the grid, in units of ``1 / (3 L_max)``. On digits, the trainer goes
+    the first part of the way, with the same weights.
+    """
     problem = problems.problem(name)
     rate = rate / (3 * problem.smoothness)
-    twin = methods.Reference(problem, rate, 1, "SAGA")
-    assert passes(twin, "SAGA") == [3, 6, 10]
-    trained = methods.Trained(problem, methods.Method("SAGA"), rate, 1)
-    assert passes(trained, "SAGA") == [3, 6, 10]
+    twin = methods.Reference(problem, rate, 1, kind)
+    assert passes(twin, kind) == expected
+    levels = (1e-3,) if name == "digits" else (1e-3, 1e-6, 1e-9)
+    solvers = (
+        methods.Reference(problem, rate, 1, kind),
+        methods.Trained(problem, methods.Method(kind), rate, 1),
+    )
+    for solver in solvers:
+        assert passes(solver, kind, levels=levels) == expected[: len(levels)]
+    np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.convergence
