@@ -16,7 +16,10 @@ import pytest
 from jobs import (
     GLUON_SVRG,
     SCRIPT,
+    TIMEOUT,
+    WITHIN,
     assert_nothing_left,
+    event,
     find,
     find_role,
     finish,
@@ -28,7 +31,6 @@ from gluon_svrg.commands import cli, join, ranks
 from gluon_svrg.commands.arguments import UserError
 
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
-WITHIN = 15  # seconds from a death to the end
 MPIRUN = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
 JOBS = {"workers": (2, []), "one role each": (4, ["-n", 2])}
@@ -79,12 +81,12 @@ def test_the_same_weights_as_launch(job, tmp_path, marker):
         ("early", r"worker \d \(rank 0\) exited early, with code 0, while worker \d"),
     ],
 )
-def test_workers_that_end_badly(what, message, job, tmp_path, marker):
+def test_workers_that_end_badly(what, message, job, tmp_path, marker, stopwatch):
     process = mpirun(tmp_path, what, job)
     wait_for(tmp_path / "reached", process)
-    died = time.monotonic()
+    seconds = stopwatch("mpirun", event(what))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode != 0
     assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
     assert_nothing_left(marker)
@@ -93,18 +95,18 @@ def test_workers_that_end_badly(what, message, job, tmp_path, marker):
 @needs_mpirun
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["worker 0", "worker 1", "server 0", "scheduler"])
-def test_killed_or_stopped(role, number, tmp_path, marker):
-    process = mpirun(tmp_path, "step", "workers", "--timeout", 6)
+def test_killed_or_stopped(role, number, tmp_path, marker, stopwatch):
+    process = mpirun(tmp_path, "step", "workers", "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
     os.kill(find_role(marker, role), number)
-    died = time.monotonic()
+    seconds = stopwatch("mpirun", event(number, role))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN + (6 if number == signal.SIGSTOP else 0)
+    assert seconds() < WITHIN + (TIMEOUT if number == signal.SIGSTOP else 0)
     assert process.returncode != 0
     how = (
         "was killed by SIGKILL"
         if number == signal.SIGKILL
-        else "did not answer for 6 s(: a signal.*)?"
+        else f"did not answer for {TIMEOUT} s(: a signal.*)?"
     )
     line = rf"^gluon-svrg join: (the )?{role}( \(rank \d\))? {how}; all others are ended"
     assert re.search(line, output, re.M), output
@@ -113,7 +115,7 @@ def test_killed_or_stopped(role, number, tmp_path, marker):
 
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_supervisor_is_killed(rank, tmp_path, marker):
+def test_a_supervisor_is_killed(rank, tmp_path, marker, stopwatch):
     """Its own processes end with it, and the others find that it is gone."""
     process = mpirun(tmp_path, "step")
     wait_for(tmp_path / "reached", process)
@@ -123,9 +125,9 @@ def test_a_supervisor_is_killed(rank, tmp_path, marker):
         f"rank {rank}",
     )
     os.kill(mine, signal.SIGKILL)
-    died = time.monotonic()
+    seconds = stopwatch("mpirun", "a supervisor is killed")
     output = finish(process)
-    assert time.monotonic() - died < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode != 0, output
     assert files_left(tmp_path) == []
     assert_nothing_left(marker)
@@ -133,13 +135,15 @@ def test_a_supervisor_is_killed(rank, tmp_path, marker):
 
 @needs_mpirun
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_mpirun_is_ended(number, tmp_path, marker):
+def test_mpirun_is_ended(number, tmp_path, marker, stopwatch):
     process = mpirun(tmp_path, "step")
     wait_for(tmp_path / "reached", process)
     process.send_signal(number)
+    seconds = stopwatch("mpirun", f"its launcher gets {number.name}")
     finish(process)
     assert process.returncode != 0
     assert_nothing_left(marker, seconds=WITHIN)
+    seconds()
 
 
 @needs_mpirun
@@ -188,14 +192,14 @@ def test_rank_0_is_killed(tmp_path, marker):
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_supervisor_is_stopped(stopped, tmp_path, marker):
-    processes = [by_hand(rank, tmp_path, "step", "--timeout", 6) for rank in range(2)]
+    processes = [by_hand(rank, tmp_path, "step", "--timeout", TIMEOUT) for rank in range(2)]
     wait_for(tmp_path / "reached", processes[0])
     processes[stopped].send_signal(signal.SIGSTOP)
     at = time.monotonic()
     output = finish(processes[1 - stopped])
-    assert time.monotonic() - at < 6 + WITHIN
+    assert time.monotonic() - at < TIMEOUT + WITHIN
     assert processes[1 - stopped].returncode == 1
-    assert re.search(rf"rank {stopped} did not answer for 6 s; all", output), output
+    assert re.search(rf"rank {stopped} did not answer for {TIMEOUT} s; all", output), output
     processes[stopped].send_signal(signal.SIGCONT)
     finish(processes[stopped])
     assert processes[stopped].returncode == 1
@@ -361,23 +365,29 @@ needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs H
 
 
 def with_horovod(folder, what, *options, size=2):
-    script = SCRIPT.with_name("launched_horovod.py")
     words = [*MPIRUN, "-np", size, *GLUON_SVRG, "join", "--horovod", *options]
-    return start([*words, "--", sys.executable, script, folder, what], folder)
+    return start([*words, "--", sys.executable, SCRIPT, folder, what, "horovod"], folder)
 
 
 @needs_mpirun
 @needs_horovod
 @pytest.mark.parametrize("size", [2, 3])
 def test_horovod(size, tmp_path, marker):
-    process = with_horovod(tmp_path, "nothing", size=size)
+    process = with_horovod(tmp_path, "train", size=size)
     output = finish(process)
     assert process.returncode == 0, output
-    total = float(sum(range(1, size + 1)))
     for rank in range(size):
-        assert re.search(rf"^\[worker {rank}\] rank {rank} of {size}, ", output, re.M), output
-        assert f"[worker {rank}] sum {[total] * 3}" in output
+        assert re.search(rf"^\[worker {rank}\] rank {rank} of {size}$", output, re.M), output
+    assert_same_weights(tmp_path, size)
     assert_nothing_left(marker)
+
+
+def assert_same_weights(folder, size):
+    """All ranks have trained the same ones."""
+    found = [np.load(folder / f"{rank}.npz") for rank in range(size)]
+    for other in found[1:]:
+        for name in found[0].files:
+            np.testing.assert_array_equal(found[0][name], other[name])
 
 
 @needs_mpirun
@@ -385,20 +395,35 @@ def test_horovod(size, tmp_path, marker):
 @pytest.mark.parametrize(
     "what, message",
     [
-        ("raise", r"worker 1 \(rank 1\) exited with code 1"),
-        ("kill", r"worker 1 \(rank 1\) was killed by SIGKILL"),
-        ("early", r"worker \d .* code 1, after worker 1 \(rank 1\) had ended with code 0"),
-        ("stop", r"worker 1 \(rank 1\) did not answer for 6 s"),
+        ("raise", r"worker 0 \(rank 0\) exited with code 1"),
+        ("early", r"worker 1 .* code 1, after worker 0 \(rank 0\) had ended with code 0"),
+        (signal.SIGKILL, r"worker 1 \(rank 1\) was killed by SIGKILL"),
+        (signal.SIGSTOP, rf"worker 1 \(rank 1\) did not answer for {TIMEOUT} s"),
     ],
 )
-def test_horovod_ends_badly(what, message, tmp_path, marker):
-    process = with_horovod(tmp_path, what, "--timeout", 6, size=3)
+def test_horovod_ends_badly(what, message, tmp_path, marker, stopwatch):
+    is_signal = isinstance(what, signal.Signals)
+    process = with_horovod(tmp_path, "step" if is_signal else what, "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
-    died = time.monotonic()
+    if is_signal:
+        os.kill(find_role(marker, "worker 1"), what)
+    seconds = stopwatch("mpirun, `--horovod`", event(what))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN + (6 if what == "stop" else 0)
+    assert seconds() < WITHIN + (TIMEOUT if what == signal.SIGSTOP else 0)
     assert process.returncode != 0
     assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@needs_horovod
+def test_horovod_restarts(tmp_path, marker):
+    process = with_horovod(tmp_path, "train and die", "--restart", 2)
+    output = finish(process)
+    assert process.returncode == 0, output
+    again = re.findall(r"was killed by SIGKILL.*; starting again \((\d) of 2\)", output)
+    assert again == ["1", "2"]
+    assert_same_weights(tmp_path, 2)
     assert_nothing_left(marker)
 
 
