@@ -117,7 +117,8 @@ def test_adam(two):
 @needs_horovod
 def test_every_method_is_one_process_over_the_union_of_the_data(two):
     for name, method in test_recursive.METHODS.items():
-        test_recursive.check_workers(two[name], method, 1e-12, 1e-12)
+        tolerance = 1e-8 if "MARS" in name else 1e-12  # MXNet 2.0 is as far off in one process
+        test_recursive.check_workers(two[name], method, tolerance, tolerance)
     for cls in test_saga.TRAINERS:
         test_saga.check_workers(two[cls.__name__], cls, True, 1e-12)
     test_prox.check_workers(two["proximal"], 1e-12)
