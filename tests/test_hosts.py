@@ -236,11 +236,15 @@ def end_by_link(process, hosts, marker, stopwatch):
 
 @pytest.mark.parametrize("job", ENGINES, indirect=True)
 def test_the_link_comes_back(job, hosts, tmp_path, marker):
+    check_link_back(job, hosts, tmp_path, marker)
+
+
+def check_link_back(job, hosts, tmp_path, marker, *options, kvstore="dist_sync"):
     """With the time-out off, the job goes on and ends with the same weights."""
     folders = [tmp_path / name for name in ("undisturbed", "disturbed")]
     for folder in folders:
         folder.mkdir()
-        process = job("train slowly", "--timeout", 0, folder=folder)
+        process = job("train slowly", "--timeout", 0, *options, folder=folder, kvstore=kvstore)
         wait_for(folder / "reached", process)
         if folder.name == "disturbed":
             hosts.link("down")
@@ -252,7 +256,16 @@ def test_the_link_comes_back(job, hosts, tmp_path, marker):
     assert_nothing_left(marker)
 
 
-@pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+
+
+@needs_horovod
+@pytest.mark.parametrize("job", CLUSTERS, indirect=True)
+def test_the_link_comes_back_to_horovod(job, hosts, tmp_path, marker):
+    check_link_back(job, hosts, tmp_path, marker, "--horovod", kvstore="horovod")
+
+
+@needs_horovod
 @pytest.mark.parametrize("job", CLUSTERS, indirect=True)
 @pytest.mark.parametrize("what", ["train", "raise", signal.SIGKILL, signal.SIGSTOP, "link"])
 def test_horovod(what, job, hosts, tmp_path, marker, stopwatch):

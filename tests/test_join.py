@@ -33,7 +33,7 @@ from gluon_svrg.commands.arguments import UserError
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
 MPIRUN = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
-JOBS = {"workers": (2, []), "one role each": (4, ["-n", 2])}
+JOBS = {"workers": (2, []), "one role each": (5, ["-n", 2, "-s", 2])}
 
 
 def mpirun(folder, what, job="workers", *options):
@@ -89,6 +89,30 @@ def test_workers_that_end_badly(what, message, job, tmp_path, marker, stopwatch)
     assert seconds() < WITHIN
     assert process.returncode != 0
     assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
+    assert_nothing_left(marker)
+
+
+def test_the_exit_status_is_passed_on(tmp_path, marker):
+    processes = [by_hand(rank, tmp_path, "code 7") for rank in range(2)]
+    outputs = [finish(process) for process in processes]
+    assert [process.returncode for process in processes] == [7, 7], outputs
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signals_are_passed_on(rank, number, tmp_path, marker):
+    processes = [by_hand(rank, tmp_path, "step") for rank in range(2)]
+    wait_for(tmp_path / "reached", processes[0])
+    processes[rank].send_signal(number)
+    since = time.monotonic()
+    outputs = [finish(process) for process in processes]
+    assert time.monotonic() - since < WITHIN
+    assert processes[rank].returncode == 128 + number, outputs
+    assert processes[1 - rank].returncode != 0
+    who = "rank 1" if rank else "the launcher"
+    line = f"gluon-svrg join: {who} was ended by {number.name}; all others are ended"
+    assert outputs[0].splitlines()[-1] == line, outputs  # rank 0 speaks for the job
     assert_nothing_left(marker)
 
 
