@@ -41,15 +41,10 @@ KINDS = {
     "mpirun": "mpirun, 2 machines",
     "srun": "srun, 2 machines",
 }
-CLUSTERS = [
-    pytest.param(
-        "mpirun",
-        marks=pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun"),
-    ),
-    pytest.param(
-        "srun", marks=pytest.mark.skipif(bool(slurm.missing()), reason=str(slurm.missing()))
-    ),
-]
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+needs_slurm = pytest.mark.skipif(bool(slurm.missing()), reason=str(slurm.missing()))
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+CLUSTERS = [pytest.param("mpirun", marks=needs_mpirun), pytest.param("srun", marks=needs_slurm)]
 ENGINES = ["ssh", *CLUSTERS]
 
 
@@ -256,9 +251,6 @@ def check_link_back(job, hosts, tmp_path, marker, *options, kvstore="dist_sync")
     assert_nothing_left(marker)
 
 
-needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
-
-
 @needs_horovod
 @pytest.mark.parametrize("job", CLUSTERS, indirect=True)
 def test_the_link_comes_back_to_horovod(job, hosts, tmp_path, marker):
@@ -267,7 +259,9 @@ def test_the_link_comes_back_to_horovod(job, hosts, tmp_path, marker):
 
 @needs_horovod
 @pytest.mark.parametrize("job", CLUSTERS, indirect=True)
-@pytest.mark.parametrize("what", ["train", "raise", signal.SIGKILL, signal.SIGSTOP, "link"])
+@pytest.mark.parametrize(
+    "what", ["train", "raise", "early", signal.SIGKILL, signal.SIGSTOP, "link"]
+)
 def test_horovod(what, job, hosts, tmp_path, marker, stopwatch):
     """One worker on each machine; no ssh but mpirun's."""
     is_event = what in ("link", signal.SIGKILL, signal.SIGSTOP)
@@ -295,6 +289,7 @@ def test_horovod(what, job, hosts, tmp_path, marker, stopwatch):
         assert_nothing_left(marker)
         message = {
             "raise": r"worker 0 \(rank 0\).* exited with code 1",
+            "early": r"worker 1 .* code 1, after worker 0 \(rank 0\).* had ended with code 0",
             signal.SIGKILL: r"worker 1 \(rank 1\) on node-b was killed by SIGKILL",
             signal.SIGSTOP: rf"worker 1 \(rank 1\) on node-b did not answer for {TIMEOUT} s",
         }[what]
@@ -421,6 +416,7 @@ def test_a_folder_that_is_not_there(hosts, tmp_path, marker):
     assert_nothing_left(marker)
 
 
+@needs_slurm
 def test_sbatch(cluster, tmp_path, marker):
     """A batch script that calls srun."""
     script = tmp_path / "job.sh"
