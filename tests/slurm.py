@@ -119,7 +119,7 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=30
+SlurmdTimeout=60
 KillWait=5
 SelectType=select/cons_tres
 NodeName={first} NodeAddr={one} CPUs={cores}
