@@ -154,7 +154,7 @@ def table(records: list[dict[str, Any]]) -> list[record.Row]:
         }
         for phase in ("step", "refresh"):
             total = sum(expected(entry["engine"], phase, entry["workers"]))
-            row[f"sent per {phase}"] = f"{counted(entry, phase):.2f}" if phase in entry else "-"
+            row[f"sent per {phase}"] = counted(entry, phase) if phase in entry else "-"
             row[f"expected, per {phase}"] = str(total) if phase in entry else "-"
         for phase in ("gradient", "step", "refresh"):
             row[f"{phase} (ms)"] = (
@@ -181,14 +181,32 @@ def model(records: list[dict[str, Any]]) -> list[record.Row]:
         for servers in [0] if engine == HOROVOD else [1, MODELLED]:
             row: record.Row = {"kvstore": engine, "servers": str(servers or "-")}
             for phase in ("step", "refresh"):
-                up, down = (factor * sent for sent in expected(engine, phase, MODELLED))
-                if phase == "refresh":
-                    up, down = up + numbers / 2, down + numbers / 2
-                row[f"per worker and {phase}"] = (up + down) / MODELLED
-                row[f"per server and {phase}"] = (up + down) / servers if servers else "-"
-                busiest = max(up, down) / servers if servers else (up + down) / MODELLED
-                row[f"seconds per {phase}"] = busiest * SIZE / LINK
+                sent = np.array(expected(engine, phase, MODELLED))
+                more = numbers / sent.sum() if phase == "refresh" else 0.0
+                up, down = (factor + more) * sent
+                sends, receives = up / MODELLED, (down if servers else up) / MODELLED
+                row[f"{phase}: a worker sends + receives"] = f"{sends:.3g} + {receives:.3g}"
+                row[f"{phase}: a server sends + receives"] = (
+                    f"{down / servers:.4g} + {up / servers:.4g}" if servers else "-"
+                )
+                row[f"{phase}: seconds"] = max(up, down) / (servers or MODELLED) * SIZE / LINK
             rows.append(row)
+    return rows
+
+
+def by_workers(records: list[dict[str, Any]]) -> list[record.Row]:
+    """The table of the README: all numbers of workers in one cell."""
+    rows = []
+    for engine, trainer in dict.fromkeys((e["engine"], e["trainer"]) for e in records):
+        jobs = [e for e in records if (e["engine"], e["trainer"]) == (engine, trainer)]
+        row: record.Row = {"kvstore": engine, "trainer": trainer}
+        for phase in ("step", "refresh"):
+            have_it = [job for job in jobs if phase in job]
+            sent = [f"{counted(job, phase):.2f}" for job in have_it]
+            milliseconds = [f"{1e3 * np.median(job[phase]['seconds']):.0f}" for job in have_it]
+            row[f"sent per {phase}"] = " / ".join(sent) or "-"
+            row[f"{phase} (ms)"] = " / ".join(milliseconds) or "-"
+        rows.append(row)
     return rows
 
 
@@ -207,8 +225,10 @@ def _largest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def as_text(records: list[dict[str, Any]]) -> str:
-    """The model, with what it assumes."""
+    """The table by workers, and the model, with what it assumes."""
+    workers = " / ".join(map(str, sorted({entry["workers"] for entry in records})))
     return (
+        f"{workers} workers:\n\n{record.as_text(by_workers(records))}\n\n"
         f"{MODELLED} workers, each on a machine of its own, in multiples of the parameters; "
         f"seconds for {SIZE / 1e6:.0f} MB of parameters over links of {LINK * 8 / 1e9:.0f} Gbit/s, "
         f"at least:\n\n{record.as_text(model(records))}"

@@ -11,7 +11,7 @@ import pytest
 from cluster import run
 from mxnet import autograd
 
-from benchmarks import convergence, methods, network, problems, summary
+from benchmarks import convergence, distributed, methods, network, problems, record, summary
 
 PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
@@ -156,6 +156,13 @@ def test_the_tables_are_those_of_the_saved_run():
     document = (root / "benchmarks" / "README.md").read_text()
     for table in summary.tables(run):
         assert table in document
+
+
+def test_the_tables_of_exchanges_are_those_of_the_saved_run():
+    root = Path(__file__).parent.parent / "benchmarks"
+    run = json.loads((root / "results/distributed-mxnet-2.0.0b1.json").read_text())
+    for table in (distributed.by_workers, distributed.model):
+        assert record.as_text(table(run["records"])) in (root / "README.md").read_text()
 
 
 @pytest.mark.jobs
