@@ -1,15 +1,18 @@
-"""What the benchmark of convergence rests on: its problems, its reference, and its trainers."""
+"""What the benchmarks rest on: problems, references, trainers, and counts of what is exchanged."""
 
 import itertools
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
+from cluster import run
 from mxnet import autograd
 
-from benchmarks import convergence, methods, problems, summary
+from benchmarks import convergence, distributed, methods, network, problems, record, summary
 
 PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
@@ -180,3 +183,38 @@ def test_the_tables_are_those_of_the_saved_run():
     document = (root / "benchmarks" / "README.md").read_text()
     for table in summary.tables(run):
         assert table in document
+
+
+def test_the_tables_of_exchanges_are_those_of_the_saved_run():
+    root = Path(__file__).parent.parent / "benchmarks"
+    run = json.loads((root / "results/distributed-mxnet-2.0.0b1.json").read_text())
+    for table in (distributed.by_workers, distributed.model):
+        assert record.as_text(table(run["records"])) in (root / "README.md").read_text()
+
+
+@pytest.mark.jobs
+@pytest.mark.xdist_group("clusters")
+@pytest.mark.skipif(
+    find_spec("horovod") is None, reason="Horovod is not installed: .ci/horovod builds it"
+)
+def test_what_is_exchanged(tmp_path, marker):
+    """Between two workers of Horovod twice the parameters, with a server four times."""
+    if (problem := network.missing()) is not None:
+        pytest.skip(problem)
+    command = [sys.executable, "-m", "benchmarks", "distributed", "--quick", "--output", tmp_path]
+    root = Path(__file__).parents[1]
+    status, output = run(command, 300, {"PYTHONPATH": str(root)})
+    assert status == 0, output
+    assert "64 workers" in output
+    (path,) = tmp_path.glob("distributed-*.json")
+    records = json.loads(path.read_text())["records"]
+    found = {(entry["engine"], entry["trainer"]): entry for entry in records}
+    assert ("horovod", "hvd.DistributedTrainer") in found
+    assert len(found) == len(records) == 4
+    for (engine, trainer), entry in found.items():
+        times = 2 if engine == "horovod" else 4
+        for phase in ("step", "refresh") if trainer == "SVRGTrainer" else ("step",):
+            (sent,), (seconds,) = entry[phase]["bytes"], entry[phase]["seconds"]
+            # with headers; and Horovod's workers talk all the time
+            assert times <= sent / entry["parameters"] < times + 0.2, (engine, trainer, phase)
+            assert seconds > 0
