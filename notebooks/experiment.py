@@ -15,7 +15,7 @@ YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
 
 def say_which_run():
     """Which of the two runs this is."""
-    return f"{'Full' if FULL else 'Short'} run. Set GLUON_SVRG_FULL=1 for the full one."
+    return "The full run." if FULL else "A short run: GLUON_SVRG_FULL=1 makes it the full one."
 
 
 def rate_at(k):
