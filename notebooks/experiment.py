@@ -72,7 +72,10 @@ def tune(train, guess, seeds, full=FULL):
         return done[k, seed]
 
     def lowest(ks, those):
-        return min(ks, key=lambda k: np.median([run(k, seed)["loss"][-1] for seed in those]))
+        # Of equal ones, such as inf, the lowest rate.
+        return min(
+            sorted(ks), key=lambda k: np.median([run(k, seed)["loss"][-1] for seed in those])
+        )
 
     center = round(2 * np.log10(guess))
     assert rate_at(center) == guess, f"{guess} is no rate of the grid"
@@ -97,6 +100,12 @@ def band(axes, runs, x, y, color, label, marker="o", style="-", **options):
     settings = {"color": color, "marker": marker, "linestyle": style, "markersize": 4, **options}
     axes.plot(across, np.median(values, axis=0), label=label, **settings)
     axes.fill_between(across, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, lw=0)
+
+
+def legend_below(axes, **options):
+    """A legend below the plot, where it hides no data."""
+    place = {"loc": "upper center", "bbox_to_anchor": (0.5, -0.16), "frameon": False}
+    axes.legend(**{**place, "fontsize": 9, "ncol": 2, **options})
 
 
 def spread(values, form=".1e"):

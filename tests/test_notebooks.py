@@ -52,8 +52,8 @@ def execute(path, folder):
     return notebook
 
 
-def test_there_are_six():
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
+def test_there_are_seven():
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07"]
 
 
 @pytest.mark.notebooks
@@ -94,11 +94,75 @@ def test_what_is_kept(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_asks_a_question_and_ends_with_what_was_found(name):
-    first, *_, before_last, last = read(name).cells
-    assert first.cell_type == "markdown"
+    first, second, *_, before_last, last = read(name).cells
+    assert first.cell_type == second.cell_type == "markdown"
     assert re.search(r"\*\*[^*]+\?\*\*", first.source)
+    assert second.source.startswith("**Found:**")
     assert before_last.source == "## What was found"
     assert last.outputs[-1].data["text/markdown"].count("\n- ") >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kept_outputs_are_of_the_full_run(name):
+    notebook = read(name)
+    if "say_which_run()" in "".join(cell.source for cell in notebook.cells):
+        text = "".join(str(output.get("text")) for output in outputs(notebook))
+        assert "The full run." in text
+
+
+# --- experiment.py: how rates are tuned ---------------------------------------------------------
+
+
+def load_module(name):
+    specification = importlib.util.spec_from_file_location(name, str(FOLDER / f"{name}.py"))
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where dataclasses look for it
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def experiment():
+    yield load_module("experiment")
+    del sys.modules["experiment"]
+
+
+def train_best_at(rates):
+    """Training whose last loss is lowest at a rate of its own for each seed."""
+
+    def train(rate, seed):
+        return {"loss": [9.0, abs(np.log10(rate / rates[seed]))]}
+
+    return train
+
+
+@pytest.mark.parametrize("guess", [0.001, 0.1, 10.0])
+def test_no_tuned_rate_is_an_edge(experiment, guess):
+    tuned = experiment.tune(train_best_at([0.3, 0.3, 0.3]), guess, range(3), full=True)
+    assert tuned.rate == 0.3
+    assert {0.1, 0.3, 1.0} == set(tuned.runs)
+    assert min(tuned.losses) < 0.3 < max(tuned.losses)
+    assert len(tuned.best) == 3
+
+
+def test_the_median_of_all_seeds_decides(experiment):
+    tuned = experiment.tune(train_best_at([0.1, 1.0, 1.0]), 0.1, range(3), full=True)
+    assert tuned.rate == 1.0  # the first seed alone would say 0.1
+    assert {0.3, 1.0, 3.0} < set(tuned.runs)
+
+
+def test_a_rate_that_diverges_is_never_best(experiment):
+    def train(rate, seed):
+        return {"loss": [1.0, np.inf if rate > 0.1 else -rate]}
+
+    tuned = experiment.tune(train, 1.0, range(2), full=True)
+    assert tuned.rate == 0.1
+
+
+def test_a_short_run_has_the_guess_alone(experiment):
+    tuned = experiment.tune(train_best_at([3.0]), 0.3, range(1), full=False)
+    assert tuned.rate == 0.3
+    assert list(tuned.runs) == [0.3]
 
 
 # --- images.py: the folders that notebooks take their images from -------------------------------
@@ -107,10 +171,8 @@ def test_it_asks_a_question_and_ends_with_what_was_found(name):
 @pytest.fixture
 def images(monkeypatch):
     monkeypatch.delenv("GLUON_SVRG_DATA", raising=False)
-    specification = importlib.util.spec_from_file_location("images", str(FOLDER / "images.py"))
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    yield load_module("images")
+    del sys.modules["images"]
 
 
 def write_as_mnist(folder):
