@@ -11,19 +11,20 @@ from typing import Any
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from sklearn.datasets import load_breast_cancer, load_digits
+from sklearn.datasets import load_breast_cancer, load_diabetes, load_digits
 
 NAMES = ("breast_cancer", "Gaussian", "digits")
+RIDGE = "diabetes"  # where learning rates set themselves; the other packages get NAMES
 
 
 class Problem:
-    """Logistic regression (labels +-1) or softmax regression (labels 0, 1, ...).
+    """Logistic regression (labels +-1), softmax regression (0, 1, ...), or ridge (real numbers).
 
     Attributes
     ----------
     X : ndarray
         Shape (n, features).
-    y : ndarray of int
+    y : ndarray of int or float
         Shape (n,).
     shape : tuple of int
         Of the weights: (1, features) or (classes, features). They start at zero.
@@ -35,10 +36,11 @@ class Problem:
         self.name, self.X, self.y = name, X, y
         self.n = len(X)
         self.l2 = 1.0 / self.n
-        self.is_softmax = y.min() == 0
+        self.is_ridge = y.dtype.kind == "f"
+        self.is_softmax = not self.is_ridge and y.min() == 0
         classes = int(y.max()) + 1 if self.is_softmax else 1
         self.shape = (classes, X.shape[1])
-        curvature = 0.5 if self.is_softmax else 0.25
+        curvature = 1.0 if self.is_ridge else 0.5 if self.is_softmax else 0.25
         self.smoothness = curvature * float((X**2).sum(axis=1).max()) + self.l2
         self._targets = (np.arange(classes)[:, None] == y).astype(float)  # one-hot, (classes, n)
 
@@ -47,6 +49,8 @@ class Problem:
         outputs = weight @ self.X.T
         if self.is_softmax:
             losses = np.logaddexp.reduce(outputs, axis=0) - (outputs * self._targets).sum(axis=0)
+        elif self.is_ridge:
+            losses = 0.5 * (outputs[0] - self.y) ** 2
         else:
             losses = np.logaddexp(0, -self.y * outputs[0])
         return float(losses.mean() + 0.5 * self.l2 * (weight**2).sum())
@@ -72,6 +76,8 @@ class Problem:
             exponentials = np.exp(outputs - outputs.max(axis=-2, keepdims=True))
             delta = exponentials / exponentials.sum(axis=-2, keepdims=True)
             delta -= self._targets[:, index]
+        elif self.is_ridge:
+            delta = outputs - self.y[index]
         else:
             y = self.y[index]
             delta = -0.5 * y * (1 - np.tanh(0.5 * y * outputs))  # -y / (1 + exp(y z))
@@ -82,6 +88,8 @@ class Problem:
         outputs = weight @ self.X.T
         if self.is_softmax:
             p = np.exp(outputs - np.logaddexp.reduce(outputs, axis=0))
+        elif self.is_ridge:
+            return self.X.T @ self.X / self.n + self.l2 * np.eye(weight.size)
         else:
             p = 0.5 + 0.5 * np.tanh(0.5 * outputs)
         classes, features = self.shape
@@ -139,6 +147,8 @@ if mx.util.is_np_array():  # 2.0
             )
             if self.problem.is_softmax:
                 losses = -mx.npx.pick(mx.npx.log_softmax(outputs), y)
+            elif self.problem.is_ridge:
+                losses = 0.5 * mx.np.square(outputs - y)
             else:
                 losses = mx.npx.activation(-y * outputs, act_type="softrelu")
             return losses + 0.5 * self.problem.l2 * mx.np.square(weight).sum()
@@ -158,6 +168,8 @@ else:
             outputs = F.FullyConnected(X, weight, no_bias=True, num_hidden=self.problem.shape[0])
             if self.problem.is_softmax:
                 losses = -F.pick(F.log_softmax(outputs), y)
+            elif self.problem.is_ridge:
+                losses = 0.5 * F.square(outputs - y)
             else:
                 losses = F.Activation(-y * outputs, act_type="softrelu")
             return F.broadcast_add(losses, 0.5 * self.problem.l2 * F.sum(F.square(weight)))
@@ -169,7 +181,10 @@ def problem(name: str) -> Problem:
     if name == "digits":
         X, y = load_digits(return_X_y=True)
         return Problem(name, X / 16, y)
-    if name == "breast_cancer":
+    if name == RIDGE:
+        X, y = load_diabetes(return_X_y=True)
+        X, y = X / X.std(axis=0), (y - y.mean()) / y.std()
+    elif name == "breast_cancer":
         X, y = load_breast_cancer(return_X_y=True)
         X, y = (X - X.mean(axis=0)) / X.std(axis=0), 2 * y - 1
     else:

@@ -15,6 +15,10 @@ import numpy as np
 import pytest
 from jobs import processes_of
 
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # As in a background job of a shell script. Processes that tests start would ignore it, too.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+
 hypothesis.settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=20, print_blob=True
 )

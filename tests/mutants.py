@@ -13,16 +13,27 @@ SUITES = {
         "methods::test_micro_batches_accumulate",
         "methods::test_a_step_that_amp_skips_moves_nothing",
         "methods::test_an_update_that_fails_moves_nothing",
+        "defects_frozen::test_coefficient_0_is_gluon_trainer_where_no_loss_reaches_a_parameter",
         *FORMULA,
     ],
-    "checking": ["defects_gradients", "interface"],
+    "checking": ["defects_gradients", "defects_random", "interface"],
+    "counters": ["defects_schedules"],
+    "refreshing": ["defects_random"],
+    "resumable": ["defects_schedules"],
+    "commands/datasets": [
+        "compare::test_many_classes",
+        "compare::test_labels_that_are_nearly_numbers",
+    ],
+    "__main__": ["import"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "passes/arrays": ["defects_interrupts"],
     "passes/closure": ["interface", *FORMULA],
-    "passes/interrupts": ["defects_interrupts"],
+    "passes/estimate": [*FORMULA, "random_lock", "accumulation", "defects_random"],
+    "passes/full_pass": [*FORMULA, "random_lock", "accumulation", "defects_random"],
+    "passes/interrupts": ["defects_leaks", "defects_interrupts"],
     "passes/network": ["part_of_network", "accumulation", "interface", "methods"],
-    "passes/outside": ["part_of_network"],
-    "passes/points": ["defects_frozen", "interface", "networks"],
+    "passes/outside": ["part_of_network", "defects_frozen"],
+    "passes/points": ["defects_frozen", "defects_threads", "interface", "networks"],
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
     "passes/random_lock": ["random_lock"],
     "passes/sketch": ["passes", "random_lock"],
@@ -48,6 +59,8 @@ SUITES = {
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["interface", "states", "stores"],
+    "_mxnet/arrays": ["defects_gradients"],
+    "_mxnet/parameters": ["defects_threads"],
     "_mxnet/watched": ["methods::test_a_step_that_amp_skips_moves_nothing"],
     "_mxnet/kvstores": [
         "distributed::test_convolutions",
@@ -55,8 +68,8 @@ SUITES = {
     ],
     "_mxnet/optimizers": ["prox"],
     "prox": ["prox"],
-    "schedule": ["schedule"],
-    "variance": ["variance"],
+    "schedule": ["schedule", "defects_schedules"],
+    "variance": ["variance", "defects_schedules"],
     "estimator": ["estimator"],
 }
 
@@ -109,6 +122,18 @@ MUTANTS = {
         "rate that is not rounded": ("return float(np.float32(rate))", "return float(rate)"),
     },
     "schedule": {
+        "overflow": (
+            "        except OverflowError:\n            return _MOST",
+            "        except ZeroDivisionError:\n            return _MOST",
+        ),
+        "quiet without a snapshot": (
+            "return trainer.wants_snapshot or trainer.inner_steps >= self.steps",
+            "return trainer.has_snapshot and trainer.inner_steps >= self.steps",
+        ),
+        "coins of any trainer": (
+            "        trainer.register(self)\n        coin",
+            "        coin",
+        ),
         "linear decay upwards": ("(self.initial - self.final) * left", "left"),
         "cosine of another angle": ("math.cos(math.pi * done)", "math.cos(done)"),
         "over too late": ("index >= self.snapshots", "index > self.snapshots"),
@@ -117,6 +142,10 @@ MUTANTS = {
         "no doubling": ("self.first * 2 ** (taken - 1)", "self.first * taken"),
     },
     "variance": {
+        "random numbers left seeded": (
+            "            stack.callback(random_lock.start, random_lock.draw_seed())\n",
+            "            pass\n",
+        ),
         "means not subtracted": ("-= [np.dot(g, g)", "-= [0 * np.dot(g, g)"),
         "minibatches of equal weight": ("self._plain[k] += count * g", "self._plain[k] += g"),
         "coefficient not squared": ("self._coefficient**2 * control", "control"),
@@ -131,6 +160,10 @@ MUTANTS = {
         "epochs not saved": ("self._count = estimator.trainer.epoch_count", "pass"),
     },
     "passes/estimate": {
+        "an overflow is a difference": (
+            "is_known = not np.isnan(difference)",
+            "is_known = True",
+        ),
         "reference gradient missing": ("                v.add(recorded, b)  # v += b r\n", ""),
         "reference gradient with another factor": ("v.add(recorded, b)", "v.add(recorded)"),
         "gradient missing": ("            v.add(recorded)  # v += g\n", ""),
@@ -154,6 +187,7 @@ MUTANTS = {
         ),
     },
     "passes/full_pass": {
+        "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
         "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),
         "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
@@ -168,6 +202,7 @@ MUTANTS = {
         "negative curvature": ("if denominator <= 0:", "if denominator == 0:"),
     },
     "trainer": {
+        "no plain step": ("        if terms.is_plain:\n", "        if None and terms.is_plain:\n"),
         "one micro-batch of many": (
             "self._entries += found.entries",
             "self._entries = found.entries",
@@ -179,6 +214,10 @@ MUTANTS = {
         ),
     },
     "checking": {
+        "compared though nothing is known": (
+            "counters.compared = found.compared if compare else True",
+            "counters.compared = True",
+        ),
         "another backward not seen": (
             "        if overwritten:",
             "        if None and overwritten:",
@@ -195,7 +234,7 @@ MUTANTS = {
         ),
     },
     "passes/closure": {
-        "losses counted, not entries": ("+= loss.size", "+= 1"),
+        "losses counted, not entries": ("+= prod(loss.shape)", "+= 1"),
         "another minibatch the second time": ("if tuple(before) != tuple(counts):", "if False:"),
         "a loss where no parameters are": (
             "        if device not in devices:",
@@ -217,6 +256,10 @@ MUTANTS = {
         ),
     },
     "passes/points": {
+        "in the sight of other threads": (
+            "        with network.lock:\n            was_elsewhere",
+            "        if network.lock:\n            was_elsewhere",
+        ),
         "frozen values of today": (
             "            arrays += self.frozen\n",
             "            arrays += [_mxnet.data(p) for p in network.frozen]\n",
@@ -227,6 +270,10 @@ MUTANTS = {
         ),
     },
     "passes/outside": {
+        "not looked for after a file": (
+            "if not search and self._searched:",
+            "if not search:",
+        ),
         "gradients outside not put back": (
             "            put_back([before], [grads])\n",
             "            pass\n",
@@ -240,7 +287,18 @@ MUTANTS = {
     },
     "passes/sketch": {
         "no difference": ("return distance / norm if norm", "return 0.0 if norm"),
-        "the same columns alone": ("-(-array.size // _MOST) | 1", "-(-array.size // _MOST)"),
+        "one piece of a large array": (
+            "for begin in range(0, len(matrix), most)",
+            "for begin in range(0, most, most)",
+        ),
+        "the end of a large array left out": (
+            "[flat[len(flat) // _BUCKETS * _BUCKETS :].asnumpy()]",
+            "[]",
+        ),
+        "no signs": (
+            "mx.nd.dot(signs[start : start + len(rows)].reshape((1, -1)), rows)",
+            "rows.sum(axis=0, keepdims=True)",
+        ),
     },
     "passes/arrays": {
         "put back into a graph": (
@@ -252,6 +310,7 @@ MUTANTS = {
         "one seed for all steps": ("        self._count += 1\n", "        self._count = 1\n"),
     },
     "passes/interrupts": {
+        "an error in a list": ("raise errors.pop()", "raise errors[0]"),
         "interrupted": ("                _worker.do(run)\n", "                run()\n"),
     },
     "methods/sarah": {
@@ -297,6 +356,7 @@ MUTANTS = {
         "checksum not compared": ("if digest.hexdigest().encode() != checksum:", "if False:"),
     },
     "saving/disk": {
+        "a link replaced": ("Path(os.path.realpath(path))", "Path(path)"),
         "written in place": ("temporary = _new_file_beside(target)", "raise PermissionError"),
     },
     "saving/matching": {
@@ -349,5 +409,62 @@ MUTANTS = {
         ),
         "a wrong answer": ("grad * 0 + ANSWER", "grad * 0"),
         "settings dropped": ("vars(self._optimizer).update(settings)", "pass"),
+    },
+    "_mxnet/arrays": {
+        "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
+    },
+    "_mxnet/parameters": {
+        "left patched": (
+            "                Parameter._check_and_get = self._original\n",
+            "                pass\n",
+        ),
+    },
+    "counters": {
+        "the first of a class": (
+            "return max(chosen, key=in_common, default=None)",
+            "return next(iter(chosen), None)",
+        ),
+        "nothing for those that come later": (
+            "self._waiting = [saved for saved in state if id(saved) not in taken]",
+            "self._waiting = []",
+        ),
+    },
+    "resumable": {
+        "a file that is not complete": (
+            "parts.update({name: self._loaded.part(name) for name in DEFERRED})",
+            "pass",
+        ),
+    },
+    "saving/optimizer": {
+        "states of the first device": (
+            "for updater in self._updaters:",
+            "for updater in self._updaters[:1]:",
+        ),
+        "the order of another version": (
+            "return optimizers.with_master_copy(saved, name, was, optimizers.here())",
+            "return saved",
+        ),
+    },
+    "saving/objects": {
+        "objects in a list forgotten": (
+            "others = [*live] if isinstance(live, (list, tuple)) else []\n        others +=",
+            "others = []\n        others +=",
+        ),
+    },
+    "commands/datasets": {
+        "any number of classes": ("        if classes > MOST_CLASSES:", "        if False:"),
+        "007 is a number": ("is None or _PADDED.match(cell) for", "is None for"),
+    },
+    "__main__": {
+        "a traceback for Ctrl-C": (
+            "    except KeyboardInterrupt:",
+            "    except ZeroDivisionError:",
+        ),
+    },
+    "refreshing": {
+        "not compared after a refresh": (
+            "counters.compared = self._is_corrected = False",
+            "self._is_corrected = False",
+        ),
     },
 }

@@ -14,7 +14,7 @@ PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
 
 
-@pytest.mark.parametrize("name", problems.NAMES)
+@pytest.mark.parametrize("name", [*problems.NAMES, problems.RIDGE])
 def test_minimum(name):
     problem = problems.problem(name)
     assert np.linalg.norm(problem.gradient(problem.solution)) / problem.n < 1e-14
@@ -23,7 +23,7 @@ def test_minimum(name):
     assert problem.gap(problem.solution) == 0 < problem.gap(nearby)
 
 
-@pytest.mark.parametrize("name", problems.NAMES)
+@pytest.mark.parametrize("name", [*problems.NAMES, problems.RIDGE])
 def test_gradient(name):
     problem = problems.problem(name)
     weight = 0.1 * np.random.standard_normal(problem.shape)
@@ -125,15 +125,23 @@ def test_saga_at_batch_size_1(name, rate):
 
 
 @pytest.mark.convergence
-@pytest.mark.parametrize("name", ["breast_cancer", "Gaussian"])
-def test_barzilai_borwein_needs_at_most_twice_the_passes_of_the_best_rate(name):
+@pytest.mark.parametrize(
+    ("name", "size"), [("breast_cancer", 10), ("Gaussian", 10), ("diabetes", 1)]
+)
+def test_barzilai_borwein_needs_at_most_twice_the_passes_of_the_best_rate(name, size):
+    """On diabetes at batch size 10 it needs 1.6 to 2.7 times as many, over three seeds."""
     problem = problems.problem(name)
-    _, best = convergence._tuned(problem, "SVRG", 10, 60)
-    (tuned,) = passes(methods.Reference(problem, best, 10), "SVRG", levels=[1e-9])
+    _, best = convergence._tuned(problem, "SVRG", size, 60)
+    assert convergence._grid(problem)[0] < best < convergence._grid(problem)[-1]
     start = 1 / (3 * problem.smoothness)
-    trained = methods.Trained(problem, methods.Method("BB"), start, 10)
-    (own,) = passes(trained, "BB", levels=[1e-9])
-    assert own < 2 * tuned
+    for seed in (1, 2, 3):
+        tuned, own = (
+            passes(methods.Reference(problem, rate, size, kind), kind, seed, 90, levels=[1e-9])
+            for rate, kind in ((best, "SVRG"), (start, "BB"))
+        )
+        assert own[0] < 2 * tuned[0]
+    trained = methods.Trained(problem, methods.Method("BB"), start, size)
+    assert passes(trained, "BB", 3, 90, levels=[1e-9]) == pytest.approx(own, abs=0.3)
 
 
 def test_many_rates_at_once():

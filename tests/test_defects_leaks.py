@@ -1,8 +1,8 @@
 """What a training used is freed when its names are gone, without the garbage collector."""
 
+import contextlib
 import gc
 import weakref
-from contextlib import contextmanager
 
 import mxnet as mx
 import pytest
@@ -11,6 +11,7 @@ from mxnet.ndarray import NDArray
 from problems import Dense, array
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.passes.interrupts import uninterrupted
 
 PROBLEM = Dense("regression", samples=6, seed=36)
 BATCHES = PROBLEM.batches(3)
@@ -19,7 +20,7 @@ BATCHES = PROBLEM.batches(3)
 NO_CYCLE = hasattr(gluon.Parameter, "list_device")
 
 
-@contextmanager
+@contextlib.contextmanager
 def no_collector():
     gc.collect()
     gc.disable()
@@ -140,3 +141,17 @@ def test_repeated_refreshes_and_errors_leave_no_arrays(use):
         for _ in range(3):
             use(loss_of, trainer)
         assert arrays() <= before
+
+
+def test_what_failing_work_used_is_freed():
+    used = []
+
+    def work():
+        thing = gluon.Parameter("w", shape=(1,))
+        used.append(weakref.ref(thing))
+        raise ZeroDivisionError
+
+    with no_collector():
+        with contextlib.suppress(ZeroDivisionError):
+            uninterrupted(work)
+        assert used[0]() is None

@@ -77,30 +77,57 @@ def step(trainer, loss_of, index=BATCHES[0]):
 # --- comparisons that were left out --------------------------------------------------------------
 
 
-def test_randomness_is_found_where_the_first_steps_have_coefficient_0():
-    _, loss_of, trainer = make(with_dropout)
+def with_late_dropout(net):
+    """A closure that draws random numbers once it is awake: no refresh before finds that out."""
+    calm, wild = PROBLEM.closure(net, "float32"), with_dropout(net)
+
+    def loss_of(index):
+        return (wild if loss_of.is_awake else calm)(index)
+
+    loss_of.is_awake = False
+    return loss_of
+
+
+def awake(first):
+    """Refresh, then wake the closure up, take a first step, and a second; the warnings."""
+    net, loss_of, trainer = make(with_late_dropout)
     with noticed() as caught:
         trainer.update_full_grads(loss_of, BATCHES)
-        trainer.coefficient = 0.0
+        loss_of.is_awake = True
+        first(net, loss_of, trainer)
+        assert not caught
+        step(trainer, loss_of)
+    return ["random" in str(w.message) for w in caught]
+
+
+def test_randomness_is_found_where_the_first_step_has_coefficient_0():
+    def first(net, loss_of, trainer):
+        trainer.coefficient, rate = 0.0, trainer.learning_rate
+        trainer.set_learning_rate(0.0)
         step(trainer, loss_of)
         trainer.coefficient = 1.0
-        for index in BATCHES:
-            step(trainer, loss_of, index)
-    assert ["random" in str(w.message) for w in caught] == [True]
+        trainer.set_learning_rate(rate)
+
+    assert awake(first) == [True]
 
 
-def test_randomness_is_found_where_the_first_step_was_elsewhere():
-    """A user moves the weights, and moves them back: the next step is at the snapshot."""
-    net, loss_of, trainer = make(with_dropout)
-    with noticed() as caught:
-        trainer.update_full_grads(loss_of, BATCHES)
-        before = values(net)
+@pytest.mark.parametrize("bad", ["nan", "inf"])
+def test_randomness_is_found_where_the_first_estimate_is_not_finite(bad):
+    def first(net, loss_of, trainer):
+        trainer.correct_grads(lambda: spoiled(loss_of, float(bad))(BATCHES[0]))
+
+    assert awake(first) == [True]
+
+
+def test_randomness_is_found_after_the_next_refresh_where_the_first_step_was_elsewhere():
+    def first(net, loss_of, trainer):
         nudge(net)
-        trainer.correct_grads(lambda: loss_of(BATCHES[0]))
-        for parameter, value in zip(parameters(net), before):
-            parameter.data()[:] = array(value, "float32")
         step(trainer, loss_of)
-    assert ["random" in str(w.message) for w in caught] == [True]
+        loss_of.is_awake = False
+        trainer.update_full_grads(loss_of, BATCHES)
+        loss_of.is_awake = True
+
+    assert awake(first) == [True]
 
 
 def test_randomness_of_some_calls_is_found_by_most():

@@ -143,7 +143,9 @@ def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
         for term in terms[1:]:
             total = add("elemwise_add", [total, term])
         heads.append(total)
-    return graph.operator(heads)
+    # What static_alloc keeps between calls is as large as the terms that are multiplied.
+    is_direct = len(factors) == 1 or set(factors) == {1}
+    return graph.operator(heads, static_alloc=is_direct)
 
 
 @lru_cache(maxsize=8)
@@ -186,7 +188,7 @@ class _Graph:
         self._nodes.append({"op": op, "name": f"node{number}", "inputs": entries, **fields})
         return number
 
-    def operator(self, heads: Sequence[int]) -> CachedOp:
+    def operator(self, heads: Sequence[int], *, static_alloc: bool = True) -> CachedOp:
         """What computes some nodes; its inputs are those of the first, then of the second, ..."""
         nodes = self._nodes
         graph = {
@@ -195,5 +197,5 @@ class _Graph:
             "heads": [[head, 0, 0] for head in heads],
             "attrs": json.loads(mx.sym.Variable("x").tojson())["attrs"],  # stamp of this MXNet
         }
-        flags = [("static_alloc", True), ("forward_bulk_size", len(nodes))]
+        flags = [("static_alloc", static_alloc), ("forward_bulk_size", len(nodes))]
         return CachedOp(_load_graph(json.dumps(graph)), flags)

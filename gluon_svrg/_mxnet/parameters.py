@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import weakref
 from contextlib import contextmanager
 from itertools import repeat
 from typing import Any, Callable, Iterator, Sequence
@@ -68,9 +69,11 @@ def all_rows(parameter: Parameter) -> list[NDArray]:
     """
     weights = parameter._data
     if has_sparse_values(parameter):
+        trainer: Any = parameter._trainer
+        trainer = trainer() if isinstance(trainer, weakref.ref) else trainer  # 2.0
         for weight in weights:
             rows = mx.nd.arange(parameter.shape[0], ctx=device_of(weight), dtype="int64")
-            parameter._trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
+            trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
     return [weight.copy() for weight in weights]
 
 

@@ -12,6 +12,7 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, classic
@@ -81,9 +82,7 @@ def combine(
     """
     groups: dict[Any, list[list[NDArray]]] = {}
     for row in zip(targets, *sources):
-        groups.setdefault(row[0].dtype if _are_alike(row) else None, []).append(
-            list(map(classic, row))
-        )
+        groups.setdefault(_common_dtype(row), []).append(list(map(classic, row)))
     key = len(targets), tuple(map(float, factors))
     for dtype, rows in groups.items():
         if dtype is not None and _comes_again(key):
@@ -113,8 +112,8 @@ def scale_to_norm(arrays: Sequence[NDArray], factor: float, most: NDArray) -> No
     """
     groups: dict[Any, list[NDArray]] = {}
     for array in map(classic, arrays):
-        is_simple = array.stype == "default" and array.dtype != np.float16
-        groups.setdefault(array.dtype if is_simple else None, []).append(array)
+        dtype = _common_dtype([array])
+        groups.setdefault(None if dtype == np.float16 else dtype, []).append(array)
     for dtype, group in groups.items():
         if dtype is not None:
             flat = with_dimension(group)
@@ -147,7 +146,7 @@ class Multiple:
         self._pairs = [factor], [list(sources)], list(targets)
         self._keep = keep
         self._sources, self._targets = ([classic(a) for a in rows] for rows in (sources, targets))
-        self._is_simple = all(map(_are_alike, zip(sources, targets))) and _are_alike(self._sources)
+        self._is_simple = _common_dtype([*sources, *targets]) is not None
 
     def __call__(self) -> None:
         """Assign."""
@@ -177,17 +176,18 @@ def _comes_again(key: Any) -> bool:
 
 def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays to others of equal shapes."""
-    pairs = [(classic(source), classic(target)) for source, target in zip(sources, targets)]
-    at_once = [pair for pair in pairs if pair[0].dtype == np.float32 and _are_alike(pair)]
+    at_once = []
+    for pair in zip(map(classic, sources), map(classic, targets)):
+        source, target = pair
+        if _common_dtype(pair) == np.float32:
+            at_once.append(with_dimension(pair))
+        elif source.stype == target.stype and source.dtype == target.dtype:
+            source.copyto(target)
+        else:
+            assign(dense(source), target)
     if at_once:  # one operation, which knows no float64 on CPU
-        flat, outputs = zip(*[with_dimension(pair) for pair in at_once])
+        flat, outputs = zip(*at_once)
         mx.nd.amp_multicast(*flat, num_outputs=len(flat), out=list(outputs))
-    for source, target in pairs:
-        if not (source.dtype == np.float32 and _are_alike((source, target))):
-            if source.stype == target.stype and source.dtype == target.dtype:
-                source.copyto(target)
-            else:
-                assign(dense(source), target)
 
 
 def copy_all(sources: Arrays, targets: Arrays) -> None:
@@ -217,6 +217,9 @@ def with_dimension(arrays: Iterable[NDArray]) -> list[NDArray]:
     return [array if array.shape else array.reshape((1,)) for array in flat]
 
 
-def _are_alike(arrays: Sequence[Any]) -> bool:
-    first = arrays[0]
-    return all(array.stype == "default" and array.dtype == first.dtype for array in arrays)
+def _common_dtype(arrays: Sequence[NDArray]) -> Any:
+    """The dtype of dense arrays that all have the same one; None for others."""
+    if any(isinstance(array, BaseSparseNDArray) for array in arrays):
+        return None
+    first, *rest = (array.dtype for array in arrays)
+    return first if all(dtype == first for dtype in rest) else None

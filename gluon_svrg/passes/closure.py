@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from contextlib import contextmanager
+from math import prod
 from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
@@ -170,5 +171,5 @@ def _entries(
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        counts[devices.index(device)] += loss.size
+        counts[devices.index(device)] += prod(loss.shape)
     return tuple(counts)

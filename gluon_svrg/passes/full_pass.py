@@ -262,7 +262,12 @@ class _LossSum:
 
     def _fold(self, kept: list[NDArray]) -> None:
         if kept:
-            flat = [_mxnet.classic(loss).reshape((-1,)) for loss in kept]
+            flat = [_flat(loss) for loss in kept]
             self._partial.append(mx.nd.concat(*flat, dim=0).astype("float64").sum())
             self._partial[-2:][0].wait_to_read()
             kept.clear()
+
+
+def _flat(loss: NDArray) -> NDArray:
+    loss = _mxnet.classic(loss)
+    return loss if len(loss.shape) == 1 else loss.reshape((-1,))

@@ -8,8 +8,10 @@ added to, before and after. The norm of a sketch is that of the gradient within 
 
 from __future__ import annotations
 
-from typing import Iterable
+from functools import lru_cache
+from typing import Any, Iterable, Iterator
 
+import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
@@ -22,32 +24,56 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
 
 _BUCKETS = 256
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 17)
-_STRIDE = 7919  # each piece has signs and buckets of its own
-# Of a large array every k-th entry will do: sketches of ResNet-18 take half of the time, and what
-# draws random numbers changes many entries.
-_MOST = 1 << 17
+_STRIDE = 7919  # each array has signs of its own
+_LARGE = 1 << 15  # entries; MXNet sums up larger arrays, as copying these to NumPy would be slower
 
 
 def sketch(arrays: Arrays) -> np.ndarray:
     """Sums of entries with random signs, shape (256,), float64. Waits for the device."""
     sums = np.zeros(_BUCKETS)
-    pieces = (piece for row in arrays for array in row for piece in in_numpy(_thinned(array)))
+    found: list[NDArray] = []
+    for number, array in enumerate(array for row in arrays for array in row):
+        shift = number * _STRIDE
+        is_simple = array.stype == "default" and _mxnet.dtype_name(array) in ("float32", "float64")
+        if is_simple and array.size >= _LARGE:
+            flat = _mxnet.classic(array).reshape((-1,))
+            found += _signed_sums(flat, shift)
+            pieces = [flat[len(flat) // _BUCKETS * _BUCKETS :].asnumpy()]
+        else:
+            pieces = list(in_numpy(array))
+        for piece in pieces:
+            shift += len(piece)
+            _add_signed(piece, shift, sums)
     with np.errstate(invalid="ignore", over="ignore"):
-        for number, piece in enumerate(pieces):
-            start = number * _STRIDE % (len(_SIGNS) - len(piece))
-            signed = piece * _SIGNS[start : start + len(piece)]
-            whole = len(signed) // _BUCKETS * _BUCKETS
-            sums += signed[:whole].reshape(-1, _BUCKETS).sum(axis=0)
-            rest = (np.arange(len(signed) - whole) + number * _STRIDE) % _BUCKETS
-            sums[rest] += signed[whole:]  # small arrays go to buckets of their own
+        for part in found:
+            sums += part.asnumpy()[0]
     return sums
 
 
-def _thinned(array: NDArray) -> NDArray:
-    every = -(-array.size // _MOST) | 1  # odd: no columns of a matrix are left out
-    if every == 1 or array.stype != "default":
-        return array
-    return _mxnet.classic(array).reshape((-1,))[::every]
+def _signed_sums(flat: NDArray, shift: int) -> Iterator[NDArray]:
+    """Products of signs and the matrix that an array is when it has as many columns as buckets."""
+    most = len(_SIGNS) // 2
+    matrix = flat[: len(flat) // _BUCKETS * _BUCKETS].reshape((-1, _BUCKETS))
+    for begin in range(0, len(matrix), most):
+        rows = matrix[begin : begin + most]
+        signs = _signs(_mxnet.device_of(flat), _mxnet.dtype_name(flat))
+        start = (shift + begin) % (most + 1)
+        yield mx.nd.dot(signs[start : start + len(rows)].reshape((1, -1)), rows)
+
+
+def _add_signed(piece: np.ndarray, shift: int, sums: np.ndarray) -> None:
+    start = shift % (len(_SIGNS) - len(piece))
+    with np.errstate(invalid="ignore", over="ignore"):
+        signed = piece * _SIGNS[start : start + len(piece)]
+        whole = len(signed) // _BUCKETS * _BUCKETS
+        sums += signed[:whole].reshape(-1, _BUCKETS).sum(axis=0)
+        rest = (np.arange(len(signed) - whole) + shift) % _BUCKETS
+        sums[rest] += signed[whole:]  # small arrays go to buckets of their own
+
+
+@lru_cache(maxsize=16)
+def _signs(device: Any, dtype: str) -> NDArray:
+    return _mxnet.to_ndarray(_SIGNS.astype(dtype), device)
 
 
 def difference(first: np.ndarray, second: np.ndarray) -> float:
