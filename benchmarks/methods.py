@@ -176,9 +176,9 @@ class Reference:
 def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
     """Train without end.
 
-    Samples are drawn with replacement; with stored gradients, fixed minibatches are. SAGA visits all
-    minibatches once an epoch, in a new order each time. SAG does so in its first epoch alone: it
-    diverges at much lower rates where each minibatch comes once an epoch.
+    Samples are drawn with replacement; with stored gradients, fixed minibatches are. SAGA visits
+    all minibatches once an epoch, in a new order each time. SAG does so in its first epoch alone:
+    it diverges at much lower rates where each minibatch comes once an epoch.
 
     Parameters
     ----------

@@ -146,6 +146,20 @@ def test_tables_at_batch_size_1(kind, name, rate, expected):
     np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-9, atol=1e-12)
 
 
+def test_sag_wants_minibatches_that_are_drawn():
+    """At its best rate for draws, each minibatch once an epoch diverges; SAGA does not."""
+    problem = problems.problem("digits")
+    rate = 4 / (3 * problem.smoothness)
+    gaps = {}
+    for kind, order in (("SAG", "SAG"), ("SAG", "SAGA"), ("SAGA", "SAGA")):
+        twin = methods.Reference(problem, rate, 1, kind)
+        with np.errstate(all="ignore"):
+            list(itertools.islice(methods.drive(twin, order, 1), 13))
+        gaps[kind, order] = problem.gap(twin.weights)
+    assert max(gaps["SAG", "SAG"], gaps["SAGA", "SAGA"]) < 2e-3
+    assert gaps["SAG", "SAGA"] > 1
+
+
 @pytest.mark.convergence
 @pytest.mark.parametrize(
     ("name", "size"), [("breast_cancer", 10), ("Gaussian", 10), ("diabetes", 1)]
