@@ -56,6 +56,8 @@ def main() -> int:
     path = record.save(run, options.output)
     rows = benchmark.table(run["records"])
     print(record.as_text(rows))
+    if benchmark is distributed:
+        print(f"\n{distributed.as_text(run['records'])}")
     if saved is not None:
         print(f"\ndivided by {options.compare} (MXNet {saved['versions']['mxnet']}):\n")
         print(record.as_text(record.divide(rows, benchmark.table(saved["records"]))))

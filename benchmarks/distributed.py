@@ -1,159 +1,252 @@
-"""Bytes pushed and pulled by a worker, per step and per refresh, on a real cluster."""
+"""Bytes and seconds of steps and refreshes, on servers and with Horovod; a model of 64 workers.
+
+Each job has a network of its own, and the counter of this network's interface is read: so all are
+counted alike, with TCP's headers and with what engines say to themselves.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import matplotlib.pyplot as plt
-import mxnet as mx
-from mxnet import gluon
+import numpy as np
 from tqdm import tqdm
 
-from gluon_svrg import SVRGTrainer
+from . import network, record
 
-from . import models, record
-
-SETTINGS = {"learning_rate": 1e-6}
-WORKERS = 2
-CASES = [
-    ("dist_sync", False),
-    ("dist_sync", True),
-    ("dist_async", True),
-]
+SERVERS = ["dist_sync", "dist_sync, servers update", "dist_async"]
+HOROVOD = "horovod"
+DEADLINE = 300  # seconds for a job
+MODELLED = 64  # workers
+SIZE, LINK = 100e6, 1.25e9  # of the model: bytes of parameters; bytes per second, each way
+ROOT = Path(__file__).parents[1]
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Count for each store, with both trainers."""
-    records = []
-    for store, on_servers in tqdm(CASES, desc="distributed", leave=False):
-        for trainer in ("gluon.Trainer", "SVRGTrainer"):
-            with tempfile.TemporaryDirectory() as folder:
-                path = Path(folder, "counts.json")
-                launcher = ["-m", "gluon_svrg", "launch", "-n", str(WORKERS), "-s", "2", "--"]
-                arguments = [store, str(on_servers), trainer, str(path), "3" if quick else "20"]
-                command = [sys.executable, "-m", "benchmarks.distributed", *arguments]
-                done = subprocess.run(
-                    [sys.executable, *launcher, *command],
-                    cwd=Path(__file__).parents[1],
-                    env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[1])},
-                    capture_output=True,
-                    text=True,
-                    timeout=300,
-                    check=False,
-                )
-                if done.returncode:
-                    raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout}")
-                records.append(
-                    {
-                        "store": store,
-                        "update": "servers" if on_servers else "workers",
-                        "trainer": trainer,
-                        **json.loads(path.read_text()),
-                    }
-                )
-    return records
+    """Run all jobs, one after the other, in rounds.
+
+    Raises
+    ------
+    RuntimeError
+        If there can be no network of its own here, or a job fails.
+    """
+    if (problem := network.missing()) is not None:
+        raise RuntimeError(problem)
+    engines = [*(SERVERS[:1] if quick else SERVERS), HOROVOD]
+    if find_spec("horovod") is None:
+        print("Horovod is not installed and is left out: .ci/horovod builds it", file=sys.stderr)
+        engines.remove(HOROVOD)
+    jobs = [
+        (workers, engine, trainer)
+        for workers in ([2] if quick else [1, 2, 3, 4])
+        for engine in engines
+        for trainer in (_plain(engine), "SVRGTrainer")
+    ]
+    runs: dict[tuple[int, str, str], list[dict[str, Any]]] = {job: [] for job in jobs}
+    for _ in range(1 if quick else 3):
+        for job in tqdm(jobs, desc="distributed", leave=False):
+            runs[job].append({"load": os.getloadavg()[0], **_run(*job, steps=3 if quick else 20)})
+    return [_together(*job, found) for job, found in runs.items()]
 
 
-def work(store_name: str, on_servers: bool, kind: str, path: Path, steps: int) -> None:
-    """Run in each worker: count what goes through the store."""
-    workload = models.workload("MLP 784-512-512-10")
-    store = mx.kv.create(store_name)
-    counts = {"pushed": 0, "pulled": 0}
-    for name in ("push", "pull", "pushpull", "init", "broadcast"):
-        _count(store, name, counts)
-    cls = SVRGTrainer if kind == "SVRGTrainer" else gluon.Trainer
-    trainer = cls(
-        workload.net.collect_params(),
-        "sgd",
-        SETTINGS,
-        kvstore=store,
-        update_on_kvstore=on_servers,
+def _plain(engine: str) -> str:
+    return "hvd.DistributedTrainer" if engine == HOROVOD else "gluon.Trainer"
+
+
+def _run(workers: int, engine: str, trainer: str, steps: int) -> dict[str, Any]:
+    """Run one job; what its rank 0 has found."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "found.json")
+        arguments = [engine, trainer, str(path), str(steps)]
+        worker = [sys.executable, "-m", "benchmarks.exchanges", *arguments]
+        status, output = _until_deadline(network.alone([*_launcher(engine, workers), *worker]))
+        if status or not path.exists():
+            raise RuntimeError(f"{engine}, {workers} workers: status {status}\n{output}")
+        return json.loads(path.read_text())
+
+
+def _launcher(engine: str, workers: int) -> list[str]:
+    if engine == HOROVOD:
+        program = str(Path(sys.executable).with_name("horovodrun"))
+        return [program, "--gloo", "--network-interface", "lo", "-np", str(workers)]
+    return [sys.executable, "-m", "gluon_svrg", "launch", "-n", str(workers), "-s", "1", "--"]
+
+
+def _until_deadline(command: list[str]) -> tuple[int | None, str]:
+    beside = str(Path(sys.executable).parent)  # horovodrun calls programs beside it by name
+    process = subprocess.Popen(
+        command,
+        cwd=ROOT,
+        env={
+            **os.environ,
+            "PYTHONPATH": str(ROOT),
+            "PATH": os.pathsep.join([beside, os.environ["PATH"]]),
+            "OMP_NUM_THREADS": "1",  # the processes share the processors
+        },
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
     )
-    found: dict[str, Any] = {"parameters": models.parameter_bytes(workload.net)}
-
-    def step() -> None:
-        if kind == "SVRGTrainer":
-            trainer.step(workload.batch_size, closure=workload.closure)
-        else:
-            workload.differentiate()
-            trainer.step(workload.batch_size)
-
-    step()
-    if kind == "SVRGTrainer":
-        for _ in range(2):  # the first makes the keys
-            counts.update(pushed=0, pulled=0)
-            trainer.update_full_grads(workload.closure, [()] * 2)
-        found["refresh"] = dict(counts)
-        step()
-    counts.update(pushed=0, pulled=0)
-    for _ in range(steps):
-        step()
-    mx.nd.waitall()
-    found["step"] = {name: count / steps for name, count in counts.items()}
-    if store.rank == 0:
-        path.write_text(json.dumps(found))
-    store._barrier()
+    try:
+        output, _ = process.communicate(timeout=DEADLINE)
+        return process.returncode, output
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGTERM)  # the launcher ends all that it has started
+        output, _ = process.communicate(timeout=30)
+        return None, f"not done within {DEADLINE} s\n{output}"
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
 
 
-def _count(store: Any, name: str, counts: dict[str, int]) -> None:
-    method = getattr(store, name)
+def _together(
+    workers: int, engine: str, trainer: str, runs: list[dict[str, Any]]
+) -> dict[str, Any]:
+    """One record from the rounds of a job."""
+    phases = [name for name, found in runs[0].items() if isinstance(found, dict)]
+    return {
+        "workers": workers,
+        "engine": engine,
+        "trainer": trainer,
+        "parameters": runs[0]["parameters"],
+        "load": [run["load"] for run in runs],
+        **{
+            phase: {what: [run[phase][what] for run in runs] for what in ("bytes", "seconds")}
+            for phase in phases
+        },
+    }
 
-    def counted(key: Any, value: Any = None, out: Any = None, **kwargs: Any) -> None:
-        if name != "pull":
-            counts["pushed"] += _bytes(value)
-        if name != "push":
-            counts["pulled"] += _bytes(value if out is None else out)
-        if name == "pull":
-            method(key, out=out, **kwargs)
-        elif name in ("pushpull", "broadcast"):
-            method(key, value, out=out, **kwargs)
-        else:
-            method(key, value, **kwargs)
 
-    setattr(store, name, counted)
+# --- what it tells -------------------------------------------------------------------------------
 
 
-def _bytes(arrays: Any) -> int:
-    first = arrays[0] if isinstance(arrays, (list, tuple)) else arrays  # devices are reduced first
-    return int(first.size * first.asnumpy().itemsize)
+def expected(engine: str, phase: str, workers: int) -> tuple[float, float]:
+    """What all workers send to servers or each other, and servers send, in parameters."""
+    if engine == HOROVOD:
+        return 2 * (workers - 1), 0  # a ring: each worker sends 2 (workers - 1) / workers
+    if engine == "dist_async" and phase == "refresh":
+        return workers, workers * (1 + workers)  # each pulls the weights, and all that was pushed
+    return workers, workers  # each pushes all, and pulls all
+
+
+def counted(entry: dict[str, Any], phase: str) -> float:
+    """What all processes have sent, in parameters."""
+    return float(np.median(entry[phase]["bytes"])) / entry["parameters"]
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """What is in the README."""
-    return [
-        {
-            "store": entry["store"],
-            "update on the": entry["update"],
+    """Counts, what they should be, and times."""
+    rows = []
+    for entry in records:
+        row: record.Row = {
+            "workers": str(entry["workers"]),
+            "kvstore": entry["engine"],
             "trainer": entry["trainer"],
-            "pushed per step / parameters": entry["step"]["pushed"] / entry["parameters"],
-            "pulled per step / parameters": entry["step"]["pulled"] / entry["parameters"],
-            "pushed per refresh / parameters": (
-                entry["refresh"]["pushed"] / entry["parameters"] if "refresh" in entry else "-"
-            ),
         }
-        for entry in records
-    ]
+        for phase in ("step", "refresh"):
+            total = sum(expected(entry["engine"], phase, entry["workers"]))
+            row[f"sent per {phase}"] = counted(entry, phase) if phase in entry else "-"
+            row[f"expected, per {phase}"] = str(total) if phase in entry else "-"
+        for phase in ("gradient", "step", "refresh"):
+            row[f"{phase} (ms)"] = (
+                1e3 * float(np.median(entry[phase]["seconds"])) if phase in entry else "-"
+            )
+        rows.append(row)
+    return rows
+
+
+def model(records: list[dict[str, Any]]) -> list[record.Row]:
+    """What many workers exchange, from the largest job that was counted of each kind.
+
+    Messages are as much larger than what is in them as was counted in a step. What a refresh sends
+    beyond that are sums of numbers: they grow with a power of the workers, and not with the
+    parameters. The seconds are a bound from below, the bytes over the busiest link in the busier
+    direction; servers have machines of their own.
+    """
+    rows = []
+    for entry in _largest(records):
+        engine, workers = entry["engine"], entry["workers"]
+        factor = counted(entry, "step") / sum(expected(engine, "step", workers))
+        beyond = counted(entry, "refresh") - factor * sum(expected(engine, "refresh", workers))
+        numbers = max(beyond, 0.0) * entry["parameters"] / SIZE * _growth(engine, workers)
+        for servers in [0] if engine == HOROVOD else [1, MODELLED]:
+            row: record.Row = {"kvstore": engine, "servers": str(servers or "-")}
+            for phase in ("step", "refresh"):
+                sent = np.array(expected(engine, phase, MODELLED))
+                more = numbers / sent.sum() if phase == "refresh" else 0.0
+                up, down = (factor + more) * sent
+                sends, receives = up / MODELLED, (down if servers else up) / MODELLED
+                row[f"{phase}: a worker sends + receives"] = f"{sends:.3g} + {receives:.3g}"
+                row[f"{phase}: a server sends + receives"] = (
+                    f"{down / servers:.4g} + {up / servers:.4g}" if servers else "-"
+                )
+                row[f"{phase}: seconds"] = max(up, down) / (servers or MODELLED) * SIZE / LINK
+            rows.append(row)
+    return rows
+
+
+def by_workers(records: list[dict[str, Any]]) -> list[record.Row]:
+    """The table of the README: all numbers of workers in one cell."""
+    rows = []
+    for engine, trainer in dict.fromkeys((e["engine"], e["trainer"]) for e in records):
+        jobs = [e for e in records if (e["engine"], e["trainer"]) == (engine, trainer)]
+        row: record.Row = {"kvstore": engine, "trainer": trainer}
+        for phase in ("step", "refresh"):
+            have_it = [job for job in jobs if phase in job]
+            sent = [f"{counted(job, phase):.2f}" for job in have_it]
+            milliseconds = [f"{1e3 * np.median(job[phase]['seconds']):.0f}" for job in have_it]
+            row[f"sent per {phase}"] = " / ".join(sent) or "-"
+            row[f"{phase} (ms)"] = " / ".join(milliseconds) or "-"
+        rows.append(row)
+    return rows
+
+
+def _growth(engine: str, workers: int) -> float:
+    """By how much sums of numbers grow from some workers to those of the model."""
+    if engine == HOROVOD:
+        return (MODELLED - 1) / (workers - 1)
+    # each worker has a place of its own in what it sends; with dist_async each reads what each sent
+    return (MODELLED / workers) ** (3 if engine == "dist_async" else 2)
+
+
+def _largest(records: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """For each engine, the largest job that refreshes."""
+    jobs = [entry for entry in records if "refresh" in entry and entry["workers"] > 1]
+    return list({e["engine"]: e for e in sorted(jobs, key=lambda e: e["workers"])}.values())
+
+
+def as_text(records: list[dict[str, Any]]) -> str:
+    """The table by workers, and the model, with what it assumes."""
+    workers = " / ".join(map(str, sorted({entry["workers"] for entry in records})))
+    return (
+        f"{workers} workers:\n\n{record.as_text(by_workers(records))}\n\n"
+        f"{MODELLED} workers, each on a machine of its own, in multiples of the parameters; "
+        f"seconds for {SIZE / 1e6:.0f} MB of parameters over links of {LINK * 8 / 1e9:.0f} Gbit/s, "
+        f"at least:\n\n{record.as_text(model(records))}"
+    )
 
 
 def plot(records: list[dict[str, Any]]) -> Any:
-    """Draw bytes per step."""
-    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
-    names = [f"{e['store']}, {e['update']}\n{e['trainer']}" for e in records]
-    for shift, what in ((-0.2, "pushed"), (0.2, "pulled")):
-        values = [e["step"][what] / 2**20 for e in records]
-        axes.barh([i + shift for i in range(len(names))], values, height=0.4, label=what)
-    axes.set_yticks(range(len(names)), names)
-    axes.invert_yaxis()
-    axes.set_xlabel("MiB per step of a worker")
-    axes.legend()
+    """Draw what a worker sends and is sent, per step and per refresh."""
+    figure, axes = plt.subplots(1, 2, figsize=(10, 4), sharey=True, layout="constrained")
+    shown = [entry for entry in records if "refresh" in entry]
+    for ax, phase in zip(axes, ("step", "refresh")):
+        for engine in dict.fromkeys(entry["engine"] for entry in shown):
+            jobs = [entry for entry in shown if entry["engine"] == engine]
+            values = [counted(entry, phase) / entry["workers"] for entry in jobs]
+            ax.plot([entry["workers"] for entry in jobs], values, "o-", label=engine)
+        ax.set_xlabel("workers")
+        ax.set_xticks(sorted({entry["workers"] for entry in shown}))
+        ax.set_title(f"a {phase}")
+    axes[0].set_ylabel("sent per worker / parameters")
+    axes[0].legend()
     return figure
-
-
-if __name__ == "__main__":
-    work(sys.argv[1], sys.argv[2] == "True", sys.argv[3], Path(sys.argv[4]), steps=int(sys.argv[5]))

@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import processes_of
+from seconds import table
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in a background job of a shell script. Processes that tests start would ignore it, too.
@@ -57,9 +58,35 @@ def marker(monkeypatch):
                 os.kill(process, signal.SIGKILL)
 
 
+@pytest.fixture
+def stopwatch(record_property):
+    """Starts to measure how long a kind of job takes to end after an event; the run prints all."""
+
+    def begin(job, event):
+        since = time.monotonic()
+
+        def end():
+            seconds = time.monotonic() - since
+            record_property("seconds", (job, event, seconds))
+            return seconds
+
+        return end
+
+    return begin
+
+
+def pytest_terminal_summary(terminalreporter):
+    """Print what was measured."""
+    reports = terminalreporter.stats.get("passed", ())
+    found = [value for r in reports for name, value in r.user_properties if name == "seconds"]
+    if found:
+        terminalreporter.section("seconds from an event to the end of a job, the longest of all")
+        terminalreporter.write_line(table(found))
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/run`."""
+    """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/long`."""
     seen = set()
     for item in items:
         groups = [group for mark in item.iter_markers("xdist_group") for group in mark.args]

@@ -13,17 +13,20 @@ SSHD = "/usr/sbin/sshd"
 
 def missing():
     """Why there can be no such machines here, or None."""
-    for program in ("ip", "nsenter", "ssh", "ssh-keygen", SSHD):
+    for program in ("ip", "nsenter", "unshare", "ssh", "ssh-keygen", SSHD):
         if shutil.which(program) is None:
             return f"needs {program}"
     if os.geteuid():
         return "needs root, to make network namespaces"
     name = f"svrg-try-{os.getpid()}"
-    made = subprocess.run(["ip", "netns", "add", name], capture_output=True, check=False)
-    if made.returncode:
-        return f"needs network namespaces: {made.stderr.decode().strip()}"
-    subprocess.run(["ip", "netns", "delete", name], check=False)
-    return None
+    script = (
+        f"ip netns add {name} && "
+        f"nsenter --net=/run/netns/{name} unshare --uts --mount "
+        "sh -c 'hostname node-a && mount --bind /etc/hosts /etc/hosts'"
+    )
+    made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    subprocess.run(["ip", "netns", "delete", name], capture_output=True, check=False)
+    return f"needs namespaces: {made.stderr.strip()}" if made.returncode else None
 
 
 class Hosts:

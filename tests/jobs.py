@@ -11,7 +11,23 @@ import gluon_svrg
 
 PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
 SCRIPT = Path(__file__).with_name("launched.py")
+WITHIN = 15  # seconds from a death to the end of the job
+TIMEOUT = 8  # seconds of silence that count as a death
 GLUON_SVRG = [sys.executable, "-m", "gluon_svrg"]
+HAPPENS = {
+    "raise": "raises in its closure",
+    "early": "ends early with 0",
+    "early, at once": "ends early with 0",
+    "code 7": "exits with code 7",
+    signal.SIGKILL: "is killed",
+    signal.SIGSTOP: "is stopped",
+}
+
+
+def event(what, role="worker 0"):
+    """What the table of seconds calls what happens to a process."""
+    kind = role.split()[0]
+    return f"{'a' if kind == 'worker' else 'the'} {kind} {HAPPENS[what]}"
 
 
 def environment():

@@ -1,4 +1,4 @@
-"""What the workers of the launcher's tests run: ``launched.py FOLDER WHAT``."""
+"""What the workers of the launcher's tests run: ``launched.py FOLDER WHAT [KVSTORE]``."""
 
 import os
 import signal
@@ -11,6 +11,7 @@ import numpy as np
 from worker import make, minibatches, values
 
 FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2]
+KVSTORE = (*sys.argv[3:], "dist_sync")[0]
 
 
 def reached():
@@ -47,6 +48,10 @@ def train_and_save(net, loss_of, trainer, store):
 
 def gather(store, number):
     """Every worker's number."""
+    if KVSTORE == "horovod":
+        import horovod.mxnet as hvd
+
+        return hvd.allgather(mx.nd.array([number]), name="gather").asnumpy()
     mine = mx.nd.zeros(store.num_workers)
     mine[store.rank] = number
     store.init(1000, mx.nd.zeros_like(mine))
@@ -57,7 +62,7 @@ def gather(store, number):
 def main():
     if WHAT == "start":
         time.sleep(60)
-    net, loss_of, trainer, store = make(dtype="float32")
+    net, loss_of, trainer, store = make(dtype="float32", kvstore=KVSTORE)
     print(f"rank {store.rank} of {store.num_workers}")
     if WHAT.startswith("train"):
         train_and_save(net, loss_of, trainer, store)
@@ -80,8 +85,6 @@ def main():
         if step == 3 and store.rank == 0:
             if WHAT != "exit":
                 reached()
-            if WHAT == "raise":
-                raise ValueError("mine")
             if WHAT == "early":
                 return
             if WHAT == "early, at once":
@@ -91,7 +94,13 @@ def main():
         if step == 5 and WHAT == "exit":
             break
         index, size = shares[step % 4], sizes[step % 4]
-        trainer.step(size, closure=lambda: loss_of(index)).asnumpy()
+
+        def closure():
+            if step == 3 and WHAT == "raise" and store.rank == 0:
+                raise ValueError("mine")
+            return loss_of(index)
+
+        trainer.step(size, closure=closure).asnumpy()
         mx.nd.waitall()
         time.sleep(0.05)
     if WHAT == "exit" and store.rank == 0:  # the other one waits for it

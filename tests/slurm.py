@@ -38,12 +38,13 @@ class Slurm:
             *(f"--socket={self.folder}/munge", f"--seed-file={self.folder}/seed"),
             *(f"--pid-file={self.folder}/munged.pid", f"--log-file={self.folder}/munged.log"),
         )
+        deadline = time.monotonic() + 60
         while not (self.folder / "munge").exists():
+            assert time.monotonic() < deadline, self.logs()
             time.sleep(0.1)
         self._start(0, "slurmctld", "-D")
         for number, node in enumerate(self.hosts.hostnames):
             self._start(number, "slurmd", "-D", "-N", node)
-        deadline = time.monotonic() + 60
         while self.run("sinfo", "-h", "-o", "%T %D").stdout.split() != ["idle", "2"]:
             assert time.monotonic() < deadline, self.logs()
             time.sleep(0.5)
@@ -118,7 +119,7 @@ TaskPlugin=task/none
 SwitchType=switch/none
 MpiDefault=none
 ReturnToService=2
-SlurmdTimeout=30
+SlurmdTimeout=60
 KillWait=5
 SelectType=select/cons_tres
 NodeName={first} NodeAddr={one} CPUs={cores}

@@ -1,14 +1,18 @@
-"""What the benchmark of convergence rests on: its problems, its reference, and its trainers."""
+"""What the benchmarks rest on: problems, references, trainers, and counts of what is exchanged."""
 
+import itertools
 import json
+import sys
+from importlib.util import find_spec
 from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
+from cluster import run
 from mxnet import autograd
 
-from benchmarks import convergence, methods, problems, summary
+from benchmarks import convergence, distributed, methods, network, problems, record, summary
 
 PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
@@ -112,16 +116,48 @@ def passes(solver, kind, seed=1, most=60, levels=(1e-3, 1e-6, 1e-9)):
 
 @pytest.mark.convergence
 @pytest.mark.parametrize(
-    ("name", "rate"), [("breast_cancer", 1.0), ("Gaussian", 0.5)], ids=["breast_cancer", "Gaussian"]
+    ("kind", "name", "rate", "expected"),
+    [
+        ("SAGA", "breast_cancer", 1.0, [3, 6, 10]),
+        ("SAGA", "Gaussian", 0.5, [3, 6, 10]),
+        ("SAGA", "digits", 8.0, [11, 36, 53]),
+        ("SAG", "breast_cancer", 0.25, [5, 12, 22]),
+        ("SAG", "Gaussian", 0.125, [7, 14, 21]),
+        ("SAG", "digits", 4.0, [13, 31, 53]),
+    ],
 )
-def test_saga_at_batch_size_1(name, rate):
-    """As copt's SAGA, which needs 3, 6 and 9 and 3, 7 and 10: the first pass trains."""
+def test_tables_at_batch_size_1(kind, name, rate, expected):
+    """copt's SAGA needs 3, 6 and 9 and 3, 7 and 10 on the first two: the first pass trains.
+
+    The rates are the best of the grid, in units of ``1 / (3 L_max)``. On digits, the trainer goes
+    the first part of the way, with the same weights.
+    """
     problem = problems.problem(name)
     rate = rate / (3 * problem.smoothness)
-    twin = methods.Reference(problem, rate, 1, "SAGA")
-    assert passes(twin, "SAGA") == [3, 6, 10]
-    trained = methods.Trained(problem, methods.Method("SAGA"), rate, 1)
-    assert passes(trained, "SAGA") == [3, 6, 10]
+    twin = methods.Reference(problem, rate, 1, kind)
+    assert passes(twin, kind) == expected
+    levels = (1e-3,) if name == "digits" else (1e-3, 1e-6, 1e-9)
+    solvers = (
+        methods.Reference(problem, rate, 1, kind),
+        methods.Trained(problem, methods.Method(kind), rate, 1),
+    )
+    for solver in solvers:
+        assert passes(solver, kind, levels=levels) == expected[: len(levels)]
+    np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-9, atol=1e-12)
+
+
+def test_sag_wants_minibatches_that_are_drawn():
+    """At its best rate for draws, each minibatch once an epoch diverges; SAGA does not."""
+    problem = problems.problem("digits")
+    rate = 4 / (3 * problem.smoothness)
+    gaps = {}
+    for kind, order in (("SAG", "SAG"), ("SAG", "SAGA"), ("SAGA", "SAGA")):
+        twin = methods.Reference(problem, rate, 1, kind)
+        with np.errstate(all="ignore"):
+            list(itertools.islice(methods.drive(twin, order, 1), 13))
+        gaps[kind, order] = problem.gap(twin.weights)
+    assert max(gaps["SAG", "SAG"], gaps["SAGA", "SAGA"]) < 2e-3
+    assert gaps["SAG", "SAGA"] > 1
 
 
 @pytest.mark.convergence
@@ -161,3 +197,38 @@ def test_the_tables_are_those_of_the_saved_run():
     document = (root / "benchmarks" / "README.md").read_text()
     for table in summary.tables(run):
         assert table in document
+
+
+def test_the_tables_of_exchanges_are_those_of_the_saved_run():
+    root = Path(__file__).parent.parent / "benchmarks"
+    run = json.loads((root / "results/distributed-mxnet-2.0.0b1.json").read_text())
+    for table in (distributed.by_workers, distributed.model):
+        assert record.as_text(table(run["records"])) in (root / "README.md").read_text()
+
+
+@pytest.mark.jobs
+@pytest.mark.xdist_group("clusters")
+@pytest.mark.skipif(
+    find_spec("horovod") is None, reason="Horovod is not installed: .ci/horovod builds it"
+)
+def test_what_is_exchanged(tmp_path, marker):
+    """Between two workers of Horovod twice the parameters, with a server four times."""
+    if (problem := network.missing()) is not None:
+        pytest.skip(problem)
+    command = [sys.executable, "-m", "benchmarks", "distributed", "--quick", "--output", tmp_path]
+    root = Path(__file__).parents[1]
+    status, output = run(command, 300, {"PYTHONPATH": str(root)})
+    assert status == 0, output
+    assert "64 workers" in output
+    (path,) = tmp_path.glob("distributed-*.json")
+    records = json.loads(path.read_text())["records"]
+    found = {(entry["engine"], entry["trainer"]): entry for entry in records}
+    assert ("horovod", "hvd.DistributedTrainer") in found
+    assert len(found) == len(records) == 4
+    for (engine, trainer), entry in found.items():
+        times = 2 if engine == "horovod" else 4
+        for phase in ("step", "refresh") if trainer == "SVRGTrainer" else ("step",):
+            (sent,), (seconds,) = entry[phase]["bytes"], entry[phase]["seconds"]
+            # with headers; and Horovod's workers talk all the time
+            assert times <= sent / entry["parameters"] < times + 0.2, (engine, trainer, phase)
+            assert seconds > 0

@@ -10,6 +10,10 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+import test_barzilai_borwein
+import test_prox
+import test_recursive
+import test_saga
 from cluster import PACKAGE, WORKER, horovodrun, run_horovod
 from mxnet import gluon
 from problems import distance
@@ -52,6 +56,16 @@ TASKS = {
     "scaled": ("scaled", {}),
     "overflow": ("scaled", {"overflow": 6}),
     "two trainers": ("two_trainers", {}),
+    "Barzilai-Borwein": ("trajectory", {"barzilai_borwein": True}),
+    "proximal": ("worker_methods.proximal", {"strength": 0.3}),
+    **{
+        name: ("worker_recursive.recursive", {"trainer": cls.__name__, "own": own})
+        for name, (cls, _, own) in test_recursive.METHODS.items()
+    },
+    **{
+        cls.__name__: ("worker_methods.tables", {"cls": cls.__name__, "refresh": True})
+        for cls in test_saga.TRAINERS
+    },
 }
 
 
@@ -64,8 +78,10 @@ def two(tmp_path_factory):
 @needs_horovod
 @pytest.mark.parametrize("name", TASKS)
 def test_all_ranks_are_identical(name, two):
-    assert_identical([{k: v for k, v in f.items() if k != "message"} for f in two[name]])
-    assert all(np.isfinite(v).all() for k, v in two[name][0].items() if k != "message")
+    own = ("message", "share0", "share1", "share2", "share3")
+    common = [{k: v for k, v in found.items() if k not in own} for found in two[name]]
+    assert_identical(common)
+    assert all(np.isfinite(value).all() for value in common[0].values())
 
 
 def check_trajectory(found, rates=()):
@@ -96,6 +112,17 @@ def test_three_workers_are_one_process_over_the_union_of_the_data(tmp_path):
 @needs_horovod
 def test_adam(two):
     assert distance(weights(two["adam"][0]), run_alone("adam")) < 1e-6
+
+
+@needs_horovod
+def test_every_method_is_one_process_over_the_union_of_the_data(two):
+    for name, method in test_recursive.METHODS.items():
+        tolerance = 1e-8 if "MARS" in name else 1e-12  # MXNet 2.0 is as far off in one process
+        test_recursive.check_workers(two[name], method, tolerance, tolerance)
+    for cls in test_saga.TRAINERS:
+        test_saga.check_workers(two[cls.__name__], cls, True, 1e-12)
+    test_prox.check_workers(two["proximal"], 1e-12)
+    test_barzilai_borwein.check_workers(two["Barzilai-Borwein"], 1e-7)  # rates are float32
 
 
 @needs_horovod

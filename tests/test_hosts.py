@@ -1,7 +1,4 @@
-"""Jobs on two machines, which are network namespaces: over ssh, with mpirun, and with srun.
-
-The tests print the seconds from a disturbance to the end of the job; `-s` shows them.
-"""
+"""Jobs on two machines, which are network namespaces: over ssh, with mpirun, and with srun."""
 
 import os
 import re
@@ -21,7 +18,10 @@ import slurm
 from jobs import (
     GLUON_SVRG,
     SCRIPT,
+    TIMEOUT,
+    WITHIN,
     assert_nothing_left,
+    event,
     find_role,
     finish,
     processes_of,
@@ -36,18 +36,16 @@ pytestmark = [
     pytest.mark.xdist_group("clusters"),
     pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
 ]
-WITHIN = 15  # seconds from a death to the end
-TIMEOUT = 8  # seconds of silence
-ENGINES = [
-    "ssh",
-    pytest.param(
-        "mpirun",
-        marks=pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun"),
-    ),
-    pytest.param(
-        "srun", marks=pytest.mark.skipif(bool(slurm.missing()), reason=str(slurm.missing()))
-    ),
-]
+KINDS = {
+    "ssh": "`launch -H` (ssh), 2 machines",
+    "mpirun": "mpirun, 2 machines",
+    "srun": "srun, 2 machines",
+}
+needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
+needs_slurm = pytest.mark.skipif(bool(slurm.missing()), reason=str(slurm.missing()))
+needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
+CLUSTERS = [pytest.param("mpirun", marks=needs_mpirun), pytest.param("srun", marks=needs_slurm)]
+ENGINES = ["ssh", *CLUSTERS]
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +66,7 @@ def _nothing_new_on_the_machines(hosts):
     before = set(hosts.processes())
     yield
     hosts.link("up")
-    deadline = time.monotonic() + WITHIN
+    deadline = time.monotonic() + 60  # Slurm's own tries for a while to reach the other machine
     while _of_jobs(hosts, before) and time.monotonic() < deadline:
         time.sleep(0.2)
     assert _of_jobs(hosts, before) == {}
@@ -87,12 +85,15 @@ def job(request, hosts, tmp_path, marker):
     name = "launch" if engine == "ssh" else "join"
     cluster = request.getfixturevalue("cluster") if engine == "srun" else None
 
-    def begin(what, *options, folder=tmp_path):
+    def begin(what, *options, folder=tmp_path, kvstore="dist_sync"):
         variables = cluster.environment if cluster else {}
         where = hosts.inside(0, folder)
         words = [*where, *_starter(engine, hosts), *_command(engine, hosts, options)]
-        process = start([*words, "--", sys.executable, SCRIPT, folder, what], folder, **variables)
+        script = [sys.executable, SCRIPT, folder, what, kvstore]
+        process = start([*words, "--", *script], folder, **variables)
         process.engine, process.name = engine, name
+        is_horovod = ", `--horovod`" if kvstore == "horovod" else ""
+        process.kind = KINDS[engine] + is_horovod
         return process
 
     yield begin
@@ -118,12 +119,6 @@ def _command(engine, hosts, options):
         where = ["-H", ",".join(hosts.hostnames), "--ssh", hosts.ssh, "-n", 2]
         return [*GLUON_SVRG, "launch", *where, *options]
     return [*GLUON_SVRG, "join", *options]
-
-
-def report(process, what, since):
-    seconds = time.monotonic() - since
-    print(f"\nmeasured: {process.engine}, {what}: {seconds:.1f} s")
-    return seconds
 
 
 @pytest.mark.parametrize("job", ENGINES, indirect=True)
@@ -157,12 +152,12 @@ def assert_same_weights(one, two):
         ("early", r"worker \d \(rank 0\).* exited early, with code 0, while worker \d"),
     ],
 )
-def test_workers_that_end_badly(what, message, job, tmp_path, marker):
+def test_workers_that_end_badly(what, message, job, tmp_path, marker, stopwatch):
     process = job(what)
     wait_for(tmp_path / "reached", process)
-    died = time.monotonic()
+    seconds = stopwatch(process.kind, event(what))
     output = finish(process)
-    assert report(process, what, died) < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode != 0
     assert re.search(rf"^gluon-svrg {process.name}: {message}.*; all others", output, re.M), output
     assert_nothing_left(marker)
@@ -171,14 +166,13 @@ def test_workers_that_end_badly(what, message, job, tmp_path, marker):
 @pytest.mark.parametrize("job", ENGINES, indirect=True)
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["worker 1", "server 0", "scheduler"])
-def test_killed_or_stopped(role, number, job, tmp_path, marker):
+def test_killed_or_stopped(role, number, job, tmp_path, marker, stopwatch):
     process = job("step", "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
     os.kill(find_role(marker, role), number)
-    died = time.monotonic()
+    seconds = stopwatch(process.kind, event(number, role))
     output = finish(process)
-    seconds = report(process, f"{role} {number.name}", died)
-    assert seconds < WITHIN + (TIMEOUT if number == signal.SIGSTOP else 0)
+    assert seconds() < WITHIN + (TIMEOUT if number == signal.SIGSTOP else 0)
     assert process.returncode != 0
     how = (
         "was killed by SIGKILL"
@@ -191,44 +185,61 @@ def test_killed_or_stopped(role, number, job, tmp_path, marker):
 
 
 @pytest.mark.parametrize("job", ENGINES, indirect=True)
-def test_the_link_goes_down(job, hosts, tmp_path, marker):
+def test_the_link_goes_down(job, hosts, tmp_path, marker, stopwatch):
     """Both machines end their processes, though neither can tell the other."""
     process = job("step", "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
+    assert len(roles_of(marker)) == 4
+    output = end_by_link(process, hosts, marker, stopwatch)
+    if process.engine == "ssh":
+        assert process.returncode == 1
+    assert re.search(rf"did not answer for {TIMEOUT} s; all", output), output
+
+
+def roles_of(marker):
+    """The job's own processes, not those of its launcher."""
+    return {variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)} - {None}
+
+
+def end_by_link(process, hosts, marker, stopwatch):
+    """Take the link down, and wait until the job has ended on both machines; its output."""
     hosts.link("down")
-    down = time.monotonic()
-    roles = {variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)} - {None}
-    assert len(roles) == 4, roles
-    while any(variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)):
-        assert time.monotonic() - down < TIMEOUT + WITHIN
+    gone = stopwatch(process.kind, "the link between the machines goes down: no process is left")
+    ended = stopwatch(process.kind, "the link between the machines goes down: the command ends")
+    deadline = time.monotonic() + TIMEOUT + WITHIN
+    while roles_of(marker):
+        assert time.monotonic() < deadline
         time.sleep(0.2)
-    report(process, "link down, until no process of the job is left", down)
+    gone()
     if process.engine == "ssh":
         output = finish(process)
-        report(process, "link down, until the command ends", down)
-        assert process.returncode == 1
+        ended()
         assert_nothing_left(marker)
     else:  # mpirun and srun wait for their own daemons there, long after the job has ended
         with suppress(subprocess.TimeoutExpired):
             process.wait(10)
-        print(f"measured: {process.engine} itself: {process.poll()}")
+            ended()
         hosts.link("up")
         for left in set(processes_of(marker)) - {os.getpid(), process.pid}:
             with suppress(ProcessLookupError):
                 os.kill(left, signal.SIGKILL)
         process.terminate()
         output = finish(process)
-        assert process.returncode != 0
-    assert re.search(rf"did not answer for {TIMEOUT} s; all", output), output
+    assert process.returncode != 0, output
+    return output
 
 
 @pytest.mark.parametrize("job", ENGINES, indirect=True)
 def test_the_link_comes_back(job, hosts, tmp_path, marker):
+    check_link_back(job, hosts, tmp_path, marker)
+
+
+def check_link_back(job, hosts, tmp_path, marker, *options, kvstore="dist_sync"):
     """With the time-out off, the job goes on and ends with the same weights."""
     folders = [tmp_path / name for name in ("undisturbed", "disturbed")]
     for folder in folders:
         folder.mkdir()
-        process = job("train slowly", "--timeout", 0, folder=folder)
+        process = job("train slowly", "--timeout", 0, *options, folder=folder, kvstore=kvstore)
         wait_for(folder / "reached", process)
         if folder.name == "disturbed":
             hosts.link("down")
@@ -240,71 +251,77 @@ def test_the_link_comes_back(job, hosts, tmp_path, marker):
     assert_nothing_left(marker)
 
 
-@pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
-@pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
-@pytest.mark.parametrize("what", ["nothing", "raise", "link"])
-def test_horovod(what, hosts, tmp_path, marker):
+@needs_horovod
+@pytest.mark.parametrize("job", CLUSTERS, indirect=True)
+def test_the_link_comes_back_to_horovod(job, hosts, tmp_path, marker):
+    check_link_back(job, hosts, tmp_path, marker, "--horovod", kvstore="horovod")
+
+
+@needs_horovod
+@pytest.mark.parametrize("job", CLUSTERS, indirect=True)
+@pytest.mark.parametrize(
+    "what", ["train", "raise", "early", signal.SIGKILL, signal.SIGSTOP, "link"]
+)
+def test_horovod(what, job, hosts, tmp_path, marker, stopwatch):
     """One worker on each machine; no ssh but mpirun's."""
-    script = [sys.executable, SCRIPT.with_name("launched_horovod.py"), tmp_path]
-    where = hosts.inside(0, tmp_path)
-    words = [*where, *_starter("mpirun", hosts), *GLUON_SVRG, "join", "--horovod"]
-    process = start([*words, "--timeout", TIMEOUT, "--", *script, what], tmp_path)
-    process.engine = "horovod"
-    try:
-        if what != "nothing":
-            wait_for(tmp_path / "reached", process)
-        if what == "link":
-            hosts.link("down")
-            down = time.monotonic()
-            while any(variables_of(p).get("GLUON_SVRG_TELL") for p in processes_of(marker)):
-                assert time.monotonic() - down < TIMEOUT + WITHIN
-                time.sleep(0.2)
-            report(process, "link down, until no process of the job is left", down)
-            hosts.link("up")
-            for left in set(processes_of(marker)) - {os.getpid(), process.pid}:
-                with suppress(ProcessLookupError):
-                    os.kill(left, signal.SIGKILL)
-            process.terminate()
+    is_event = what in ("link", signal.SIGKILL, signal.SIGSTOP)
+    begin = "step" if is_event else what
+    process = job(begin, "--horovod", "--timeout", TIMEOUT, kvstore="horovod")
+    if what == "train":
         output = finish(process)
-    finally:
-        hosts.link("up")
-    if what == "nothing":
         assert process.returncode == 0, output
-        for rank in range(2):
-            assert f"[worker {rank}] sum {[3.0] * 3}" in output
-    else:
-        assert process.returncode != 0
-        message = "worker 1 .* exited with code 1" if what == "raise" else "did not answer for"
-        assert re.search(rf"^gluon-svrg join: .*{message}", output, re.M), output
-    if what != "link":
+        with np.load(tmp_path / "0.npz") as a, np.load(tmp_path / "1.npz") as b:
+            for name in a.files:
+                np.testing.assert_array_equal(a[name], b[name])
         assert_nothing_left(marker)
+        return
+    wait_for(tmp_path / "reached", process)
+    if what == "link":
+        output = end_by_link(process, hosts, marker, stopwatch)
+        message = "did not answer for"
+    else:
+        if is_event:
+            os.kill(find_role(marker, "worker 1"), what)
+        seconds = stopwatch(process.kind, event(what))
+        output = finish(process)
+        assert seconds() < WITHIN + (TIMEOUT if what == signal.SIGSTOP else 0)
+        assert process.returncode != 0
+        assert_nothing_left(marker)
+        message = {
+            "raise": r"worker 0 \(rank 0\).* exited with code 1",
+            "early": r"worker 1 .* code 1, after worker 0 \(rank 0\).* had ended with code 0",
+            signal.SIGKILL: r"worker 1 \(rank 1\) on node-b was killed by SIGKILL",
+            signal.SIGSTOP: rf"worker 1 \(rank 1\) on node-b did not answer for {TIMEOUT} s",
+        }[what]
+    assert re.search(rf"^gluon-svrg join: .*{message}", output, re.M), output
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_launcher_is_ended(number, job, tmp_path, marker):
+def test_the_launcher_is_ended(number, job, tmp_path, marker, stopwatch):
     process = job("step")
     wait_for(tmp_path / "reached", process)
     process.send_signal(number)
-    died = time.monotonic()
+    seconds = stopwatch(process.kind, f"its launcher gets {number.name}")
     output = finish(process)
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
         assert f"was ended by {number.name}" in output.splitlines()[-1]
     assert_nothing_left(marker, seconds=WITHIN)
-    report(process, f"launcher {number.name}", died)
+    seconds()
 
 
 @pytest.mark.parametrize("which", ["ssh", "agent"])
-def test_a_connection_dies(which, job, hosts, tmp_path, marker):
+def test_a_connection_dies(which, job, hosts, tmp_path, marker, stopwatch):
     process = job("step")
     wait_for(tmp_path / "reached", process)
     program = "ssh -F" if which == "ssh" else f"{sys.executable} -m gluon_svrg.commands.agent"
     wanted = [number for number, words in hosts.processes().items() if words.startswith(program)]
     assert len(wanted) == 2
     os.kill(wanted[1], signal.SIGKILL)
-    died = time.monotonic()
+    what = "ssh" if which == "ssh" else "what ssh started there"
+    seconds = stopwatch(process.kind, f"{what} is killed")
     output = finish(process)
-    assert report(process, f"{which} killed", died) < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode == 1
     assert "is out of reach: the connection has ended; all others were ended" in output
     assert_nothing_left(marker)
@@ -399,6 +416,7 @@ def test_a_folder_that_is_not_there(hosts, tmp_path, marker):
     assert_nothing_left(marker)
 
 
+@needs_slurm
 def test_sbatch(cluster, tmp_path, marker):
     """A batch script that calls srun."""
     script = tmp_path / "job.sh"

@@ -3,7 +3,6 @@
 import json
 import os
 import re
-import shlex
 import shutil
 import signal
 import socket
@@ -16,7 +15,10 @@ import pytest
 from jobs import (
     GLUON_SVRG,
     SCRIPT,
+    TIMEOUT,
+    WITHIN,
     assert_nothing_left,
+    event,
     find,
     find_role,
     finish,
@@ -24,14 +26,10 @@ from jobs import (
     wait_for,
 )
 
-from gluon_svrg.commands import cli, join, ranks
-from gluon_svrg.commands.arguments import UserError
-
 pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
-WITHIN = 15  # seconds from a death to the end
 MPIRUN = ["mpirun", "--oversubscribe", *(["--allow-run-as-root"] if os.geteuid() == 0 else [])]
 needs_mpirun = pytest.mark.skipif(shutil.which("mpirun") is None, reason="needs Open MPI's mpirun")
-JOBS = {"workers": (2, []), "one role each": (4, ["-n", 2])}
+JOBS = {"workers": (2, []), "one role each": (5, ["-n", 2, "-s", 2])}
 
 
 def mpirun(folder, what, job="workers", *options):
@@ -79,32 +77,56 @@ def test_the_same_weights_as_launch(job, tmp_path, marker):
         ("early", r"worker \d \(rank 0\) exited early, with code 0, while worker \d"),
     ],
 )
-def test_workers_that_end_badly(what, message, job, tmp_path, marker):
+def test_workers_that_end_badly(what, message, job, tmp_path, marker, stopwatch):
     process = mpirun(tmp_path, what, job)
     wait_for(tmp_path / "reached", process)
-    died = time.monotonic()
+    seconds = stopwatch("mpirun", event(what))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode != 0
     assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
+    assert_nothing_left(marker)
+
+
+def test_the_exit_status_is_passed_on(tmp_path, marker):
+    processes = [by_hand(rank, tmp_path, "code 7") for rank in range(2)]
+    outputs = [finish(process) for process in processes]
+    assert [process.returncode for process in processes] == [7, 7], outputs
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("rank", [0, 1])
+def test_signals_are_passed_on(rank, number, tmp_path, marker):
+    processes = [by_hand(rank, tmp_path, "step") for rank in range(2)]
+    wait_for(tmp_path / "reached", processes[0])
+    processes[rank].send_signal(number)
+    since = time.monotonic()
+    outputs = [finish(process) for process in processes]
+    assert time.monotonic() - since < WITHIN
+    assert processes[rank].returncode == 128 + number, outputs
+    assert processes[1 - rank].returncode != 0
+    who = "rank 1" if rank else "the launcher"
+    line = f"gluon-svrg join: {who} was ended by {number.name}; all others are ended"
+    assert outputs[0].splitlines()[-1] == line, outputs  # rank 0 speaks for the job
     assert_nothing_left(marker)
 
 
 @needs_mpirun
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
 @pytest.mark.parametrize("role", ["worker 0", "worker 1", "server 0", "scheduler"])
-def test_killed_or_stopped(role, number, tmp_path, marker):
-    process = mpirun(tmp_path, "step", "workers", "--timeout", 6)
+def test_killed_or_stopped(role, number, tmp_path, marker, stopwatch):
+    process = mpirun(tmp_path, "step", "workers", "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
     os.kill(find_role(marker, role), number)
-    died = time.monotonic()
+    seconds = stopwatch("mpirun", event(number, role))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN + (6 if number == signal.SIGSTOP else 0)
+    assert seconds() < WITHIN + (TIMEOUT if number == signal.SIGSTOP else 0)
     assert process.returncode != 0
     how = (
         "was killed by SIGKILL"
         if number == signal.SIGKILL
-        else "did not answer for 6 s(: a signal.*)?"
+        else f"did not answer for {TIMEOUT} s(: a signal.*)?"
     )
     line = rf"^gluon-svrg join: (the )?{role}( \(rank \d\))? {how}; all others are ended"
     assert re.search(line, output, re.M), output
@@ -113,7 +135,7 @@ def test_killed_or_stopped(role, number, tmp_path, marker):
 
 @needs_mpirun
 @pytest.mark.parametrize("rank", [0, 1])
-def test_a_supervisor_is_killed(rank, tmp_path, marker):
+def test_a_supervisor_is_killed(rank, tmp_path, marker, stopwatch):
     """Its own processes end with it, and the others find that it is gone."""
     process = mpirun(tmp_path, "step")
     wait_for(tmp_path / "reached", process)
@@ -123,9 +145,9 @@ def test_a_supervisor_is_killed(rank, tmp_path, marker):
         f"rank {rank}",
     )
     os.kill(mine, signal.SIGKILL)
-    died = time.monotonic()
+    seconds = stopwatch("mpirun", "a supervisor is killed")
     output = finish(process)
-    assert time.monotonic() - died < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode != 0, output
     assert files_left(tmp_path) == []
     assert_nothing_left(marker)
@@ -133,13 +155,15 @@ def test_a_supervisor_is_killed(rank, tmp_path, marker):
 
 @needs_mpirun
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_mpirun_is_ended(number, tmp_path, marker):
+def test_mpirun_is_ended(number, tmp_path, marker, stopwatch):
     process = mpirun(tmp_path, "step")
     wait_for(tmp_path / "reached", process)
     process.send_signal(number)
+    seconds = stopwatch("mpirun", f"its launcher gets {number.name}")
     finish(process)
     assert process.returncode != 0
     assert_nothing_left(marker, seconds=WITHIN)
+    seconds()
 
 
 @needs_mpirun
@@ -188,14 +212,14 @@ def test_rank_0_is_killed(tmp_path, marker):
 
 @pytest.mark.parametrize("stopped", [0, 1])
 def test_a_supervisor_is_stopped(stopped, tmp_path, marker):
-    processes = [by_hand(rank, tmp_path, "step", "--timeout", 6) for rank in range(2)]
+    processes = [by_hand(rank, tmp_path, "step", "--timeout", TIMEOUT) for rank in range(2)]
     wait_for(tmp_path / "reached", processes[0])
     processes[stopped].send_signal(signal.SIGSTOP)
     at = time.monotonic()
     output = finish(processes[1 - stopped])
-    assert time.monotonic() - at < 6 + WITHIN
+    assert time.monotonic() - at < TIMEOUT + WITHIN
     assert processes[1 - stopped].returncode == 1
-    assert re.search(rf"rank {stopped} did not answer for 6 s; all", output), output
+    assert re.search(rf"rank {stopped} did not answer for {TIMEOUT} s; all", output), output
     processes[stopped].send_signal(signal.SIGCONT)
     finish(processes[stopped])
     assert processes[stopped].returncode == 1
@@ -317,67 +341,35 @@ def test_wrong_calls(options, variables, message, tmp_path, marker):
     assert_nothing_left(marker)
 
 
-def guide_blocks(language):
-    """What the guides show in a language, wherever it stands."""
-    folder = SCRIPT.parent.parent / "notebooks"
-    texts = [path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.md"))]
-    return [b for t in texts for b in re.findall(rf"^```{language}\n(.*?)^```$", t, re.M | re.S)]
-
-
-def test_the_manifest_of_the_guide():
-    """It is valid, and its command is one of ours, with sizes and addresses that fit."""
-    check = pytest.importorskip("kubernetes_validate", reason="needs the schemas of Kubernetes")
-    import yaml
-
-    (text,) = (block for block in guide_blocks("yaml") if "kind: Job" in block)
-    service, job = yaml.safe_load_all(text)
-    for part in (service, job):
-        check.validate(part, "1.30", strict=True)
-    name, pod = job["metadata"]["name"], job["spec"]["template"]["spec"]
-    assert service["spec"]["selector"] == {"job-name": name}
-    assert pod["subdomain"] == service["metadata"]["name"]
-    assert job["spec"]["completions"] == job["spec"]["parallelism"]
-    (container,) = pod["containers"]
-    options = cli.parser().parse_args(container["command"][1:])
-    assert options.size == job["spec"]["completions"]
-    assert options.scheduler.startswith(f"{name}-0.{pod['subdomain']}:")
-    assert options.script == ["--", "python", "train.py"]
-
-
-def test_the_commands_of_the_guide():
-    """All can be parsed, so no option is misspelled."""
-    text = "\n".join(guide_blocks("bash")).replace("\\\n", " ")
-    commands = [line.split("#")[0] for line in text.splitlines() if "gluon-svrg" in line]
-    assert len(commands) >= 6
-    for command in commands:
-        words = shlex.split(command)
-        options = cli.parser().parse_args(words[words.index("gluon-svrg") + 1 :])
-        assert options.script[:3] == ["--", "python", "train.py"], command
-
-
 # --- Horovod -------------------------------------------------------------------------------------
 
 needs_horovod = pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod")
 
 
 def with_horovod(folder, what, *options, size=2):
-    script = SCRIPT.with_name("launched_horovod.py")
     words = [*MPIRUN, "-np", size, *GLUON_SVRG, "join", "--horovod", *options]
-    return start([*words, "--", sys.executable, script, folder, what], folder)
+    return start([*words, "--", sys.executable, SCRIPT, folder, what, "horovod"], folder)
 
 
 @needs_mpirun
 @needs_horovod
 @pytest.mark.parametrize("size", [2, 3])
 def test_horovod(size, tmp_path, marker):
-    process = with_horovod(tmp_path, "nothing", size=size)
+    process = with_horovod(tmp_path, "train", size=size)
     output = finish(process)
     assert process.returncode == 0, output
-    total = float(sum(range(1, size + 1)))
     for rank in range(size):
-        assert re.search(rf"^\[worker {rank}\] rank {rank} of {size}, ", output, re.M), output
-        assert f"[worker {rank}] sum {[total] * 3}" in output
+        assert re.search(rf"^\[worker {rank}\] rank {rank} of {size}$", output, re.M), output
+    assert_same_weights(tmp_path, size)
     assert_nothing_left(marker)
+
+
+def assert_same_weights(folder, size):
+    """All ranks have trained the same ones."""
+    found = [np.load(folder / f"{rank}.npz") for rank in range(size)]
+    for other in found[1:]:
+        for name in found[0].files:
+            np.testing.assert_array_equal(found[0][name], other[name])
 
 
 @needs_mpirun
@@ -385,20 +377,35 @@ def test_horovod(size, tmp_path, marker):
 @pytest.mark.parametrize(
     "what, message",
     [
-        ("raise", r"worker 1 \(rank 1\) exited with code 1"),
-        ("kill", r"worker 1 \(rank 1\) was killed by SIGKILL"),
-        ("early", r"worker \d .* code 1, after worker 1 \(rank 1\) had ended with code 0"),
-        ("stop", r"worker 1 \(rank 1\) did not answer for 6 s"),
+        ("raise", r"worker 0 \(rank 0\) exited with code 1"),
+        ("early", r"worker 1 .* code 1, after worker 0 \(rank 0\) had ended with code 0"),
+        (signal.SIGKILL, r"worker 1 \(rank 1\) was killed by SIGKILL"),
+        (signal.SIGSTOP, rf"worker 1 \(rank 1\) did not answer for {TIMEOUT} s"),
     ],
 )
-def test_horovod_ends_badly(what, message, tmp_path, marker):
-    process = with_horovod(tmp_path, what, "--timeout", 6, size=3)
+def test_horovod_ends_badly(what, message, tmp_path, marker, stopwatch):
+    is_signal = isinstance(what, signal.Signals)
+    process = with_horovod(tmp_path, "step" if is_signal else what, "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
-    died = time.monotonic()
+    if is_signal:
+        os.kill(find_role(marker, "worker 1"), what)
+    seconds = stopwatch("mpirun, `--horovod`", event(what))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN + (6 if what == "stop" else 0)
+    assert seconds() < WITHIN + (TIMEOUT if what == signal.SIGSTOP else 0)
     assert process.returncode != 0
     assert re.search(rf"^gluon-svrg join: {message}.*; all others are ended", output, re.M), output
+    assert_nothing_left(marker)
+
+
+@needs_mpirun
+@needs_horovod
+def test_horovod_restarts(tmp_path, marker):
+    process = with_horovod(tmp_path, "train and die", "--restart", 2)
+    output = finish(process)
+    assert process.returncode == 0, output
+    again = re.findall(r"was killed by SIGKILL.*; starting again \((\d) of 2\)", output)
+    assert again == ["1", "2"]
+    assert_same_weights(tmp_path, 2)
     assert_nothing_left(marker)
 
 
@@ -410,84 +417,3 @@ def test_without_horovod(tmp_path, marker):
     assert process.returncode == 2
     assert "Horovod is not installed: pip install 'gluon-svrg[horovod]'" in output
     assert_nothing_left(marker)
-
-
-# --- ranks ---------------------------------------------------------------------------------------
-
-LAUNCHERS = {
-    "Open MPI 4": (
-        {
-            "OMPI_COMM_WORLD_RANK": "1",
-            "OMPI_COMM_WORLD_SIZE": "4",
-            "OMPI_MCA_ess_base_jobid": "17",
-            "OMPI_MCA_orte_hnp_uri": "17.0;tcp://10.0.0.1,172.17.0.1:4711",
-            "PMIX_RANK": "1",
-        },
-        (1, 4, "mpi-17", "10.0.0.1"),
-    ),
-    "Open MPI 5": (
-        {
-            "OMPI_COMM_WORLD_RANK": "0",
-            "OMPI_COMM_WORLD_SIZE": "2",
-            "PMIX_NAMESPACE": "prterun-a-5@1",
-            "PMIX_RANK": "0",
-        },
-        (0, 2, "mpi-prterun-a-5@1", None),
-    ),
-    "Open MPI inside Slurm": (
-        {
-            "OMPI_COMM_WORLD_RANK": "3",
-            "OMPI_COMM_WORLD_SIZE": "4",
-            "OMPI_MCA_ess_base_jobid": "5",
-            "SLURM_PROCID": "0",
-            "SLURM_NTASKS": "2",
-            "SLURM_STEP_ID": "0",
-        },
-        (3, 4, "mpi-5", None),
-    ),
-    "srun": (
-        {
-            "SLURM_PROCID": "1",
-            "SLURM_NTASKS": "8",
-            "SLURM_STEP_NUM_TASKS": "2",
-            "SLURM_STEP_ID": "3",
-            "SLURM_JOB_ID": "7",
-            "SLURM_LAUNCH_NODE_IPADDR": "10.0.0.9",
-        },
-        (1, 2, "slurm-7.3", "10.0.0.9"),
-    ),
-    "MPICH": ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, "pmi", None)),
-    "PMIx": ({"PMIX_RANK": "1", "PMIX_NAMESPACE": "n"}, (1, 2, "pmix-n", None)),
-    "Indexed Job": ({"JOB_COMPLETION_INDEX": "1"}, (1, 2, "kubernetes", None)),
-}
-
-
-@pytest.mark.parametrize("name", LAUNCHERS)
-def test_ranks(name):
-    variables, expected = LAUNCHERS[name]
-    assert ranks.find(variables, size=None if expected[1] != 2 else 2)[:4] == expected
-
-
-def test_what_is_given_counts():
-    variables, _ = LAUNCHERS["MPICH"]
-    assert ranks.find(variables, 0, 9)[:2] == (0, 9)
-
-
-def test_roles():
-    def names(size, **settings):
-        return join.names_for(join.Settings([], **settings), size)
-
-    assert names(2) == [["scheduler", "server 0", "worker 0"], ["worker 1"]]
-    assert names(3, servers=2)[:2] == [
-        ["scheduler", "server 0", "worker 0"],
-        ["server 1", "worker 1"],
-    ]
-    assert names(5, workers=2, servers=1) == [
-        ["scheduler"],
-        ["server 0"],
-        ["worker 0"],
-        ["worker 1"],
-        [],
-    ]
-    with pytest.raises(UserError, match="need 4 processes; there are 3"):
-        names(3, workers=2)

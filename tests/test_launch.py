@@ -9,10 +9,18 @@ import time
 import numpy as np
 import pytest
 from cluster import launch
-from jobs import SCRIPT, assert_nothing_left, find_role, finish, wait_for
+from jobs import (
+    SCRIPT,
+    TIMEOUT,
+    WITHIN,
+    assert_nothing_left,
+    event,
+    find_role,
+    finish,
+    wait_for,
+)
 
 pytestmark = pytest.mark.xdist_group("clusters")
-WITHIN = 15  # seconds from a death to the end
 
 
 def start(folder, what, *options):
@@ -22,14 +30,14 @@ def start(folder, what, *options):
 
 @pytest.mark.parametrize("moment", ["start", "step", "full pass", "exit"])
 @pytest.mark.parametrize("role", ["worker 0", "server 0", "scheduler"])
-def test_killed(role, moment, tmp_path, marker):
+def test_killed(role, moment, tmp_path, marker, stopwatch):
     process = start(tmp_path, moment)
     if moment != "start":
         wait_for(tmp_path / "reached", process)
     os.kill(find_role(marker, role), signal.SIGKILL)
-    died = time.monotonic()
+    seconds = stopwatch("launch", event(signal.SIGKILL, role))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode == 128 + signal.SIGKILL
     before = r"(, after .* had ended with code 0)?" if moment == "exit" else ""
     assert re.fullmatch(
@@ -49,40 +57,42 @@ def test_killed(role, moment, tmp_path, marker):
         ("code 7", r"worker \d \(rank 0\) exited with code 7", 7),
     ],
 )
-def test_workers_that_end_badly(what, message, status, tmp_path, marker):
+def test_workers_that_end_badly(what, message, status, tmp_path, marker, stopwatch):
     process = start(tmp_path, what)
     wait_for(tmp_path / "reached", process)
-    died = time.monotonic()
+    seconds = stopwatch("launch", event(what))
     output = finish(process)
-    assert time.monotonic() - died < WITHIN
+    assert seconds() < WITHIN
     assert process.returncode == status
     assert re.match(f"gluon-svrg launch: {message}", output.splitlines()[-1]), output
     assert_nothing_left(marker)
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_the_launcher_is_ended(number, tmp_path, marker):
+def test_the_launcher_is_ended(number, tmp_path, marker, stopwatch):
     process = start(tmp_path, "step")
     wait_for(tmp_path / "reached", process)
     process.send_signal(number)
+    seconds = stopwatch("launch", f"its launcher gets {number.name}")
     output = finish(process)
     if number != signal.SIGKILL:
         assert process.returncode == 128 + number
-        assert f"was ended by {signal.Signals(number).name}" in output.splitlines()[-1]
+        assert f"was ended by {number.name}" in output.splitlines()[-1]
     assert_nothing_left(marker)
+    seconds()
 
 
 @pytest.mark.parametrize("role", ["worker 1", "server 0", "scheduler"])
-def test_stopped(role, tmp_path, marker):
+def test_stopped(role, tmp_path, marker, stopwatch):
     """Only MXNet's heartbeats tell of a process that is there but does nothing."""
-    process = start(tmp_path, "step", "--timeout", 6)
+    process = start(tmp_path, "step", "--timeout", TIMEOUT)
     wait_for(tmp_path / "reached", process)
     os.kill(find_role(marker, role), signal.SIGSTOP)
-    stopped = time.monotonic()
+    seconds = stopwatch("launch", event(signal.SIGSTOP, role))
     output = finish(process)
-    assert time.monotonic() - stopped < 6 + WITHIN
+    assert seconds() < TIMEOUT + WITHIN
     assert process.returncode == 1
-    how = "did not answer for 6 s(: a signal.*)?; all others were"
+    how = rf"did not answer for {TIMEOUT} s(: a signal.*)?; all others were"
     line = rf"gluon-svrg launch: (the )?{role}( \(rank \d\))? {how}"
     assert re.match(line, output.splitlines()[-1]), output
     assert_nothing_left(marker)

@@ -1,6 +1,7 @@
 """What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``.
 
-Or many, one after the other: ``worker.py many FOLDER {NAME: [TASK, SETTINGS]}``.
+Or many, one after the other: ``worker.py many FOLDER {NAME: [TASK, SETTINGS]}``. A task may be
+``worker_methods.tables``.
 """
 
 import importlib
@@ -471,7 +472,9 @@ def main(available):
     tasks = settings if task == "many" else {"": (task, settings)}
     for name, (each, its_settings) in tasks.items():
         with mx.name.NameManager():  # as in a process of its own
-            store, found = available[each](**its_settings)
+            module, _, function = each.rpartition(".")  # of a file beside this one, or of this one
+            where = vars(importlib.import_module(module)) if module else available
+            store, found = where[function](**its_settings)
         (folder / name).mkdir(exist_ok=True)
         np.savez(folder / name / f"{store.rank}.npz", **found)
 

@@ -1,6 +1,5 @@
 """What the workers of a test cluster run, of other methods than SVRG."""
 
-import mxnet as mx
 import worker
 from problems import parameters, values
 
@@ -11,9 +10,9 @@ from gluon_svrg.prox import L1
 def tables(cls, refresh, kvstore="dist_sync"):
     """A few visits of a table, whose rows each worker has for itself."""
     net = worker.PROBLEM.network("float64")
-    store = worker.Exchange() if kvstore == "exchange" else mx.kv.create(kvstore)
+    store, kvstore = worker.make_store(kvstore)
     settings = {"learning_rate": 0.1, "momentum": 0.5}
-    trainer = getattr(gluon_svrg, cls)(net.collect_params(), "sgd", settings, kvstore=store)
+    trainer = getattr(gluon_svrg, cls)(net.collect_params(), "sgd", settings, kvstore=kvstore)
     loss_of = worker.PROBLEM.closure(net)
     shares, sizes = worker.minibatches(store.rank, store.num_workers, uneven=True)
     if refresh:
@@ -29,12 +28,13 @@ def tables(cls, refresh, kvstore="dist_sync"):
     }
 
 
-def proximal(strength):
+def proximal(strength, kvstore="dist_sync"):
     """Two epochs, a refresh before each, with an L1 penalty."""
-    net, store = worker.PROBLEM.network("float64"), mx.kv.create("dist_sync")
+    net = worker.PROBLEM.network("float64")
+    store, kvstore = worker.make_store(kvstore)
     settings, prox = {"learning_rate": 0.1, "momentum": 0.5}, {".*weight": L1(strength)}
     make = gluon_svrg.SVRGTrainer
-    trainer = make(net.collect_params(), "sgd", settings, kvstore=store, prox=prox)
+    trainer = make(net.collect_params(), "sgd", settings, kvstore=kvstore, prox=prox)
     loss_of = worker.PROBLEM.closure(net)
     shares, sizes = worker.minibatches(store.rank, store.num_workers, uneven=True)
     for _ in range(2):

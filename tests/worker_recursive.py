@@ -3,21 +3,21 @@
 import mxnet as mx
 import worker
 from problems import parameters, values
-from worker import PROBLEM, minibatches
+from worker import PROBLEM, make_store, minibatches
 
 import gluon_svrg
 
 SGD = {"learning_rate": 0.1, "momentum": 0.5}
 
 
-def recursive(trainer, own, devices=1):
+def recursive(trainer, own, devices=1, kvstore="dist_sync"):
     """An epoch without a refresh, and two after one."""
     where = [mx.cpu(i) for i in range(devices)] if devices > 1 else None
-    store = mx.kv.create("dist_sync")
+    store, kvstore = make_store(kvstore)
     net = PROBLEM.network("float64", where)
     loss_of = PROBLEM.closure(net, "float64", where)
     make = getattr(gluon_svrg, trainer)
-    trainer = make(net.collect_params(), "sgd", SGD, kvstore=store, **own)
+    trainer = make(net.collect_params(), "sgd", SGD, kvstore=kvstore, **own)
     shares, sizes = minibatches(store.rank, store.num_workers, True)
     for epoch in range(3):
         if epoch == 1:

@@ -119,6 +119,7 @@ class LocalProcesses:
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._processes:
                 process.signal(number)
+                process.signal(signal.SIGCONT)  # one that is stopped gets it only when it goes on
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and any(p.is_running for p in self._processes):
                 time.sleep(_INTERVAL)

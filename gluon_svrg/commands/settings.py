@@ -13,6 +13,7 @@ class Method(NamedTuple):
     trainer: str  # of `gluon_svrg`
     refreshes: bool = False  # whether it takes full gradients
     has_table: bool = False  # whether its minibatches stay the same, with an index each
+    draws: bool = False  # whether these are drawn with replacement, once all were visited
 
 
 #: By the names that users type.
@@ -21,7 +22,7 @@ METHODS = {
     "svrg": Method("SVRG", "SVRGTrainer", refreshes=True),
     "alpha-svrg": Method("alpha-SVRG", "SVRGTrainer", refreshes=True),
     "saga": Method("SAGA", "SAGATrainer", has_table=True),
-    "sag": Method("SAG", "SAGTrainer", has_table=True),
+    "sag": Method("SAG", "SAGTrainer", has_table=True, draws=True),
     "sarah": Method("SARAH", "SARAHTrainer", refreshes=True),
     "storm": Method("STORM", "STORMTrainer"),
     "mars": Method("MARS", "MARSTrainer"),

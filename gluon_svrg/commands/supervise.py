@@ -200,9 +200,13 @@ class _Job:
     def _find(self, node: str) -> str:
         """The name here of what MXNet numbers its own way."""
         kind, _, rank = node.partition(" ")
+        known: dict[str | None, list[str]] = {}
         for machine, state in self._states():
-            if state.role.startswith(kind) and state.rank == rank:
-                return self._name(machine, state)
+            if state.role.startswith(kind):
+                known.setdefault(state.rank, []).append(self._name(machine, state))
+        found = known.get(rank) or known.get(None, [])  # one that has not told its rank yet
+        if len(found) == 1:
+            return found[0]
         return node if node.startswith("the ") else f"{kind} of rank {rank}"
 
     def _early_exit(self, workers: list[tuple[Machine, State]]) -> Death | None:

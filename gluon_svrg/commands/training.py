@@ -14,7 +14,7 @@ import gluon_svrg
 
 from ..schedule import Linear
 from .model import Model
-from .settings import FIRST_ALPHA, METHODS
+from .settings import FIRST_ALPHA, METHODS, Method
 
 
 class Run(NamedTuple):
@@ -63,7 +63,7 @@ def train(
     trainer = _trainer(model, name, learning_rate)
     budget = settings.data_passes * n
     data_passes, losses, seconds = [0.0], [model.loss()], 0.0
-    for epoch, batches in enumerate(_epochs(model, method.has_table)):
+    for epoch, batches in enumerate(_epochs(model, method)):
         mx.nd.waitall()
         start = time.perf_counter()
         try:
@@ -109,16 +109,19 @@ def _trainer(model: Model, name: str, learning_rate: float) -> Any:
     )
 
 
-def _epochs(model: Model, has_table: bool) -> Iterator[list[tuple[Any, dict[str, int]]]]:
+def _epochs(model: Model, method: Method) -> Iterator[list[tuple[Any, dict[str, int]]]]:
     """The minibatches of each epoch, with their index where there is a table.
 
     Samples are shuffled anew for each epoch. With a table they are shuffled once, and then the
-    minibatches are.
+    minibatches are, or are drawn with replacement: SAG diverges at lower rates without.
     """
     n, rng = len(model.dataset.X), np.random.RandomState(model.settings.seed)
-    if has_table:
+    if method.has_table:
         fixed = model.batches(rng.permutation(n))
+        order = rng.permutation(len(fixed))
         while True:
-            yield [(fixed[i], {"batch_index": int(i)}) for i in rng.permutation(len(fixed))]
+            yield [(fixed[i], {"batch_index": int(i)}) for i in order]
+            count = len(fixed)
+            order = rng.randint(0, count, count) if method.draws else rng.permutation(count)
     while True:
         yield [(batch, {}) for batch in model.batches(rng.permutation(n))]
