@@ -162,22 +162,23 @@ def test_sag_wants_minibatches_that_are_drawn():
 
 @pytest.mark.convergence
 @pytest.mark.parametrize(
-    ("name", "size"), [("breast_cancer", 10), ("Gaussian", 10), ("diabetes", 1)]
+    ("name", "size", "ratio"),
+    [("breast_cancer", 10, 2), ("Gaussian", 10, 2), ("diabetes", 1, 2), ("diabetes", 10, 3)],
 )
-def test_barzilai_borwein_needs_at_most_twice_the_passes_of_the_best_rate(name, size):
-    """On diabetes at batch size 10 it needs 1.6 to 2.7 times as many, over three seeds."""
+def test_barzilai_borwein_beside_the_best_rate(name, size, ratio):
+    """How many times the passes of the best constant rate it needs at most."""
     problem = problems.problem(name)
     _, best = convergence._tuned(problem, "SVRG", size, 60)
     assert convergence._grid(problem)[0] < best < convergence._grid(problem)[-1]
     start = 1 / (3 * problem.smoothness)
     for seed in (1, 2, 3):
         tuned, own = (
-            passes(methods.Reference(problem, rate, size, kind), kind, seed, 90, levels=[1e-9])
+            passes(methods.Reference(problem, rate, size, kind), kind, seed, 150, levels=[1e-9])
             for rate, kind in ((best, "SVRG"), (start, "BB"))
         )
-        assert own[0] < 2 * tuned[0]
+        assert own[0] < ratio * tuned[0]
     trained = methods.Trained(problem, methods.Method("BB"), start, size)
-    assert passes(trained, "BB", 3, 90, levels=[1e-9]) == pytest.approx(own, abs=0.3)
+    assert passes(trained, "BB", 3, 150, levels=[1e-9]) == pytest.approx(own, abs=0.3)
 
 
 def test_many_rates_at_once():
