@@ -1,9 +1,25 @@
-"""SVRG, a variance-reduced stochastic gradient, for MXNet Gluon.
+"""Variance-reduced stochastic gradients for MXNet Gluon.
 
-Names are imported when they are first used. So the command line starts without MXNet, and a server
-that unpickles an optimizer inside ``import mxnet`` can import this package.
+Each trainer takes the arguments of `gluon.Trainer`, and replaces it:
+
+- `SVRGTrainer`: corrects gradients by those at a snapshot of the weights.
+- `SAGATrainer`, `SAGTrainer`: correct them by a table of the last gradients of all minibatches.
+- `SARAHTrainer`, `STORMTrainer`: correct them by those at the weights before the last step.
+- `MARSTrainer`: the same for Adam and other optimizers for networks.
+
+What goes with them:
+
+- `gluon_svrg.schedule`: when to refresh, over how much data, and the coefficient.
+- `gluon_svrg.variance`: the variance and the bias of the estimates.
+- `gluon_svrg.prox`: penalties and constraints.
+- `gluon_svrg.estimator`: training with Gluon's `Estimator`.
+
+The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of several processes
+(``launch``, ``join``).
 """
 
+# Names are imported when they are first used. So the command line starts without MXNet, and a
+# server that unpickles an optimizer inside `import mxnet` can import this package.
 from __future__ import annotations
 
 from importlib import import_module as _import_module

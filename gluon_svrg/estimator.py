@@ -146,6 +146,15 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
         If there is no data, or ``update_freq`` is no whole number and no schedule.
     ValueError
         If ``update_freq`` is not positive.
+
+    Examples
+    --------
+    A refresh at the start of each fifth epoch:
+
+    >>> from gluon_svrg.estimator import FullGradHandler
+    >>> handler = FullGradHandler([], update_freq=5)
+
+    `SVRGBatchProcessor` has a whole program.
     """
 
     def __init__(

@@ -317,7 +317,7 @@ class SAGTrainer(TableTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 
     As `SAGATrainer`, but the optimizer gets the mean of the table, after the minibatch's row was
-    renewed. The estimate is biased, with less variance; smaller learning rates are usual.
+    renewed. The estimate is biased, with less variance.
 
     Parameters
     ----------
@@ -353,6 +353,25 @@ class SAGTrainer(TableTrainer):
     ----------
     .. [1] M. Schmidt, N. Le Roux and F. Bach, "Minimizing Finite Sums with the Stochastic Average
        Gradient", Mathematical Programming 162, 2017.
+
+    Examples
+    --------
+    Draw the minibatches with replacement, once all were visited:
+
+    >>> import random
+    >>> import mxnet as mx
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SAGTrainer
+    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
+    >>> def loss_of(X, y):
+    ...     return gluon.loss.L2Loss()(net(X), y)
+    >>> trainer = SAGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
+    >>> for i in [*range(4), *random.choices(range(4), k=8)]:
+    ...     X, y = data[i]
+    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y), batch_index=i)
     """
 
     def __init__(

@@ -42,6 +42,13 @@ class Constant:
     ------
     ValueError
         If it is negative or not finite.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import Constant
+    >>> half = Constant(0.5)
+    >>> [half(snapshot) for snapshot in range(3)]
+    [0.5, 0.5, 0.5]
     """
 
     def __init__(self, value: float) -> None:
@@ -76,6 +83,13 @@ class Linear:
     ----------
     .. [1] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
        ICLR 2025, arXiv:2311.05589.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import Linear
+    >>> falling = Linear(0.75, 3)
+    >>> [falling(snapshot) for snapshot in range(4)]
+    [0.75, 0.5, 0.25, 0.0]
     """
 
     def __init__(self, initial: float, snapshots: int, final: float = 0.0) -> None:
@@ -108,6 +122,13 @@ class Cosine(Linear):
     ------
     ValueError
         If a coefficient is negative or not finite, or there is no snapshot.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import Cosine
+    >>> falling = Cosine(1.0, 4)
+    >>> [round(falling(snapshot), 3) for snapshot in range(5)]
+    [1.0, 0.854, 0.5, 0.146, 0.0]
     """
 
     def __call__(self, index: int) -> float:
@@ -133,6 +154,13 @@ class Until:
     ------
     ValueError
         If the coefficient is negative or not finite, or there is no snapshot.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import Until
+    >>> first_two = Until(2)
+    >>> [first_two.is_over(snapshot) for snapshot in range(4)]
+    [False, False, True, True]
     """
 
     def __init__(self, snapshots: int, value: float = 1.0) -> None:
@@ -193,6 +221,13 @@ class EveryEpochs:
     ------
     TypeError, ValueError
         If it is no positive whole number.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import EveryEpochs
+    >>> refresh = EveryEpochs(2)
+    >>> [refresh.due(epoch) for epoch in range(4)]
+    [True, False, True, False]
     """
 
     def __init__(self, epochs: int) -> None:
@@ -232,6 +267,18 @@ class EverySteps:
     ------
     TypeError, ValueError
         If it is no positive whole number.
+
+    Examples
+    --------
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SVRGTrainer
+    >>> from gluon_svrg.schedule import EverySteps
+    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = SVRGTrainer(net.collect_params(), 'sgd')
+    >>> refresh = EverySteps(100)
+    >>> refresh.due(trainer)  # there is no snapshot yet
+    True
     """
 
     def __init__(self, steps: int) -> None:
@@ -276,6 +323,18 @@ class Loopless:
     ----------
     .. [1] D. Kovalev, S. Horvath and P. Richtarik, "Don't Jump Through Hoops and Remove Those
        Loops: SVRG and Katyusha are Better Without the Outer Loop", ALT 2020, arXiv:1901.08689.
+
+    Examples
+    --------
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SVRGTrainer
+    >>> from gluon_svrg.schedule import Loopless
+    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = SVRGTrainer(net.collect_params(), 'sgd')
+    >>> refresh = Loopless(0.01)
+    >>> refresh.due(trainer)  # there is no snapshot yet
+    True
     """
 
     def __init__(self, probability: float, seed: int = 0) -> None:
@@ -321,6 +380,18 @@ class Doubling:
     ----------
     .. [1] Z. Allen-Zhu and Y. Yuan, "Improved SVRG for Non-Strongly-Convex or Sum-of-Non-Convex
        Objectives", ICML 2016, arXiv:1506.01972.
+
+    Examples
+    --------
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SVRGTrainer
+    >>> from gluon_svrg.schedule import Doubling
+    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> trainer = SVRGTrainer(net.collect_params(), 'sgd')
+    >>> refresh = Doubling(100)
+    >>> refresh.due(trainer)  # there is no snapshot yet
+    True
     """
 
     def __init__(self, first: int) -> None:
@@ -368,6 +439,13 @@ class Growing:
     ----------
     .. [1] R. Babanezhad Harikandeh, M. O. Ahmed, A. Virani, M. Schmidt, J. Konecny and
        S. Sallinen, "Stop Wasting My Gradients: Practical SVRG", NeurIPS 2015.
+
+    Examples
+    --------
+    >>> from gluon_svrg.schedule import Growing
+    >>> samples = Growing(10)
+    >>> [samples(draw) for draw in range(4)]
+    [10, 20, 40, 80]
     """
 
     def __init__(self, first: int, factor: float = 2.0) -> None:

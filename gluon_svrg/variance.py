@@ -114,6 +114,24 @@ def variance(
     Notes
     -----
     Needs ten times the memory of the parameters, whatever the number of minibatches.
+
+    Examples
+    --------
+    >>> import mxnet as mx
+    >>> from mxnet import gluon
+    >>> from gluon_svrg import SVRGTrainer
+    >>> from gluon_svrg.variance import variance
+    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net.initialize()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
+    >>> def loss_of(X, y):
+    ...     return gluon.loss.L2Loss()(net(X), y)
+    >>> trainer = SVRGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
+    >>> mean_loss = trainer.update_full_grads(loss_of, data)
+    >>> found = variance(trainer, loss_of, data)
+    >>> found.ratio < 1e-6  # at the snapshot
+    True
     """
     check_closure(closure)
     method, network, locked = trainer.ready_to_compare("variance")

@@ -22,14 +22,12 @@ import gluon_svrg.variance
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "notebooks" / "README.md"
-#: Comes together with ``gluon-svrg join``.
-COMING = [ROOT / "notebooks" / "README.several_machines.md"]
 PROGRAMS = [README, GUIDE]  # whose code is run
 DOCUMENTS = [
     *PROGRAMS,
     ROOT / "benchmarks" / "README.md",
     ROOT / ".github" / "CONTRIBUTING.md",
-    *(path for path in COMING if path.exists()),
+    ROOT / "notebooks" / "README.several_machines.md",
 ]
 #: Trainers whose code is run, and whose messages are looked for, as soon as all of them are here.
 FAMILY = ("SAGATrainer", "SAGTrainer", "SARAHTrainer", "STORMTrainer", "MARSTrainer")
@@ -81,6 +79,25 @@ def public_objects():
 def test_docstrings_are_complete(name):
     errors = [error for error in validate(name)["errors"] if error[0] not in ACCEPTED]
     assert errors == []
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_public_names_have_an_example(name):
+    """A `Variance` is made by `variance`, whose example shows it."""
+    module, _, attribute = name.rpartition(".")
+    text = inspect.getdoc(getattr(importlib.import_module(module), attribute))
+    assert ">>> " in text or name == "gluon_svrg.variance.Variance"
+
+
+def test_help_is_a_table_of_contents():
+    for name in [
+        *PUBLIC[: len(gluon_svrg.__all__) - 1],
+        "schedule",
+        "variance",
+        "prox",
+        "estimator",
+    ]:
+        assert name.rpartition(".")[2] in gluon_svrg.__doc__
 
 
 @pytest.mark.parametrize("name", MODULES)
@@ -202,7 +219,7 @@ def test_links_lead_somewhere():
         for link in re.findall(r"\]\(((?!http|attachment)[^)\s]+)\)", text):
             path, _, anchor = link.partition("#")
             target = (document.parent / path).resolve() if path else document
-            assert target.exists() or target in COMING, f"{name_of(document)}: {link}"
+            assert target.exists(), f"{name_of(document)}: {link}"
             if anchor:
                 assert anchor in anchors(target), f"{name_of(document)}: {link}"
 
