@@ -8,6 +8,7 @@ they remember is saved with the trainer; a sampler's draws too, after ``trainer.
 from __future__ import annotations
 
 import math
+from functools import wraps
 from typing import Any, Callable, Iterator, Protocol
 
 import numpy as np
@@ -25,6 +26,19 @@ __all__ = [
     "PartialSampler",
     "Until",
 ]
+
+
+def _also_named(**names: str) -> Callable[[Any], Any]:
+    """Let arguments have the names of version 0.1.0, too: old names, each with the new one."""
+
+    def decorate(function: Any) -> Any:
+        @wraps(function)
+        def renamed(*args: Any, **kwargs: Any) -> Any:
+            return function(*args, **{names.get(name, name): kwargs[name] for name in kwargs})
+
+        return renamed
+
+    return decorate
 
 
 # --- coefficients ------------------------------------------------------------------------------
@@ -62,14 +76,14 @@ class Constant:
 class Linear:
     """A coefficient that falls linearly, constant between snapshots: alpha-SVRG [1]_.
 
-    For snapshot ``s`` it is ``final + (initial - final) * (1 - s / snapshots)``, and ``final`` from
-    ``s = snapshots`` on.
+    For snapshot ``s`` it is ``final + (initial - final) * (1 - s / num_snapshots)``, and ``final``
+    from ``s = num_snapshots`` on.
 
     Parameters
     ----------
     initial : float
         The first coefficient; the paper recommends 0.5 to 1.
-    snapshots : int
+    num_snapshots : int
         After so many it has fallen.
     final : float, default 0.0
         Where it ends.
@@ -92,9 +106,10 @@ class Linear:
     [0.75, 0.5, 0.25, 0.0]
     """
 
-    def __init__(self, initial: float, snapshots: int, final: float = 0.0) -> None:
+    @_also_named(snapshots="num_snapshots")
+    def __init__(self, initial: float, num_snapshots: int, final: float = 0.0) -> None:
         self.initial = _not_negative(initial, "initial")
-        self.snapshots = _positive(snapshots, "snapshots")
+        self.snapshots = _positive(num_snapshots, "num_snapshots")
         self.final = _not_negative(final, "final")
 
     def __call__(self, index: int) -> float:
@@ -106,14 +121,14 @@ class Linear:
 class Cosine(Linear):
     """A coefficient that falls as half a cosine, constant between snapshots.
 
-    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / snapshots)) / 2``, and
-    ``final`` from ``s = snapshots`` on.
+    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / num_snapshots)) / 2``,
+    and ``final`` from ``s = num_snapshots`` on.
 
     Parameters
     ----------
     initial : float
         The first coefficient.
-    snapshots : int
+    num_snapshots : int
         After so many it has fallen.
     final : float, default 0.0
         Where it ends.
@@ -145,7 +160,7 @@ class Until:
 
     Parameters
     ----------
-    snapshots : int
+    num_snapshots : int
         How many there are.
     value : float, default 1.0
         Their coefficient.
@@ -163,8 +178,9 @@ class Until:
     [False, False, True, True]
     """
 
-    def __init__(self, snapshots: int, value: float = 1.0) -> None:
-        self.snapshots = _positive(snapshots, "snapshots")
+    @_also_named(snapshots="num_snapshots")
+    def __init__(self, num_snapshots: int, value: float = 1.0) -> None:
+        self.snapshots = _positive(num_snapshots, "num_snapshots")
         self.value = _not_negative(value, "value")
 
     def __call__(self, index: int) -> float:
@@ -472,7 +488,7 @@ class PartialSampler(Sampler):
     ----------
     length : int
         Of the data.
-    size : int or callable
+    num_samples : int or callable
         How many samples are drawn, at most the length without replacement; or a function of the
         number of the draw, such as `Growing`.
     seed : int, default 0
@@ -483,7 +499,7 @@ class PartialSampler(Sampler):
     Raises
     ------
     TypeError, ValueError
-        If the length or the size is no positive whole number.
+        If the length or the number of samples is no positive whole number.
 
     References
     ----------
@@ -498,15 +514,16 @@ class PartialSampler(Sampler):
     [10, 20, 40, 80, 100]
     """
 
+    @_also_named(size="num_samples")
     def __init__(
         self,
         length: int,
-        size: int | Callable[[int], int],
+        num_samples: int | Callable[[int], int],
         seed: int = 0,
         replacement: bool = False,
     ) -> None:
         self.length = _positive(length, "length")
-        self.size = size if callable(size) else _positive(size, "size")
+        self.size = num_samples if callable(num_samples) else _positive(num_samples, "sample size")
         self.seed = seed
         self.replacement = replacement
         self.draws = 0

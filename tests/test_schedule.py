@@ -252,3 +252,16 @@ def test_loopless_reaches_1e_9_within_30_data_passes():
     best = objective(X, y, newton(X, y))
     found = [passes_until(1e-9, seed, X, y, best) for seed in range(5)]
     assert np.median([passes for passes, _ in found]) <= 30, found
+
+
+@pytest.mark.parametrize(
+    ("make", "old", "new"),
+    [
+        (schedule.Linear, {"initial": 0.5, "snapshots": 3}, {"initial": 0.5, "num_snapshots": 3}),
+        (schedule.Cosine, {"initial": 0.5, "snapshots": 3}, {"initial": 0.5, "num_snapshots": 3}),
+        (schedule.Until, {"snapshots": 3}, {"num_snapshots": 3}),
+        (schedule.PartialSampler, {"length": 9, "size": 3}, {"length": 9, "num_samples": 3}),
+    ],
+)
+def test_arguments_keep_their_names_of_0_1_0(make, old, new):
+    assert vars(make(**old)) == vars(make(**new))
