@@ -80,14 +80,20 @@ class RefreshingTrainer(ResumableTrainer):
             If there is no memory to store the gradients; before the pass, if ``len(data)`` tells
             how many there are, otherwise during it.
 
+        Warns
+        -----
+        UserWarning
+            If a minibatch has another gradient the second time, with ``lock_random='auto'``: the
+            network draws random numbers, which are locked from now on.
+
         Notes
         -----
         The full gradient is the mean over all loss entries of all batches and devices. Waits for
         the device once, and with ``lock_random='auto'`` at the first three minibatches, which are
         differentiated twice to find random numbers. The gradients in `Parameter.grad` and the
-        marks of stale gradients are as before; so are weights, auxiliary states, counters and the
-        previous snapshot, if anything is raised. Beside the parameters this needs twice their
-        memory, three times at its peak, and a copy of the frozen parameters.
+        marks of stale gradients stay as they are. If an exception is raised, nothing changes:
+        weights, auxiliary states, counters and the previous snapshot stay. Beside the parameters
+        this needs twice their memory, three times at its peak, and a copy of the frozen ones.
         """
         check_closure(closure)
         self._check_outside("update_full_grads")

@@ -106,9 +106,9 @@ class TableTrainer(VarianceReducedTrainer):
 
         Notes
         -----
-        Row and mean move when the update has run. After a step that raises, or that AMP skips, all
-        is as before, and the same index can be used again; so it can after an estimate that
-        another call of `correct_grads` has overwritten.
+        Row and mean move when the update has run. A step that raises, or that AMP skips, changes
+        nothing, and the same index can be used again. So it can after an estimate that another
+        call of `correct_grads` has overwritten.
         """
         checks.check_flag(ignore_stale_grad)
         if closure is not None:

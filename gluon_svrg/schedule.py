@@ -325,10 +325,10 @@ class Loopless:
     Parameters
     ----------
     probability : float
-        Of a refresh, above 0 and up to 1. The expected number of steps between refreshes is its
-        inverse.
+        The probability of a refresh, above 0 and up to 1. The expected number of steps between
+        refreshes is its inverse.
     seed : int, default 0
-        Of the coins.
+        The seed of the coins.
 
     Raises
     ------
@@ -487,12 +487,12 @@ class PartialSampler(Sampler):
     Parameters
     ----------
     length : int
-        Of the data.
+        The number of samples in the data.
     num_samples : int or callable
         How many samples are drawn, at most the length without replacement; or a function of the
         number of the draw, such as `Growing`.
     seed : int, default 0
-        Of the draws. The same on all workers that draw from the same data.
+        The seed of the draws. Use the same on all workers that draw from the same data.
     replacement : bool, default False
         Whether a sample can be drawn twice.
 

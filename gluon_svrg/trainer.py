@@ -52,17 +52,15 @@ class VarianceReducedTrainer(CheckingTrainer):
             The gradient, a sum over loss entries, is divided by it, as in `gluon.Trainer`.
         ignore_stale_grad : bool, default False
             Whether to go on where backward did not reach a parameter, as in `gluon.Trainer`. Such
-            a parameter is updated all the same if the mean gradient, which is part of the
-            estimate, is not zero for it.
+            a parameter is still updated if its mean gradient, a part of the estimate, is not zero.
         closure : callable
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
             called twice while a snapshot is held, otherwise once, and must compute the same each
             time. Its last call is at the current weights. Without a snapshot it may be left out,
             after a backward of your own.
         batch_index : int, optional
-            The position of this minibatch in the data of
-            ``update_full_grads(..., store_grads=True)``. Its stored gradient is used, and the
-            closure is called once. Without a snapshot it has no effect.
+            The position of this minibatch in the data of ``update_full_grads``, where gradients
+            were stored. The closure is called once then. Without a snapshot it has no effect.
 
         Returns
         -------
@@ -129,8 +127,12 @@ class VarianceReducedTrainer(CheckingTrainer):
             If the closure called backward itself, assigned a parameter, or did not compute the
             same in its two calls (see `lock_random`); inside `at_snapshot`; if parameters have
             changed in shape, dtype, device or ``grad_req`` since the snapshot; if no gradients are
-            stored, or the stored one is that of other data: at the first step after a refresh it
-            is computed again (unless ``lock_random=False``).
+            stored, or, at the first step after a refresh, that of other data.
+
+        Warns
+        -----
+        UserWarning
+            If both gradients differ at the first step after a refresh (``lock_random='auto'``).
         """
         check_closure(closure)
         checks.check_index(batch_index)
@@ -171,8 +173,7 @@ class VarianceReducedTrainer(CheckingTrainer):
         Raises
         ------
         RuntimeError
-            If a snapshot is held and `correct_grads` was not called before; if a backward has
-            overwritten what it left.
+            If `correct_grads` was not called before, or a backward has overwritten what it left.
         """
         self._check_intact("allreduce_grads")
         super().allreduce_grads()

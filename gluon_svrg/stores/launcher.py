@@ -1,4 +1,4 @@
-"""What a worker tells the launcher that has started it.
+"""What a worker reports to its launcher.
 
 Importing this costs nothing: the command line does, and so do the servers inside ``import mxnet``.
 """
