@@ -12,7 +12,7 @@ from .ssh import Host, launch_on
 
 _DESCRIPTION = """\
 Start a scheduler, servers and workers of MXNet's distributed kvstores, on this machine or on those
-that -H names. When one of them dies, all are ended, and the last line names the first that did.
+that -H names. When one of them dies, the launcher ends all, and its last line names that one.
 
 On other machines, which ssh must reach without a password, workers run in this working folder with
 these environment variables; the folder, Python and the script must be there under the same path."""
