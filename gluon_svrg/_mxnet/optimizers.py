@@ -217,7 +217,7 @@ def scratch(value: Any) -> Any:
     """
     try:
         return copy.deepcopy(value)
-    except Exception:
+    except Exception:  # a scheduler of the user's may raise anything when it is copied
         return None
 
 

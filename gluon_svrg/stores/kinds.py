@@ -121,5 +121,5 @@ def has_several_workers(kvstore: Any) -> bool:
         return False
     try:
         return kvstore.num_workers > 1
-    except NotImplementedError:
+    except NotImplementedError:  # as of MXNet's base class: a kvstore of one process
         return False
