@@ -93,12 +93,12 @@ def test_what_is_kept(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_asks_a_question_and_ends_with_what_was_found(name):
+def test_it_asks_a_question_and_ends_with_results(name):
     first, second, *_, before_last, last = read(name).cells
     assert first.cell_type == second.cell_type == "markdown"
     assert re.search(r"\*\*[^*]+\?\*\*", first.source)
-    assert second.source.startswith("**Found:**")
-    assert before_last.source == "## What was found"
+    assert second.source.startswith("**Result:**")
+    assert before_last.source == "## Results"
     assert last.outputs[-1].data["text/markdown"].count("\n- ") >= 2
 
 
