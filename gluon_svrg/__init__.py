@@ -1,13 +1,13 @@
 """Variance-reduced stochastic gradients for MXNet Gluon.
 
-Each trainer takes the arguments of `gluon.Trainer`, and replaces it:
+Each trainer replaces `gluon.Trainer`, and takes the same arguments:
 
-- `SVRGTrainer`: corrects gradients by those at a snapshot of the weights.
-- `SAGATrainer`, `SAGTrainer`: correct them by a table of the last gradients of all minibatches.
-- `SARAHTrainer`, `STORMTrainer`: correct them by those at the weights before the last step.
-- `MARSTrainer`: the same for Adam and other optimizers for networks.
+- `SVRGTrainer` corrects gradients by those at a snapshot of the weights.
+- `SAGATrainer` and `SAGTrainer` correct them by a table of the last gradients of all minibatches.
+- `SARAHTrainer` and `STORMTrainer` correct them by those at the weights before the last step.
+- `MARSTrainer` does the same for Adam and other optimizers for networks.
 
-What goes with them:
+These modules support the trainers:
 
 - `gluon_svrg.schedule`: when to refresh, over how much data, and the coefficient.
 - `gluon_svrg.variance`: the variance and the bias of the estimates.
@@ -18,8 +18,8 @@ The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of sev
 (``launch``, ``join``).
 """
 
-# Names are imported when they are first used. So the command line starts without MXNet, and a
-# server that unpickles an optimizer inside `import mxnet` can import this package.
+# Names are imported on first use. So the command line starts without MXNet, and a server that
+# unpickles an optimizer inside `import mxnet` can import this package.
 from __future__ import annotations
 
 from importlib import import_module as _import_module

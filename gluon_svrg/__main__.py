@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run a command; Ctrl-C ends it without a traceback, from the first moment on."""
+    """Run a command; Ctrl-C ends it without a traceback, even while it starts."""
     try:
         from .commands.cli import main as run
 

@@ -1,4 +1,4 @@
-"""What must be installed, and how, said before anything else fails."""
+"""Check that MXNet is installed, and say how to install it, before anything else fails."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def require_mxnet() -> None:
     Raises
     ------
     ImportError
-        If MXNet is not installed, or not with a NumPy that it can use.
+        If MXNet is not installed, or cannot use the installed NumPy.
     """
     try:
         import mxnet  # noqa: F401

@@ -1,4 +1,4 @@
-"""What a trainer checks on the way of a step, so that it can be trusted."""
+"""The checks of a trainer during a step."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ class CheckingTrainer(RefreshingTrainer):
     """
 
     def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
-        """Take the estimate; at the first step after a refresh, see that it can be trusted."""
+        """Compute the estimate; at the first step after a refresh, check it too."""
         counters, reference = self._counters, terms.reference
         wanted = self._lock.mode == "auto" and not counters.compared
         if isinstance(reference, Row):
@@ -40,9 +40,9 @@ class CheckingTrainer(RefreshingTrainer):
         return found._replace(differentiated=found.differentiated + repeated)
 
     def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
-        """Find out what a refresh would have, if there was none; count what is differentiated.
+        """Make the checks of a refresh if there was none, and count their loss entries.
 
-        Nor was there one in this sense if it was made by version 0.1.0.
+        A refresh by version 0.1.0 does not count: it did not make these checks.
         """
         network, lock, counters = self._network, self._lock, self._counters
         compare = compare and not lock.locked

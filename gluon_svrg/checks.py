@@ -1,4 +1,4 @@
-"""Errors about arguments, raised where these arrive."""
+"""Checks of arguments, made where the arguments arrive."""
 
 from __future__ import annotations
 
@@ -35,13 +35,13 @@ def check_between(
 
 
 def check_coefficient(coefficient: Any) -> None:
-    """Raise unless a coefficient is a number or a callable that gives numbers."""
+    """Raise unless a coefficient is a number or a callable that returns numbers."""
     if not callable(coefficient):
         check_number(coefficient, "coefficient")
 
 
 def check_flag(ignore_stale_grad: Any) -> None:
-    """Raise where a closure was passed as the second argument of `step`."""
+    """Raise if a closure was passed as the second argument of `step`."""
     if callable(ignore_stale_grad):
         raise TypeError(
             "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
@@ -50,16 +50,16 @@ def check_flag(ignore_stale_grad: Any) -> None:
 
 
 def refuse_compression(compression_params: Any, name: str) -> None:
-    """Raise where an error that compression makes would stay in the mean gradient."""
+    """Raise for a method whose mean gradient would keep errors of compression."""
     if compression_params:
         raise ValueError(
-            f"{name} cannot compress gradients: its mean gradient moves by each one that is "
-            "reduced, so that an error would stay forever. Leave compression_params out."
+            f"{name} cannot compress gradients: its mean gradient moves by each reduced gradient, "
+            "so an error would stay forever. Leave compression_params out."
         )
 
 
 def check_index(index: Any) -> None:
-    """Raise unless an index is an integer, or left out."""
+    """Raise unless an index is an integer or None."""
     if index is not None and (isinstance(index, bool) or not isinstance(index, Integral)):
         raise TypeError(
             f"batch_index must be the position of a minibatch, an integer, got "
@@ -68,12 +68,12 @@ def check_index(index: Any) -> None:
 
 
 def check_rate_can_be_set(optimizer: Any, settings: Any, kvstore: Any) -> None:
-    """Raise unless the learning rate of Barzilai and Borwein is one of this optimizer."""
+    """Raise unless this optimizer can use the learning rate of Barzilai and Borwein."""
     if not _mxnet.steps_along_gradient(optimizer):
         name = _mxnet.class_of(optimizer).__name__
         raise ValueError(
             f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
-            "one for steps along the gradient itself."
+            "meant for steps along the gradient itself."
         )
     scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
     if scheduler is not None:
@@ -95,8 +95,8 @@ NOT_CORRECTED = (
 )
 NO_INDEX = (
     "{name}() needs batch_index=..., the position of the minibatch, with the closure: it names the "
-    "row of the table that holds the last gradient of this minibatch, and is renewed. Keep the "
-    "minibatches in a list, and shuffle their positions."
+    "row of the table that holds the last gradient of this minibatch, and that this step replaces. "
+    "Keep the minibatches in a list, and shuffle their positions."
 )
 NOT_CORRECTED_ROW = (
     "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), or "
@@ -107,12 +107,12 @@ NEEDS_CLOSURE = (
     "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
 )
 NOT_REDUCED = (
-    "update() needs allreduce_grads() before, on one device too: {method} takes its mean gradient "
+    "update() needs allreduce_grads() before, even on one device: {method} takes its mean gradient "
     "there, before gradients are clipped."
 )
 OVERWRITTEN = (
-    "{name}() was to use what correct_grads() left in the gradient of {parameter}, and a backward "
-    "has overwritten it: that of another trainer on the same loss, or one of yours. Give one "
-    "trainer all parameters (with lr_mult where their learning rates differ), call correct_grads() "
-    "after your own backward, or set grad_req='add' where a further gradient is to be added."
+    "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
+    "has overwritten it: that of another trainer on the same loss, or your own. Give all "
+    "parameters to one trainer (with lr_mult if their learning rates differ), call correct_grads() "
+    "after your own backward, or set grad_req='add' to add a further gradient."
 )

@@ -1,4 +1,4 @@
-"""What a trainer counts, and the schedules that count for it."""
+"""The counters of a trainer, and the schedules that are saved with it."""
 
 from __future__ import annotations
 
@@ -8,22 +8,22 @@ from . import saving
 
 
 class Counters:
-    """The numbers that a trainer shows, and whether the first step of a snapshot was checked.
+    """The public counters of a trainer, and whether the first step of a snapshot was checked.
 
     Attributes
     ----------
     num_snapshots : int
-        Refreshes, over the whole training.
+        Refreshes over the whole training.
     inner_steps : int
         Steps since the last refresh; 0 without a snapshot.
     grad_evaluations : int
         Loss entries that this worker has differentiated.
     compared : bool
-        Whether there is no need to compare the gradients at the snapshot and at the weights.
+        Whether the gradients at the snapshot and at the weights need no more comparison.
     adds : bool
         Whether gradients were seen to add up in the live gradients.
     probed : bool
-        Whether it was looked at. A file of 0.1.0 does not tell.
+        Whether this was tested. A file of 0.1.0 does not say.
     """
 
     def __init__(self) -> None:
@@ -35,7 +35,7 @@ class Counters:
         self.probed = False
 
     def state(self) -> dict[str, Any]:
-        """All of them."""
+        """Return all counters."""
         return dict(vars(self))
 
     def problems(self, state: Any) -> Iterator[str]:
@@ -57,16 +57,16 @@ class Counters:
 class Registered:
     """Schedules, samplers and counts of epochs whose states are saved with a trainer.
 
-    Those of one class are told apart by their settings, else by the order in which they were
-    registered.
+    Several objects of one class are distinguished by their settings, or else by the order in which
+    they were registered.
     """
 
     def __init__(self) -> None:
         self._live: list[Any] = []
-        self._waiting: list[saving.SavedObject] = []  # from a file, for those that will come
+        self._waiting: list[saving.SavedObject] = []  # from a file, for later schedules
 
     def add(self, schedule: Any) -> None:
-        """Register a schedule, and give it what was saved of it."""
+        """Register a schedule, and give it its saved state."""
         if any(schedule is known for known in self._live):
             return
         saved = _best(self._waiting, schedule)
@@ -79,7 +79,7 @@ class Registered:
         self._live.append(schedule)
 
     def shared(self, kind: Any) -> Any:
-        """The one of a class that is registered; a new one where there is none."""
+        """Return the registered object of a class; register a new one if there is none."""
         found = next((live for live in self._live if type(live) is kind), None)
         if found is None:
             found = kind()
@@ -101,7 +101,7 @@ class Registered:
             yield from saving.object_problems(saved, live, "its schedule")
 
     def assign(self, state: list[saving.SavedObject]) -> None:
-        """Give each schedule what was saved of it; the rest waits for those that will come."""
+        """Give each schedule its saved state; the rest waits for later schedules."""
         pairs = self._pairs(state)
         for saved, live in pairs:
             saving.assign_object(saved, live)
@@ -109,7 +109,7 @@ class Registered:
         self._waiting = [saved for saved in state if id(saved) not in taken]
 
     def _pairs(self, state: list[saving.SavedObject]) -> list[tuple[saving.SavedObject, Any]]:
-        """What was saved of each schedule, by class and order."""
+        """Pair saved states with schedules, by class and order."""
         pairs, left = [], list(state)
         for live in self._live:
             saved = _best(left, live)
@@ -120,7 +120,7 @@ class Registered:
 
 
 def _best(candidates: list[saving.SavedObject], live: Any) -> saving.SavedObject | None:
-    """Of what was saved of a class, what has the most attributes in common; of equals the first."""
+    """The saved state with the most attributes in common with an object; of equals the first."""
     here = saving.by_attributes(live).attributes
 
     def in_common(saved: saving.SavedObject) -> int:

@@ -23,9 +23,9 @@ __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 
 
 class SVRGBatchProcessor(BatchProcessor):
-    """Takes the SVRG estimate of each minibatch, for the `Estimator` to make a step with.
+    """Computes the SVRG estimate of each minibatch, so that the `Estimator` makes a step with it.
 
-    To be used together with a `FullGradHandler` and an `SVRGTrainer`.
+    Use it together with a `FullGradHandler` and an `SVRGTrainer`.
 
     Examples
     --------
@@ -50,7 +50,7 @@ class SVRGBatchProcessor(BatchProcessor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handler: FullGradHandler | None = None  # that takes the full gradients
+        self._handler: FullGradHandler | None = None  # computes the full gradients
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
         """Leave the SVRG estimate of a minibatch in `Parameter.grad`.
@@ -58,22 +58,22 @@ class SVRGBatchProcessor(BatchProcessor):
         Parameters
         ----------
         estimator : Estimator
-            Whose network is trained.
+            The estimator whose network is trained.
         train_batch : tuple
             Data and label.
         batch_axis : int, default 0
-            Along which they are split over devices; the pieces may differ in size.
+            The axis along which they are split over devices; the pieces may differ in size.
 
         Returns
         -------
         tuple
-            Data, label, predictions and losses, each a list with one item per device; the last two
-            are those at the current weights.
+            Data, label, predictions and losses, each a list with one item per device. Predictions
+            and losses are those at the current weights.
 
         Raises
         ------
         RuntimeError
-            Without a `FullGradHandler`.
+            If there is no `FullGradHandler`.
         """
         if self._handler is None:
             raise RuntimeError(
@@ -93,19 +93,19 @@ class SVRGBatchProcessor(BatchProcessor):
         return data, label, predictions, loss
 
     def loss_of(self, estimator: Any, batch_axis: int) -> Callable[..., list[Any]]:
-        """The closure of a full gradient.
+        """Make the closure for a full gradient.
 
         Parameters
         ----------
         estimator : Estimator
-            Whose network is trained.
+            The estimator whose network is trained.
         batch_axis : int
-            Along which minibatches are split over devices.
+            The axis along which minibatches are split over devices.
 
         Returns
         -------
         callable
-            Of the items of a minibatch; returns one loss per device.
+            Takes the items of a minibatch, and returns one loss per device.
         """
         devices = _mxnet.devices_of_estimator(estimator)
 
@@ -124,26 +124,27 @@ class SVRGBatchProcessor(BatchProcessor):
 
 
 class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
-    """Takes the snapshot and the full gradient, when they are due.
+    """Takes the snapshot and the full gradient when they are due.
 
-    Logs the mean loss and the norm of the gradient at each snapshot.
+    The handler logs the mean loss and the norm of the gradient at each snapshot.
 
     Parameters
     ----------
     train_data : iterable
-        The whole data, usually the loader that the network is trained with.
+        The whole data, usually the loader that trains the network.
     update_freq : int or refresh schedule
-        Every so many epochs: when the epoch, counted from the very first one, is a multiple of it.
-        Or a schedule of `gluon_svrg.schedule`. Without a snapshot, a refresh is always due.
+        The number of epochs between refreshes: due when the epoch, counted from the very first one,
+        is a multiple of it. Or a schedule of `gluon_svrg.schedule`. Without a snapshot, a refresh
+        is always due.
     progress : bool, default False
         Whether to show a progress bar for the pass over the data (needs tqdm).
     priority : int, default -3000
-        Among handlers; the lower, the earlier.
+        The order among handlers: lower numbers run earlier.
 
     Raises
     ------
     TypeError
-        If there is no data, or ``update_freq`` is no whole number and no schedule.
+        If there is no data, or ``update_freq`` is neither a whole number nor a schedule.
     ValueError
         If ``update_freq`` is not positive.
 
@@ -154,7 +155,7 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
     >>> from gluon_svrg.estimator import FullGradHandler
     >>> handler = FullGradHandler([], update_freq=5)
 
-    `SVRGBatchProcessor` has a whole program.
+    `SVRGBatchProcessor` shows a complete program.
     """
 
     def __init__(
@@ -191,16 +192,16 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
         Parameters
         ----------
         estimator : Estimator
-            That begins to train.
+            The estimator that begins to train.
         *args, **kwargs
             Not used.
 
         Raises
         ------
         TypeError
-            If its trainer is no `SVRGTrainer`.
+            If its trainer is not an `SVRGTrainer`.
         RuntimeError
-            If its batch processor is no `SVRGBatchProcessor`.
+            If its batch processor is not an `SVRGBatchProcessor`.
         """
         if not isinstance(estimator.trainer, VarianceReducedTrainer):
             raise TypeError(
@@ -216,12 +217,12 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
         self._count = estimator.trainer.epoch_count
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Refresh if the epoch is due, or there is no snapshot.
+        """Refresh if one is due at this epoch, or there is no snapshot.
 
         Parameters
         ----------
         estimator : Estimator
-            That begins an epoch.
+            The estimator that begins an epoch.
         *args, **kwargs
             Not used.
         """
@@ -231,12 +232,12 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
             self._refresh(estimator)
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Refresh if the step is due.
+        """Refresh if one is due at this step.
 
         Parameters
         ----------
         estimator : Estimator
-            That begins a step.
+            The estimator that begins a step.
         *args, **kwargs
             Not used.
         """
@@ -249,7 +250,7 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
         Parameters
         ----------
         estimator : Estimator
-            That has ended an epoch.
+            The estimator that has ended an epoch.
         *args, **kwargs
             Not used.
         """

@@ -16,13 +16,13 @@ from .recursive import RecursiveTrainer
 class MARSTrainer(RecursiveTrainer):
     """A `gluon.Trainer` whose gradients are corrected and clipped by MARS [1]_.
 
-    The first step has the gradient of its minibatch. All others replace it by::
+    The first step uses the gradient of its minibatch. All later steps replace that gradient by::
 
         v = g + s * (g - g_before),        s = gamma * beta / (1 - beta)
 
     where ``g_before`` is the minibatch's gradient at the weights before the last step. The mean of
-    ``v`` over all devices and workers is clipped, each parameter by itself, and handed to the
-    optimizer. The paper has Adam, Lion and Shampoo; any optimizer works. It needs no refresh.
+    ``v`` over all devices and workers is clipped, each parameter by itself, and passed to the
+    optimizer. The paper uses Adam, Lion and Shampoo; any optimizer works. MARS needs no refresh.
 
     Parameters
     ----------
@@ -33,60 +33,60 @@ class MARSTrainer(RecursiveTrainer):
     optimizer_params : dict, optional
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`; none that is asynchronous.
+        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
     compression_params : dict, optional
         Gradient compression, as for `gluon.Trainer`; not with ``exact=False``.
     update_on_kvstore : bool, optional
-        None and False are the same: the reduced gradient is needed before the update.
+        None or False: the reduced gradient is needed before the update.
     gamma : float, default 0.025
         How much of the correction to use; 0 is the plain optimizer, with clipping.
     beta : float, default 0.95
         The momentum of the optimizer, such as the ``beta1`` of Adam; below 1.
     clip : float, optional
         The largest norm of the mean estimate of a parameter's gradient, 1.0 by default; None for
-        no clipping. Nothing waits for the device.
+        no clipping. Clipping does not wait for the device.
     exact : bool, default True
-        Whether ``g_before`` is the gradient of the same minibatch, which takes two gradients a
-        step. Otherwise it is that of the minibatch before, as it was taken then.
+        Whether ``g_before`` is the gradient of the same minibatch, which takes two gradients per
+        step. Otherwise it is the gradient of the previous minibatch, as computed in its step.
     include_vectors : bool, default False
-        Whether parameters of one dimension, such as biases, are corrected and clipped as well. In
-        the paper they are left to the plain optimizer.
+        Whether parameters of one dimension, such as biases, are corrected and clipped as well. The
+        paper leaves them to the plain optimizer.
     lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
-        compares two gradients of a minibatch at the same weights at the first step that has a
-        reference;
-        if they differ, it warns and locks from then on.
+        Whether both passes of a step draw the same random numbers (dropout masks). At the first
+        step that has a reference, ``'auto'`` compares two gradients of a minibatch at the same
+        weights. If they differ, it warns and locks from then on.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
-        workers.
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
+        the workers.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never hand back the reduced
-        gradient; if gradients are to be
-        compressed and ``exact=False``.
+        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
+        gradient; with ``compression_params`` and ``exact=False``.
 
     See Also
     --------
     mxnet.gluon.Trainer : All of its attributes and methods work here.
-    SVRGTrainer : What is not said here is as it is there.
+    SVRGTrainer : Everything that is not described here.
 
     Notes
     -----
-    Each step needs a closure, the first one too. ``has_snapshot`` tells whether there was a step,
-    or a refresh. ``snapshot``, and ``at_snapshot``, are the weights before the last step, without
-    frozen ones: both passes of a step use those of the moment. There are none with
-    ``exact=False``. ``full_grads`` is the mean gradient of the last minibatch with
-    ``exact=False``, zero for parameters that are left alone, otherwise None. `update_full_grads`
-    starts anew: the reference is here, and with ``exact=False`` its gradient is the full gradient.
-    `discard_snapshot` starts anew as well: the next step has the gradient of its minibatch.
+    Every step needs a closure, even the first. ``has_snapshot`` tells whether there was a step or
+    a refresh. With ``exact=True``, ``snapshot`` and ``at_snapshot`` have the weights before the
+    last step, without frozen ones: both passes of a step use the current frozen values. With
+    ``exact=False`` they do not exist. Then ``full_grads`` is the mean gradient of the last
+    minibatch, zero for parameters that are left alone; with ``exact=True`` it is None.
+    `update_full_grads` starts over: the current weights become the reference, and with
+    ``exact=False`` its gradient is the full gradient. `discard_snapshot` also starts over: the
+    next step uses the gradient of its minibatch.
 
-    Gradients that a backward of your own has put under ``grad_req='add'`` are multiplied by
-    ``1 + s`` with all others. Beside the parameters this needs twice their memory: what moves with
-    a step is there twice, and a step that AMP skips, or that raises, moves nothing.
+    Under ``grad_req='add'``, gradients of your own backward are multiplied by ``1 + s`` with all
+    others. The trainer needs twice the memory of the parameters in addition. It holds two copies
+    of what changes with a step, so a step that AMP skips, or that raises an exception, changes
+    nothing.
 
     References
     ----------

@@ -1,18 +1,18 @@
 """Penalties and constraints for weights: proximal operators, applied after each update.
 
-Every trainer of `gluon_svrg` takes one as ``prox=``. It then minimizes the mean loss plus the
-penalty. With the step ``t`` of the update that was just made, each weight becomes::
+Every trainer of `gluon_svrg` takes an operator as ``prox=``. It then minimizes the mean loss plus
+the penalty. With the step ``t`` of the last update, each weight becomes::
 
     the x that minimizes  |x - w|^2 / 2 + t * penalty(x)
 
-So weights become exactly zero, or stay inside a box, which weight decay and penalties inside the
-loss cannot do.
+So weights become exactly zero, or stay inside a box. Weight decay and penalties inside the loss
+cannot do this.
 
-The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: so far
-does one gradient move a weight in all. With the learning rate alone, SGD with momentum would end
-where the penalty is ``1 - momentum`` times as strong.
+The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: that is
+how far one gradient moves a weight in total. With the learning rate alone, SGD with momentum would
+find the minimum for a penalty ``1 - momentum`` times as strong.
 
-Files of `save_states` do not hold the operator: it is an argument of the trainer.
+Files of `save_states` do not store the operator: it is an argument of the trainer.
 """
 
 from __future__ import annotations
@@ -37,8 +37,8 @@ class Prox:
     Attributes
     ----------
     is_projection : bool
-        Of the class: whether the result does not depend on the step. Then every optimizer can be
-        used, otherwise those whose step is the learning rate times a direction.
+        A class attribute: whether the result is independent of the step. If so, every optimizer
+        works; otherwise only those whose step is the learning rate times a direction.
 
     Examples
     --------
@@ -67,19 +67,19 @@ class Prox:
         Returns
         -------
         NDArray
-            Of the same shape and dtype. The trainer copies it into the weight.
+            The new values, of the same shape and dtype. The trainer copies them into the weight.
         """
         raise NotImplementedError
 
     def check_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Raise ValueError if it does not work for weights of a shape.
+        """Raise ValueError if the operator cannot take weights of a shape.
 
         Parameters
         ----------
         name : str
             The name of the parameter, for the message.
         shape : sequence of int
-            Its shape; what is not known yet is 0 or -1.
+            Its shape; unknown sizes are 0 or -1.
         """
 
 
@@ -95,8 +95,8 @@ class L1(Prox):
     Parameters
     ----------
     strength : float
-        Of the penalty, beside the *mean* loss. It is ``alpha`` of scikit-learn's ``Lasso``, and
-        ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
+        The factor of the penalty, which is added to the *mean* loss. It is ``alpha`` of
+        scikit-learn's ``Lasso``, and ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
 
     Raises
     ------
@@ -123,7 +123,7 @@ class L1(Prox):
 
 @dataclass(frozen=True)
 class ElasticNet(Prox):
-    """The sum of absolute values and that of squares.
+    """The sum of absolute values plus the sum of squares.
 
     ::
 
@@ -133,9 +133,9 @@ class ElasticNet(Prox):
     Parameters
     ----------
     l1, l2 : float
-        The strengths, beside the mean loss. ``l2`` means the same as the optimizer's ``wd``, which
-        belongs to the gradient, and adds up with it. They are ``alpha * l1_ratio`` and
-        ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``.
+        The factors of the two penalties, which are added to the mean loss. ``l2`` means the same as
+        the optimizer's ``wd``, which is part of the gradient, and adds to it. They are
+        ``alpha * l1_ratio`` and ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``.
 
     Raises
     ------
@@ -174,17 +174,18 @@ class GroupLasso(Prox):
     Parameters
     ----------
     strength : float
-        Of the penalty, beside the mean loss; the same for all groups, whatever their sizes.
+        The factor of the penalty, which is added to the mean loss; the same for groups of all
+        sizes.
     axis : int or None, default 0
-        The groups are the slices along this axis. Of Gluon's layers, 0 groups what belongs to an
-        output: the row of a unit in a matrix, the filter of a channel in a convolution. 1 groups
-        what belongs to an input: a column, a feature. None is one group of the whole weight. Along
+        The groups are the slices along this axis. In Gluon's layers, 0 makes a group for each
+        output: the row of a unit in a matrix, the filter of a channel in a convolution. 1 makes a
+        group for each input: the column of a feature. None makes the whole weight one group. Along
         axis 0 of a vector, such as a bias, each entry is a group.
 
     Raises
     ------
     TypeError, ValueError
-        If the strength is no finite number, or negative; if the axis is no number of one.
+        If the strength is no finite number, or negative; if ``axis`` is not the number of an axis.
 
     Examples
     --------
@@ -242,7 +243,7 @@ class Box(Prox):
 
         w <- min(max(w, low), high)
 
-    A projection: every optimizer can be used.
+    This is a projection: it works with every optimizer.
 
     Parameters
     ----------
@@ -287,7 +288,7 @@ class NonNegative(Prox):
 
         w <- max(w, 0)
 
-    A projection: every optimizer can be used.
+    This is a projection: it works with every optimizer.
 
     Examples
     --------
@@ -304,10 +305,10 @@ class NonNegative(Prox):
         return mx.nd.maximum(weight, 0.0)
 
 
-#: What trainers take as ``prox``: an operator for all parameters, or some for chosen ones.
+#: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.
 ProxArgument = Union[Prox, Mapping[Union[str, Parameter], Optional[Prox]], None]
 
 
 def _soft(weight: NDArray, least: float) -> NDArray:
-    """``sign(w) * max(|w| - least, 0)``, as w minus what is nearest to it from -least to least."""
+    """Compute ``sign(w) * max(|w| - least, 0)``, as w minus w clipped to ``[-least, least]``."""
     return weight - mx.nd.maximum(mx.nd.minimum(weight, least), -least)

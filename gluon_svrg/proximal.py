@@ -15,7 +15,7 @@ from .stores.kvstore_trainer import KVStoreTrainer
 
 
 class ProximalTrainer(KVStoreTrainer):
-    """A `gluon.Trainer` that applies a proximal operator to weights when they have moved.
+    """A `gluon.Trainer` that applies a proximal operator to weights after each update.
 
     Parameters
     ----------
@@ -23,13 +23,13 @@ class ProximalTrainer(KVStoreTrainer):
         As for `gluon.Trainer`.
     prox : Prox or dict, optional
         One operator for all parameters, or a dict. Its keys are parameters, or patterns of their
-        names as for ``net.collect_params``. The first key that fits a parameter is taken; None
+        names as for ``net.collect_params``. The first key that matches a parameter applies; None
         leaves the parameter alone.
 
     Raises
     ------
     TypeError, ValueError
-        If `prox` is none of these, fits no parameter, or does not go with the optimizer, the
+        If `prox` is none of these, matches no parameter, or does not work with the optimizer, the
         parameters or ``update_on_kvstore``.
     """
 
@@ -60,7 +60,7 @@ class ProximalTrainer(KVStoreTrainer):
         self._moving: dict[int, list[bool]] = {}  # per parameter: on which devices
 
     def on_update(self) -> None:
-        """Find out which weights the optimizer is about to move: those with fresh gradients."""
+        """Note which weights the optimizer is about to move: those with fresh gradients."""
         super().on_update()
         self._moving = {}
         for index, parameter in enumerate(self.all_parameters if self._operators else ()):
@@ -81,12 +81,12 @@ class ProximalTrainer(KVStoreTrainer):
 
 
 def _step(optimizer: Any, index: int) -> float:
-    """How far a gradient moves a parameter in total: with momentum, in later updates too."""
+    """How far a gradient moves a parameter in total, including later updates by momentum."""
     return _mxnet.last_rate(optimizer, index) / (1 - float(np.float32(optimizer.momentum)))
 
 
 def _by_parameter(prox: ProxArgument, params: Any) -> Iterator[tuple[Parameter, Prox]]:
-    """The operator of each parameter that has one."""
+    """Yield each parameter that has an operator, with the operator."""
     if prox is None:
         return
     choice: Mapping[Any, Any] = prox if isinstance(prox, Mapping) else {"": prox}
@@ -134,16 +134,16 @@ def _check_choice(key: Any, operator: Any, is_dict: bool) -> None:
 
 
 def _check_optimizer(operators: Iterable[Prox], optimizer: Any, settings: Any) -> None:
-    """Raise unless the step of an optimizer is what the operators need."""
+    """Raise unless the operators can use the step of an optimizer."""
     operator = next((found for found in operators if not found.is_projection), None)
     if operator is None:
         return
     if not _mxnet.steps_along_gradient(optimizer):
         name = _mxnet.class_of(optimizer).__name__
         raise ValueError(
-            f"{operator} needs an optimizer whose step is the learning rate times a direction, and "
-            f"that of {name} is another one, or another for each weight. Use 'sgd' or "
-            "'nag', or a subclass of theirs; Box and NonNegative go with every optimizer."
+            f"{operator} needs an optimizer whose step is the learning rate times a direction, but "
+            f"{name} has another step, or a different one for each weight. Use 'sgd' or 'nag', or "
+            "a subclass of these; Box and NonNegative work with every optimizer."
         )
     momentum = (settings or {}).get("momentum", getattr(optimizer, "momentum", 0.0))
     if not 0 <= momentum < 1:
@@ -156,8 +156,8 @@ def _check_parameter(parameter: Parameter, operator: Prox) -> None:
     if dtype not in ("float32", "float64"):
         raise ValueError(
             f"{operator} needs float32 or float64, and {parameter.name} is {dtype}: the optimizer "
-            "may keep a copy of it in float32, and would undo what is done to the weight. Use "
-            "float32 (AMP keeps its weights so), or choose other parameters: "
+            "may keep a copy of it in float32, which would overwrite the result. Use "
+            "float32 (as AMP does for its weights), or choose other parameters: "
             f"prox={{'.*weight': {operator}}}."
         )
     if parameter.shape is not None:

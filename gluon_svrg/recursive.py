@@ -1,4 +1,4 @@
-"""What the trainers share whose methods compare a minibatch with the step before."""
+"""The base class of trainers whose methods compare a minibatch with the previous step."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ class RecursiveTrainer(VarianceReducedTrainer):
         progress: bool = False,
         store: bool = False,
     ) -> float:
-        """Start anew at the current weights, with the full gradient there.
+        """Start over at the current weights, with the full gradient there.
 
         Parameters
         ----------
         closure : callable
-            Returns the loss of one minibatch, as for `step`; called with the items of each batch.
+            Called with the items of each batch; returns the loss, as for `step`.
         data : iterable
             The whole data, or a large part of it, in batches, as for
             `SVRGTrainer.update_full_grads`.
@@ -51,7 +51,7 @@ class RecursiveTrainer(VarianceReducedTrainer):
         Raises
         ------
         ValueError
-            If gradients are to be stored.
+            If ``store_grads`` or ``store`` is true.
         TypeError, ValueError, RuntimeError, FloatingPointError
             As `SVRGTrainer.update_full_grads`.
         """
@@ -65,9 +65,9 @@ class RecursiveTrainer(VarianceReducedTrainer):
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
         """Leave the estimate of a minibatch's gradient in `Parameter.grad`.
 
-        The first half of `step`; `step` without a closure, or `allreduce_grads` and `update`, are
-        the second. What moves with a step moves by what `allreduce_grads` returns, before
-        gradients are clipped, and takes effect in `update`.
+        This is the first half of `step`. The second half is `step` without a closure, or
+        `allreduce_grads` and `update`. The state that changes with a step is computed from the
+        result of `allreduce_grads`, before you clip it, and takes effect in `update`.
 
         Parameters
         ----------

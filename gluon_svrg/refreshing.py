@@ -1,4 +1,4 @@
-"""Refreshes: the snapshot and the full gradient there, taken whole or not at all."""
+"""Refreshes: they take the snapshot and its full gradient together, or neither."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from .stores.agreement import agreement
 
 
 class RefreshingTrainer(ResumableTrainer):
-    """A trainer that takes full gradients, and that can be looked at.
+    """A trainer that computes full gradients, and shows its state.
 
     The parameters are those of `ResumableTrainer`.
     """
@@ -44,31 +44,31 @@ class RefreshingTrainer(ResumableTrainer):
         progress: bool = False,
         store: bool = False,
     ) -> float:
-        """Take a snapshot of the parameters and the full gradient there.
+        """Take a snapshot of the parameters and compute the full gradient there.
 
         Parameters
         ----------
         closure : callable
-            Returns the loss of one minibatch, as for `step`; called with the items of each batch.
+            Called with the items of each batch; returns the loss, as for `step`.
         data : iterable
-            The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``, any
-            other is passed as it is, ``closure(batch)``. If the data has a method ``reset``, as
-            `mx.io.DataIter`, it is called before and after.
+            The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``; any
+            other is passed unchanged, ``closure(batch)``. If the data has a method ``reset``, as
+            `mx.io.DataIter` has, it is called before and after the pass.
         store_grads : bool, default False
             Whether to keep the gradient of each minibatch, by its position in the data, so that
-            ``step(..., batch_index=i)`` takes one gradient instead of two. For small models and
-            minibatches that stay the same: the memory is that of the gradients, once for each
-            minibatch, and twice during a refresh.
+            ``step(..., batch_index=i)`` takes one gradient instead of two. Use it for small models
+            and fixed minibatches: it takes the memory of the gradients once for each minibatch,
+            and twice during a refresh.
         progress : bool, default False
-            Whether to show a progress bar (needs tqdm), with the memory that is stored.
+            Whether to show a progress bar (needs tqdm), with the memory of stored gradients.
         store : bool, default False
             The name of ``store_grads`` in version 0.1.0.
 
         Returns
         -------
         float
-            The mean loss over all loss entries, at the snapshot. nan if the coefficient's schedule
-            is over (`gluon_svrg.schedule.Until`): then there is no pass, and no snapshot.
+            The mean loss over all loss entries, at the snapshot. If the coefficient's schedule is
+            over (`gluon_svrg.schedule.Until`), there is no pass and no snapshot, and this is nan.
 
         Raises
         ------
@@ -77,23 +77,24 @@ class RefreshingTrainer(ResumableTrainer):
         FloatingPointError
             If the full gradient is not finite.
         MemoryError
-            If there is no memory to store the gradients; before the pass, if ``len(data)`` tells
-            how many there are, otherwise during it.
+            If there is no memory to store the gradients. It is raised before the pass if
+            ``len(data)`` tells how many there are, and otherwise during it.
 
         Warns
         -----
         UserWarning
-            If a minibatch has another gradient the second time, with ``lock_random='auto'``: the
-            network draws random numbers, which are locked from now on.
+            With ``lock_random='auto'``, if a minibatch has a different gradient the second time:
+            the network draws random numbers, which are locked from now on.
 
         Notes
         -----
-        The full gradient is the mean over all loss entries of all batches and devices. Waits for
-        the device once, and with ``lock_random='auto'`` at the first three minibatches, which are
-        differentiated twice to find random numbers. The gradients in `Parameter.grad` and the
-        marks of stale gradients stay as they are. If an exception is raised, nothing changes:
-        weights, auxiliary states, counters and the previous snapshot stay. Beside the parameters
-        this needs twice their memory, three times at its peak, and a copy of the frozen ones.
+        The full gradient is the mean over all loss entries of all batches and devices. The pass
+        waits for the device once. With ``lock_random='auto'`` it also waits at each of the first
+        three minibatches, which it differentiates twice to detect random numbers. The gradients in
+        `Parameter.grad` and the marks of stale gradients do not change. If an exception is raised,
+        nothing changes: weights, auxiliary states, counters and the previous snapshot stay. In
+        addition to the parameters, this needs twice their memory, three times at its peak, and a
+        copy of the frozen ones.
         """
         check_closure(closure)
         self._check_outside("update_full_grads")
@@ -118,7 +119,7 @@ class RefreshingTrainer(ResumableTrainer):
         progress: bool,
         table: Table | None,
     ) -> float:
-        """Go through the data, then take over what was found, all of it or nothing."""
+        """Make a pass over the data, then take over all of its results or none."""
         size, coefficient = 2 + len(self.all_parameters), self._new_coefficient()
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size))
@@ -132,8 +133,8 @@ class RefreshingTrainer(ResumableTrainer):
             ready.reach([0.0])
             done = stack.enter_context(agreement(self._workers, size))
             self._share_weights()
-            self._is_in_force()  # or what was loaded would be applied later, over this
-            if self._bind():  # nothing of the old snapshot can be used again
+            self._is_in_force()  # otherwise a loaded state would overwrite this one later
+            if self._bind():  # no memory of the old snapshot can be reused
                 self._method.discard()
                 self._bind()
             stack.enter_context(self._network.grads_kept())
@@ -146,7 +147,7 @@ class RefreshingTrainer(ResumableTrainer):
     def _take_over(
         self, full: FullGradient, table: Table | None, coefficient: float | None
     ) -> None:
-        """Make what a pass has found the snapshot's."""
+        """Turn the results of a pass into a snapshot."""
         self._method.refresh(self._network, full.mean, full.in_objective, full.all_entries, table)
         if coefficient is not None:
             self._method.coefficient = coefficient
@@ -163,25 +164,25 @@ class RefreshingTrainer(ResumableTrainer):
     def _with_memory(
         self, batches: Iterator[Any], count: int | None, show: Callable[[str], None]
     ) -> Iterator[Any]:
-        """Go through minibatches while there is memory to store their gradients."""
+        """Iterate over minibatches while there is memory to store their gradients."""
         each = self._bytes_of_a_row()
         total = memory.in_words(sum(each.values()) * (count or 1))
         show(f"storing {total}" + ("" if count else " each"))
         return self._budget.batches(batches, count, each, self._method.num_rows)
 
     def _bytes_of_a_row(self) -> dict[Any, int]:
-        """What it takes to store the gradients of one minibatch, per device."""
+        """The bytes that the gradients of one minibatch take, per device."""
         trainable = filter(_mxnet.is_trainable, self.all_parameters)
         return memory.bytes_of_sums([_mxnet.gradients(p) for p in trainable])
 
     # --- what subclasses replace ---------------------------------------------------------------
 
     def _is_over(self) -> bool:
-        """Whether there are to be no more refreshes."""
+        """Whether no more refreshes will be made."""
         return False
 
     def _new_coefficient(self) -> float | None:
-        """The coefficient of the next snapshot; None where a method has none."""
+        """The coefficient of the next snapshot; None if the method has none."""
         return None
 
     # --- the snapshot --------------------------------------------------------------------------
@@ -190,10 +191,10 @@ class RefreshingTrainer(ResumableTrainer):
     def at_snapshot(self) -> Iterator[None]:
         """Let the network compute at the snapshot, inside a ``with`` block.
 
-        All values of the trainer's parameters are those of the snapshot, frozen ones and auxiliary
-        states too; nothing is copied but the auxiliary states. Values must not be assigned inside,
-        and the trainer takes no step. A backward inside leaves its gradients in `Parameter.grad`,
-        as any other.
+        All of the trainer's parameters have the snapshot's values, including frozen ones and
+        auxiliary states; only the auxiliary states are copied. Inside the block, do not assign
+        values; the trainer refuses to take a step. A backward leaves its gradients in
+        `Parameter.grad` as usual.
 
         Yields
         ------
@@ -228,13 +229,14 @@ class RefreshingTrainer(ResumableTrainer):
     def at_current_weights(self) -> Any:
         """Keep the network at its current weights, inside a ``with`` block, for another thread.
 
-        During `step` and `update_full_grads` the network computes with other weights for a part
-        of the time, in all threads. A thread that predicts meanwhile waits for its turn here.
+        During `step` and `update_full_grads` the network computes with other weights part of the
+        time, in all threads. A thread that predicts meanwhile waits here for its turn.
 
         Returns
         -------
         context manager
-            One block at a time is entered, and none while the network computes elsewhere.
+            Only one thread is inside such a block at a time, and none while the network computes
+            with other weights.
 
         Examples
         --------
@@ -260,7 +262,7 @@ class RefreshingTrainer(ResumableTrainer):
         self._is_corrected, self._reached = False, None
 
     def ready_to_compare(self, name: str) -> tuple[Method, Network, bool]:
-        """What `gluon_svrg.variance` needs: the method, the network, whether the lock is on."""
+        """The method, the network and whether the lock is on, for `gluon_svrg.variance`."""
         self._check_outside(name)
         method = self._method
         is_table = method.needs_table
@@ -277,14 +279,14 @@ class RefreshingTrainer(ResumableTrainer):
 
     @property
     def loss_scale(self) -> float:
-        """What losses are multiplied by before they are differentiated: 1 without AMP."""
+        """The factor of losses before they are differentiated: 1 without AMP."""
         return self._loss_scale.value
 
     # --- what can be looked at -----------------------------------------------------------------
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether a snapshot is held; one that was loaded may wait for parameters to be there."""
+        """Whether there is a snapshot; a loaded one may wait until parameters are initialized."""
         return self._method.has_reference or self._waits_for_parameters()
 
     @property
@@ -329,8 +331,8 @@ class RefreshingTrainer(ResumableTrainer):
     def grad_evaluations(self) -> int:
         """The number of loss entries that this worker has differentiated.
 
-        Divided by the size of its data, the number of data passes. What it takes to see whether
-        gradients add up and repeat is not counted: up to four minibatches in each refresh.
+        Divide it by the size of the worker's data for the number of data passes. The checks
+        whether gradients add up and repeat are not counted: up to four minibatches per refresh.
         """
         return self._counters.grad_evaluations
 

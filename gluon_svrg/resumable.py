@@ -1,4 +1,4 @@
-"""What a trainer is made of, and how it is saved and resumed."""
+"""The parts of a trainer, and how they are saved and resumed."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class ResumableTrainer(ProximalTrainer):
     Parameters
     ----------
     method : Method
-        What corrects gradients.
+        Corrects gradients.
     lock : RandomLock
-        Whether passes draw the same random numbers.
+        Makes passes draw the same random numbers.
     *args
         The arguments of `gluon.Trainer`, and ``prox``.
     """
@@ -35,7 +35,7 @@ class ResumableTrainer(ProximalTrainer):
         super().__init__(params, *args)
         keys = getattr(params, "keys", None)
         self._given = {} if keys is None else {key: params[key] for key in keys()}
-        # Parts, that are saved.
+        # Parts, which are saved.
         self._method = method
         self._lock = lock
         self._counters = Counters()
@@ -43,13 +43,13 @@ class ResumableTrainer(ProximalTrainer):
         # Replaced when the user replaces arrays of parameters.
         self._network = Network(self.all_parameters)
         self._here: Any = None  # the point of the current weights
-        # Of the moment.
+        # Between two calls.
         self._loaded: saving.Saved | None = None  # from a file, until parameters are initialized
         self._is_corrected = False  # Parameter.grad holds an estimate, or a plain gradient
-        self._reached: list[bool] | None = None  # the parameters that the estimate is of
-        self._entries = 0  # loss entries behind the live gradients
-        self._is_reduced = False  # and these are summed up over devices and workers
-        self._total: NDArray | None = None  # these, over all workers
+        self._reached: list[bool] | None = None  # the parameters that have an estimate
+        self._entries = 0  # loss entries of the live gradients
+        self._is_reduced = False  # the live gradients are summed over devices and workers
+        self._total: NDArray | None = None  # loss entries over all workers
         self._at_snapshot = False  # inside that context manager
 
     @property
@@ -60,7 +60,7 @@ class ResumableTrainer(ProximalTrainer):
     # --- ready for a pass ----------------------------------------------------------------------
 
     def _get_ready(self, closure: Callable[[], Any]) -> None:
-        """Have all that a pass needs: parameters, kvstore, and a snapshot that belongs to them."""
+        """Prepare a pass: parameters, kvstore, and a snapshot that fits the parameters."""
         is_new = self._method.has_reference and self._here is None
         if is_new or self._loaded is not None or self._must_start_kvstore():
             deque(initialize(self.all_parameters, closure, iter([()])))
@@ -69,7 +69,7 @@ class ResumableTrainer(ProximalTrainer):
             self._check_unchanged()
 
     def _is_in_force(self) -> bool:
-        """Whether the method corrects gradients now. What was loaded is applied, if it can be."""
+        """Whether the method corrects gradients now. Applies a loaded state if it can."""
         self._apply_loaded()
         if self._waits_for_parameters():
             raise RuntimeError(
@@ -79,7 +79,7 @@ class ResumableTrainer(ProximalTrainer):
         return self._method.has_reference
 
     def _check_unchanged(self) -> None:
-        """Raise if parameters are not what they were at the snapshot; get to know new arrays."""
+        """Raise if parameters have changed since the snapshot; bind to new arrays."""
         difference = self._bind()
         if difference:
             raise RuntimeError(
@@ -88,7 +88,7 @@ class ResumableTrainer(ProximalTrainer):
             )
 
     def _bind(self) -> str:
-        """Get to know arrays that are new, as after a cast; tell what does not fit them."""
+        """Bind to new arrays, as after a cast; return how they differ from the snapshot."""
         network = self._network
         if self._here is not None and network.is_bound():
             return ""
@@ -101,12 +101,12 @@ class ResumableTrainer(ProximalTrainer):
         return ""
 
     def _mark_points(self) -> None:
-        """Let backward at the points do what it does at the weights."""
+        """Let backward at the points write or add, as at the weights."""
         for weights in [self._network.aliases, *(p.weights for p in self._method.points())]:
             self._network.mark(weights)
 
     def _check_outside(self, name: str) -> None:
-        """Raise where the trainer must not be called."""
+        """Raise if the trainer must not be called here."""
         if _mxnet.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
@@ -143,19 +143,19 @@ class ResumableTrainer(ProximalTrainer):
         return saving.header(name, self.all_parameters, self._given or None, count)
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
-        """Save the whole state of training, but for the weights, to a file.
+        """Save the complete state of training, except the weights, to a file.
 
-        That is: the states and counters of the optimizer and its scheduler, the snapshot with its
-        frozen values and auxiliary states, the full gradient, stored gradients, all counters, the
-        coefficient with the state of its schedule, registered schedules, the random lock, and
+        The file holds the states and counters of the optimizer and its scheduler, the snapshot with
+        its frozen values and auxiliary states, the full gradient, stored gradients, all counters,
+        the coefficient with the state of its schedule, registered schedules, the random lock, and
         AMP's loss scaler. With the weights (``net.save_parameters``), training resumes to the last
-        bit, also in mid-epoch.
+        bit, even in the middle of an epoch.
 
         Parameters
         ----------
         fname : str or path
-            The file; a link is followed. Whenever saving is interrupted, the old file or the new
-            one is whole (but not where only the file itself can be written, and not its folder).
+            The file; a link is followed. If saving is interrupted, the old file or the new one is
+            complete. This does not hold where the file can be written but not its folder.
 
         Raises
         ------
@@ -177,24 +177,24 @@ class ResumableTrainer(ProximalTrainer):
         saving.write(fname, self._header(), parts)
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
-        """Load what `save_states` has saved, or what `gluon.Trainer.save_states` has.
+        """Load a file of `save_states` or of `gluon.Trainer.save_states`.
 
-        Works before the first step and with deferred parameters: the file is checked at once, and
-        applied when it is needed and the parameters are initialized. Weights may be loaded before
-        or after. A file of `gluon.Trainer` has no snapshot, so there is none afterwards.
+        This works before the first step and with deferred parameters: the file is checked at once,
+        and applied when it is needed and the parameters are initialized. Load the weights before or
+        after it. A file of `gluon.Trainer` has no snapshot, so there is none afterwards.
 
         Parameters
         ----------
         fname : str or path
-            The file. It is read completely and checked before anything is changed, and cannot run
-            code: it holds arrays and plain data for the optimizer and schedules that this trainer
-            was made with. Parameters are matched by name.
+            The file. It is read and checked completely before anything changes. It cannot run
+            code: it holds arrays and plain data for the trainer's own optimizer and schedules.
+            Parameters are matched by name.
 
         Raises
         ------
         ValueError
             If the file is damaged or of another kind, or does not fit the parameters, the
-            optimizer or the schedules of this trainer; nothing is changed.
+            optimizer or the schedules of this trainer; nothing changes then.
         OSError
             If the file cannot be read.
         """
@@ -212,7 +212,7 @@ class ResumableTrainer(ProximalTrainer):
         self._is_corrected, self._reached, self._entries = False, None, 0
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
-        """Save the part of the state that a `gluon.Trainer` can load with its `load_states`.
+        """Save the part of the state that `gluon.Trainer.load_states` can load.
 
         Parameters
         ----------
@@ -240,19 +240,19 @@ class ResumableTrainer(ProximalTrainer):
     def register(self, schedule: Any) -> None:
         """Save and load the state of a schedule, or of a sampler, together with this trainer's.
 
-        Refresh schedules of `gluon_svrg.schedule` register themselves when they are first asked.
-        Where a file was loaded before, the schedule takes over the state that was saved of it.
+        Refresh schedules of `gluon_svrg.schedule` register themselves at the first call of ``due``.
+        If a file was loaded before, the schedule takes over its saved state.
 
         Parameters
         ----------
         schedule : object
-            Its attributes are saved: plain data. Several of one class are told apart by their
-            settings, else by the order in which they were registered.
+            Its attributes are saved, and must be plain data. Several objects of one class are
+            distinguished by their settings, or else by the order in which they were registered.
 
         Raises
         ------
         ValueError
-            If what was saved of it does not fit.
+            If its saved state does not fit.
         """
         self._registered.add(schedule)
 
@@ -262,7 +262,7 @@ class ResumableTrainer(ProximalTrainer):
         return self._registered.shared(EpochCount)
 
     def _apply_loaded(self) -> None:
-        """Apply what was loaded, as soon as the parameters are initialized."""
+        """Apply a loaded state, once the parameters are initialized."""
         if self._loaded is None or not all(map(_mxnet.has_data, self.all_parameters)):
             return
         self._start_kvstore()
@@ -273,11 +273,11 @@ class ResumableTrainer(ProximalTrainer):
         self._loaded = None
 
     def _waits_for_parameters(self) -> bool:
-        """Whether a snapshot was loaded that could not be applied yet."""
+        """Whether a loaded snapshot has not been applied yet."""
         return self._loaded is not None and not self._loaded.is_empty("method")
 
     def _coefficient_part(self) -> Any:
-        """What saves the coefficient and its schedule."""
+        """The part that saves the coefficient and its schedule."""
         return NoPart()
 
 
@@ -292,14 +292,14 @@ class MethodPart:
     method : Method
         The method.
     network : Network
-        The network whose arrays its state is of.
+        The network whose arrays are in its state.
     """
 
     def __init__(self, method: Method, network: Network) -> None:
         self._method, self._network = method, network
 
     def state(self) -> Any:
-        """What a file holds of it."""
+        """The state that a file holds."""
         return self._method.state()
 
     def problems(self, state: Any) -> Iterator[str]:
@@ -318,9 +318,9 @@ class NoPart:
         """Nothing."""
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell that there must be nothing."""
+        """Report any state as a problem."""
         if state is not None:
             yield "it holds what this trainer does not have"
 
     def assign(self, state: Any) -> None:
-        """Take over nothing."""
+        """Do nothing."""

@@ -15,17 +15,17 @@ from .recursive import RecursiveTrainer
 class SARAHTrainer(RecursiveTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
 
-    `update_full_grads` takes the full gradient from time to time. In between, `step` replaces the
-    gradient of each minibatch by::
+    `update_full_grads` computes the full gradient from time to time. In between, `step` replaces
+    the gradient of each minibatch by::
 
         v = g - g_before + count * mean_grad,        then mean_grad = the mean of v
 
-    where ``g_before`` is its gradient at the weights before the last step, and hands it to the
+    where ``g_before`` is its gradient at the weights before the last step, and passes ``v`` to the
     optimizer as `gluon.Trainer` does. Before the first refresh it *is* `gluon.Trainer`.
 
-    With a refresh every so many steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With
-    one by a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a refresh may then
-    be one large minibatch.
+    With a refresh every few steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With a
+    refresh by the toss of a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a
+    refresh may then be one large minibatch.
 
     Parameters
     ----------
@@ -36,43 +36,42 @@ class SARAHTrainer(RecursiveTrainer):
     optimizer_params : dict, optional
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`; none that is asynchronous.
+        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
     compression_params : None
         Not for this trainer: an error in the mean gradient would stay in it.
     update_on_kvstore : bool, optional
-        None and False are the same: the reduced gradient is needed before the update.
+        None or False: the reduced gradient is needed before the update.
     lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
-        compares two gradients of a minibatch at the same weights at the first step after a refresh;
-        if they differ, it warns and locks from then on.
+        Whether both passes of a step draw the same random numbers (dropout masks). At the first
+        step after a refresh, ``'auto'`` compares two gradients of a minibatch at the same weights.
+        If they differ, it warns and locks from then on.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
-        workers.
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
+        the workers.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never hand back the reduced
-        gradient; if gradients are to be
-        compressed.
+        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
+        gradient; with ``compression_params``.
 
     See Also
     --------
     mxnet.gluon.Trainer : All of its attributes and methods work here.
-    SVRGTrainer : What is not said here is as it is there.
+    SVRGTrainer : Everything that is not described here.
 
     Notes
     -----
-    ``has_snapshot`` tells whether there was a refresh. ``snapshot``, and ``at_snapshot``, are the
-    weights before the last step, without frozen ones: both passes of a step use those of the
-    moment. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
+    ``has_snapshot`` tells whether there was a refresh. ``snapshot`` and ``at_snapshot`` have the
+    weights before the last step, without frozen ones: both passes of a step use the current frozen
+    values. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
     an estimate after a step.
 
-    Beside the parameters this needs four times their memory: what moves with a step is there
-    twice, and a step that AMP skips, or that raises, moves nothing. Rounding errors add up from
-    step to step, until a refresh ends them.
+    The trainer needs four times the memory of the parameters in addition. It holds two copies of
+    what changes with a step, so a step that AMP skips, or that raises an exception, changes
+    nothing. Rounding errors accumulate from step to step, until the next refresh.
 
     References
     ----------

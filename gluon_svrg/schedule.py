@@ -1,8 +1,8 @@
 """When to refresh the snapshot, over how much data, and how much to trust it.
 
-Coefficient schedules are called with the index of a snapshot, as ``SVRGTrainer(coefficient=...)``
-does. Refresh schedules are asked whether a full gradient is due, ``schedule.due(trainer)``. What
-they remember is saved with the trainer; a sampler's draws too, after ``trainer.register(sampler)``.
+``SVRGTrainer(coefficient=...)`` calls a coefficient schedule with the index of a snapshot. A
+refresh schedule says whether a full gradient is due: ``schedule.due(trainer)``. Its state is saved
+with the trainer, and so are the draws of a sampler after ``trainer.register(sampler)``.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ __all__ = [
 
 
 def _also_named(**names: str) -> Callable[[Any], Any]:
-    """Let arguments have the names of version 0.1.0, too: old names, each with the new one."""
+    """Accept arguments under their names of version 0.1.0, too; ``names`` maps old ones to new."""
 
     def decorate(function: Any) -> Any:
         @wraps(function)
@@ -84,14 +84,14 @@ class Linear:
     initial : float
         The first coefficient; the paper recommends 0.5 to 1.
     num_snapshots : int
-        After so many it has fallen.
+        The number of snapshots after which it reaches ``final``.
     final : float, default 0.0
-        Where it ends.
+        The last coefficient.
 
     Raises
     ------
     ValueError
-        If a coefficient is negative or not finite, or there is no snapshot.
+        If a coefficient is negative or not finite, or the number of snapshots is not positive.
 
     References
     ----------
@@ -119,7 +119,7 @@ class Linear:
 
 
 class Cosine(Linear):
-    """A coefficient that falls as half a cosine, constant between snapshots.
+    """A coefficient that falls as a half cosine, constant between snapshots.
 
     For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / num_snapshots)) / 2``,
     and ``final`` from ``s = num_snapshots`` on.
@@ -129,14 +129,14 @@ class Cosine(Linear):
     initial : float
         The first coefficient.
     num_snapshots : int
-        After so many it has fallen.
+        The number of snapshots after which it reaches ``final``.
     final : float, default 0.0
-        Where it ends.
+        The last coefficient.
 
     Raises
     ------
     ValueError
-        If a coefficient is negative or not finite, or there is no snapshot.
+        If a coefficient is negative or not finite, or the number of snapshots is not positive.
 
     Examples
     --------
@@ -153,22 +153,22 @@ class Cosine(Linear):
 
 
 class Until:
-    """Variance reduction for the first snapshots only, then the plain optimizer, at its cost.
+    """Variance reduction for the first snapshots only, then the plain optimizer at its own cost.
 
-    When it is over, `SVRGTrainer.update_full_grads` makes no pass over the data: it discards the
+    Once it is over, `SVRGTrainer.update_full_grads` makes no pass over the data: it discards the
     snapshot, and returns nan instead of a mean loss.
 
     Parameters
     ----------
     num_snapshots : int
-        How many there are.
+        The number of snapshots with variance reduction.
     value : float, default 1.0
         Their coefficient.
 
     Raises
     ------
     ValueError
-        If the coefficient is negative or not finite, or there is no snapshot.
+        If the coefficient is negative or not finite, or the number of snapshots is not positive.
 
     Examples
     --------
@@ -188,12 +188,12 @@ class Until:
         return 0.0 if self.is_over(index) else self.value
 
     def is_over(self, index: int) -> bool:
-        """Whether there is no snapshot of this index any more.
+        """Whether this snapshot comes after the last one.
 
         Parameters
         ----------
         index : int
-            From 0.
+            The index of the snapshot, from 0.
 
         Returns
         -------
@@ -204,7 +204,7 @@ class Until:
 
 
 class Refreshed(Protocol):
-    """What a refresh schedule asks a trainer of this package."""
+    """The attributes of a trainer that a refresh schedule uses."""
 
     @property
     def wants_snapshot(self) -> bool:
@@ -231,7 +231,7 @@ class EveryEpochs:
     Parameters
     ----------
     epochs : int
-        Due when the epoch, from 0, is a multiple of it.
+        The epochs between refreshes: due when the epoch, from 0, is a multiple of it.
 
     Raises
     ------
@@ -256,8 +256,8 @@ class EveryEpochs:
         Parameters
         ----------
         trainer : SVRGTrainer or int
-            Before the first step of an epoch; ask once an epoch. Or the number of the epoch, from
-            0, if you count.
+            The trainer, before the first step of an epoch; call this once per epoch. Or the number
+            of the epoch, from 0, if you count epochs yourself.
 
         Returns
         -------
@@ -272,12 +272,12 @@ class EveryEpochs:
 
 
 class EverySteps:
-    """A refresh every few steps.
+    """A refresh after a fixed number of steps.
 
     Parameters
     ----------
     steps : int
-        Due after so many steps since the last one.
+        The steps between refreshes.
 
     Raises
     ------
@@ -306,7 +306,7 @@ class EverySteps:
         Parameters
         ----------
         trainer : SVRGTrainer
-            Before its next step.
+            The trainer, before its next step.
 
         Returns
         -------
@@ -317,10 +317,10 @@ class EverySteps:
 
 
 class Loopless:
-    """A refresh at each step with a probability: L-SVRG [1]_.
+    """A refresh at each step with a given probability: L-SVRG [1]_.
 
-    The coin of a step follows from the seed and the number of the step alone, so it is the same on
-    all workers that ask once a step.
+    The coin of a step depends only on the seed and the number of the step, so it is the same on all
+    workers that call ``due`` once per step.
 
     Parameters
     ----------
@@ -333,7 +333,7 @@ class Loopless:
     Raises
     ------
     ValueError
-        If the probability is no probability.
+        If the probability is not above 0 and at most 1.
 
     References
     ----------
@@ -361,12 +361,12 @@ class Loopless:
         self.asked = 0
 
     def due(self, trainer: Refreshed) -> bool:
-        """Throw the coin of this step. Due without a snapshot, whatever it shows.
+        """Toss the coin of this step. Without a snapshot, a refresh is due in any case.
 
         Parameters
         ----------
         trainer : SVRGTrainer
-            Before its next step; ask once.
+            The trainer, before its next step; call this once per step.
 
         Returns
         -------
@@ -385,7 +385,7 @@ class Doubling:
     Parameters
     ----------
     first : int
-        Steps after the first snapshot; twice as many after the second, and so on.
+        The steps after the first snapshot; twice as many after the second, and so on.
 
     Raises
     ------
@@ -419,7 +419,7 @@ class Doubling:
         Parameters
         ----------
         trainer : SVRGTrainer
-            Before its next step.
+            The trainer, before its next step.
 
         Returns
         -------
@@ -442,14 +442,14 @@ class Growing:
     Parameters
     ----------
     first : int
-        Samples of the first draw.
+        The samples of the first draw.
     factor : float, default 2.0
-        By which it grows.
+        The factor by which the number grows.
 
     Raises
     ------
     TypeError, ValueError
-        If the first is no positive whole number, or the factor is below 1.
+        If ``first`` is no positive whole number, or the factor is below 1.
 
     References
     ----------
@@ -481,16 +481,16 @@ class Growing:
 class PartialSampler(Sampler):
     """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
 
-    To be given to a `mxnet.gluon.data.DataLoader`, and that to
-    `SVRGTrainer.update_full_grads`. Each iteration draws other samples.
+    Pass it to a `mxnet.gluon.data.DataLoader`, and pass that to `SVRGTrainer.update_full_grads`.
+    Each iteration draws new samples.
 
     Parameters
     ----------
     length : int
         The number of samples in the data.
     num_samples : int or callable
-        How many samples are drawn, at most the length without replacement; or a function of the
-        number of the draw, such as `Growing`.
+        The number of samples in a draw, at most the length without replacement; or a function of
+        the number of the draw, such as `Growing`.
     seed : int, default 0
         The seed of the draws. Use the same on all workers that draw from the same data.
     replacement : bool, default False

@@ -15,12 +15,12 @@ from .recursive import RecursiveTrainer
 class STORMTrainer(RecursiveTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by STORM [1]_.
 
-    The first step has the gradient of its minibatch. All others replace it by::
+    The first step uses the gradient of its minibatch. All later steps replace that gradient by::
 
         v = g - (1 - mixing) * (g_before - count * mean_grad),  then mean_grad = the mean of v
 
-    where ``g_before`` is the minibatch's gradient at the weights before the last step, and hand it
-    to the optimizer as `gluon.Trainer` does. It needs no refresh.
+    where ``g_before`` is the minibatch's gradient at the weights before the last step, and pass
+    ``v`` to the optimizer as `gluon.Trainer` does. STORM needs no refresh.
 
     Parameters
     ----------
@@ -31,48 +31,46 @@ class STORMTrainer(RecursiveTrainer):
     optimizer_params : dict, optional
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`; none that is asynchronous.
+        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
     compression_params : None
         Not for this trainer: an error in the mean gradient would stay in it.
     update_on_kvstore : bool, optional
-        None and False are the same: the reduced gradient is needed before the update.
+        None or False: the reduced gradient is needed before the update.
     mixing : float, default 0.1
         The share of the fresh gradient, 0 to 1: the ``a`` of the paper. 1 is the plain optimizer,
         0 is SARAH that starts with one minibatch.
     lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
-        compares two gradients of a minibatch at the same weights at the first step that has a
-        reference;
-        if they differ, it warns and locks from then on.
+        Whether both passes of a step draw the same random numbers (dropout masks). At the first
+        step that has a reference, ``'auto'`` compares two gradients of a minibatch at the same
+        weights. If they differ, it warns and locks from then on.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
-        workers.
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
+        the workers.
 
     Raises
     ------
     TypeError, ValueError
         If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never hand back the reduced
-        gradient; if gradients are to be
-        compressed.
+        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
+        gradient; with ``compression_params``.
 
     See Also
     --------
     mxnet.gluon.Trainer : All of its attributes and methods work here.
-    SVRGTrainer : What is not said here is as it is there.
+    SVRGTrainer : Everything that is not described here.
 
     Notes
     -----
-    Each step needs a closure, the first one too. ``has_snapshot`` tells whether there was a step,
-    or a refresh. ``snapshot``, and ``at_snapshot``, are the weights before the last step, without
-    frozen ones: both passes of a step use those of the moment. ``full_grads`` is the mean gradient
-    of the formula, an estimate. `update_full_grads` starts anew: it is the full gradient then.
-    `discard_snapshot` starts anew as well: the next step has the gradient of its minibatch.
+    Every step needs a closure, even the first. ``has_snapshot`` tells whether there was a step or
+    a refresh. ``snapshot`` and ``at_snapshot`` have the weights before the last step, without
+    frozen ones: both passes of a step use the current frozen values. ``full_grads`` is the mean
+    gradient of the formula, an estimate. `update_full_grads` starts over and sets it to the full
+    gradient. `discard_snapshot` also starts over: the next step uses the gradient of its minibatch.
 
-    Beside the parameters this needs four times their memory: what moves with a step is there
-    twice, and a step that AMP skips, or that raises, moves nothing. Rounding errors fade away:
-    each step keeps ``1 - mixing`` of those before.
+    The trainer needs four times the memory of the parameters in addition. It holds two copies of
+    what changes with a step, so a step that AMP skips, or that raises an exception, changes
+    nothing. Rounding errors fade away: each step keeps ``1 - mixing`` of the earlier ones.
 
     References
     ----------

@@ -13,19 +13,19 @@ from .passes.full_pass import FullGradient
 from .prox import ProxArgument
 from .trainer import VarianceReducedTrainer
 
-#: A coefficient, or what gives it for each snapshot from the snapshot's index.
+#: A coefficient, or a function from the snapshot's index to the coefficient.
 Coefficient = Union[float, Callable[[int], float]]
 
 
 class SVRGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
 
-    From time to time `update_full_grads` takes a snapshot of the parameters and the mean gradient
-    over all data there. Between snapshots, `step` replaces each minibatch gradient by::
+    From time to time `update_full_grads` takes a snapshot of the parameters, and computes the mean
+    gradient over all data there. Between snapshots, `step` replaces each minibatch gradient by::
 
         g - coefficient * (g_snapshot - count * full_grad)
 
-    before anything is reduced, compressed or pushed, and hands it to the optimizer and the store
+    before anything is reduced, compressed or pushed, and passes it to the optimizer and the kvstore
     exactly as `gluon.Trainer` does. Without a snapshot it *is* `gluon.Trainer`.
 
     Parameters
@@ -37,35 +37,35 @@ class SVRGTrainer(VarianceReducedTrainer):
     optimizer_params : dict, optional
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
-        The store, as for `gluon.Trainer`. Several devices need one.
+        The kvstore, as for `gluon.Trainer`. Several devices need one.
     compression_params : dict, optional
         Gradient compression, as for `gluon.Trainer`.
     update_on_kvstore : bool, optional
         Where to update, as for `gluon.Trainer`.
     coefficient : float or callable, default 1.0
         How much of the control variate to use: 1 is SVRG, 0 the plain optimizer, in between
-        alpha-SVRG [2]_. A callable gives it for each snapshot, from the snapshot's index
-        (0, 1, ...); it may be asked more than once.
+        alpha-SVRG [2]_. A callable is called with the index of each snapshot (0, 1, ...), perhaps
+        more than once, and returns its coefficient.
     lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). ``'auto'``
-        compares both gradients at the first step after a snapshot, where they must be equal; if
-        they are not, it warns and locks from then on.
+        Whether both passes of a step draw the same random numbers (dropout masks). At the first
+        step after a snapshot both gradients must be equal, and ``'auto'`` compares them. If they
+        differ, it warns and locks from then on.
     barzilai_borwein : bool, default False
-        Whether each refresh sets the learning rate from the last two snapshots [3]_. The
-        optimizer's own holds until the second refresh, and the last one where the curvature is
-        not positive. For SGD and NAG without a scheduler. A momentum moves the weights
+        Whether each refresh sets the learning rate from the last two snapshots [3]_, for SGD and
+        NAG without a scheduler. Until the second refresh, the optimizer uses its own rate. Where
+        the curvature is not positive, the last rate stays. A momentum moves the weights
         ``1 / (1 - momentum)`` times as far, so the rate is divided by that.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
-        workers.
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
+        the workers.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these; if there are several devices and no store; if
-        ``update_on_kvstore=True`` and there is no store to update on; if ``barzilai_borwein`` does
-        not go with the optimizer or the store.
+        If an argument is none of these; if there are several devices and no kvstore; if
+        ``update_on_kvstore=True`` and there is no kvstore to update on; if the optimizer or the
+        kvstore does not allow ``barzilai_borwein``.
 
     See Also
     --------
@@ -172,19 +172,19 @@ class SVRGTrainer(VarianceReducedTrainer):
 
 
 class CoefficientPart:
-    """The coefficient in force, and the schedule that gives it, as a part of a file.
+    """The current coefficient and its schedule, as a part of a file.
 
     Parameters
     ----------
     trainer : SVRGTrainer
-        Whose coefficient it is.
+        The trainer that uses the coefficient.
     """
 
     def __init__(self, trainer: SVRGTrainer) -> None:
         self._trainer = trainer
 
     def state(self) -> dict[str, Any]:
-        """The schedule: a number, an object with its state, or a word for a function."""
+        """The coefficient, and its schedule: a number, an object, or the word "function"."""
         schedule: Any = self._trainer._coefficient_schedule
         if not callable(schedule):
             schedule = float(schedule)

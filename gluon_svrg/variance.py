@@ -1,4 +1,4 @@
-"""What the variance of the estimates is, exactly, over a data set."""
+"""The exact variance of the estimates over a data set."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ __all__ = ["Variance", "variance"]
 class Variance:
     """The variance of minibatch gradients, each the *mean* over its loss entries.
 
-    Variances are summed over all entries of all parameters: ``E |g - E g|^2``, where a minibatch
-    weighs as many as it has loss entries.
+    Variances are summed over all entries of all parameters: ``E |g - E g|^2``, where the weight of
+    a minibatch is its number of loss entries.
 
     Parameters
     ----------
@@ -39,22 +39,22 @@ class Variance:
         ``svrg / plain``; below 1 the method helps.
     bias : float
         Norm of the difference between the mean of the estimate and the mean gradient. SVRG and
-        SAGA have none, up to rounding, if this is the data that they were given, and no random
-        numbers are drawn: dropout masks here are not those of the full gradient.
+        SAGA have no bias, up to rounding, on their own data without random numbers. With dropout
+        they have one, because the masks here are not those of the full gradient.
     cosine_distance_plain, cosine_distance_svrg : float
         Mean of ``1 - cos`` over all pairs of different minibatches.
     best_coefficient : float
-        The factor of what is subtracted from the plain gradient (for SVRG ``r - c mu``) that would
-        minimise the variance, for all parameters together; nan where it does not vary.
+        The factor of the subtracted term (for SVRG ``r - c mu``) that would minimize the variance,
+        for all parameters together; nan if that term does not vary.
     best_coefficients : dict
-        The same for each parameter by itself.
+        The same for each parameter separately.
     distance : float
-        Norm of the difference between the weights and the snapshot, or the weights before the
-        last step; nan for a table, which has no weights.
+        Norm of the difference between the weights and the snapshot, or between the weights and
+        those before the last step; nan for a table, which has no weights.
     gradient_norm : float
         Norm of the mean gradient at the current weights.
     minibatches : int
-        How many there were.
+        Number of minibatches.
     """
 
     plain: float
@@ -79,33 +79,33 @@ def variance(
 ) -> Variance:
     """Compute the variance of the plain gradient and of a method's estimate over a data set.
 
-    One pass over the data, with two gradients for each minibatch. Nothing in the trainer or the
-    network is changed. MXNet cannot save its random numbers: under the random lock they go on from
-    a seed that is drawn first.
+    This makes one pass over the data, with two gradients for each minibatch. It changes nothing in
+    the trainer or the network. MXNet cannot save the state of its generator, so under the random
+    lock later random numbers continue from a seed that is drawn first.
 
     Parameters
     ----------
     trainer : SVRGTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer or MARSTrainer
-        With a snapshot, a table, or a step behind it.
+        The trainer, with a snapshot, a table, or at least one step.
     closure : callable
         Returns the loss of one minibatch, as for `SVRGTrainer.update_full_grads`.
     data : iterable
-        The minibatches, as for `SVRGTrainer.update_full_grads`; for a table, those of its rows in
-        their order.
+        The minibatches, as for `SVRGTrainer.update_full_grads`; for a table, in the order of its
+        rows.
     progress : bool, default False
         Whether to show a progress bar (needs tqdm).
 
     Returns
     -------
     Variance
-        What was found.
+        The variances, their ratio, and the other measures.
 
     Raises
     ------
     RuntimeError
         If there is nothing to compare gradients with.
     IndexError
-        If a table has fewer rows than the data minibatches.
+        If a table has fewer rows than the data has minibatches.
     ValueError
         If there is no data.
     TypeError, ValueError, RuntimeError
@@ -142,7 +142,7 @@ def variance(
     moments = _Moments([row[0].size for row in network.weights], coefficient)
     scale = trainer.loss_scale
     with ExitStack() as stack:
-        if locked:  # what is drawn afterwards does not depend on the data
+        if locked:  # later random numbers do not depend on the data
             stack.callback(random_lock.start, random_lock.draw_seed())
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
@@ -246,7 +246,7 @@ class _Moments:
         self._squares = np.zeros((len(sizes), 3))  # plain^2, control^2, plain * control
 
     def add(self, count: int, plain: list[np.ndarray], control: list[np.ndarray]) -> None:
-        """Add a minibatch, that weighs as many as it has entries."""
+        """Add a minibatch, weighted by its number of entries."""
         self.minibatches += 1
         self._entries += count
         svrg = [g - self._coefficient * c for g, c in zip(plain, control)]
@@ -283,7 +283,7 @@ class _Moments:
         )
 
     def _cosine_distance(self, units: list[np.ndarray]) -> float:
-        """From the norm of the sum of all unit vectors: cosines of all pairs are in it."""
+        """Compute it from the norm of the sum of all unit vectors, which has all cosines in it."""
         count = self.minibatches
         if count < 2:
             return float("nan")
