@@ -37,6 +37,7 @@ SUITES = {
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
     "passes/random_lock": ["random_lock"],
     "passes/sketch": ["passes", "random_lock"],
+    "passes/sums": [*FORMULA, "stored", "accumulation", "blocks", "interface"],
     "methods/": [*FORMULA, "stored", "identities", "accumulation"],
     "methods/barzilai_borwein": ["barzilai_borwein"],
     "methods/mars": [*FORMULA, "recursive"],
@@ -59,7 +60,7 @@ SUITES = {
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["interface", "states", "stores"],
-    "_mxnet/arrays": ["defects_gradients"],
+    "_mxnet/arrays": [*FORMULA, "defects_gradients"],
     "_mxnet/parameters": ["defects_threads"],
     "_mxnet/watched": ["methods::test_a_step_that_amp_skips_moves_nothing"],
     "_mxnet/kvstores": [
@@ -168,7 +169,12 @@ MUTANTS = {
         "reference gradient with another factor": ("v.add(recorded, b)", "v.add(recorded)"),
         "gradient missing": ("            v.add(recorded)  # v += g\n", ""),
         "mean missing": ("v.put(recorded.counts, k, m)  # v = k c m", "v.put()"),
-        "row missing": ("v.put(recorded.counts, k, m, b, row)  # v = k c m + b row", "v.put()"),
+        "gradient of a single pass missing": ("v.begin(recorded)  # v = g", "v.put()"),
+        "row and mean missing": (
+            "v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row",
+            "pass",
+        ),
+        "what a single pass did not reach": ("            v.clear(touched)\n", ""),
         "unlocked at the weights": (
             "        random_lock.start(seed)\n        recorded = here.at(at_weights)",
             "        recorded = here.at(at_weights)",
@@ -177,6 +183,14 @@ MUTANTS = {
     },
     "passes/sums": {
         "count missing": ("k * counts[device] * self.scale, mean)", "k * self.scale, mean)"),
+        "count missing beside a row": (
+            "(k * counts[device] * self.scale, [m[device]",
+            "(k * self.scale, [m[device]",
+        ),
+        "sums go on where gradients are added one by one": (
+            "        self.put()\n        self.add(recorded)\n",
+            "        self.add(recorded)\n",
+        ),
         "factor missing": (
             "recorded.backward(factor * self.scale)",
             "recorded.backward(self.scale)",
@@ -412,6 +426,9 @@ MUTANTS = {
     },
     "_mxnet/arrays": {
         "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
+        "factor of the first term": ("if factors[0] == 1 else", "if factors[0] else"),
+        "sign of a term": ("else multiple(-factor, term)", "else multiple(factor, term)"),
+        "term that is subtracted": ("term if factor == -1 else", "term if factor < 0 else"),
     },
     "_mxnet/parameters": {
         "left patched": (

@@ -176,18 +176,19 @@ def _comes_again(key: Any) -> bool:
 
 def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays to others of equal shapes."""
-    at_once = []
+    groups: dict[Any, list[list[NDArray]]] = {}
     for pair in zip(map(classic, sources), map(classic, targets)):
         source, target = pair
-        if _common_dtype(pair) == np.float32:
-            at_once.append(with_dimension(pair))
+        dtype = _common_dtype(pair)
+        if dtype is not None:
+            groups.setdefault(dtype, []).append(list(pair))
         elif source.stype == target.stype and source.dtype == target.dtype:
             source.copyto(target)
         else:
             assign(dense(source), target)
-    if at_once:  # one operation, which knows no float64 on CPU
-        flat, outputs = zip(*at_once)
-        mx.nd.amp_multicast(*flat, num_outputs=len(flat), out=list(outputs))
+    for pairs in groups.values():
+        flat, outputs = map(list, zip(*pairs))
+        _mxnet.linear_combinations(len(flat), (1.0,))(*flat, out=outputs)
 
 
 def copy_all(sources: Arrays, targets: Arrays) -> None:

@@ -241,7 +241,7 @@ def _attempt(
                 v.add(recorded, b)  # v += b r
                 look()
                 if only is not None:
-                    v.clear(only)  # v = 0 for the rest
+                    v.clear([[kept] * len(network.devices) for kept in only])  # v = 0 for the rest
                     look()
                 return recorded
 
@@ -253,28 +253,31 @@ def _attempt(
         elif isinstance(reference, Row) and reference.seed is not None:
             seed = reference.seed
             stack.callback(lock.move_on)  # what is drawn next is not the same each time
-        row = reference.grads if isinstance(reference, Row) else None
 
         def at_weights() -> Recorded:
             recorded = network.record(closure)
             if isinstance(reference, Row):
                 reference.check_counts(recorded.counts)
-            if there is not None:
-                check_repeatable(there.counts, recorded.counts)
-            elif copy_to is None:
-                v.put(recorded.counts, k, m, b, row)  # v = k c m + b row
+            if there is None:
+                v.begin(recorded)  # v = g
             else:
-                v.put()  # v = 0
-            v.add(recorded)  # v += g
-            if copy_to is not None:
-                v.copy_to(copy_to)
-                v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row
+                check_repeatable(there.counts, recorded.counts)
+                v.add(recorded)  # v += g
             return recorded
 
+        if there is None and network.adds:
+            here = Point.writing(network)
         random_lock.start(seed)
         recorded = here.at(at_weights)
         look()
-        reached = check_dependent(here.take_touched())
+        touched = here.take_touched()
+        reached = check_dependent(touched)
+        if there is None:
+            v.clear(touched)
+            if copy_to is not None:
+                v.copy_to(copy_to)
+            row = reference.grads if isinstance(reference, Row) else None
+            v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row
         v.finish()
     passes = 1 if there is None else 2
     return Estimate(

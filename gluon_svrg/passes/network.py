@@ -41,6 +41,8 @@ class Network:
     aliases : list of list of NDArray
         The same memory as the weights. Passes compute with these, so that the weights' own
         gradient requests and marks stay as they are.
+    writing : list of list of NDArray
+        As the aliases, but backward writes their gradients, whatever stands in the live gradients.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -84,9 +86,10 @@ class Network:
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights: Arrays = [_mxnet.data(p) for p in self.trainable]
         self.live_grads: Arrays = [_mxnet.gradients(p) for p in self.trainable]
-        self.aliases: Arrays = [
-            [_mxnet.guard(weight.detach()) for weight in row] for row in self.weights
-        ]
+        self.aliases, self.writing = (
+            [[_mxnet.guard(weight.detach()) for weight in row] for row in self.weights]
+            for _ in range(2)
+        )
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self._lists = _array_lists(self.parameters)
         self.is_known_to_add = is_known
@@ -98,14 +101,16 @@ class Network:
 
     def release(self) -> None:
         """Keep no arrays."""
-        self.weights, self.live_grads, self.aliases, self._accumulating = [], [], [], []
+        self.weights, self.live_grads, self._accumulating = [], [], []
+        self.aliases, self.writing = [], []
         self.trainable, self.frozen, self._lists, self.sums = [], [], [], []
         self.multiples.clear()
         self._factors.clear()
 
     def mark(self, arrays: Arrays) -> None:
         """Let backward put the gradients of arrays like the weights into the live gradients."""
-        _mxnet.put_gradients_into(arrays, self.live_grads, "add" if self.adds else "write")
+        adds = self.adds and arrays is not self.writing
+        _mxnet.put_gradients_into(arrays, self.live_grads, "add" if adds else "write")
 
     def may_add(self) -> bool:
         """Whether storage and dtypes allow to add gradients up in the live gradients.

@@ -48,13 +48,18 @@ class Point:
         self.weights = weights
         self.frozen = frozen
         self._protected = protected
-        self._is_elsewhere = weights is not network.aliases
+        self._is_elsewhere = not (weights is network.aliases or weights is network.writing)
         self.bind()
 
     @classmethod
     def current(cls, network: Network) -> Point:
         """The weights and all states as they are: where a step takes its gradient."""
         return cls(network, network.aliases, protected=False)
+
+    @classmethod
+    def writing(cls, network: Network) -> Point:
+        """As `current`, for passes that overwrite the live gradients."""
+        return cls(network, network.writing, protected=False)
 
     @classmethod
     def untouched(cls, network: Network) -> Point:

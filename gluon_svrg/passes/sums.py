@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from typing import Sequence
 
-from .._mxnet import Arrays
+from .._mxnet import Arrays, Flags
 from .arrays import Multiple, combine, copy, copy_all, per_device, zero, zeros_to_sum
 from .closure import Recorded
 from .network import Network
@@ -97,10 +97,19 @@ class AddingSum:
         """Add the gradient of losses, times a factor."""
         recorded.backward(factor * self.scale)
 
-    def clear(self, kept: Sequence[bool]) -> None:
-        """Begin again with zero for those parameters that are not to be kept."""
-        for column in per_device([row for row, is_kept in zip(self.arrays, kept) if not is_kept]):
-            zero(column)
+    def begin(self, recorded: Recorded) -> None:
+        """Begin with the gradient of losses, recorded where backward writes.
+
+        What it does not reach is to be cleared.
+        """
+        self.add(recorded)
+
+    def clear(self, kept: Flags) -> None:
+        """Begin again with zero for those parameters and devices that are not to be kept."""
+        for column, flags in zip(per_device(self.arrays), zip(*kept)):
+            lost = [array for array, is_kept in zip(column, flags) if not is_kept]
+            if lost:
+                zero(lost)
 
     def copy_to(self, arrays: Arrays) -> None:
         """Copy the sum so far, for unscaled losses."""
@@ -135,6 +144,11 @@ class SeparateSum(AddingSum):
         recorded.backward(self.scale)
         for totals, grads in zip(per_device(self.arrays), live):
             combine((1, factor), (totals, grads), totals)
+
+    def begin(self, recorded: Recorded) -> None:
+        """Begin with the gradient of losses."""
+        self.put()
+        self.add(recorded)
 
     def finish(self) -> None:
         """Leave the sum in the live gradients."""
