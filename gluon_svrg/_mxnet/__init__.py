@@ -1,7 +1,7 @@
-"""The only room that knows that there are two MXNets.
+"""Everything that differs between MXNet 1.9.1 and 2.0, and every private name of MXNet.
 
-Everything that differs between MXNet 1.9.1 and 2.0, and every private name of MXNet, stands here.
-Features are tested for, not versions. Every other room may use it, by ``from .. import _mxnet``.
+The code tests for features, not for versions. All other packages import it by
+``from .. import _mxnet``.
 """
 
 from .amp import LossScale

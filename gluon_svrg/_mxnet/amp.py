@@ -1,4 +1,4 @@
-"""What AMP adds to a trainer: losses are scaled, and steps with overflows are skipped."""
+"""AMP in a trainer: it scales losses, and skips steps with overflows."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ import mxnet as mx
 
 
 class LossScale:
-    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if it has.
+    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any.
 
     Parameters
     ----------
     trainer : Trainer
-        The trainer. Make a LossScale where it is needed, and keep none: a trainer that can be
-        reached from itself keeps all its arrays until garbage is collected.
+        The trainer. Create a LossScale where you need it, but do not store it: a trainer in a
+        reference cycle keeps all of its arrays until the garbage collector runs.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -30,7 +30,7 @@ class LossScale:
 
     @property
     def value(self) -> float:
-        """What losses are multiplied by."""
+        """The factor of the losses."""
         return 1.0 if self._scaler is None else float(self._scaler.loss_scale)
 
     def let_optimizer_undo(self) -> None:
@@ -40,20 +40,20 @@ class LossScale:
 
     @property
     def of_live_grads(self) -> float:
-        """What the live gradients are scaled by: 1 after ``amp.unscale``."""
+        """The scale of the live gradients: 1 after ``amp.unscale``."""
         if not self.is_on:
             return 1.0
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
     def skip(self) -> None:
-        """Lower the scale for an overflow that the scaler could not see by itself."""
+        """Lower the scale for an overflow that the scaler itself cannot see."""
         overflow = mx.nd.array([float("inf")])
         if mx.util.is_np_array():
             overflow = overflow.as_np_ndarray()
         self._scaler.has_overflow([SimpleNamespace(_grad=[overflow])])
 
     def halve(self, data: Any) -> bool:
-        """Halve the scale at once, for a pass over data that is taken again.
+        """Halve the scale at once, before a pass over the data is repeated.
 
         Returns
         -------
@@ -92,7 +92,7 @@ class LossScale:
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """The attributes of the scaler, and what the trainer divides by; None without AMP."""
+        """The attributes of the scaler, and the trainer's divisor; None without AMP."""
         if not self.is_on:
             return None
         attributes = {key: v for key, v in vars(self._scaler).items() if not callable(v)}
@@ -101,7 +101,7 @@ class LossScale:
         return {"scaler": attributes, **scales}
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
+        """Describe why a state cannot be assigned."""
         if state is None:
             return
         if not self.is_on:
@@ -121,7 +121,7 @@ class LossScale:
             yield "the state of its loss scaler is of another kind of scaler"
 
     def assign(self, state: Any) -> None:
-        """Give scaler and trainer a state."""
+        """Assign a state to scaler and trainer."""
         if state is not None:
             vars(self._scaler).update(state["scaler"])
             self._trainer._scale = state["scale"]

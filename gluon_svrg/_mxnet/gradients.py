@@ -1,4 +1,4 @@
-"""Gradient buffers, and the marks that tell which of them backward has reached."""
+"""Gradient buffers, and the marks that show which of them backward has reached."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ Flags = List[List[bool]]
 
 
 def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
-    """Let `backward` write the gradients of ``arrays`` to ``buffers``, or add them to these.
+    """Let `backward` write the gradients of ``arrays`` to ``buffers``, or add them there.
 
     Parameters
     ----------
     arrays, buffers : list of list of NDArray
         Per parameter and device.
     grad_req : {'write', 'add'}
-        What backward does.
+        Whether backward writes or adds.
     """
     flat = [array for per_device in arrays for array in per_device]
     if flat:
@@ -34,8 +34,8 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
 def fresh(arrays: Arrays) -> Flags:
     """Tell which gradients `backward` has written since their marks were cleared.
 
-    The same marks that `gluon.Trainer` reads, through `NDArray._fresh_grad`; this is what that
-    property calls, without its overhead, which would be felt with hundreds of parameters.
+    `gluon.Trainer` reads the same marks through `NDArray._fresh_grad`. This makes the call of that
+    property without its overhead, which would matter with hundreds of parameters.
     """
     read, state = _LIB.MXNDArrayGetGradState, ctypes.c_int()
     reference = ctypes.byref(state)
@@ -50,7 +50,7 @@ def fresh(arrays: Arrays) -> Flags:
 
 
 def mark(arrays: Arrays, flags: Sequence[Sequence[Any]], fresh: bool) -> None:
-    """Mark those gradients for which the flag is set as fresh, or as stale."""
+    """Mark the gradients with a set flag as fresh, or as stale."""
     write, value = _LIB.MXNDArraySetGradState, ctypes.c_int(int(fresh))
     for per_device, row in zip(arrays, flags):
         for array, flag in zip(per_device, row):

@@ -1,7 +1,7 @@
 """The heartbeats of MXNet's parameter servers, and the processes that answer them.
 
-MXNet sends them when ``PS_HEARTBEAT_INTERVAL`` is set in every process, but nobody asks for them:
-its own function for that, `get_num_dead_node`, is not part of its Python interface.
+MXNet sends them if ``PS_HEARTBEAT_INTERVAL`` is set in every process, but nothing reads them: its
+own function for that, `get_num_dead_node`, is not part of its Python interface.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def worker(rank: int) -> int:
 
 
 def is_silent(store: Any, node: int, seconds: int) -> bool | None:
-    """Whether a node has sent no heartbeat for so long; None when the kvstore is closed.
+    """Whether a node has sent no heartbeat for that long; None when the kvstore is closed.
 
-    The scheduler hears all others, and they hear the scheduler.
+    The scheduler receives the heartbeats of all others, and they receive those of the scheduler.
     """
     from mxnet.base import _LIB
 
@@ -38,7 +38,7 @@ def is_silent(store: Any, node: int, seconds: int) -> bool | None:
 def rank(store: Any) -> int | None:
     """The rank of this process among those of its role; None until all processes have joined.
 
-    A server or scheduler must not ask before it listens: it would end MXNet 2.0.
+    A server or scheduler must not call this before it listens: MXNet 2.0 would abort.
     """
     from mxnet.base import MXNetError
 
@@ -49,12 +49,12 @@ def rank(store: Any) -> int | None:
 
 
 def run_role(before: Callable[[Any], None]) -> None:
-    """Be the server or the scheduler that ``DMLC_ROLE`` names, until the job ends.
+    """Run as the server or the scheduler that ``DMLC_ROLE`` names, until the job ends.
 
     Parameters
     ----------
     before : callable
-        Gets the kvstore, which is not connected yet.
+        Called with the kvstore before it is connected.
     """
     import mxnet as mx
     from mxnet.kvstore.kvstore_server import KVStoreServer

@@ -1,4 +1,4 @@
-"""How `gluon.Trainer` and kvstores are reached where MXNet has no public names for it."""
+"""Access to `gluon.Trainer` and kvstores where MXNet has no public names for it."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .watched import WatchedTrainer
 
-#: What a kvstore with this command does with the text: it unpickles an optimizer.
+#: The command that makes a kvstore unpickle an optimizer from the text.
 _SET_OPTIMIZER = 0
 
 
@@ -24,30 +24,30 @@ class OpenTrainer(WatchedTrainer):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        # MXNet 2.0 leaves gaps in the keys where parameters are shared, but counts them without
-        # gaps in the optimizer: multipliers and states would go to other parameters.
+        # With shared parameters, MXNet 2.0 leaves gaps in the keys but not in the optimizer's
+        # indices: multipliers and states would go to the wrong parameters.
         if hasattr(Parameter, "list_device"):
             self._param2idx = {p._uuid: key for key, p in enumerate(self._params)}
 
     # --- what a subclass may replace -----------------------------------------------------------
 
     def _optimizer_for_kvstore(self) -> Any:
-        """What the kvstore gets, if it is to update."""
+        """The optimizer for the kvstore, if the kvstore updates."""
         return self.optimizer
 
     def _finish_sending_weights(self) -> None:
-        """Do what must be done when the kvstore has got weights."""
+        """Finish after the weights were sent to the kvstore."""
 
     @property
     def _gradient_scale(self) -> float:
-        """What `gluon.Trainer` multiplies gradients by, apart from the batch size."""
+        """The factor by which `gluon.Trainer` scales gradients, apart from the batch size."""
         return self._scale
 
     # --- the kvstore ---------------------------------------------------------------------------
 
     @property
     def _wanted_kvstore(self) -> Any:
-        """The kvstore, or its name, or None, from which `gluon.Trainer` makes its own."""
+        """The kvstore, its name, or None, from which `gluon.Trainer` creates its kvstore."""
         return self._kvstore_params["kvstore"]
 
     @_wanted_kvstore.setter
@@ -56,22 +56,22 @@ class OpenTrainer(WatchedTrainer):
 
     @property
     def _wanted_update(self) -> bool | None:
-        """Whether the kvstore is to update; None leaves it to `gluon.Trainer`."""
+        """Whether the kvstore should update; None leaves the choice to `gluon.Trainer`."""
         return self._kvstore_params["update_on_kvstore"]
 
     @property
     def _is_kvstore_ready(self) -> bool:
-        """Whether the kvstore is there and has all weights."""
+        """Whether the kvstore exists and has all weights."""
         return self._kv_initialized and not self._params_to_init
 
     @property
     def _has_kvstore(self) -> bool:
-        """Whether `gluon.Trainer` has chosen its kvstore, or that it needs none."""
+        """Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none."""
         return self._kv_initialized
 
     @property
     def _updates_on_kvstore(self) -> bool:
-        """Whether the kvstore updates, once it is there."""
+        """Whether the kvstore updates, once it exists."""
         return bool(self._update_on_kvstore)
 
     def _make_kvstore_ready(self) -> None:
@@ -102,8 +102,8 @@ class OpenTrainer(WatchedTrainer):
 def make_plain(arrays: list[NDArray]) -> None:
     """Give dense arrays MXNet's own layout. Waits for them.
 
-    A prediction lets oneDNN reorder the weights of convolutions in place, and a kvstore cannot send
-    that ("can't generate TBlob"). Asking for the address of the values puts the order right.
+    In a prediction, oneDNN reorders the weights of convolutions in place, and a kvstore cannot send
+    that layout ("can't generate TBlob"). Reading the address of the values restores the order.
     """
     for array in arrays:
         if array.stype == "default":

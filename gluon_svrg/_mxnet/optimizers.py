@@ -17,7 +17,7 @@ from mxnet.optimizer import NAG, SGD, Optimizer
 COUNTS = ("_all_index_update_counts", "_index_update_count")
 #: Attributes that are dicts by the index of a parameter.
 BY_INDEX = ("lr_mult", "wd_mult", "idx2name", "cumgrads")
-#: Attributes that are not compared and assigned like all others.
+#: Attributes that are not compared and assigned like all other attributes.
 SEPARATE = (*COUNTS, *BY_INDEX)
 
 #: Updates per device and index.
@@ -27,17 +27,17 @@ _MOST_UPDATES = 2**31
 
 
 def generation(version: str) -> str:
-    """The first number of a version of MXNet: what differs, differs between 1 and 2."""
+    """The first number of a version of MXNet: all differences are between 1 and 2."""
     return version.partition(".")[0]
 
 
 def here() -> str:
-    """The first number of the version of the MXNet that runs."""
+    """The first number of the running MXNet's version."""
     return generation(mx.__version__)
 
 
 def is_of_mxnet(value: Any) -> bool:
-    """Whether the class of an object is one of MXNet's own, which are known here."""
+    """Whether the class of an object is defined in MXNet, so that its attributes are known."""
     return isinstance(value, (Optimizer, LRScheduler)) and type(value).__module__.startswith(
         "mxnet."
     )
@@ -58,29 +58,29 @@ def put_states(updater: Any, states: dict[Any, Any]) -> None:
 
 
 def pickled_states(updater: Any) -> bytes:
-    """What `gluon.Trainer` would save of an updater."""
+    """The bytes that `gluon.Trainer` would save for an updater."""
     return updater.get_states(dump_optimizer=True)
 
 
 def new_state(optimizer: Optimizer, index: Any, weight: NDArray) -> Any:
-    """The state that an optimizer would begin with for a weight."""
+    """The initial state of an optimizer for a weight."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # float16 without a master copy: said at the first update
+        warnings.simplefilter("ignore")  # float16 without a master copy: warned at the first update
         return optimizer.create_state_multi_precision(index, weight)
 
 
-#: The optimizers that keep (momentum, master copy) for float16 weights; all others of MXNet keep
-#: (master copy, the rest).
+#: The optimizers that keep (momentum, master copy) for float16 weights; all other optimizers of
+#: MXNet keep (master copy, the rest).
 _MOMENTUM_FIRST = {"1": {"SGD", "NAG", "LARS", "ccSGD"}, "2": frozenset()}
 
 
 def with_master_copy(state: Any, name: str, was: str, now: str) -> Any:
-    """Turn the state of a float16 weight from one generation of MXNet into that of another.
+    """Convert the state of a float16 weight from one generation of MXNet to another.
 
     Parameters
     ----------
     state : tuple
-        Of momentum and master copy, in either order.
+        Momentum and master copy, in either order.
     name : str
         The class of the optimizer.
     was, now : str
@@ -90,7 +90,7 @@ def with_master_copy(state: Any, name: str, was: str, now: str) -> Any:
     return state[::-1] if turned else state
 
 
-#: What MXNet 1.9.1 calls otherwise than MXNet 2.0.
+#: Attributes with different names in MXNet 1.9.1 and MXNet 2.0.
 _RENAMED = {
     "RMSProp": {"gamma1": "rho", "gamma2": "momentum"},
     "AdaGrad": {"float_stable_eps": "epsilon"},
@@ -99,7 +99,7 @@ _RENAMED = {
 
 
 def renamed(name: str, was: str, now: str) -> dict[str, str]:
-    """The attributes of an optimizer that have other names in another generation of MXNet."""
+    """Map the attributes of an optimizer to their names in another generation of MXNet."""
     names = _RENAMED.get(name, {})
     if was == now:
         return {}
@@ -107,24 +107,25 @@ def renamed(name: str, was: str, now: str) -> dict[str, str]:
 
 
 def weight_decays(optimizer: Optimizer, indices: list[Any]) -> list[float]:
-    """What an optimizer adds to the gradients of parameters, per unit of weight.
+    """The weight decay that an optimizer adds to the gradient, for each parameter.
 
-    Its operators take it in float32.
+    It is rounded to float32, as in the optimizer's operators.
     """
     return [float(np.float32(wd)) for wd in optimizer._get_wds(indices)]
 
 
 def class_of(optimizer: Any) -> Any:
-    """The class of an optimizer, or of the name of one; None for anything else."""
+    """The class of an optimizer or of an optimizer's name; None for anything else."""
     if isinstance(optimizer, str):
         return Optimizer.opt_registry.get(optimizer.lower())
     return type(optimizer) if isinstance(optimizer, Optimizer) else None
 
 
 def steps_along_gradient(optimizer: Any) -> bool:
-    """Whether the step of an optimizer, or of the name of one, is the rate times a direction.
+    """Whether the step of an optimizer, or of a named one, is the rate times a direction.
 
-    For all weights alike, with momentum or without. Of a name that is unknown, MXNet will say so.
+    The rate must be the same for all weights; momentum is allowed. True for an unknown name, about
+    which MXNet raises its own error.
     """
     cls = class_of(optimizer)
     return cls is None or issubclass(cls, (SGD, NAG))
@@ -133,7 +134,7 @@ def steps_along_gradient(optimizer: Any) -> bool:
 def last_rate(optimizer: Optimizer, index: int) -> float:
     """The learning rate of the last update of a parameter, with scheduler and multiplier.
 
-    In float32, as the operators of MXNet's optimizers take it.
+    It is rounded to float32, as in the operators of MXNet's optimizers.
     """
     (rate,) = optimizer._get_lrs([index])
     return float(np.float32(rate))
@@ -143,12 +144,12 @@ def last_rate(optimizer: Optimizer, index: int) -> float:
 
 
 def counts(optimizer: Optimizer) -> Counts:
-    """How often each parameter was updated, by device and index."""
+    """The number of updates of each parameter, by device and index."""
     return {device: dict(row) for device, row in optimizer._all_index_update_counts.items()}
 
 
 def put_counts(optimizer: Optimizer, counts: Mapping[int, Mapping[int, int]], device: int) -> None:
-    """Give an optimizer the counts of all devices, and let it count for one of them."""
+    """Assign the counts of all devices to an optimizer, and let it count for one of them."""
     found = {number: dict(row) for number, row in counts.items()}
     optimizer._all_index_update_counts = found
     optimizer._index_update_count = found.setdefault(device, {})
@@ -158,7 +159,7 @@ def put_counts(optimizer: Optimizer, counts: Mapping[int, Mapping[int, int]], de
 
 
 def count_problems(optimizer: Optimizer, num_update: Any, counts: Any) -> Iterator[str]:
-    """Tell what is wrong with counts that were saved, by device and index."""
+    """Describe what is wrong with saved counts, by device and index."""
     lowest = min(0, optimizer.begin_num_update)
     rows = counts.values() if isinstance(counts, dict) else [None]
     numbers = [num_update]
@@ -176,12 +177,12 @@ def count_problems(optimizer: Optimizer, num_update: Any, counts: Any) -> Iterat
 
 
 def scheduler_problem(scheduler: Any, num_update: int) -> str:
-    """Try a scheduler, which may be thrown away, at the next update.
+    """Try a disposable copy of a scheduler at the next update.
 
     Returns
     -------
     str
-        What went wrong; empty if nothing.
+        The problem; empty if there is none.
     """
     for inner in _schedulers_in(scheduler):
         if isinstance(inner, FactorScheduler):  # it counts up to the update in steps
@@ -199,7 +200,7 @@ def scheduler_problem(scheduler: Any, num_update: int) -> str:
 
 
 def _schedulers_in(value: Any, depth: int = 0) -> Iterator[Any]:
-    """A scheduler, and those in its attributes."""
+    """Yield a scheduler, and the schedulers in its attributes."""
     if isinstance(value, LRScheduler):
         yield value
         value = list(vars(value).values())
@@ -211,9 +212,9 @@ def _schedulers_in(value: Any, depth: int = 0) -> Iterator[Any]:
 
 
 def scratch(value: Any) -> Any:
-    """Copy an optimizer or scheduler with all that it holds, without its parameters.
+    """Copy an optimizer or scheduler with all of its contents except parameters.
 
-    None if it holds what cannot be copied.
+    Returns None if something in it cannot be copied.
     """
     try:
         return copy.deepcopy(value)
@@ -222,18 +223,18 @@ def scratch(value: Any) -> Any:
 
 
 def update_problem(optimizer: Optimizer) -> str:
-    """Try an optimizer of MXNet, which may be thrown away, on a weight of its own.
+    """Try a disposable copy of an optimizer of MXNet on a new weight.
 
     Returns
     -------
     str
-        What went wrong; empty if nothing.
+        The problem; empty if there is none.
     """
     if optimizer.lr_scheduler is not None:
         problem = scheduler_problem(optimizer.lr_scheduler, optimizer.num_update)
         if problem:
             return problem
-    if type(optimizer).__name__ == "SGLD":  # it would draw random numbers, and has nothing to try
+    if type(optimizer).__name__ == "SGLD":  # it would draw random numbers, with nothing to try
         return ""
     index = -1
     weight, gradient = (mx.nd.ones((2, 2)) for _ in range(2))

@@ -1,4 +1,4 @@
-"""Parameters of Gluon: where they are, what they hold, and letting a network compute elsewhere."""
+"""Gluon parameters: their devices, their values, and computing with other values."""
 
 from __future__ import annotations
 
@@ -63,9 +63,9 @@ def data(parameter: Parameter) -> list[NDArray]:
 
 
 def all_rows(parameter: Parameter) -> list[NDArray]:
-    """Copies of the values of a parameter; of a row_sparse one, which has some rows, with all.
+    """Copies of the values of a parameter, with all rows.
 
-    Those are in the kvstore.
+    A row_sparse parameter holds only some rows; the others come from the kvstore.
     """
     weights = parameter._data
     if has_sparse_values(parameter):
@@ -81,7 +81,7 @@ def dtype_of(parameter: Parameter) -> str:
     """The name of the dtype that a parameter has or, when deferred, will have."""
     try:
         return np.dtype(parameter.dtype).name
-    except TypeError:  # bfloat16, which NumPy does not know
+    except TypeError:  # bfloat16, which NumPy does not have
         return str(parameter.dtype)
 
 
@@ -104,17 +104,17 @@ def replacing(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) 
     """Let the network compute with other arrays, by reference, once this iterator is exhausted.
 
     Blocks, hybridized or not, read `Parameter.data` at every call. `Parameter.set_data` would
-    copy and would reset the kvstore, and with it the optimizer's momentum. Exhaust the iterator
-    by one call into C, ``collections.deque(iterator, 0)``: no interrupt comes between two
-    parameters.
+    copy, and would reset the kvstore and with it the optimizer's momentum. Exhaust the iterator
+    by one call into C, ``collections.deque(iterator, 0)``, so that no interrupt can come between
+    two parameters.
     """
     return map(setattr, parameters, repeat("_data"), arrays)
 
 
 class _ReadsNoted:
-    """Calls functions before parameters are read; one patch of Gluon for all threads.
+    """Calls functions before parameters are read; one patch of Gluon serves all threads.
 
-    The method of Gluon is put back when the last block has ended, in whatever order they end.
+    Gluon's method is restored when the last block has ended, whatever the order.
     """
 
     def __init__(self) -> None:
@@ -126,7 +126,7 @@ class _ReadsNoted:
     def __call__(self, note: Callable[[Parameter], None]) -> Iterator[None]:
         """Call a function with each initialized parameter just before this thread reads it.
 
-        The values that are read are those that the parameter has after the call.
+        The thread reads the values that the parameter has after the call.
         """
         outer = getattr(self._of_thread, "note", None)
         self._enter()

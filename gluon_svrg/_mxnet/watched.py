@@ -1,4 +1,4 @@
-"""The private steps of `gluon.Trainer`, opened for the trainers here."""
+"""Hooks into the private steps of `gluon.Trainer`."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from .parameters import data, is_trainable
 
 
 class WatchedTrainer(Trainer):
-    """A `gluon.Trainer` that says when gradients are reduced, and when weights move.
+    """A `gluon.Trainer` that calls hooks when gradients are reduced and when weights move.
 
     The parameters are those of `gluon.Trainer`.
     """
 
     @property
     def all_parameters(self) -> list[Parameter]:
-        """The parameters, shared ones once."""
+        """The parameters, with shared ones only once."""
         return self._params
 
     @property
     def all_updaters(self) -> list[Any]:
-        """What holds the optimizer's states: those of the devices, or that of the kvstore."""
+        """The updaters, which hold the optimizer's states: one per device, or the kvstore's."""
         if self._kv_initialized and self._update_on_kvstore:
             return [self._kvstore._updater]
         return list(self._updaters)
@@ -31,16 +31,16 @@ class WatchedTrainer(Trainer):
     # --- what subclasses override --------------------------------------------------------------
 
     def on_reduced(self) -> None:
-        """Gradients are summed up over devices and workers."""
+        """Called when gradients are summed over devices and workers."""
 
     def on_update(self) -> None:
-        """The optimizer is about to move the weights."""
+        """Called when the optimizer is about to move the weights."""
 
     def on_updated(self) -> None:
-        """The optimizer has moved the weights."""
+        """Called when the optimizer has moved the weights."""
 
     def on_not_updated(self) -> None:
-        """The update was skipped (mixed precision), or has raised."""
+        """Called when the update was skipped (mixed precision), or has raised an exception."""
 
     def holds_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""

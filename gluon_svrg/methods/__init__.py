@@ -1,6 +1,6 @@
 """The methods: one file for each, with the formula of its paper.
 
-`interface` says what a method is; `table` keeps the gradients of minibatches. A method decides
-what is added to a minibatch's gradient, `passes.estimate` adds it, and the trainers, which are
-the only users of this room, know methods by their interface alone.
+`interface` defines a method; `table` keeps the gradients of minibatches. A method decides what is
+added to a minibatch's gradient, and `passes.estimate` adds it. Only the trainers use this package,
+and they know methods only by their interface.
 """

@@ -4,9 +4,9 @@
 
     rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
 
-``dw`` is how far the snapshot has moved, ``dmu`` how the full gradient has changed, ``M`` the
-number of steps between both, and ``wd`` the optimizer's weight decay, which is a part of the
-objective and not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``.
+``dw`` is the change of the snapshot, ``dmu`` the change of the full gradient, ``M`` the number of
+steps between both, and ``wd`` the optimizer's weight decay, which is part of the objective but not
+of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``.
 
 References
 ----------
@@ -30,21 +30,21 @@ def learning_rate(
     weight_decays: Sequence[float],
     steps: int,
 ) -> float | None:
-    """Take the rate from two snapshots. Waits for the device.
+    """Compute the rate from two snapshots. Waits for the device.
 
     Parameters
     ----------
     before, now : pair of iterable of NDArray
-        The snapshot and the full gradient there, an array for each parameter.
+        The snapshot and its full gradient, an array for each parameter.
     weight_decays : sequence of float
-        Of each parameter.
+        The weight decay of each parameter.
     steps : int
         M.
 
     Returns
     -------
     float or None
-        None where the curvature is not positive, or nothing has moved.
+        None if the curvature is not positive, or nothing has moved.
     """
     squared = product = 0.0
     for wd, *arrays in zip(weight_decays, *before, *now):

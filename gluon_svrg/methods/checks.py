@@ -1,6 +1,6 @@
-"""What a state from a file must be like: every method's state is checked by these.
+"""Checks of a method's state from a file.
 
-Each function yields what is wrong, in words, whatever it is given.
+Each function accepts any object, and yields a description of each problem.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ from ..passes.arrays import SUMMED_IN
 def by_parameter(
     state: Any, what: str, parameters: Sequence[Parameter], chosen: Sequence[int], *, summed: bool
 ) -> Iterator[str]:
-    """An array for each of some parameters, of its shape and dtype.
+    """Check for an array for each chosen parameter, of its shape and dtype.
 
     Parameters
     ----------
     state : object
         A dict of arrays by the number of the parameter.
     what : str
-        What they are, for the message.
+        The name of the arrays, for the message.
     parameters : sequence of Parameter
-        The trainer's.
+        The trainer's parameters.
     chosen : sequence of int
-        The numbers of those that must be there.
+        The numbers of the parameters that must have an array.
     summed : bool
-        Whether they are sums of gradients, which are wider than float16.
+        Whether the arrays are sums of gradients, which are wider than float16.
     """
     if not isinstance(state, dict) or set(state) != set(chosen):
         yield f"its {what} are of other parameters"
@@ -42,7 +42,7 @@ def by_parameter(
 def array(
     value: Any, what: str, parameter: Parameter, *, summed: bool, rows: int | None = None
 ) -> Iterator[str]:
-    """An array like a parameter, or so many rows of them."""
+    """Check for an array like a parameter, or for several rows of such arrays."""
     if not isinstance(value, np.ndarray):
         yield f"its {what} {parameter.name} is no array"
         return
@@ -67,7 +67,7 @@ def table(
     devices: int,
     hint: str = " (save after update_full_grads() without store_grads=True)",
 ) -> Iterator[str]:
-    """Stored gradients, by parameter and device, with counts and seeds by minibatch."""
+    """Check stored gradients, by parameter and device, with counts and seeds by minibatch."""
     if state is None:
         return
     if not (
@@ -108,13 +108,13 @@ def table(
 
 
 def flags(state: Any, chosen: Sequence[int]) -> Iterator[str]:
-    """A bool for each of some parameters: whether the loss depends on it."""
+    """Check for a bool for each chosen parameter: whether the loss depends on it."""
     if not (
         isinstance(state, dict)
         and set(state) == set(chosen)
         and all(isinstance(flag, bool) for flag in state.values())
     ):
-        yield "nothing says on which parameters its loss depends"
+        yield "it does not say on which parameters its loss depends"
 
 
 def numbers_of(parameters: Sequence[Parameter], *, trainable: bool) -> list[int]:

@@ -1,15 +1,15 @@
-"""What a method is, for a trainer.
+"""The interface of a method.
 
 A trainer calls, in this order::
 
     refresh(...)               at update_full_grads
-    bind(network)              when there are arrays of parameters that it does not know
+    bind(network)              when parameters have new arrays
     terms(batch_index)         before each minibatch: v = g + b r + k c m
-    estimated(...)             when an estimate stands in the live gradients
-    reduced(V, C)              when v is summed up over devices and workers: what moves, moves now,
-    before_update()            just before the optimizer moves the weights,
-    updated()                  and takes effect when it has moved them; if it has not,
-    not_updated()              all is as before
+    estimated(...)             when the live gradients hold an estimate
+    reduced(V, C)              when v is summed over devices and workers: computes the next state
+    before_update()            just before the optimizer moves the weights
+    updated()                  after it has moved them: the next state takes effect
+    not_updated()              instead, if the update was skipped or failed: nothing changes
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from .table import Table
 
 
 class Method:
-    """A method without variance reduction: v = g. Others override what they need.
+    """A method without variance reduction: v = g. Other methods override what they need.
 
     Attributes
     ----------
     needs_reduced : bool
-        Whether something moves with a step, so that the kvstore must hand the reduced gradient
-        back.
+        Whether the method has a state that changes with a step, so that the kvstore must return
+        the reduced gradient.
     needs_table : bool
         Whether a refresh keeps the gradient of each minibatch.
     needs_closure : bool
-        Whether it needs all minibatches, also while there is no reference.
+        Whether the method needs a closure for every step, even without a reference.
     has_reference : bool
-        Whether there is something that a minibatch's gradient is compared with.
+        Whether there is a reference to compare a minibatch's gradient with.
     """
 
     needs_reduced = False
@@ -49,12 +49,12 @@ class Method:
 
     @property
     def has_reference(self) -> bool:
-        """Whether a refresh has been made, and is in force."""
+        """Whether a refresh was made and not discarded."""
         return False
 
     @property
     def in_objective(self) -> Sequence[bool]:
-        """Per trainable parameter: whether the mean gradient moves it; empty if there is none."""
+        """Per trainable parameter: whether the mean gradient moves it; empty without a mean."""
         return ()
 
     @property
@@ -75,20 +75,20 @@ class Method:
         entries: int,
         table: Table | None,
     ) -> None:
-        """Take the current weights for the reference, and the full gradient there.
+        """Make the current weights the reference, with the full gradient there.
 
         Parameters
         ----------
         network : Network
-            Whose weights they are.
+            The network at these weights.
         mean : list of list of NDArray
-            The full gradient, per parameter and device; its memory is used again afterwards.
+            The full gradient, per parameter and device; its memory is reused afterwards.
         in_objective : list of bool
             Per parameter: whether any loss depends on it.
         entries : int
             N: the loss entries of all data, over all workers.
         table : Table, optional
-            The gradient of each minibatch, if it was to be kept.
+            The gradient of each minibatch, if they were stored.
         """
 
     def discard(self) -> None:
@@ -99,50 +99,50 @@ class Method:
         return Terms()
 
     def confirm(self, batch_index: int) -> None:
-        """Trust the stored gradients: that of a minibatch was taken anew, and is the same."""
+        """Trust the stored gradients: one was computed again, and was the same."""
 
     def points(self) -> Iterator[Point]:
-        """The points that are held, the reference first; they are bound anew to new arrays."""
+        """The points that the method keeps, the reference first, to be bound to new arrays."""
         return iter(())
 
     def difference(self, network: Network) -> str:
-        """What about the parameters is not as it was, in words; empty if nothing."""
+        """Describe how the parameters differ from those at the reference; empty if they do not."""
         return next(filter(None, (point.difference() for point in self.points())), "")
 
     def bind(self, network: Network) -> None:
-        """Get to know arrays of the parameters that are new."""
+        """Bind to new arrays of the parameters."""
         for point in self.points():
             point.bind()
 
-    # --- what moves with a step ----------------------------------------------------------------
+    # --- the state that changes with a step ----------------------------------------------------
 
     @property
     def numbers(self) -> Sequence[float]:
-        """What else is to be summed up over the workers, if there are several."""
+        """More numbers to sum over the workers, if there are several."""
         return ()
 
     def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
-        """Get to know an estimate, or a plain gradient, that stands in the live gradients.
+        """Use an estimate, or a plain gradient, that is in the live gradients.
 
         Parameters
         ----------
         batch_index : int or None
             The minibatch, as for `terms`.
         terms : Terms
-            What was added to g.
+            The terms that were added to g.
         found : Estimate
-            What the minibatch gave.
+            The other results of the minibatch.
         """
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Look at the reduced estimate V in the live gradients, and perhaps change it.
+        """Use the reduced estimate V in the live gradients, and perhaps change it.
 
         Parameters
         ----------
         network : Network
-            Whose live gradients hold V, on every device, times the scale.
+            The network, whose live gradients hold V times the scale, on every device.
         scale : float
-            Of the losses.
+            The scale of the losses.
         entries : float or NDArray
             C: the loss entries over all devices, workers and micro-batches since the last update.
             With several workers an array of C and the sums of `numbers`.
@@ -151,36 +151,36 @@ class Method:
     def handed_over(
         self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
-        """What the optimizer would get of the estimate v of one minibatch alone; nothing moves.
+        """What the optimizer would get for the estimate v of one minibatch; nothing changes.
 
         Parameters
         ----------
         v : list of ndarray
             Per trainable parameter, flat, the mean over the minibatch's loss entries.
         entries : int
-            These.
+            The number of loss entries.
         batch_index : int or None
             The minibatch, as for `terms`.
         """
         return v
 
     def before_update(self, network: Network) -> None:
-        """Look at the weights just before the optimizer moves them."""
+        """Use the weights just before the optimizer moves them."""
 
     def updated(self) -> None:
-        """Let what moves take effect."""
+        """Let the next state take effect."""
 
     def not_updated(self) -> None:
-        """Leave all as it is: the update was skipped, or failed."""
+        """Keep the old state: the update was skipped, or failed."""
 
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """What a file holds of it: plain data and arrays, with parameters by their numbers."""
+        """The state for a file: plain data and arrays, with parameters by their numbers."""
         return None
 
     def problems(self, state: Any, network: Network) -> Iterator[str]:
-        """Tell why a state cannot be assigned, in words."""
+        """Describe why a state cannot be assigned."""
         if state is not None:
             yield "it holds a state of another method"
 

@@ -1,4 +1,4 @@
-"""MARS: make variance reduction shine.
+"""MARS: Make vAriance Reduction Shine.
 
 ::
 
@@ -10,8 +10,8 @@ entries of all devices and workers. The mean estimate ``V / C`` of each tensor i
 norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
 The paper writes ``g + s (g - r)`` [1]_.
 
-The approximate form takes one gradient a step: in place of ``r`` stands ``c m``, where ``m`` is
-the mean gradient of the last step's minibatch at its own weights,
+The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
+mean gradient of the last step's minibatch at its own weights,
 
 ::
 
@@ -20,8 +20,8 @@ the mean gradient of the last step's minibatch at its own weights,
 The first step has ``v = g``, clipped too. Parameters of one dimension are left to the plain
 optimizer, as in the paper, unless `include_vectors` is set.
 
-Backward makes ``v / (1 + s)``: the factor of ``g`` stays 1, for some operators ignore another one.
-The reduced sum is multiplied by ``1 + s`` with the clipping, for the parameters that are treated.
+Backward computes ``v / (1 + s)``: the factor of ``g`` stays 1, because some operators ignore any
+other factor. For the treated parameters, clipping also multiplies the reduced sum by ``1 + s``.
 
 References
 ----------
@@ -53,11 +53,11 @@ class MARS(Recursive):
     gamma, beta : float
         They are rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
     clip : float or None
-        The largest norm of a tensor's mean estimate; None: any.
+        The largest norm of a tensor's mean estimate; None for no limit.
     exact : bool
-        Whether to take the minibatch's gradient at the weights before.
+        Whether to compute the minibatch's gradient at the weights before the last step.
     include_vectors : bool
-        Whether parameters of less than two dimensions are treated.
+        Whether parameters of fewer than two dimensions are treated.
     """
 
     needs_closure = True
@@ -85,7 +85,7 @@ class MARS(Recursive):
         return Terms(b=-share, reference=self.kept.reference, only=None if all(flags) else flags)
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Take m for the next step, multiply by 1 + s, and clip."""
+        """Compute m for the next step, multiply by 1 + s, and clip."""
         super().reduced(network, scale, entries)
         factor = 1.0 if self.kept is None else 1 + self.s
         for arrays in per_device(self.treated(network, network.live_grads)):
@@ -109,7 +109,7 @@ class MARS(Recursive):
         return found
 
     def _most(self, scale: float, entries: float | NDArray, array: NDArray) -> NDArray:
-        """The largest norm of a tensor of V, where an array is."""
+        """The largest norm of a tensor of V, on the device of an array."""
         assert self.clip is not None
         if isinstance(entries, NDArray):
             return on_device(entries, array) * (self.clip * scale)
@@ -119,7 +119,7 @@ class MARS(Recursive):
     def take_mean(
         self, network: Network, scale: float, entries: float | NDArray, target: Arrays
     ) -> None:
-        """Let m of the next step be the mean gradient of this one, which is part of V."""
+        """Compute m for the next step: the mean gradient of this one, which is part of V."""
         sums, target = (self.treated(network, rows) for rows in (network.live_grads, target))
         if self.kept is None or not self.s:
             divide(sums, scale, entries, target)
@@ -128,7 +128,7 @@ class MARS(Recursive):
             divide(sums, scale, entries, target, self.s / (1 + self.s), before)
 
     def treated(self, network: Network, rows: Sequence[Any]) -> list[Any]:
-        """Of rows by trainable parameter, those that the method treats. The mean of others is 0."""
+        """The rows of the treated parameters. The mean of the other parameters is 0."""
         return [row for row, flag in zip(rows, self._is_treated(network)) if flag]
 
     def _is_treated(self, network: Network) -> list[bool]:

@@ -1,8 +1,8 @@
-"""What methods share that compare a minibatch with the step before.
+"""The base of methods that compare a minibatch with the previous step.
 
-The reference is the weights before the last step, and m comes from the last estimate. Both are
-there twice: a step writes to the second ones, which become the first when the optimizer has moved
-the weights. So a step that is skipped, or that raises, moves nothing.
+The reference is the weights before the last step, and m comes from the last estimate. There are
+two copies of both: a step writes to the second, which becomes the first when the optimizer has
+moved the weights. So a step that is skipped, or that raises an exception, changes nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from .table import Table
 
 
 class Kept:
-    """What a step leaves for the next one.
+    """The state that a step leaves for the next one.
 
-    Frozen values are not kept: both passes of a step compute with those of the moment.
+    Frozen values are not kept: both passes of a step compute with the current ones.
 
     Parameters
     ----------
     network : Network
         The network.
     keeps_weights, keeps_mean : bool
-        What there is.
+        Whether it has the weights, and m.
 
     Attributes
     ----------
@@ -61,7 +61,7 @@ class Kept:
 
 
 class Recursive(Method):
-    """A method whose reference is the step before.
+    """A method whose reference is the previous step.
 
     Attributes
     ----------
@@ -74,15 +74,15 @@ class Recursive(Method):
     keeps_mean = True
 
     def __init__(self) -> None:
-        # What is in force, and what the next step writes to.
+        # The current state, and the one that the next step writes to.
         self._pair: tuple[Kept | None, Kept | None] = None, None
-        # Of the moment.
-        self._is_moving = False  # the second one is to become the first
+        # During a step.
+        self._is_moving = False  # the second one will become the first
         self._just_reached: list[bool] = []
 
     @property
     def kept(self) -> Kept | None:
-        """What is in force; None before the first step."""
+        """The current state; None before the first step."""
         return self._pair[0]
 
     @property
@@ -101,17 +101,17 @@ class Recursive(Method):
         return [] if self.kept is None else self.kept.mean
 
     def points(self) -> Iterator[Point]:
-        """The reference, and the point that is the next one."""
+        """The reference, and the next reference."""
         for kept in self._pair if self.has_reference else ():
             if kept is not None and kept.reference is not None:
                 yield kept.reference
 
     def difference(self, network: Network) -> str:
-        """What about the parameters is not as it was, in words; empty if nothing."""
+        """Describe how the parameters differ from those at the reference; empty if they do not."""
         return "" if self.kept is None else what_changed(self.kept.were, network)
 
     def discard(self) -> None:
-        """Start anew at the next step."""
+        """Start over at the next step."""
         self._pair, self._is_moving, self._just_reached = (None, None), False, []
 
     def refresh(
@@ -122,7 +122,7 @@ class Recursive(Method):
         entries: int,
         table: Table | None,
     ) -> None:
-        """Start anew here: m is the full gradient."""
+        """Start over at the current weights: m is the full gradient."""
         kept = self._pair[0] or Kept(network, self.keeps_weights, self.keeps_mean)
         if kept.reference is not None:
             kept.reference.move()
@@ -132,10 +132,10 @@ class Recursive(Method):
         self._pair, self._is_moving = (kept, self._pair[1]), False
 
     def treated(self, network: Network, rows: Sequence[Any]) -> list[Any]:
-        """Of rows by trainable parameter, those that the method treats: all."""
+        """The rows of the parameters that the method treats: all of them."""
         return list(rows)
 
-    # --- what moves with a step ----------------------------------------------------------------
+    # --- the state that changes with a step ----------------------------------------------------
 
     def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
         """Note which parameters the loss of a minibatch depends on."""
@@ -143,9 +143,9 @@ class Recursive(Method):
         self._just_reached = [a or b for a, b in zip(before, found.reached)]
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Take m for the next step: ``m = V / C``."""
+        """Compute m for the next step: ``m = V / C``."""
         following = self._following(network)
-        if isinstance(entries, NDArray):  # nobody knows what other workers' losses depend on
+        if isinstance(entries, NDArray):  # the losses of other workers may depend on any parameter
             following.in_objective = [True] * len(network.trainable)
         else:
             before = self.kept.in_objective if self.kept is not None else self._just_reached
@@ -157,11 +157,11 @@ class Recursive(Method):
     def take_mean(
         self, network: Network, scale: float, entries: float | NDArray, target: Arrays
     ) -> None:
-        """Let m of the next step be ``V / C``."""
+        """Compute ``m = V / C`` for the next step."""
         divide(network.live_grads, scale, entries, target)
 
     def _following(self, network: Network) -> Kept:
-        """What the next step will find."""
+        """The state for the next step."""
         now, following = self._pair
         if following is None:
             following = Kept(network, self.keeps_weights, self.keeps_mean)
@@ -169,20 +169,20 @@ class Recursive(Method):
         return following
 
     def before_update(self, network: Network) -> None:
-        """Let the weights, that are about to move, be the next reference."""
+        """Copy the weights, which are about to move, to the next reference."""
         if self._is_moving and self.keeps_weights:
             reference = self._following(network).reference
             assert reference is not None
             reference.move()
 
     def updated(self) -> None:
-        """Let what was taken take effect."""
+        """Let the next state take effect."""
         if self._is_moving:
             self._pair = self._pair[::-1]
         self._is_moving, self._just_reached = False, []
 
     def not_updated(self) -> None:
-        """Leave all as it is."""
+        """Keep the current state."""
         if self.kept is None:
             self._pair = None, None
         self._is_moving, self._just_reached = False, []
@@ -190,7 +190,7 @@ class Recursive(Method):
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """What is in force. All devices hold the same."""
+        """The current state, which is the same on all devices."""
         kept = self.kept
         if kept is None:
             return None
@@ -207,7 +207,7 @@ class Recursive(Method):
         }
 
     def problems(self, state: Any, network: Network) -> Iterator[str]:
-        """Tell why a state cannot be assigned, in words."""
+        """Describe why a state cannot be assigned."""
         if state is None:
             return
         if not isinstance(state, dict) or set(state) != {"weights", "mean", "in_objective"}:
@@ -252,18 +252,18 @@ def divide(
     factor: float = 0.0,
     addends: Arrays | None = None,
 ) -> None:
-    """Assign ``sums / (scale entries) + factor addends`` to targets; nothing waits for the device.
+    """Assign ``sums / (scale entries) + factor addends`` to targets; does not wait for the device.
 
     Parameters
     ----------
     sums, targets, addends : list of list of NDArray
         Per parameter and device.
     scale : float
-        What the sums are multiplied by.
+        The factor that the sums contain.
     entries : float or NDArray
-        C; an array of one number where it is a sum over several workers.
+        C; an array of one number if it is a sum over several workers.
     factor : float
-        Of the addends.
+        The factor of the addends.
     """
     more = [factor] if factor and addends is not None else []
     columns = per_device(addends) if more and addends is not None else []
@@ -282,5 +282,5 @@ def divide(
 
 
 def on_device(number: NDArray, array: NDArray) -> NDArray:
-    """A number as float64 where an array is."""
+    """A number as float64, on the device of an array."""
     return _mxnet.classic(number).as_in_context(_mxnet.device_of(array)).astype("float64")

@@ -6,8 +6,9 @@
 
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
-``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets it to
-the full gradient [1]_. Refreshed every so many steps this is SPIDER [2]_, by a coin PAGE [3]_.
+``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets ``m`` to
+the full gradient [1]_. With a refresh every few steps this is SPIDER [2]_; with a refresh by the
+toss of a coin it is PAGE [3]_.
 
 Each step adds its rounding error, of the size of ``g - r``, to ``m``. A refresh ends that drift.
 
@@ -40,6 +41,6 @@ class SARAH(Recursive):
         return Terms(b=-1.0, k=1.0, reference=self.kept.reference, mean=self.kept.mean)
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Take m for the next step, where there has been a refresh."""
+        """Compute m for the next step, after the first refresh."""
         if self.has_reference:
             super().reduced(network, scale, entries)

@@ -8,10 +8,10 @@
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
 of the paper [1]_: the share of the fresh gradient. With 1 this is the plain gradient. The first
-step has ``v = g``, so that no refresh is needed; a refresh sets ``m`` to the full gradient.
+step has ``v = g``, so no refresh is needed; a refresh sets ``m`` to the full gradient.
 
-Each step keeps ``1 - mixing`` of the rounding errors of those before: the drift of ``m`` stays
-below ``1 / mixing`` times the error of one step.
+Each step keeps ``1 - mixing`` of the earlier rounding errors: the drift of ``m`` stays below
+``1 / mixing`` times the error of one step.
 
 References
 ----------

@@ -89,7 +89,7 @@ class SVRG(Method):
         return Terms(b=-alpha, k=alpha, reference=reference, mean=self._full_grads)
 
     def stored(self) -> Table:
-        """The gradients of all minibatches; raise if they were not stored."""
+        """The gradients of all minibatches. Raises if they were not stored."""
         if self.table is None:
             raise RuntimeError(
                 "batch_index needs the gradients of all minibatches at the snapshot. Call "
@@ -105,7 +105,7 @@ class SVRG(Method):
         entries: int,
         table: Table | None,
     ) -> None:
-        """Take a snapshot of the current weights, and the full gradient there."""
+        """Take a snapshot of the current weights, and keep the full gradient there."""
         if self.snapshot is None:
             full_grads = copies(mean)
             self.snapshot, self._full_grads = Point.copied(network), full_grads
@@ -118,7 +118,7 @@ class SVRG(Method):
     def learning_rate(
         self, network: Network, mean: Arrays, wds: Sequence[float], steps: int
     ) -> Any:
-        """The rate of Barzilai and Borwein for a refresh at the current weights, or None."""
+        """The Barzilai-Borwein rate for a refresh at the current weights, or None."""
         if self.snapshot is None:
             return None
         before = (row[0] for row in self.snapshot.weights), (row[0] for row in self._full_grads)
@@ -128,7 +128,7 @@ class SVRG(Method):
         )
 
     def confirm(self, batch_index: int) -> None:
-        """Trust the stored gradients: one was taken anew, and is the same."""
+        """Trust the stored gradients: one was computed again, and was the same."""
         self.stored().is_confirmed = True
 
     def discard(self) -> None:
@@ -143,9 +143,9 @@ class SVRG(Method):
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """What the snapshot, the full gradient and the table hold.
+        """The values of the snapshot, the full gradient and the table.
 
-        All devices hold the same, but for states that operators move by themselves.
+        All devices hold the same values, except for states that operators change by themselves.
         """
         if self.snapshot is None:
             return None
@@ -165,7 +165,7 @@ class SVRG(Method):
         }
 
     def problems(self, state: Any, network: Network) -> Iterator[str]:
-        """Tell why a state cannot be assigned, in words."""
+        """Describe why a state cannot be assigned."""
         if state is None:
             return
         names = {"weights", "full_grads", "frozen", "in_objective", "table"}
@@ -202,7 +202,7 @@ class SVRG(Method):
             assign_array([state["weights"][number[p]]], weights)
             assign_array([state["full_grads"][number[p]]], means)
         for p, targets in zip(network.frozen, snapshot.frozen or ()):
-            if number[p] in state["frozen"]:  # a file of 0.1.0 has some of them
+            if number[p] in state["frozen"]:  # a file of 0.1.0 has only some of them
                 assign_array(state["frozen"][number[p]], targets)
         self._in_objective = [state["in_objective"][number[p]] for p in network.trainable]
         if state["table"] is not None:
@@ -212,7 +212,7 @@ class SVRG(Method):
 
 
 def assign_array(values: Sequence[Any], targets: Sequence[Any]) -> None:
-    """Give arrays on all devices their values, or the first where there are fewer."""
+    """Assign values to the arrays of all devices; the first value if there are too few."""
     for n, target in enumerate(targets):
         value = np.asarray(values[n] if n < len(values) else values[0])
         _mxnet.to_ndarray(value, _mxnet.device_of(target)).copyto(_mxnet.classic(target))

@@ -1,4 +1,4 @@
-"""A table: the gradients of all minibatches, a row each."""
+"""A table: the gradients of all minibatches, one row for each."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Table:
     counts : list of tuple of int
         The number of loss entries, per minibatch and device.
     seeds : list of int or None
-        What the random numbers of each minibatch are drawn from, where they are locked.
+        The seed of each minibatch's random numbers, if these are locked.
     is_confirmed : bool
         Whether a row has been computed again and was the same.
     """
@@ -40,7 +40,7 @@ class Table:
         return len(self.rows)
 
     def append(self, v: AddingSum, counts: Sequence[int], seed: int | None) -> None:
-        """Keep a gradient, which is the sum so far."""
+        """Append a gradient, which is the current sum."""
         row = [[zeros_to_sum(array) for array in arrays] for arrays in v.arrays]
         v.copy_to(row)
         self.rows.append(row)
@@ -54,7 +54,7 @@ class Table:
                 combine((1.0, v.scale), (totals, grads), totals)
 
     def reference(self, index: int) -> Row:
-        """The row of a minibatch, to be used for its reference gradient.
+        """The row of a minibatch, which is its reference gradient.
 
         Raises
         ------
@@ -87,7 +87,7 @@ class Table:
     def of_state(
         cls, state: dict[str, Any], numbers: Sequence[int], devices: Sequence[Any]
     ) -> Table:
-        """The table that a state was taken of; not yet confirmed: the data may have changed."""
+        """Make a table from a state. It is not confirmed: the data may have changed."""
         table = cls()
         table.counts = [tuple(counts) for counts in state["counts"]]
         table.seeds = list(state["seeds"])
@@ -104,7 +104,7 @@ class Table:
 
 
 def check_counts(index: int, then: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise a ValueError if a minibatch has other numbers of loss entries than its row."""
+    """Raise a ValueError if the loss entries of a minibatch differ from those of its row."""
     if tuple(counts) != tuple(then):
         raise ValueError(
             f"Minibatch {index} had {_entries(then)} when its gradient was stored, and the closure "
