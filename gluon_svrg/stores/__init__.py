@@ -1,7 +1,6 @@
-"""What exchanges weights, gradients and numbers between devices and workers.
+"""The exchange of weights, gradients and numbers between devices and workers.
 
-`kvstore_trainer` is a `gluon.Trainer` whose kvstore is ready before the first pass; `workers` are
-the processes of a distributed kvstore; `server` is what runs on its servers. The trainers import
-this room. `server` imports nothing of Gluon, for servers unpickle it inside ``import mxnet``; so
-this file imports nothing.
+`kvstore_trainer` is a `gluon.Trainer` whose kvstore is ready before the first pass. `interface`
+defines the workers of a kvstore. `server` runs on parameter servers, which unpickle it inside
+``import mxnet``: it imports nothing of Gluon, and so this file imports nothing.
 """

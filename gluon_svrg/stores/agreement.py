@@ -1,4 +1,4 @@
-"""Workers fail together: if one raises, all raise, and none waits forever."""
+"""Workers fail together: if one raises an exception, all do, and none waits forever."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from .interface import Workers
 
 
 class Agreement:
-    """What workers agree on once: one vector of numbers, summed up over them.
+    """One agreement of all workers on a vector of numbers, which is summed over them.
 
     Parameters
     ----------
     workers : Workers
-        Who must agree.
+        The workers that must agree.
     size : int
-        The most numbers that there can be.
+        The largest length of the vector.
     """
 
     def __init__(self, workers: Workers, size: int) -> None:
@@ -33,7 +33,7 @@ class Agreement:
         Parameters
         ----------
         numbers : sequence of float
-            At least one.
+            At least one number.
 
         Raises
         ------
@@ -63,14 +63,14 @@ class Agreement:
 
 @contextmanager
 def agreement(workers: Workers, size: int) -> Iterator[Agreement]:
-    """Agree with all workers; if the block raises before it has agreed, they all know.
+    """Agree with all workers; if the block raises an exception before that, all learn of it.
 
     Parameters
     ----------
     workers : Workers
-        Who must agree.
+        The workers that must agree.
     size : int
-        The most numbers that there can be.
+        The largest length of the vector.
     """
     wanted = Agreement(workers, size)
     try:

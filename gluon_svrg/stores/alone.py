@@ -1,4 +1,4 @@
-"""One process: there is nobody to share with."""
+"""A single process, which shares with no other."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ class Alone(Workers):
         """Leave the arrays as they are."""
 
     def sum_block(self, numbers: np.ndarray) -> np.ndarray:
-        """Give the numbers back."""
+        """Return the numbers."""
         return numbers
 
     def wait(self) -> None:

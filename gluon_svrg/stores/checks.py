@@ -1,4 +1,4 @@
-"""Errors about kvstores, raised where the arguments arrive."""
+"""Checks of kvstores, made where the arguments arrive."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ _NEEDS_NORMS = ("LARS", "LAMB", "LANS", "LBSGD")
 
 
 def parameters_of(params: Any) -> list[Parameter]:
-    """The parameters that were passed, or none: `gluon.Trainer` says what is wrong with others."""
+    """The parameters that were passed; none if they are wrong, as `gluon.Trainer` will say."""
     values = params.values() if hasattr(params, "values") else params
     found = list(values) if isinstance(values, Iterable) else []
     return found if all(isinstance(p, Parameter) for p in found) else []
 
 
 def check_devices(parameters: list[Parameter], kvstore: Any, update_on_kvstore: Any) -> None:
-    """Raise where `gluon.Trainer` would let devices drift apart, or fail at the first step."""
+    """Raise if `gluon.Trainer` would let devices drift apart, or fail at the first step."""
     if not parameters:
         return
     devices = _mxnet.devices(parameters[0])
@@ -36,25 +36,26 @@ def check_devices(parameters: list[Parameter], kvstore: Any, update_on_kvstore: 
     if update_on_kvstore and len(devices) == 1 and is_dropped:
         raise ValueError(
             "update_on_kvstore=True with one device: no kvstore is used there. Leave it out, or "
-            "pass a kvstore itself, kvstore=mx.kvstore.create('device')."
+            "pass a kvstore object, kvstore=mx.kvstore.create('device')."
         )
 
 
 def where_to_update(
     parameters: list[Parameter], kvstore: Any, update_on_kvstore: Any, needs_reduced: str
 ) -> Any:
-    """Choose where to update, as far as it is not `gluon.Trainer` that chooses.
+    """Choose where to update, unless `gluon.Trainer` chooses.
 
     Parameters
     ----------
     parameters : list of Parameter
-        All of the trainer.
+        All parameters of the trainer.
     kvstore : KVStoreBase, str or None
         A kvstore, or a known name.
     update_on_kvstore : bool or None
-        What the user wants.
+        The user's choice.
     needs_reduced : str
-        The name of what must have the reduced gradients back before the update; empty if nothing.
+        The name of the method or option that needs the reduced gradients before the update; empty
+        if there is none.
 
     Returns
     -------
@@ -64,7 +65,7 @@ def where_to_update(
     Raises
     ------
     ValueError
-        If this is not possible there.
+        If the kvstore cannot update there.
     """
     is_asynchronous = kinds.is_asynchronous(kvstore)
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
@@ -92,7 +93,7 @@ def where_to_update(
 
 
 def _check_gets_reduced(kvstore: Any, update_on_kvstore: Any, sparse: Any, name: str) -> None:
-    """Raise where reduced gradients do not come back."""
+    """Raise if the kvstore does not return reduced gradients."""
     needs = f"{name} needs the reduced gradient back before the update, "
     if kinds.is_asynchronous(kvstore):
         raise ValueError(
@@ -112,7 +113,7 @@ def _check_gets_reduced(kvstore: Any, update_on_kvstore: Any, sparse: Any, name:
 
 
 def check_compression(compression_params: Any, kvstore: Any) -> None:
-    """Raise where MXNet could not compress gradients, or would fail at the first step."""
+    """Raise if MXNet cannot compress gradients, or would fail at the first step."""
     if not compression_params:
         return
     name, has_servers = kinds.name_of(kvstore), kinds.is_distributed(kvstore)
@@ -132,7 +133,7 @@ def check_compression(compression_params: Any, kvstore: Any) -> None:
 
 
 def check_sparse(parameters: list[Parameter], kvstore: Any) -> None:
-    """Raise where sparse gradients would crash the servers, or cannot be exchanged."""
+    """Raise if sparse gradients would crash the servers, or cannot be exchanged."""
     for parameter in parameters:
         if not _mxnet.is_sparse(parameter):
             continue
@@ -155,7 +156,7 @@ def _is_native(kvstore: Any) -> bool:
 
 
 def check_server_optimizer(optimizer: Any, parameters: Iterable[Parameter]) -> None:
-    """Raise where servers would have to know whole arrays, and have slices."""
+    """Raise if an optimizer needs whole arrays and the servers hold slices."""
     bound = int(os.environ.get("MXNET_KVSTORE_BIGARRAY_BOUND", "1000000"))
     servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
     if type(optimizer).__name__ not in _NEEDS_NORMS or servers == 1:
@@ -171,7 +172,7 @@ def check_server_optimizer(optimizer: Any, parameters: Iterable[Parameter]) -> N
 
 
 def check_states_are_here(kvstore: Any, update_on_kvstore: Any, name: str) -> None:
-    """Raise where the states of the optimizer are on servers.
+    """Raise if the states of the optimizer are on servers.
 
     Parameters
     ----------
@@ -180,7 +181,7 @@ def check_states_are_here(kvstore: Any, update_on_kvstore: Any, name: str) -> No
     update_on_kvstore : bool or None
         Whether it updates.
     name : str
-        The method that would save or load them.
+        The method that would save or load the states.
     """
     if kinds.is_distributed(kvstore) and update_on_kvstore is not False:
         raise RuntimeError(

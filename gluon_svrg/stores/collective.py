@@ -1,4 +1,4 @@
-"""Workers of a kvstore in Python that can only broadcast and add up."""
+"""Workers of a kvstore in Python that can only broadcast and add."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ class Collective(Workers):
     Parameters
     ----------
     kvstore : KVStoreBase
-        It has `broadcast` and `pushpull`, and the sums of `pushpull` have the same bits on all
-        workers.
+        A kvstore with `broadcast` and `pushpull`, where the sums of `pushpull` have the same bits
+        on all workers.
     first_free_key : int
         Keys below this one are the parameters'.
     """
@@ -37,19 +37,19 @@ class Collective(Workers):
             self._sum(first + number, _mxnet.classic(array))
 
     def sum_block(self, numbers: np.ndarray) -> np.ndarray:
-        """Sum up `BLOCK` numbers over all workers, and wait for the result."""
+        """Sum `BLOCK` numbers over all workers, and wait for the result."""
         array = mx.nd.array(numbers, dtype="float64")
         self._sum(self._first_key, array)
         return array.asnumpy()
 
     def wait(self) -> None:
-        """Wait until all workers are here, and all that they have sent has arrived."""
+        """Wait until all workers call this, and everything that they have sent has arrived."""
         mx.nd.waitall()
         self.sum_numbers(np.zeros(1))
 
     def _sum(self, key: int, array: NDArray) -> None:
-        """Add up an array over the workers, as `gluon.Trainer` does with gradients."""
-        if key not in self._known:  # as `gluon.Trainer` broadcasts a key before it uses it
+        """Sum an array over the workers, as `gluon.Trainer` does with gradients."""
+        if key not in self._known:  # `gluon.Trainer` also broadcasts a key before it uses it
             self.kvstore.broadcast(key, mx.nd.zeros_like(array), [mx.nd.zeros_like(array)])
             self._known.add(key)
         self.kvstore.pushpull(key, [array], out=[array])

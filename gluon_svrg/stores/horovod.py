@@ -1,7 +1,7 @@
-"""``kvstore='horovod'``: workers that exchange by Horovod's allreduce and broadcast.
+"""``kvstore='horovod'``: workers that use Horovod's allreduce and broadcast.
 
-MXNet's own kvstore of that name is a local one on 1.9.1, fails in its broadcast on 2.0, and
-`gluon.Trainer` drops the name where there is one device: ranks would drift apart in silence.
+MXNet's own kvstore of that name is a local one on 1.9.1, and fails in its broadcast on 2.0. With
+one device, `gluon.Trainer` ignores the name: ranks would silently drift apart.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from .. import _mxnet
 from . import launcher
 from .collective import Collective
 
-#: Where launchers tell a process how many of its kind there are.
+#: The variables by which launchers tell a process the size of its job.
 _SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
 
 _numbers = count()  # of the kvstores in this process, in the same order on all ranks
@@ -33,7 +33,7 @@ class HorovodKVStore(KVStoreBase):
     ImportError
         If Horovod is not installed, or was built without MXNet.
     RuntimeError
-        If Horovod sees one process only, where a launcher has started several.
+        If Horovod sees only one process, although a launcher has started several.
     """
 
     def __init__(self) -> None:
@@ -51,7 +51,7 @@ class HorovodKVStore(KVStoreBase):
             _check_alone()
         self._hvd = hvd
         self._prefix = f"gluon_svrg.{next(_numbers)}"
-        # A worker that ends may take its last sum with it, for which all others wait.
+        # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         launcher.tell_the_end()
 
@@ -72,11 +72,11 @@ class HorovodKVStore(KVStoreBase):
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Tell that there is no optimizer in this kvstore."""
+        """Say that this kvstore has no optimizer."""
         return False
 
     def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
-        """Let all arrays of all workers have rank 0's value."""
+        """Copy rank 0's value to all arrays of all workers."""
         first, *rest = _arrays(out)
         _arrays(value)[0].copyto(first)
         self._hvd.broadcast_(first, 0, name=f"{self._prefix}.broadcast.{key}", priority=priority)
@@ -84,7 +84,7 @@ class HorovodKVStore(KVStoreBase):
             first.copyto(array)
 
     def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Put the sum of all values of all workers into all arrays of all workers."""
+        """Copy the sum of all values of all workers to all arrays of all workers."""
         values = _arrays(value)
         first, *rest = values if out is None else _arrays(out)
         total = values[0]
@@ -100,13 +100,13 @@ class HorovodKVStore(KVStoreBase):
 
 
 class HorovodWorkers(Collective):
-    """Workers that exchange by Horovod.
+    """Workers that exchange arrays by Horovod.
 
     The parameters are those of `Collective`.
     """
 
-    #: Horovod refuses a name that is still in use. Small arrays are often new ones each time, and
-    #: their sums could overlap; large ones are waited for at each refresh.
+    #: Horovod refuses a name that is still in use. Small arrays are often new each time, so their
+    #: sums could overlap; the trainer waits for large ones at each refresh.
     _SMALL = 1024
 
     def __init__(self, kvstore: Any, first_free_key: int) -> None:
@@ -130,7 +130,7 @@ def _arrays(value: Any) -> list[NDArray]:
 
 
 def _check_alone() -> None:
-    """Raise if a launcher has started several processes, and Horovod does not know of them."""
+    """Raise if a launcher has started several processes that Horovod does not see."""
     for name in _SIZES:
         size = os.environ.get(name, "")
         if size.isdecimal() and int(size) > 1:

@@ -1,4 +1,4 @@
-"""What a trainer needs from the processes that train together."""
+"""The interface between a trainer and the processes that train together."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any, Iterable, Mapping, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-#: A key of a kvstore stands for arrays of one shape: numbers are summed up so many at a time.
+#: A key of a kvstore stands for arrays of one shape, so numbers are summed in blocks of this size.
 BLOCK = 64
 
 
@@ -32,15 +32,15 @@ class Workers(ABC):
     updates: bool = False
 
     def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
-        """Let all workers have the same weights again, and wait for them.
+        """Give all workers the same weights again, and wait for them.
 
-        They begin with the same ones, see `KVStoreTrainer`. Where all make the same updates, there
+        They begin with the same weights, see `KVStoreTrainer`. If all make the same updates, there
         is nothing to do.
 
         Parameters
         ----------
         weights : dict of sequence of NDArray
-            By the key of the parameter, its value on each device. Written in place.
+            The value on each device, by the key of the parameter. Written in place.
         """
         return
 
@@ -51,17 +51,17 @@ class Workers(ABC):
         Parameters
         ----------
         arrays : dict of NDArray
-            By any numbers from 0 on. A number always stands for arrays of one shape and dtype.
-            Small numbers are best: each takes a key of the kvstore.
+            The arrays, by any numbers from 0. A number always stands for arrays of one shape and
+            dtype. Use small numbers: each takes a key of the kvstore.
         """
 
     def sum_numbers(self, numbers: np.ndarray) -> np.ndarray:
-        """Sum up a vector of float64 over all workers, and wait for the result.
+        """Sum a vector of float64 over all workers, and wait for the result.
 
         Parameters
         ----------
         numbers : ndarray of float64
-            Of the same length on all workers.
+            The vector, of the same length on all workers.
         """
         total = np.array(numbers, dtype="float64")
         for start in range(0, len(total), BLOCK):
@@ -73,11 +73,11 @@ class Workers(ABC):
 
     @abstractmethod
     def sum_block(self, numbers: np.ndarray) -> np.ndarray:
-        """Sum up `BLOCK` numbers over all workers, and wait for the result."""
+        """Sum `BLOCK` numbers over all workers, and wait for the result."""
 
     @abstractmethod
     def wait(self) -> None:
-        """Wait until all workers are here, and all that they have sent has arrived."""
+        """Wait until all workers call this, and everything that they have sent has arrived."""
 
     def prepare_push(
         self,
@@ -86,22 +86,22 @@ class Workers(ABC):
         gradients: Iterable[NDArray],
         batch_size: float,
     ) -> float:
-        """Let servers that update use the settings of this moment for the next push.
+        """Make servers that update use the current settings for the next push.
 
         Parameters
         ----------
         optimizer : Optimizer
-            The user's.
+            The user's optimizer.
         multipliers : dict of dict of float
             ``lr_mult`` and ``wd_mult``, by the key of the parameter.
         gradients : iterable of NDArray
-            What will be pushed.
+            The gradients that will be pushed.
         batch_size : float
-            What the gradients are to be divided by.
+            The divisor of the gradients.
 
         Returns
         -------
         float
-            The batch size that is left to divide by.
+            The divisor that remains.
         """
         return batch_size

@@ -1,4 +1,4 @@
-"""Which kvstores there are, and what is behind each."""
+"""The kinds of kvstores, and the workers behind each."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from .horovod import HorovodKVStore, HorovodWorkers
 from .interface import Workers
 from .parameter_servers import AsynchronousServers, SynchronousServers
 
-#: MXNet takes any other name for 'local', or for 'device' or 'dist_sync' if it contains these.
+#: MXNet treats any other name as 'local', or as 'device' or 'dist_sync' if it contains these.
 NATIVE = (
     "local",
     "local_allreduce_cpu",
@@ -32,33 +32,33 @@ NATIVE = (
 
 
 def name_of(kvstore: Any) -> str:
-    """The name of a kvstore, or of the kind of it."""
+    """The name of a kvstore, or of its kind."""
     return str(getattr(kvstore, "type", kvstore))
 
 
 def is_distributed(kvstore: Any) -> bool:
-    """Whether a kvstore, or the name of one, has parameter servers."""
+    """Whether a kvstore, or a named one, has parameter servers."""
     native = isinstance(kvstore, str) or _mxnet.is_native(kvstore)
     return native and "dist" in name_of(kvstore)
 
 
 def is_asynchronous(kvstore: Any) -> bool:
-    """Whether a kvstore, or the name of one, has servers that do not wait for all workers."""
+    """Whether a kvstore, or a named one, has servers that do not wait for all workers."""
     return is_distributed(kvstore) and "async" in name_of(kvstore)
 
 
 def is_synchronous(kvstore: Any) -> bool:
-    """Whether a kvstore, or the name of one, has servers that wait for all workers at each push."""
+    """Whether a kvstore, or a named one, has servers that wait for all workers at each push."""
     return is_distributed(kvstore) and not is_asynchronous(kvstore)
 
 
 def recognized(kvstore: Any) -> Any:
-    """What was passed as `kvstore`, such that `gluon.Trainer` does not misunderstand it.
+    """Convert the argument `kvstore` to a form that `gluon.Trainer` does not misunderstand.
 
     Returns
     -------
     KVStoreBase, str or None
-        A name only where it is ``'horovod'`` or one of MXNet's C++ library.
+        A name only if it is ``'horovod'`` or a kvstore of MXNet's C++ library.
 
     Raises
     ------
@@ -86,12 +86,12 @@ def recognized(kvstore: Any) -> Any:
         )
     if not isinstance(kvstore, str):
         return kvstore
-    # With one device, gluon.Trainer would drop the name of a registered class.
+    # With one device, gluon.Trainer would ignore the name of a registered class.
     return name if name in NATIVE else mx.kv.create(name)
 
 
 def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
-    """The workers of a kvstore that was created.
+    """The workers of an existing kvstore.
 
     Parameters
     ----------
@@ -100,7 +100,7 @@ def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
     first_free_key : int
         Keys below this one are the parameters'.
     updates : bool
-        Whether servers shall update the weights.
+        Whether servers update the weights.
     """
     if is_asynchronous(kvstore):
         return AsynchronousServers(kvstore, first_free_key, updates=True)
@@ -114,7 +114,7 @@ def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
 
 
 def has_several_workers(kvstore: Any) -> bool:
-    """Whether a kvstore that is a class in Python has several workers, or may have."""
+    """Whether a kvstore that is a class in Python has, or may have, several workers."""
     if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
         return True
     if not isinstance(kvstore, mx.kvstore.KVStoreBase) or _mxnet.is_native(kvstore):

@@ -23,23 +23,23 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
         As for `gluon.Trainer`.
     updates_here : str, optional
-        What else than the trainer needs the update on the workers, for messages; empty if nothing.
+        The option that needs the update on the workers, for messages; empty if there is none.
 
     Attributes
     ----------
     needs_reduced : bool
-        Of the class: whether the reduced gradients must come back before the update. Then the
-        update is never on the kvstore.
+        A class attribute: whether the reduced gradients must come back before the update. If so,
+        the update never runs on the kvstore.
 
     Raises
     ------
     TypeError
-        If `kvstore` is no kvstore, name or None.
+        If `kvstore` is not a kvstore, a name or None.
     ValueError
-        If MXNet does not know the kvstore, or it cannot do what is wanted: update there, compress
-        gradients, exchange sparse ones.
+        If MXNet does not know the kvstore, or the kvstore cannot update, compress gradients or
+        exchange sparse ones as requested.
     ImportError, RuntimeError
-        If Horovod is wanted, and is not installed, or has not started the other processes.
+        If Horovod is requested, but is not installed or does not see the other processes.
     """
 
     needs_reduced: bool = False
@@ -68,9 +68,9 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
 
     @property
     def _workers(self) -> Workers:
-        """The processes that train together. Parameter servers are connected to at the first use.
+        """The processes that train together. The first use connects to parameter servers.
 
-        Collective: all workers must come here before the first one goes on.
+        This is collective: no worker continues until all have called it.
         """
         if self._known_workers is None:
             kvstore = self._wanted_kvstore
@@ -92,7 +92,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     def _start_kvstore(self) -> None:
         """Create the kvstore and give it the weights, as `gluon.Trainer` does in its first step.
 
-        All workers have the weights of rank 0 then. Does nothing the second time.
+        Afterwards all workers have the weights of rank 0. A second call does nothing.
         """
         if not self._is_kvstore_ready:
             self._make_kvstore_ready()
@@ -111,7 +111,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             workers.check_servers()
 
     def _share_weights(self) -> None:
-        """Start the kvstore, and let all workers have the same weights, for a pass over data."""
+        """Start the kvstore and give all workers the same weights, for a pass over the data."""
         self._start_kvstore()
         trainable = (
             (key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p)
@@ -121,7 +121,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         )
 
     def _optimizer_for_kvstore(self) -> Any:
-        """Wrap the optimizer for servers, which update parameters and assign the rest."""
+        """Wrap the optimizer for servers, which update parameters and assign all other keys."""
         workers = self._workers if kinds.is_distributed(self._wanted_kvstore) else None
         if not isinstance(workers, SynchronousServers) or not workers.updates:
             return self.optimizer
@@ -131,12 +131,12 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         return optimizer
 
     def _prepare_push(self, batch_size: float) -> float:
-        """Where servers update: divide the gradients here, and tell them of new settings.
+        """If servers update: divide the gradients here, and send new settings to the servers.
 
         Returns
         -------
         float
-            The batch size that is left to divide by.
+            The divisor that remains.
         """
         if not self._workers.updates:
             return batch_size
@@ -149,5 +149,5 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         return self._workers.prepare_push(self.optimizer, multipliers, gradients, batch_size)
 
     def _check_states_are_here(self, name: str) -> None:
-        """Raise where the states of the optimizer are on servers."""
+        """Raise if the states of the optimizer are on servers."""
         checks.check_states_are_here(self._wanted_kvstore, self._wanted_update, name)

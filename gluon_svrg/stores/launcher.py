@@ -1,6 +1,7 @@
-"""What a worker reports to its launcher.
+"""The reports of a worker to its launcher.
 
-Importing this costs nothing: the command line does, and so do the servers inside ``import mxnet``.
+This module is cheap to import: the command line imports it, and so do servers inside
+``import mxnet``.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ import os
 import sys
 from typing import Any
 
-#: The variable that names the file, without its ending, where a process tells its launcher things.
+#: The variable with the path, without suffix, of the files that a process writes for its launcher.
 PLACE = "GLUON_SVRG_TELL"
 
 _place: str | None = None
@@ -18,10 +19,10 @@ _process = 0
 
 
 def tell_launcher() -> None:
-    """In a worker: let the launcher know when the program ends, and end at once on an error.
+    """In a worker: tell the launcher when the program ends, and end at once on an error.
 
-    Otherwise MXNet would keep the process, waiting for the other workers, which wait for it. Only
-    the first program that imports this package is the worker; those that it starts are not.
+    Otherwise MXNet would keep the process alive to wait for the other workers, which wait for it.
+    Only the first program that imports this package is the worker; programs that it starts are not.
     """
     global _place, _process
     if os.environ.get("DMLC_ROLE", "worker") != "worker" or PLACE not in os.environ:
@@ -40,9 +41,9 @@ def tell_launcher() -> None:
 
 
 def tell_the_end() -> None:
-    """Tell the launcher of the end before all that was registered for it until now.
+    """Register the report of the program's end to run before all earlier exit functions.
 
-    Waiting for the last sum may take forever, if the others do not take part in it.
+    One of those waits for the last sum, which can take forever if the other workers are missing.
     """
     atexit.register(tell, "end", "")
 
@@ -60,6 +61,6 @@ def tell(what: str, text: str) -> None:
     try:
         with open(f"{place}.{what}.new", "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(f"{place}.{what}.new", f"{place}.{what}")  # it appears whole
+        os.replace(f"{place}.{what}.new", f"{place}.{what}")  # no reader sees half a file
     except OSError:
         pass  # the launcher has died, and this process will, too

@@ -1,7 +1,7 @@
-"""MXNet's parameter servers (ps-lite): ``dist_sync``, ``dist_async`` and their kin.
+"""MXNet's parameter servers (ps-lite): ``dist_sync``, ``dist_async`` and their variants.
 
 The parameters have the keys 0, 1, ... of `gluon.Trainer`. Then come keys for probes, one for each
-server, and those of what is summed here.
+server, and the keys of sums.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from .server import ANSWER, ServerOptimizer, Settings
 
 
 class SynchronousServers(Workers):
-    """Workers of a kvstore that waits for all of them at each push, and adds up what they push.
+    """Workers of a kvstore that waits for all of them at each push, and sums their pushes.
 
     Parameters
     ----------
     kvstore : KVStore
-        A distributed one.
+        A distributed kvstore.
     first_free_key : int
         Keys below this one are the parameters'.
     updates : bool
@@ -42,22 +42,22 @@ class SynchronousServers(Workers):
         self._first_key = first_free_key + self._servers
         self._initialized: set[int] = set()
         self._sent: Any = None
-        # A worker that ends may take its last push with it, for which all others wait.
+        # All others wait for the last push of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         watch.joined(kvstore)
 
     def wait(self) -> None:
-        """Wait until all workers are here, and all that they have sent has arrived."""
+        """Wait until all workers call this, and everything that they have sent has arrived."""
         mx.nd.waitall()
         _mxnet.barrier(self.kvstore)
 
     # --- sums ----------------------------------------------------------------------------------
 
     def sum_block(self, numbers: np.ndarray) -> np.ndarray:
-        """Sum up `BLOCK` numbers over all workers, and wait for the result.
+        """Sum `BLOCK` numbers over all workers, and wait for the result.
 
-        MXNet's servers may round float64 to float32: a flag of theirs (`multi_precision_`) is not
-        initialized. So each worker has a place of its own, with three float32 for each number.
+        MXNet's servers may round float64 to float32, because they do not initialize a flag
+        (`multi_precision_`). So each worker has its own place, with three float32 for each number.
         """
         parts, rest = np.zeros((self.size, len(numbers), 3)), numbers
         for part in range(3):
@@ -75,7 +75,7 @@ class SynchronousServers(Workers):
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
         for key, array in arrays.items():
             self._initialize(key, array)
-            scratch = array.copy()  # what is pushed is overwritten; and a copy has a plain layout
+            scratch = array.copy()  # the kvstore overwrites it; and a copy has a plain layout
             self.kvstore.pushpull(key, scratch, out=scratch)
             scratch.copyto(array)
 
@@ -87,16 +87,16 @@ class SynchronousServers(Workers):
     # --- updates on the servers ----------------------------------------------------------------
 
     def server_optimizer(self, optimizer: Any) -> ServerOptimizer:
-        """What the servers need to update parameters and assign the rest."""
+        """The optimizer for servers, which updates parameters and assigns all other keys."""
         return ServerOptimizer(optimizer, self._first_probe, self._servers)
 
     def check_servers(self) -> None:
-        """Raise unless all servers have loaded their optimizer. All workers do.
+        """Raise unless all servers have loaded their optimizer. All workers raise alike.
 
         Raises
         ------
         RuntimeError
-            If one has not.
+            If a server has not loaded it.
         """
         question = mx.nd.ones((1,))
         for key in range(self._first_probe, self._first_key):  # one on each server
@@ -108,9 +108,9 @@ class SynchronousServers(Workers):
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
                     "A server could not load the optimizer, see its output. Servers unpickle it "
-                    "inside `import mxnet`: gluon_svrg, and the module that defines an optimizer "
-                    "or scheduler of yours, must be importable there without mxnet.gluon. Or leave "
-                    "the update to the workers: update_on_kvstore=False."
+                    "inside `import mxnet`: gluon_svrg, and the module that defines your optimizer "
+                    "or scheduler, must be importable there without mxnet.gluon. Or update on the "
+                    "workers: update_on_kvstore=False."
                 )
 
     def prepare_push(
@@ -120,9 +120,9 @@ class SynchronousServers(Workers):
         gradients: Iterable[NDArray],
         batch_size: float,
     ) -> float:
-        """Where servers update, divide the gradients here, and tell servers of new settings.
+        """If servers update, divide the gradients here, and send new settings to the servers.
 
-        MXNet's servers would go on with the first batch size.
+        MXNet's servers would keep the first batch size.
         """
         if not self.updates:
             return batch_size
@@ -135,7 +135,7 @@ class SynchronousServers(Workers):
     def _send_settings(
         self, optimizer: Any, multipliers: Mapping[str, Mapping[int, float]]
     ) -> None:
-        """Give the servers the attributes of the optimizer, where they have changed."""
+        """Send the servers those attributes of the optimizer that have changed."""
         settings = {**_plain(optimizer), **multipliers}
         scheduler = {} if optimizer.lr_scheduler is None else _plain(optimizer.lr_scheduler)
         if (settings, scheduler) != self._sent:
@@ -145,14 +145,14 @@ class SynchronousServers(Workers):
 
 
 class AsynchronousServers(SynchronousServers):
-    """Workers of a kvstore that updates at each push of any worker, and never adds up.
+    """Workers of a kvstore that updates at each push of any worker, and never sums.
 
-    So each worker has slots of its own for what is summed, and all workers read all slots.
-    The parameters are those of `SynchronousServers`.
+    So each worker has its own slots for sums, and all workers read all slots. The parameters are
+    those of `SynchronousServers`.
     """
 
     def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
-        """Let all workers have the weights that the servers have when all workers are here."""
+        """Give all workers the weights that the servers have when all workers call this."""
         self.wait()
         for key, arrays in weights.items():
             self.kvstore.pull(key, out=list(arrays))
@@ -168,7 +168,7 @@ class AsynchronousServers(SynchronousServers):
         self.wait()
         for key, array in arrays.items():
             array[:] = 0
-            for slot in slots[key]:  # in one order: all workers find the same to the last bit
+            for slot in slots[key]:  # in one order: all workers get the same sum to the last bit
                 scratch = mx.nd.zeros_like(array)
                 self.kvstore.pull(slot, out=scratch)
                 array += scratch
@@ -180,12 +180,12 @@ class AsynchronousServers(SynchronousServers):
         return range(start, start + self.size)
 
 
-#: Attributes of an optimizer that the servers count by themselves, or that are not plain.
+#: Attributes of an optimizer that the servers count by themselves.
 _COUNTED = ("num_update", "begin_num_update")
 
 
 def _plain(thing: Any) -> dict[str, Any]:
-    """Those attributes that are numbers or strings."""
+    """The attributes that are numbers or strings."""
     return {
         name: value
         for name, value in vars(thing).items()

@@ -1,8 +1,8 @@
-"""What runs on the servers of a distributed store when these make the updates.
+"""The optimizer on the servers of a distributed kvstore, when these make the updates.
 
 MXNet unpickles an optimizer there in the middle of ``import mxnet``, before Gluon exists: this
-module imports the optimizers and nothing else. If that fails, MXNet only prints a line, and goes on
-to store sums of gradients as weights; so the workers ask for the answer to a question first.
+module imports the optimizers and nothing else. If that fails, MXNet only prints a line, and then
+stores sums of gradients as weights. So the workers first push a probe and check its answer.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 from mxnet.optimizer import Optimizer
 
-#: What a server that has this optimizer makes of a probe.
+#: The answer of a server with this optimizer to a probe.
 ANSWER = 42.0
 
 _loaded: ServerOptimizer | None = None  # in the process of a server
@@ -24,11 +24,11 @@ class ServerOptimizer(Optimizer):
     Parameters
     ----------
     optimizer : Optimizer
-        The user's.
+        The user's optimizer.
     parameters : int
-        Keys below this are of parameters.
+        The number of parameters, whose keys come first.
     probes : int
-        So many keys from there on are for probes.
+        The number of probes, whose keys come next.
     """
 
     def __init__(self, optimizer: Optimizer, parameters: int, probes: int) -> None:
@@ -37,7 +37,7 @@ class ServerOptimizer(Optimizer):
         self._optimizer = optimizer
         self._parameters = parameters
         self._probes = probes
-        self._states: dict[int, Any] = {}  # survive new settings, other than MXNet's own
+        self._states: dict[int, Any] = {}  # kept under new settings, unlike MXNet's own
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         global _loaded
@@ -45,7 +45,7 @@ class ServerOptimizer(Optimizer):
         _loaded = self
 
     def change(self, settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
-        """Give the user's optimizer and its scheduler other attributes."""
+        """Assign new attributes to the user's optimizer and its scheduler."""
         vars(self._optimizer).update(settings)
         if scheduler:
             vars(self._optimizer.lr_scheduler).update(scheduler)
@@ -63,7 +63,7 @@ class ServerOptimizer(Optimizer):
         return self._states[index]
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
-        """Update or assign: one key (MXNet 1.9.1) or lists of keys (2.0)."""
+        """Update or assign one key (MXNet 1.9.1) or lists of keys (2.0)."""
         if not isinstance(index, (list, tuple)):
             if index >= self._parameters:
                 self._assign(index, weight, grad)
@@ -86,7 +86,8 @@ class ServerOptimizer(Optimizer):
 class Settings:
     """Attributes for the user's optimizer on a server, in the form of a pickle.
 
-    MXNet's command to servers is a pickled optimizer. This one becomes the optimizer that is there.
+    MXNet's only such command to servers is a pickled optimizer. Unpickling this one changes the
+    existing optimizer and returns it.
     """
 
     def __init__(self, settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
@@ -101,7 +102,7 @@ class Settings:
 
 
 def change_loaded(settings: dict[str, Any], scheduler: dict[str, Any]) -> ServerOptimizer:
-    """On a server: change what is there, and return it."""
+    """On a server: change the existing optimizer, and return it."""
     if _loaded is None:
         raise RuntimeError("There is no ServerOptimizer in this process.")
     _loaded.change(settings, scheduler)

@@ -1,7 +1,7 @@
-"""A watch over the other processes of a job, for MXNet waits forever for one that has vanished.
+"""A watch over the other processes of a job, because MXNet waits forever for a vanished one.
 
-Only a process that the launcher has started keeps one. It ends itself when it finds a silent one;
-so all of them end, on all machines, whichever link or machine has failed.
+Only a process that the launcher has started keeps a watch. It ends itself when another is silent.
+So all processes end, on all machines, whichever link or machine has failed.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from .launcher import is_launched, tell, tell_the_end
 #: The variable that sets the seconds after which a silent process counts as dead.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 _INTERVAL = 1.0
-#: Closing a kvstore waits for all other workers. If a function did so where it returns, the
-#: launcher would not learn that the program has ended. So kvstores are kept to the end.
+#: Closing a kvstore waits for all other workers. If a function closed it on return, the launcher
+#: would not learn that the program has ended. So kvstores are kept until exit.
 _kept: list[Any] = []
 
 
 def timeout() -> float:
-    """The seconds that are set; 0 for no watch."""
+    """The configured seconds; 0 for no watch."""
     return float(os.environ.get(TIMEOUT, "0"))
 
 
@@ -38,7 +38,7 @@ def watch(store: Any, nodes: Mapping[int, str]) -> None:
     Parameters
     ----------
     store : KVStore
-        Of MXNet's parameter servers. The thread does not keep it.
+        A kvstore of MXNet's parameter servers. The thread does not keep it alive.
     nodes : dict of str
         The names of the nodes to watch, by their ids.
     """
@@ -50,7 +50,7 @@ def watch(store: Any, nodes: Mapping[int, str]) -> None:
 
 
 def joined(store: Any) -> None:
-    """In a worker of MXNet's parameter servers: tell its rank, and watch the scheduler."""
+    """In a worker of MXNet's parameter servers: report its rank, and watch the scheduler."""
     tell("rank", str(store.rank))
     if is_launched():
         _kept.append(store)
@@ -60,7 +60,7 @@ def joined(store: Any) -> None:
 
 
 def _let_go() -> None:
-    """Close the kvstores while MXNet is there: later, MXNet 2.0 would abort."""
+    """Close the kvstores while MXNet still exists: later, MXNet 2.0 would abort."""
     import mxnet as mx
 
     mx.nd.waitall()
@@ -73,8 +73,8 @@ def _watch(
     seconds: float,
     stopped: threading.Event,
 ) -> None:
-    # A node that has just joined has sent nothing yet, and neither has one of a process that was
-    # stopped and goes on. So MXNet's word counts only if it does not change for a while.
+    # A node that has just joined has sent nothing yet. Neither has one whose process was stopped
+    # and continues. So a node counts as silent only if MXNet reports it for a while.
     patience = min(5.0, seconds / 2)
     since: dict[int, float] = {}
     has_joined = False
@@ -91,7 +91,7 @@ def _watch(
 
 
 def _has_joined(store: Any) -> bool:
-    """Whether all processes are there; then the launcher is told which rank this one has."""
+    """Whether all processes have joined; if so, report the rank of this one to the launcher."""
     from .._mxnet import heartbeats
 
     rank = heartbeats.rank(store) if store is not None and _is_listening() else None
@@ -101,7 +101,7 @@ def _has_joined(store: Any) -> bool:
 
 
 def _silent(store: Any, nodes: Mapping[int, str], seconds: int) -> list[int]:
-    """Those nodes that have not been heard of for so long."""
+    """The nodes that have been silent for that long."""
     from .._mxnet import heartbeats
 
     if store is None:
