@@ -1,1 +1,1 @@
-"""The command line: what ``gluon-svrg`` runs. Nothing imports this room."""
+"""The command line, ``gluon-svrg``. No other package imports this one."""

@@ -11,7 +11,7 @@ _SIOCGIFADDR = 0x8915
 
 
 def route_to(target: str) -> str:
-    """The address of this machine as another one sees it. Sends nothing."""
+    """The address of this machine as another machine sees it. Sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         probe.connect((target, 9))
         return str(probe.getsockname()[0])
@@ -22,7 +22,7 @@ def interfaces() -> dict[str, str]:
     found = {}
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
-            with suppress(OSError):  # it has no address
+            with suppress(OSError):  # the interface has no address
                 request = struct.pack("256s", name.encode()[:15])
                 answer = fcntl.ioctl(probe.fileno(), _SIOCGIFADDR, request)
                 found[name] = socket.inet_ntoa(answer[20:24])
@@ -35,12 +35,12 @@ def interface_of(address: str) -> str | None:
 
 
 def candidates(starter: str | None) -> list[str]:
-    """Addresses at which others may reach this machine, the most likely ones first.
+    """Addresses at which other machines may reach this one, the most likely first.
 
     Parameters
     ----------
     starter : str or None
-        An address of the machine that has started the job: the others know a way to it.
+        An address of the machine that has started the job, which the others can reach.
     """
     likely = []
     for target in filter(None, (starter, socket.gethostname())):

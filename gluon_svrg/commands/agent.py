@@ -1,7 +1,7 @@
-"""What ssh starts on another machine.
+"""The process that ssh starts on another machine.
 
-It talks to `gluon-svrg launch` through its input and output, and ends all that it has started when
-these close.
+It communicates with `gluon-svrg launch` through its input and output. When these close, it ends all
+processes that it has started.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ def main() -> int:
     reader, writer = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
     with open(os.devnull, "r+") as nothing:
         os.dup2(nothing.fileno(), 0)
-        os.dup2(2, 1)  # what this process may print is no message
+        os.dup2(2, 1)  # nothing else that this process prints is a message
     channel = Channel(reader, writer, lambda lost: None)
 
     def make(settings: dict[str, Any]) -> LocalProcesses:

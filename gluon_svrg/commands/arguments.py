@@ -1,4 +1,4 @@
-"""What the commands' arguments may be, and what is said where they are not."""
+"""The types of the commands' arguments, and their error messages."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ import math
 from pathlib import Path
 from typing import Callable, Sequence
 
-#: MXNet takes learning rates in float32, which ends here.
+#: MXNet takes learning rates in float32, whose range ends here.
 _LARGEST = 2.0**128
 
 
 class UserError(Exception):
-    """Something that the user can mend, in one line."""
+    """A problem that the user can fix, described in one line."""
 
 
 class Help(argparse.RawDescriptionHelpFormatter):
-    """Shows the default of an option where it has one."""
+    """Shows the default of each option that has one."""
 
     def _get_help_string(self, action: argparse.Action) -> str | None:
         text, default = action.help, action.default
@@ -26,7 +26,7 @@ class Help(argparse.RawDescriptionHelpFormatter):
 
 
 def positive(text: str) -> int:
-    """A whole number from 1."""
+    """Parse a whole number from 1."""
     value = _whole(text)
     if value is None or value < 1:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
@@ -34,7 +34,7 @@ def positive(text: str) -> int:
 
 
 def natural(text: str) -> int:
-    """A whole number from 0."""
+    """Parse a whole number from 0."""
     value = _whole(text)
     if value is None or value < 0:
         raise argparse.ArgumentTypeError(f"expected 0 or a positive whole number, got {text!r}")
@@ -42,7 +42,7 @@ def natural(text: str) -> int:
 
 
 def seed(text: str) -> int:
-    """What a random number generator starts from."""
+    """Parse the seed of a random number generator."""
     value = _whole(text)
     if value is None or not 0 <= value < 2**32:
         raise argparse.ArgumentTypeError(f"expected a whole number from 0 to 2**32-1, got {text!r}")
@@ -50,7 +50,7 @@ def seed(text: str) -> int:
 
 
 def not_negative(text: str) -> float:
-    """A finite number that is not negative."""
+    """Parse a finite number that is not negative."""
     try:
         value = float(text)
     except ValueError:
@@ -61,7 +61,7 @@ def not_negative(text: str) -> float:
 
 
 def learning_rates(text: str) -> tuple[float, ...]:
-    """Positive numbers of float32 separated by commas, each once; in ascending order."""
+    """Parse positive float32 numbers separated by commas, each once; return them in order."""
     try:
         rates = sorted(float(word) for word in text.split(","))
     except ValueError:
@@ -77,19 +77,19 @@ def learning_rates(text: str) -> tuple[float, ...]:
 
 
 def one_or_more_of(choices: Sequence[str], what: str) -> Callable[[str], tuple[str, ...]]:
-    """Names separated by commas, each once.
+    """Make a parser of names separated by commas, each once.
 
     Parameters
     ----------
     choices : sequence of str
         The names that are accepted, in any case.
     what : str
-        What they name.
+        The kind of thing that they name.
 
     Returns
     -------
     callable
-        For `argparse`: the names, in the order in which they are given.
+        A type for `argparse` that returns the names in their order.
     """
 
     def names_of(text: str) -> tuple[str, ...]:
@@ -123,13 +123,13 @@ def _timeout(text: str) -> float:
 
 
 def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add the option that says how long a silent process is waited for."""
+    """Add the option for how long to wait for a silent process."""
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=_timeout,
         default=45.0,
-        help="When a process or machine that does not answer counts as dead; 0 is never.",
+        help="After how long a silent process or machine counts as dead; 0 for never.",
     )
 
 
@@ -139,7 +139,7 @@ def command_of(words: Sequence[str]) -> list[str]:
     Raises
     ------
     UserError
-        If there is none, or it is a Python script that does not exist.
+        If there is no command, or its Python script does not exist.
     """
     command = list(words[1:] if words[:1] == ["--"] else words)
     if not command:

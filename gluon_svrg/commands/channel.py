@@ -1,4 +1,4 @@
-"""Messages between two processes of the command line, on one machine or two: JSON, one a line."""
+"""Messages between two processes of the command line: JSON, one message per line."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ _BEAT = 1.0
 
 
 class Channel:
-    """Messages both ways, and whether the other side is there.
+    """Sends and receives messages, and notices whether the other side is alive.
 
     Parameters
     ----------
     reader, writer : binary files
-        What comes from, and what goes to the other side.
+        The files from and to the other side.
     close : callable
-        Closes what lies below the files; gets whether the other side is known to be lost.
+        Closes the connection below the files. Its argument says whether the other side is lost.
     """
 
     def __init__(self, reader: BinaryIO, writer: BinaryIO, close: Callable[[bool], Any]) -> None:
@@ -32,12 +32,12 @@ class Channel:
         self._flushed = threading.Event()
 
     def open(self, receive: Callable[[dict], None]) -> None:
-        """Begin to send, and to hand over what arrives, in threads."""
+        """Start threads that send messages, and that pass on arriving ones."""
         for target, arguments in ((self._read, (receive,)), (self._write, ()), (self._beat, ())):
             threading.Thread(target=target, args=arguments, daemon=True).start()
 
     def send(self, **message: Any) -> None:
-        """Send a message; wait while the other side takes none."""
+        """Send a message; wait while the other side accepts none."""
         with suppress(ValueError):
             line = json.dumps(message).encode() + b"\n"
             while not self.has_ended:
@@ -47,12 +47,12 @@ class Channel:
                     continue
 
     def offer(self, **message: Any) -> None:
-        """Send a message, unless the other side takes none."""
+        """Send a message, unless the other side accepts none."""
         with suppress(queue.Full):
             self._outgoing.put_nowait(json.dumps(message).encode() + b"\n")
 
     def close(self, lost: bool = False) -> None:
-        """Send what is left, unless the other side is lost, and end."""
+        """Send the remaining messages, unless the other side is lost, and close."""
         with suppress(queue.Full):
             self._outgoing.put_nowait(None)
             self._flushed.wait(0 if lost else 2)
@@ -68,7 +68,7 @@ class Channel:
                     message = json.loads(line)
                     if not isinstance(message, dict):
                         raise ValueError
-                except ValueError:  # what a login shell prints
+                except ValueError:  # the output of a login shell
                     message = {"line": line.decode(errors="replace").rstrip()}
                 if message:
                     receive(message)

@@ -1,4 +1,4 @@
-"""The command line: all commands, which explain themselves without MXNet."""
+"""The command line and its commands, whose help needs no MXNet."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def parser() -> argparse.ArgumentParser:
-    """What understands the command line."""
+    """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="gluon-svrg", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Help
     )

@@ -1,7 +1,7 @@
 """The comparison: one model, trained by several methods.
 
-All get the same learning rates, the same start, samples in an order from the same seed, and the
-same number of data passes, full gradients included.
+All methods get the same learning rates, the same start, the same seed for the order of samples, and
+the same number of data passes, full gradients included.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ def compare(
     dataset : Dataset
         The data.
     settings : Settings
-        What is compared.
+        The methods and their settings.
     show : callable
-        Called after each epoch with what is trained, and the data passes done and planned.
+        Called after each epoch with the name of the run, and the data passes done and planned.
 
     Returns
     -------
@@ -100,12 +100,12 @@ def _show(
 
 
 def next_rates(tried: Sequence[Run]) -> list[float]:
-    """The rate that goes on where the best one is the lowest or highest of those tried.
+    """The next rate to try if the best one is the lowest or highest so far.
 
     Returns
     -------
     list of float
-        One rate of `LADDER`; none where the best rate is between others, or `LADDER` ends.
+        One rate of `LADDER`; empty if the best rate is between others, or `LADDER` ends.
     """
     place = LADDER.index(_best(tried).learning_rate)
     beside = {*LADDER[max(place - 1, 0) : place + 2]}
@@ -113,7 +113,7 @@ def next_rates(tried: Sequence[Run]) -> list[float]:
 
 
 def _is_at_an_end(tried: Sequence[Run]) -> bool:
-    """Whether a better rate may be beyond those tried; a single rate was not searched for."""
+    """Whether a better rate may lie beyond those tried; false for a single rate."""
     rates = [run.learning_rate for run in tried]
     return len(rates) > 1 and _best(tried).learning_rate in (min(rates), max(rates))
 

@@ -1,4 +1,4 @@
-"""Real data sets: those that scikit-learn brings along, and CSV files."""
+"""Real data sets: those of scikit-learn, and CSV files."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ import numpy as np
 BUNDLED = ("digits", "breast_cancer", "diabetes")
 TASKS = ("classification", "regression")
 #: Memory is samples x classes, and the solver's time grows with the square of the classes: 2 s for
-#: 1,000 of them, more than 10 minutes for 20,000.
+#: 1,000 classes, more than 10 minutes for 20,000.
 MOST_CLASSES = 1000
 
 
 class Dataset(NamedTuple):
     """Inputs and targets, ready for a network.
 
-    ``X`` has shape (samples, features); ``y`` shape (samples,), classes as 0, 1, ... or numbers of
-    mean 0 and variance 1.
+    ``X`` has shape (samples, features). ``y`` has shape (samples,), and holds classes as 0, 1, ...
+    or numbers with mean 0 and variance 1.
     """
 
     name: str
@@ -45,7 +45,7 @@ def load(name: str, target: str | None = None, task: str | None = None) -> Datas
     target : str, optional
         The column of the file to predict.
     task : {'classification', 'regression'}, optional
-        By default it is inferred from the target: whole numbers with few values, and text, are
+        By default it is inferred from the target: text, and whole numbers with few values, are
         classes.
 
     Returns
@@ -116,7 +116,7 @@ class _Table(NamedTuple):
     """The cells of a CSV file, as text."""
 
     path: Path
-    lines: list[int]  # where each row stands in the file
+    lines: list[int]  # the line of each row in the file
     columns: dict[str, list[str]]
 
     def cells(self, name: str) -> list[str]:
@@ -142,9 +142,9 @@ class _Table(NamedTuple):
         return np.array(values)
 
     def labels(self, name: str) -> list[str]:
-        """A column of words, or of numbers, equal ones written alike.
+        """A column of words or numbers, with equal numbers in the same form.
 
-        Where a cell is written as no number is, such as 007, all are words: 007 is not 7.
+        If a cell is in no form of a number, such as 007, all are words: 007 is not 7.
         """
         cells = self.cells(name)
         if any(_number(cell) is None or _PADDED.match(cell) for cell in cells):
@@ -181,14 +181,14 @@ _WHOLE = re.compile(r"[+-]?\d+(\.0*)?$")
 
 
 def _canonical(cell: str) -> str:
-    """A number in one way of writing; whole ones exactly, however long."""
+    """The canonical form of a number; exact for whole numbers of any length."""
     if _WHOLE.match(cell):
         return str(int(cell.partition(".")[0]))
     return f"{float(cell):.17g}"
 
 
 def _number(cell: str) -> float | None:
-    if "_" in cell:  # Python's own way of writing numbers
+    if "_" in cell:  # only Python accepts it in numbers
         return None
     try:
         value = float(cell)
@@ -207,7 +207,7 @@ def _infer_task(labels: list[str]) -> str:
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:
-    """To mean 0 and variance 1; what is constant becomes 0, what is too large becomes NaN."""
+    """Scale to mean 0 and variance 1; constants become 0, and too large values NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
         centred = values - values.mean(axis=0)
         deviation = centred.std(axis=0)

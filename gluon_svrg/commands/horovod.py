@@ -1,4 +1,4 @@
-"""Workers of Horovod, started as `horovodrun` does, which needs ssh to the other machines."""
+"""Horovod workers, started as by `horovodrun` but without ssh to the other machines."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .roles import LaunchError, Role, common_variables
 
 
 class HorovodWorkers:
-    """The roles of Horovod's workers, and the server through which these meet.
+    """The roles of Horovod's workers, and the server through which they find each other.
 
     Parameters
     ----------
@@ -35,12 +35,12 @@ class HorovodWorkers:
             ) from error
 
     def roles(self, machines: Sequence[LocalProcesses | RemoteProcesses]) -> list[list[Role]]:
-        """One worker for each process of the launcher, for one start of the job.
+        """Make one worker for each process of the launcher, for one start of the job.
 
         Parameters
         ----------
         machines : sequence
-            The processes, in the order of their ranks; the first is this one.
+            The processes, in the order of their ranks; this one is the first.
         """
         slots = _slots([machine.address for machine in machines])
         variables = {
@@ -77,7 +77,7 @@ class HorovodWorkers:
 
 
 def _slots(addresses: Sequence[str]) -> list[Any]:
-    """The place of each worker on its machine, and of its machine among all, as Horovod has it."""
+    """The place of each worker on its machine, and of its machine among all, for Horovod."""
     from horovod.runner.common.util.hosts import SlotInfo
 
     slots = []

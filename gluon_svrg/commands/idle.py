@@ -1,6 +1,6 @@
-"""What the scheduler and the servers run: ``python -m gluon_svrg.commands.idle``.
+"""The program of the scheduler and the servers: ``python -m gluon_svrg.commands.idle``.
 
-``import mxnet`` alone would do, but it does not return there, and nothing could watch.
+``import mxnet`` alone would be enough, but it does not return there, so no watch could run.
 """
 
 from __future__ import annotations
@@ -12,8 +12,8 @@ from ..stores.watch import watch
 
 
 def main() -> None:
-    """Be what ``DMLC_ROLE`` names, until the job ends."""
-    role = os.environ.pop("DMLC_ROLE")  # or MXNet would be it inside its import
+    """Run the role that ``DMLC_ROLE`` names, until the job ends."""
+    role = os.environ.pop("DMLC_ROLE")  # otherwise MXNet would run it inside its import
     from .._mxnet import heartbeats
 
     os.environ["DMLC_ROLE"] = role

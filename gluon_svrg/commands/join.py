@@ -1,4 +1,4 @@
-"""A job whose processes a cluster's launcher starts: mpirun, srun, an Indexed Job."""
+"""A job whose processes are started by a cluster's launcher: mpirun, srun, an Indexed Job."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ TITLE = "gluon-svrg join"
 
 
 class Settings(NamedTuple):
-    """What all processes of the job are given alike."""
+    """The settings that all processes of the job share."""
 
     command: Sequence[str]
-    workers: int | None = None  # one role each where it is set; otherwise all are workers
+    workers: int | None = None  # if set, one role per process; otherwise all are workers
     servers: int = 1
     horovod: bool = False
     scheduler: str | None = None  # NAME:PORT where rank 0 listens
-    folder: Path = Path()  # that all see
+    folder: Path = Path()  # all processes see it
     timeout: float = 45.0
     wait: float = 600.0
     restarts: int = 0
@@ -43,12 +43,12 @@ class Settings(NamedTuple):
 def join(me: Rank, settings: Settings) -> int:
     """Take part in a job until it ends.
 
-    Rank 0 directs it, with its own processes; the others connect to it and start what it says.
+    Rank 0 directs the job and has its own processes; the others connect to it and obey.
 
     Returns
     -------
     int
-        An exit status: 0 if all workers of all ranks have ended with 0.
+        The exit status: 0 if all workers of all ranks have ended with 0.
 
     Raises
     ------
@@ -128,7 +128,7 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
 def _meet(
     me: Rank, settings: Settings, here: LocalProcesses, interrupted: Interruptible
 ) -> list[rendezvous.Guest]:
-    """Wait for the others; the file that tells them where is there for so long, and no longer."""
+    """Wait for the others. Only meanwhile does the file with the address exist."""
     path = _path(me, settings)
     with rendezvous.listen(_port(settings.scheduler)) as listener:
         if path is None:
@@ -170,7 +170,7 @@ def _follow(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
         name, _, port = str(settings.scheduler).rpartition(":")
         try:
             return Meeting([socket.gethostbyname(name)], int(port))
-        except OSError:  # a cluster's names appear late
+        except OSError:  # a cluster's host names may appear late
             return None
 
     connection = rendezvous.connect(find, me.rank, me.size, settings.wait, interrupted)
@@ -186,7 +186,7 @@ def _follow(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
 
 
 def _path(me: Rank, settings: Settings) -> Path | None:
-    """The file by which the others find rank 0, where no address is set."""
+    """The file by which the others find rank 0 if no address is set."""
     if settings.scheduler is not None:
         return None
     return settings.folder.absolute() / f".gluon-svrg-{me.job.replace(os.sep, '-')}"

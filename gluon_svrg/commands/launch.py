@@ -10,7 +10,7 @@ from .roles import Role, parameter_servers
 from .signals import Interruptible
 from .supervise import Machine, supervise
 
-#: Seconds after which a process that says nothing counts as dead.
+#: Seconds after which a silent process counts as dead.
 TIMEOUT = 45.0
 _ADDRESS = "127.0.0.1"
 
@@ -24,25 +24,25 @@ def launch(
     port: int | None = None,
     timeout: float = TIMEOUT,
 ) -> int:
-    """Run a command on several workers until all have ended well, or one of all roles has not.
+    """Run a command on several workers until all have succeeded, or any process has failed.
 
     Parameters
     ----------
     command : sequence of str
-        What each worker runs.
+        The command of each worker.
     workers, servers : int
-        How many there are. One scheduler is added.
+        Their numbers. One scheduler is added.
     restarts : int
-        How often the whole job is started again after a death.
+        How often to restart the whole job after a death.
     port : int, optional
-        Of the scheduler; by default, a free one.
+        The port of the scheduler; by default, a free one.
     timeout : float
         Seconds after which a process that does not answer counts as dead; 0 for never.
 
     Returns
     -------
     int
-        An exit status: 0 if all workers have ended with 0.
+        The exit status: 0 if all workers have ended with 0.
 
     Raises
     ------

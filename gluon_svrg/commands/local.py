@@ -21,8 +21,8 @@ from .roles import LaunchError, Role
 PATIENCE = 3.0
 _INTERVAL = 0.05
 
-# Kills the process groups and removes the files that it is told of, one a line, when the process
-# that has told it has died, whatever it died of. A minus takes one back.
+# Reads process groups and files, one per line. When the process that wrote them has died, for any
+# reason, it kills the groups and removes the files. A minus withdraws one.
 _WARDEN = """
 import os, shutil, signal, sys
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
@@ -48,17 +48,17 @@ class LocalProcesses:
     Parameters
     ----------
     script : sequence of str
-        What workers run.
+        The command of workers.
     environment : dict of str, optional
-        The variables that all have; by default, those of this process.
+        The variables of all processes; by default, those of this process.
     say : callable
-        Gets each line of their output.
+        Called with each line of their output.
     """
 
-    name = ""  # of the machine, where it is not this one
+    name = ""  # of the machine, if it is another one
     label = "this machine"
     problem: str | None = None  # why they are out of reach
-    slots: int | None = None  # the most workers that they may be
+    slots: int | None = None  # the most workers that may run here
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class LocalProcesses:
         Raises
         ------
         LaunchError
-            If one cannot be started. Those before it run.
+            If one cannot be started. Those before it keep running.
         """
         self._folder = Path(tempfile.mkdtemp(prefix="gluon-svrg-"))
         self.clean_up(self._folder)
@@ -107,7 +107,7 @@ class LocalProcesses:
             self.clean_up(process.id)
 
     def states(self) -> list[State]:
-        """What is known about each."""
+        """The state of each process."""
         return [process.state() for process in self._processes]
 
     def free_port(self) -> int:
@@ -115,11 +115,11 @@ class LocalProcesses:
         return usable_port(None)
 
     def end(self) -> None:
-        """End all that still run, with all that they have started."""
+        """End all running processes, with everything that they have started."""
         for number in (signal.SIGTERM, signal.SIGKILL):
             for process in self._processes:
                 process.signal(number)
-                process.signal(signal.SIGCONT)  # one that is stopped gets it only when it goes on
+                process.signal(signal.SIGCONT)  # a stopped process gets the signal only then
             deadline = time.monotonic() + PATIENCE
             while time.monotonic() < deadline and any(p.is_running for p in self._processes):
                 time.sleep(_INTERVAL)
@@ -133,18 +133,18 @@ class LocalProcesses:
             self._folder = None
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether all have ended, after so many seconds at most. `end` waits for it."""
+        """Whether all have ended; `end` has already waited for that."""
         return not self._processes
 
     def close(self, status: int) -> None:
-        """Let go of what watches over them."""
+        """End the process that watches over them."""
         self.end()
         self._warden.stdin.close()  # type: ignore[union-attr]
         self._warden.wait()
 
 
 def usable_port(port: int | None, address: str = "") -> int:
-    """Find a port that can be used: the given one, or any.
+    """Find a usable port: the given one, or any.
 
     Raises
     ------

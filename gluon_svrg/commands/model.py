@@ -1,4 +1,4 @@
-"""The models of the comparison: a network, its loss on a data set, and what there is to measure."""
+"""The models of the comparison: a network, its loss on a data set, and its measures."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RESOLUTION = {"float64": 1e-14, "float32": 1e-9}
 
 
 class Model:
-    """A network, its loss on a data set with the L2 penalty, and what there is to measure."""
+    """A network, its loss on a data set with the L2 penalty, and its measures."""
 
     def __init__(self, dataset: Dataset, settings: Settings) -> None:
         self.dataset = dataset
@@ -40,7 +40,7 @@ class Model:
         self.reset()
 
     def reset(self) -> None:
-        """Go back to the start: zero for the linear model, seeded for the other."""
+        """Return to the initial weights: zero for the linear model, seeded for the other."""
         mx.random.seed(self.settings.seed)
         start = mx.init.Zero() if self.settings.model == "linear" else mx.init.Xavier()
         self.net.initialize(start, force_reinit=True)
@@ -54,7 +54,7 @@ class Model:
         return self.loss_function(self.net(X), y) + 0.5 * self.settings.weight_decay * penalty
 
     def batches(self, order: np.ndarray) -> list[tuple[Any, Any]]:
-        """The minibatches of one epoch, of samples in this order."""
+        """The minibatches of one epoch, with the samples in this order."""
         size, n = self.settings.batch_size, len(self.dataset.X)
         X, y = self._array(self.dataset.X[order]), self._array(self.dataset.y[order])
         return [(X[i : i + size], y[i : i + size]) for i in range(0, n, size)]
@@ -84,7 +84,7 @@ class Model:
         return math.sqrt(sum(float((grad**2).sum()) for grad in grads)) / len(self.dataset.X)
 
     def accuracy(self) -> float | None:
-        """The share of samples that are classified rightly; None for a regression."""
+        """The share of correctly classified samples; None for a regression."""
         if self.dataset.task == "regression":
             return None
         output = self.net(self.X).asnumpy()
@@ -102,13 +102,13 @@ class Model:
 
 
 def minimum_of(model: Model) -> float | None:
-    """The lowest loss of a linear model, as NumPy or scikit-learn finds it.
+    """The lowest loss of a linear model, from NumPy or scikit-learn.
 
     Returns
     -------
     float or None
-        None where no minimum is known: for a network with a hidden layer, for a classification
-        without weight decay, which may have none, and where the solver stopped far from it.
+        None if no minimum is known: for a network with a hidden layer, for a classification
+        without weight decay, which may have none, and if the solver stopped far from it.
     """
     settings, dataset = model.settings, model.dataset
     is_regression = dataset.task == "regression"
@@ -119,7 +119,7 @@ def minimum_of(model: Model) -> float | None:
         model.set_linear(np.linalg.lstsq(X, dataset.y, rcond=None)[0][None])
         return model.loss()
     model.set_linear(_solution(X, dataset.y, settings.weight_decay * len(X), is_regression))
-    # The loss is strongly convex: it is above its minimum by this at most.
+    # The loss is strongly convex: this bounds its distance to the minimum.
     distance = model.gradient_norm() ** 2 / (2 * settings.weight_decay)
     return model.loss() if distance <= RESOLUTION[model.dtype] else None
 
@@ -140,12 +140,12 @@ def _solution(X: np.ndarray, y: np.ndarray, penalty: float, is_regression: bool)
 
 
 def precision_of(optimizer: str) -> str:
-    """float64, or float32 where MXNet's optimizer knows nothing else.
+    """float64, or float32 if MXNet's optimizer supports nothing else.
 
     Raises
     ------
     ValueError
-        If it cannot update a weight matrix and a bias at all.
+        If the optimizer cannot update a weight matrix and a bias at all.
     """
     for dtype in ("float64", "float32"):
         updater = mx.optimizer.get_updater(mx.optimizer.create(optimizer))

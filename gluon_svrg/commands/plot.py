@@ -1,4 +1,4 @@
-"""The figure of a comparison: the best run of each method, and what every learning rate reached."""
+"""The figure of a comparison: each method's best run, and the final loss of every rate."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import numpy as np
 
 from .model import RESOLUTION
 
-#: Colour and marker of each method; the colours are told apart by the colour-blind (Okabe and Ito).
+#: Color and marker of each method, in the color-blind safe palette of Okabe and Ito.
 STYLES = {
     "plain": ("#555555", "o"),
     "SVRG": ("#0072B2", "s"),
@@ -23,7 +23,7 @@ STYLES = {
 
 
 def name_of(method: str, results: dict[str, Any]) -> str:
-    """What a method is called: the plain one by its optimizer."""
+    """The name of a method; the plain one has the name of its optimizer."""
     optimizer = results["settings"]["optimizer"]
     return str(optimizer) if method == "plain" else f"{method} + {optimizer}"
 
@@ -34,7 +34,7 @@ def gap(loss: float, results: dict[str, Any]) -> float:
 
 
 def finding(results: dict[str, Any]) -> str:
-    """The result in a sentence: who came closest, and the plain optimizer or the next beside it."""
+    """The result in a sentence: the best method, compared with the plain optimizer or the next."""
     ended = {method: results["runs"][number] for method, number in results["best"].items()}
     losses = {method: run["losses"][-1] for method, run in ended.items() if not run["diverged"]}
     if not losses:
@@ -100,9 +100,9 @@ def draw(results: dict[str, Any], path: Any) -> None:
 def _draw_method(
     curves: Any, rates: Any, method: str, shift: float, results: dict[str, Any]
 ) -> None:
-    """The best run over its data passes, and the end of all runs over their learning rates.
+    """Draw the best run over its data passes, and the end of all runs over their learning rates.
 
-    The marks of runs that diverged are moved by a factor: they are all at one height.
+    All diverged runs are at one height, so their marks are shifted by a factor.
     """
     best = results["runs"][results["best"][method]]
     runs = [run for run in results["runs"] if run["method"] == method]
@@ -129,13 +129,13 @@ def _draw_method(
 
 
 def _draw_rounding(axes: Any, resolution: float) -> None:
-    """Say where the lines end that go no lower."""
+    """Mark where rounding errors begin."""
     if min(np.nanmin(line.get_ydata()) for line in axes.lines) <= resolution:
         axes.text(0, resolution, "rounding errors", verticalalignment="center")
 
 
 def _height(loss: float, results: dict[str, Any]) -> float:
-    """Where a loss is drawn: not far above the start, nor lower than rounding errors."""
+    """The height of a loss in the figure: not far above the start, nor below rounding errors."""
     start = results["runs"][0]["losses"][0]
     if not loss <= 1000 * start:
         return math.nan

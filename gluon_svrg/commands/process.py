@@ -1,4 +1,4 @@
-"""A process of a job: what it says, what is known about it, and how it is ended."""
+"""A process of a job: its output, its state, and how to end it."""
 
 from __future__ import annotations
 
@@ -20,22 +20,22 @@ _MEASURE = 0.5  # seconds from one measurement of processor time to the next
 
 
 def print_line(line: str) -> None:
-    """Print a line now, whole, whatever thread prints another one."""
+    """Print a complete line at once, even if other threads print too."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 class State(NamedTuple):
-    """What is known about a process. It travels between machines."""
+    """The state of a process. It is sent between machines."""
 
     role: str
     code: int | None = None  # as `subprocess` has it; None while it runs
     rank: str | None = None  # MXNet's
-    finished: float = math.inf  # when its program has, by the clock, though MXNet may keep it
+    finished: float = math.inf  # when its program ended, although MXNet may keep the process
     seconds: float = 0.0  # in which it used a processor or waited for one
-    lost: dict | None = None  # which others it has found silent, and for how long
-    stopped: float = 0.0  # seconds since a signal has stopped it
-    ended: float = math.inf  # when the process has
+    lost: dict | None = None  # which other processes it found silent, and for how long
+    stopped: float = 0.0  # seconds since a signal stopped it
+    ended: float = math.inf  # when the process ended
 
     @property
     def has_finished(self) -> bool:
@@ -44,26 +44,26 @@ class State(NamedTuple):
 
     @property
     def name(self) -> str:
-        """The role, with the rank of a worker where it is known."""
+        """The role, with the rank of a worker if it is known."""
         has_rank = self.role.startswith("worker") and self.rank is not None
         return f"{self.role} (rank {self.rank})" if has_rank else self.role
 
 
 class Process:
-    """A process, the leader of a session and process group of its own.
+    """A process that leads its own session and process group.
 
     Parameters
     ----------
     role : str
-        What it is called.
+        Its name.
     command : sequence of str
-        What it runs.
+        Its command.
     environment : dict of str
         All of its variables.
     folder : Path
-        Where it tells the launcher things.
+        The folder of its reports to the launcher.
     say : callable
-        Gets each line of its output, with the role before it.
+        Called with each line of its output, with the role before it.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Process:
         threading.Thread(target=self._wait, daemon=True).start()
 
     def _wait(self) -> None:
-        """Note the moment of its end: others may die of it within milliseconds."""
+        """Record when it ended: other processes may die of that within milliseconds."""
         self._process.wait()
         self._ended = time.time()
 
@@ -110,7 +110,7 @@ class Process:
         return self._process.poll() is None
 
     def state(self) -> State:
-        """What is known about it now."""
+        """Its current state."""
         code, lost = self._process.poll(), self._told("lost")
         return State(
             role=self.role,
@@ -136,7 +136,7 @@ class Process:
             return math.inf
 
     def _stopped(self) -> float:
-        """For how long it has been stopped."""
+        """How long it has been stopped."""
         try:
             status = Path(f"/proc/{self.id}/stat").read_text().rpartition(")")[2].split()[0]
         except OSError:
@@ -148,14 +148,14 @@ class Process:
         return time.monotonic() - self._stopped_since
 
     def _seconds(self) -> float:
-        """Its processor time, and that for which it waited because others had the processors."""
+        """Its processor time, plus the time for which it waited for a processor."""
         now = time.monotonic()
         if now - self._measured[0] > _MEASURE:
             self._measured = now, busy_seconds(self.id)
         return self._measured[1]
 
     def signal(self, number: int) -> None:
-        """Send a signal to the process and all that it has started."""
+        """Send a signal to the process and everything that it has started."""
         with suppress(ProcessLookupError):
             os.killpg(self.id, number)
 

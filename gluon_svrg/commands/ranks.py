@@ -1,4 +1,4 @@
-"""Who a process is, as the launchers of clusters tell it: by environment variables."""
+"""The rank of a process, from the environment variables of cluster launchers."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ class Rank(NamedTuple):
 
     rank: int
     size: int
-    job: str  # what tells this job from others in one folder
+    job: str  # distinguishes this job from others in one folder
     starter: str | None = None  # an address of the machine that has started it
-    launcher: bool = False  # whether that runs on, and its death ends the job
+    launcher: bool = False  # whether the launcher keeps running, so that its death ends the job
 
 
 def find(environment: Mapping[str, str], rank: int | None = None, size: int | None = None) -> Rank:
@@ -26,12 +26,12 @@ def find(environment: Mapping[str, str], rank: int | None = None, size: int | No
     environment : dict of str
         The variables that the launcher has set.
     rank, size : int, optional
-        Known better.
+        Override the variables.
 
     Raises
     ------
     UserError
-        If rank or size are unknown, or do not fit.
+        If rank or size is unknown, or they do not fit together.
     """
     found = next(filter(None, (ask(environment) for ask in _LAUNCHERS)), None)
     known_rank, known_size, job, starter = found or (None, None, "job", None)
@@ -65,7 +65,7 @@ def _open_mpi(variables: Mapping[str, str]) -> _Found | None:
 def _slurm(variables: Mapping[str, str]) -> _Found | None:
     rank = _number(variables, "SLURM_PROCID")
     if rank is None or not {"SLURM_STEP_ID", "SLURM_STEPID"} & set(variables):
-        return None  # a batch script is a process of no step
+        return None  # a batch script belongs to no step
     size = _number(variables, "SLURM_STEP_NUM_TASKS") or _number(variables, "SLURM_NTASKS")
     step = variables.get("SLURM_STEP_ID") or variables.get("SLURM_STEPID")
     job = f"slurm-{variables.get('SLURM_JOB_ID', 'job')}.{step}"
@@ -89,7 +89,7 @@ def _kubernetes(variables: Mapping[str, str]) -> _Found | None:
     return None if rank is None else (rank, None, "kubernetes", None)
 
 
-# mpirun inside an allocation of Slurm passes Slurm's variables on; they are those of its daemon
+# Inside a Slurm allocation, mpirun passes on Slurm's variables, which are those of its own daemon.
 _LAUNCHERS = (_open_mpi, _slurm, _pmi, _pmix, _kubernetes)
 
 

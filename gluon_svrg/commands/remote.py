@@ -1,4 +1,4 @@
-"""The processes of a job on another machine, at this end of the channel to them."""
+"""The processes of a job on another machine, seen from this end of the channel."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class RemoteProcesses:
     Parameters
     ----------
     channel : Channel
-        To that machine.
+        The channel to that machine.
     name : str
-        What messages call the machine.
+        The machine's name in messages.
     timeout : float
         The seconds of silence after which it counts as lost; 0 for never.
     say : callable
-        Gets each line of the output that arrives here.
+        Called with each line of output that arrives here.
     slots : int, optional
         The most workers that it may run.
     """
@@ -52,7 +52,7 @@ class RemoteProcesses:
         self._ended = threading.Event()
 
     def receive(self, message: dict) -> None:
-        """Take a message from the other machine."""
+        """Handle a message from the other machine."""
         if "line" in message:
             self._say(message["line"])
         if message.get("run") == self._run and "states" in message:
@@ -68,7 +68,7 @@ class RemoteProcesses:
 
     @property
     def problem(self) -> str | None:
-        """Why its processes are out of reach, in words; None while they are not."""
+        """Describe why its processes are out of reach; None while they are not."""
         if self._failure is not None:
             return self._failure
         if self._timeout and self._channel.silence >= self._timeout:
@@ -118,7 +118,7 @@ class RemoteProcesses:
         self._channel.send(start=roles, run=self._run)
 
     def states(self) -> list[State]:
-        """What is known about each.
+        """The state of each process.
 
         Raises
         ------
@@ -130,11 +130,11 @@ class RemoteProcesses:
         return self._states
 
     def end(self) -> None:
-        """Have all ended; `has_ended` waits for it."""
+        """Tell all to end; `has_ended` waits for that."""
         self._channel.send(end=True)
 
     def has_ended(self, seconds: float) -> bool:
-        """Whether all have ended, after so many seconds at most."""
+        """Whether all have ended, after waiting for at most this long."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline and not self.problem:
             if self._ended.wait(_INTERVAL):

@@ -22,14 +22,14 @@ _HANDSHAKE = 5.0  # seconds
 
 
 class Meeting(NamedTuple):
-    """Where rank 0 is found."""
+    """The place to find rank 0."""
 
     addresses: list[str]
     port: int
-    token: str = ""  # who knows it may read the file
+    token: str = ""  # proves that a process has read the file
 
     def write(self, path: Path) -> None:
-        """Write a file that only this user can read; it appears whole."""
+        """Write a file that only this user can read, and that appears complete."""
         new = path.with_name(f"{path.name}.{secrets.token_hex(4)}")
         with os.fdopen(os.open(new, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o600), "w") as file:
             json.dump(self._asdict(), file)
@@ -37,14 +37,14 @@ class Meeting(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Meeting | None:
-        """Read such a file; None while there is none."""
+        """Read such a file; None if there is none."""
         try:
             return cls(**json.loads(path.read_text()))
         except (OSError, ValueError, TypeError):
             return None
 
     def is_open(self) -> bool:
-        """Whether rank 0 still waits there for others."""
+        """Whether rank 0 still waits there for other ranks."""
         return any(map(self._answers, self.addresses))
 
     def _answers(self, address: str) -> bool:
@@ -61,7 +61,7 @@ class Guest(NamedTuple):
     rank: int
     host: str
     socket: socket.socket
-    address: str  # its own
+    address: str  # of the other process
     here: str  # the address of this machine that it has used
 
     @property
@@ -71,7 +71,7 @@ class Guest(NamedTuple):
 
 
 def listen(port: int) -> socket.socket:
-    """Open the socket that the others connect to; port 0 is any free one."""
+    """Open the socket that the other ranks connect to; port 0 is any free one."""
     found = socket.socket()
     found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -91,12 +91,12 @@ def receive(
     seconds: float,
     interrupted: Interruptible,
 ) -> list[Guest]:
-    """At rank 0: wait until all others are there.
+    """At rank 0: wait until all other ranks have connected.
 
     Raises
     ------
     UserError
-        If some are not.
+        If some do not connect in time.
     """
     guests: dict[int, Guest] = {}
     arrived: queue.Queue[tuple[Guest, dict]] = queue.Queue()
@@ -130,7 +130,7 @@ def _ranks(numbers: list[str]) -> str:
 
 
 def _greet(connection: socket.socket, arrived: queue.Queue[tuple[Guest, dict]]) -> None:
-    """Take in what a process says first. What comes from elsewhere is dropped."""
+    """Read the first message of a process. Drop connections from elsewhere."""
     try:
         connection.settimeout(_HANDSHAKE)
         hello = json.loads(_line(connection))
@@ -165,12 +165,12 @@ def connect(
     seconds: float,
     interrupted: Interruptible,
 ) -> socket.socket:
-    """At another rank: connect to rank 0, as soon as it is there.
+    """At another rank: connect to rank 0, as soon as it listens.
 
     Raises
     ------
     UserError
-        If it is not, or refuses.
+        If it does not listen in time, or refuses.
     """
     deadline = time.monotonic() + seconds
     while time.monotonic() < deadline:
@@ -193,7 +193,7 @@ def _introduce(address: str, meeting: Meeting, rank: int, size: int) -> socket.s
     except BaseException:
         connection.close()
         raise
-    if refusal == "another job":  # that of an old file, or of another machine with this address
+    if refusal == "another job":  # the file is old, or another machine has this address
         connection.close()
         raise OSError
     if refusal is not None:
@@ -203,7 +203,7 @@ def _introduce(address: str, meeting: Meeting, rank: int, size: int) -> socket.s
 
 
 def _line(connection: socket.socket) -> bytes:
-    """Read to the end of a line, and no further."""
+    """Read up to the end of a line, and no further."""
     line = b""
     while not line.endswith(b"\n") and len(line) < 10000:
         byte = connection.recv(1)

@@ -1,4 +1,4 @@
-"""What a comparison found: a table to read, and files with the figure and all numbers."""
+"""The results of a comparison: a table, and files with the figure and all numbers."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FIGURE, RECORD = "curves.png", "results.json"
 
 
 def table(results: dict[str, Any]) -> str:
-    """The best run of each method, as text, and what its columns mean."""
+    """A table of the best run of each method, with an explanation of its columns."""
     columns = ["method", "best rate", "loss", "gap", "|gradient|"]
     has_accuracy = results["task"] == "classification"
     columns += (["accuracy"] if has_accuracy else []) + ["data passes", "seconds"]
@@ -58,7 +58,7 @@ def _notes(results: dict[str, Any]) -> list[str]:
 
 
 def write(results: dict[str, Any], folder: Path) -> None:
-    """Write the figure and the record into a folder; each appears whole or not at all."""
+    """Write the figure and the record into a folder; each appears complete or not at all."""
     with tempfile.TemporaryDirectory(dir=folder) as workshop:
         record, figure = Path(workshop, RECORD), Path(workshop, FIGURE)
         record.write_text(json.dumps(_plain(results), indent=1) + "\n", encoding="utf-8")
@@ -68,7 +68,7 @@ def write(results: dict[str, Any], folder: Path) -> None:
 
 
 def _plain(value: Any) -> Any:
-    """JSON knows no infinity."""
+    """Replace infinity, which JSON does not have."""
     if isinstance(value, dict):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -1,4 +1,4 @@
-"""The processes of a job: what each of them is, and how many there are where."""
+"""The roles of a job's processes, and their variables."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ class LaunchError(Exception):
 
 
 class Role(NamedTuple):
-    """A process of a job, as it is named, and the variables that tell it what it is."""
+    """The name of a job's process, and the variables that tell it its role."""
 
     name: str
     variables: dict[str, str]
 
     def command(self, script: Sequence[str]) -> list[str]:
-        """What it runs: workers run the user's script."""
+        """The command of the process: workers run the user's script."""
         if is_worker(self.name):
             return list(script)
         return [sys.executable, "-m", "gluon_svrg.commands.idle"]
@@ -42,9 +42,9 @@ def parameter_servers(
     names : sequence of sequences of str
         The roles on each machine: ``"scheduler"``, ``"server 0"``, ``"worker 0"``, ...
     addresses : sequence of str
-        Of each machine, as the others reach it.
+        The address of each machine, as the others reach it.
     port : int
-        Of the scheduler.
+        The port of the scheduler.
     timeout : float
         Seconds after which a silent process counts as dead; 0 for never.
     """
@@ -69,7 +69,7 @@ def parameter_servers(
 
 
 def common_variables(timeout: float) -> dict[str, str]:
-    """What all processes get, whatever exchanges their gradients."""
+    """The variables of all processes, whether parameter servers or Horovod."""
     return {
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
         "PYTHONUNBUFFERED": "1",

@@ -1,4 +1,4 @@
-"""`gluon-svrg compare`: its options, and what it does with them."""
+"""`gluon-svrg compare`: its options, and the run."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ from .arguments import (
 from .settings import DEFAULT_METHODS, FIRST_ALPHA, LEARNING_RATES, METHODS, WEIGHT_DECAY, Settings
 
 _DESCRIPTION = """\
-Train one model with a plain optimizer, with SVRG and with other methods, over the same learning
-rates and for the same number of data passes. Prints the best run of each method as a table, and
-writes curves.png and results.json."""
+Train one model with a plain optimizer, SVRG and other methods, with the same learning rates and the
+same number of data passes. Print a table of the best run of each method, and write curves.png and
+results.json."""
 
 _EPILOG = """\
 examples:
@@ -48,25 +48,26 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add(
         "--task",
         choices=("classification", "regression"),
-        help="What to do with the target. Left out, text and few whole numbers are classes.",
+        help="How to treat the target. By default, text and whole numbers with few values are "
+        "classes.",
     )
     add("--model", choices=("linear", "mlp"), default="linear", help="The network.")
-    add("--optimizer", metavar="NAME", default="sgd", help="Any optimizer of MXNet, by its name.")
+    add("--optimizer", metavar="NAME", default="sgd", help="The name of any optimizer of MXNet.")
     add(
         "--methods",
         metavar="NAMES",
         type=one_or_more_of(list(METHODS), "method"),
         default=",".join(DEFAULT_METHODS),
-        help=f"What to compare, separated by commas: {', '.join(METHODS)}. Here sgd is the plain "
-        "optimizer, whichever it is. The coefficient of alpha-svrg falls linearly from "
-        f"{FIRST_ALPHA:g} to 0. SAGA and SAG train on minibatches that stay the same.",
+        help=f"The methods to compare, separated by commas: {', '.join(METHODS)}. Here sgd means "
+        "the plain --optimizer. The coefficient of alpha-svrg falls linearly from "
+        f"{FIRST_ALPHA:g} to 0. SAGA and SAG train on fixed minibatches.",
     )
     add(
         "--learning-rates",
         metavar="RATES",
         type=learning_rates,
         help="The learning rates to try with each method, separated by commas, as in 0.01,0.1,1. "
-        f"Left out, these are {', '.join(f'{rate:g}' for rate in LEARNING_RATES)}, and lower or "
+        f"By default, these are {', '.join(f'{rate:g}' for rate in LEARNING_RATES)}, and lower or "
         "higher ones for a method that is best at the lowest or highest.",
     )
     add(
@@ -82,8 +83,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="N",
         type=positive,
         default=20,
-        help="How many epochs SVRG trains. All other methods make as many data passes as it does, "
-        "with its full gradients.",
+        help="How many epochs SVRG trains. All other methods make as many data passes as SVRG, "
+        "including its full gradients.",
     )
     add("--batch-size", metavar="N", type=positive, default=16, help="Samples in a minibatch.")
     add(
@@ -118,7 +119,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compare, and report."""
+    """Compare the methods, and report the results."""
     _check_installed()
     import mxnet as mx
     from tqdm import tqdm
@@ -171,7 +172,7 @@ def _check_installed() -> None:
 
 
 def _check_writable(folder: Path, names: Sequence[str]) -> None:
-    """Find out before the training, not after it."""
+    """Raise before the training if the files cannot be written."""
     place = folder
     try:
         folder.mkdir(parents=True, exist_ok=True)

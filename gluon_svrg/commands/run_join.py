@@ -1,4 +1,4 @@
-"""`gluon-svrg join`: its options, and what it does with them."""
+"""`gluon-svrg join`: its options, and the run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Take part in a job that a cluster's launcher starts: mpirun, srun, an Indexed Jo
 
 Every process of the job is a worker; rank 0 is also the scheduler, and the first ranks are servers.
 With -n, each process has one role: the scheduler, then the servers, then the workers. The processes
-supervise each other: when one of them dies, all are ended, and a line names the first that did."""
+supervise each other: when one of them dies, all end, and a line names the first one that died."""
 
 _EPILOG = """\
 examples:
@@ -48,12 +48,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default=1,
         help="How many processes sum the gradients.",
     )
-    add("--horovod", action="store_true", help="Start workers of Horovod instead.")
+    add("--horovod", action="store_true", help="Start Horovod workers instead.")
     add(
         "--scheduler",
         metavar="NAME:PORT",
         type=_address,
-        help="Where rank 0 listens. Left out, it writes a file that tells.",
+        help="Where rank 0 listens. By default, rank 0 writes its address to a file.",
     )
     add(
         "--folder",
@@ -62,8 +62,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default=Path(),
         help="A folder that all processes see, for this file.",
     )
-    add("--rank", metavar="N", type=natural, help="The rank, where no launcher tells it.")
-    add("--size", metavar="N", type=positive, help="How many processes there are.")
+    add("--rank", metavar="N", type=natural, help="The rank, if no launcher sets it.")
+    add("--size", metavar="N", type=positive, help="The number of processes.")
     add(
         "--wait",
         metavar="SECONDS",
@@ -76,10 +76,10 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="N",
         type=natural,
         default=0,
-        help="How often the job starts again after a death.",
+        help="How often to restart the job after a death.",
     )
     add_timeout(parser)
-    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
+    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="The command of each worker.")
     parser.set_defaults(run=run)
 
 

@@ -1,4 +1,4 @@
-"""`gluon-svrg launch`: its options, and what it does with them."""
+"""`gluon-svrg launch`: its options, and the run."""
 
 from __future__ import annotations
 
@@ -14,8 +14,9 @@ _DESCRIPTION = """\
 Start a scheduler, servers and workers of MXNet's distributed kvstores, on this machine or on those
 that -H names. When one of them dies, the launcher ends all, and its last line names that one.
 
-On other machines, which ssh must reach without a password, workers run in this working folder with
-these environment variables; the folder, Python and the script must be there under the same path."""
+ssh must reach other machines without a password. Workers there run in this working folder, with
+these environment variables. The folder, Python and the script must exist there under the same
+path."""
 
 _EPILOG = """\
 examples:
@@ -69,16 +70,16 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="N",
         type=natural,
         default=0,
-        help="How often the job starts again after a death.",
+        help="How often to restart the job after a death.",
     )
     add(
         "--port",
         metavar="P",
         type=positive,
-        help="The port of the scheduler. Left out, a free one is taken.",
+        help="The port of the scheduler. By default, a free one.",
     )
     add_timeout(parser)
-    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
+    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="The command of each worker.")
     parser.set_defaults(run=run)
 
 

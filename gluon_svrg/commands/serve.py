@@ -1,4 +1,4 @@
-"""The processes of a job on this machine, directed from another one."""
+"""The processes of a job on this machine, directed from another machine."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ def serve(
     timeout: float,
     interrupted: Interruptible,
 ) -> tuple[int, str | None]:
-    """Start and end processes as the other side says, until it says how to exit.
+    """Start and end processes as the other side directs, until it sends the exit status.
 
     Parameters
     ----------
     channel : Channel
-        From the machine that directs the job. It is opened here.
+        The channel to the machine that directs the job. It is opened here.
     make : callable
-        Makes the processes from the settings that are sent first.
+        Makes the processes from the settings, which are sent first.
     timeout : float
         The seconds of silence after which the other side counts as lost; 0 for never.
     interrupted : Interruptible
@@ -41,7 +41,7 @@ def serve(
     status : int
         The exit status.
     reason : str or None
-        What has ended the job, where the other side cannot say it.
+        Why the job ended, if the other side cannot say it.
     """
     messages: queue.Queue[dict] = queue.Queue()
     channel.open(messages.put)
@@ -92,7 +92,7 @@ def serve(
 
 
 def _news(states: list[State], last: list[State] | None) -> bool:
-    """Whether more has changed than what time changes."""
+    """Whether anything has changed except times."""
     before = None if last is None else [state._replace(seconds=0, stopped=0) for state in last]
     return [state._replace(seconds=0, stopped=0) for state in states] != before
 
@@ -110,7 +110,7 @@ def _reached() -> str:
     return os.environ.get("SSH_CONNECTION", "").split()[2]
 
 
-#: What can be asked of the other machine.
+#: The questions that this machine answers.
 QUESTIONS: dict[str, Callable[..., Any]] = {
     "port": _port,
     "route": route_to,

@@ -1,4 +1,4 @@
-"""What is compared: the methods by their names, the learning rates, all settings; without MXNet."""
+"""The settings of a comparison: methods, learning rates and the rest. Needs no MXNet."""
 
 from __future__ import annotations
 
@@ -7,16 +7,16 @@ from typing import NamedTuple
 
 
 class Method(NamedTuple):
-    """How a method is trained."""
+    """How to train with a method."""
 
     title: str  # in tables, plots and records
     trainer: str  # of `gluon_svrg`
     refreshes: bool = False  # whether it takes full gradients
-    has_table: bool = False  # whether its minibatches stay the same, with an index each
-    draws: bool = False  # whether these are drawn with replacement, once all were visited
+    has_table: bool = False  # whether its minibatches are fixed, with an index each
+    draws: bool = False  # whether these are drawn with replacement after the first pass
 
 
-#: By the names that users type.
+#: The methods, by the names that users type.
 METHODS = {
     "sgd": Method("plain", "SVRGTrainer"),  # which, without a snapshot, is `gluon.Trainer`
     "svrg": Method("SVRG", "SVRGTrainer", refreshes=True),
@@ -29,19 +29,19 @@ METHODS = {
 }
 DEFAULT_METHODS = ("sgd", "svrg")
 
-#: The first coefficient of alpha-SVRG, as in its paper; it falls linearly to 0 at the end.
+#: The first coefficient of alpha-SVRG, as in its paper; it falls linearly to 0.
 FIRST_ALPHA = 0.75
 
-#: 1e-05, 3e-05, ... 100, 300: where a search for the best rate may go.
+#: 1e-05, 3e-05, ... 100, 300: the rates that a search may try.
 LADDER = tuple(float(f"{digit}e{power}") for power in range(-5, 3) for digit in (1, 3))
-#: Where it begins: 0.01 to 3.
+#: The rates that a search tries first: 0.01 to 3.
 LEARNING_RATES = LADDER[6:12]
 
 WEIGHT_DECAY = 1e-2
 
 
 class Settings(NamedTuple):
-    """What is compared."""
+    """The settings of a comparison."""
 
     model: str = "linear"
     optimizer: str = "sgd"

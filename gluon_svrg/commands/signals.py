@@ -1,4 +1,4 @@
-"""What ends a command in an orderly way: signals, and the death of whoever started it."""
+"""Orderly ends of a command: on signals, and on the death of its parent."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any
 
 
 class Interruptible:
-    """Notice Ctrl-C and SIGTERM instead of dying of them, so that no process is left behind.
+    """Note Ctrl-C and SIGTERM instead of dying of them, so that no process is left behind.
 
     Parameters
     ----------
     needs_parent : bool
-        Whether the death of the process that has started this one counts as SIGHUP. Launchers of
-        clusters leave their processes alone when they are killed.
+        Whether the death of the parent process counts as SIGHUP. Launchers of clusters do not end
+        their processes when they are killed.
     """
 
     def __init__(self, needs_parent: bool = False) -> None:

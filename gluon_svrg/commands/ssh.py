@@ -23,7 +23,7 @@ from .supervise import Machine, supervise
 #: Seconds for a machine to answer at the start.
 CONNECT = 60.0
 
-#: Variables that belong to a machine or a login, and do not travel to others.
+#: Variables that belong to a machine or a login, and are not sent to other machines.
 _OWN = re.compile(
     r"HOME|USER|LOGNAME|SHELL|SHLVL|PWD|OLDPWD|HOSTNAME|HOST|MAIL|TERM|DISPLAY|TMPDIR|TMP|TEMP|_"
     r"|TTY|XAUTHORITY|(SSH|XDG|DBUS|BASH_FUNC|SLURM|OMPI|PMIX|PMI)_.*"
@@ -31,7 +31,7 @@ _OWN = re.compile(
 
 
 class Host(NamedTuple):
-    """A machine, as ssh knows it, and the most workers that it may run."""
+    """A machine's name for ssh, and the most workers that it may run."""
 
     name: str
     slots: int | None
@@ -61,18 +61,18 @@ def launch_on(
     Parameters
     ----------
     hosts : sequence of Host
-        The first one runs the scheduler. Workers and servers go round.
+        The first one runs the scheduler. Workers and servers are assigned in turn.
     command : sequence of str
-        What each worker runs, in this working folder, with these variables.
+        The command of each worker, run in this working folder with these variables.
     workers, servers, restarts, port, timeout
-        As for `launch`. A restart uses the machines that are left.
+        As for `launch`. A restart uses the remaining machines.
     shell : str
         The program that reaches a machine, with its options.
 
     Returns
     -------
     int
-        An exit status: 0 if all workers have ended with 0.
+        The exit status: 0 if all workers have ended with 0.
 
     Raises
     ------
@@ -119,7 +119,7 @@ def launch_on(
 
 
 def shares(workers: int, servers: int, slots: Sequence[int | None]) -> list[list[str]]:
-    """Which roles each machine gets.
+    """Assign roles to the machines.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def shares(workers: int, servers: int, slots: Sequence[int | None]) -> list[list
 
 
 def _connect(host: Host, shell: str, timeout: float) -> RemoteProcesses:
-    """Start `gluon_svrg.commands.agent` on a machine. It gets all else through the channel."""
+    """Start `gluon_svrg.commands.agent` on a machine. The channel sends it everything else."""
     package = str(Path(__file__).parents[2])
     path = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH"), package]))
     words = ["exec", "env", f"PYTHONPATH={path}", sys.executable, "-m", "gluon_svrg.commands.agent"]
@@ -185,7 +185,7 @@ def _connect(host: Host, shell: str, timeout: float) -> RemoteProcesses:
 def _prepare(
     machines: Sequence[Machine], settings: Mapping[str, object], interrupted: Interruptible
 ) -> None:
-    """Send what is the same everywhere, and find out whether all machines are there."""
+    """Send the common settings, and check that all machines answer."""
     for machine in machines:
         assert isinstance(machine, RemoteProcesses)
         machine.prepare(**settings)
@@ -196,7 +196,7 @@ def _prepare(
 
 
 def _find_addresses(machines: Sequence[Machine]) -> None:
-    """Find each machine's address on the network that the others reach it by."""
+    """Find the address by which the other machines reach each machine."""
     remote = [machine for machine in machines if isinstance(machine, RemoteProcesses)]
     reached = [str(machine.ask("reached")) for machine in remote]
     others = [address for address in reached[1:] if not address.startswith("127.")]

@@ -1,4 +1,4 @@
-"""What watches over a job: one death ends all, wherever they run."""
+"""Supervision of a job: when one process dies, all end, on all machines."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from .remote import RemoteProcesses
 from .roles import Role, is_worker
 from .signals import Interruptible
 
-#: Once a worker has ended well, MXNet lets it wait for the others. If these do nothing for so many
-#: seconds, they wait for it.
+#: When a worker has succeeded, MXNet makes it wait for the others. If these do nothing for this
+#: many seconds, they wait for it.
 STALLED = 5.0
-#: Less than this share of a processor is nothing.
+#: A process that uses less than this share of a processor does nothing.
 _IDLE = 0.05
 _INTERVAL = 0.05
 _SETTLE = 0.3
-#: Seconds in which another machine ends its processes.
+#: Seconds that another machine has to end its processes.
 _PATIENCE = 10.0
 
 Machine = Union[LocalProcesses, RemoteProcesses]
 
 
 class Death(NamedTuple):
-    """What ended a job that did not end well."""
+    """The cause of a job's failure."""
 
     who: str
     reason: str
@@ -44,33 +44,33 @@ def supervise(
     restarts: int = 0,
     at_once: bool = False,
 ) -> int:
-    """Run a job until all its processes have ended well, or one has not.
+    """Run a job until all its processes have succeeded, or one has failed.
 
     Parameters
     ----------
     machines : sequence
-        Where processes can run.
+        The machines that can run processes.
     place : callable
-        Gets the machines that are left and gives the roles for each. Raises LaunchError where
-        these machines are not enough.
+        Takes the remaining machines and returns the roles of each. Raises LaunchError if there are
+        too few machines.
     title : str
-        What messages begin with.
+        The beginning of messages.
     say : callable
-        Gets the messages.
+        Called with each message.
     interrupted : Interruptible
         Notices signals.
     timeout : float
-        Seconds after which a process that is stopped counts as dead; 0 for never.
+        Seconds after which a stopped process counts as dead; 0 for never.
     restarts : int
-        How often the job is started again after a death.
+        How often to restart the job after a death.
     at_once : bool
-        Whether a death is reported before the others are ended, and not after it: the manager of a
-        cluster may end this process in between.
+        Whether to report a death before ending the other processes, rather than after: the manager
+        of a cluster may end this process in between.
 
     Returns
     -------
     int
-        An exit status: 0 if all workers have ended with 0.
+        The exit status: 0 if all workers have ended with 0.
     """
     status = 1
     try:
@@ -136,15 +136,15 @@ class _Job:
         return death
 
     def _watch(self) -> Death | None:
-        """Wait until all have ended well, or one has not."""
+        """Wait until all have succeeded, or one has failed."""
         while not self._interrupted.signal:
             if self._death() is not None:
-                time.sleep(_SETTLE)  # what has died first may be known last
+                time.sleep(_SETTLE)  # the first death may be the last to be known
                 return self._death()
             if self._has_ended_well():
                 return None
             time.sleep(_INTERVAL)
-        # a manager that ends all because one has died may be faster than the news of it
+        # A manager that ends all because one has died may be faster than the news of that death.
         time.sleep(_SETTLE)
         number = self._interrupted.signal
         signalled = Death("the launcher", f"was ended by {self._interrupted.name}", 128 + number)
@@ -154,7 +154,7 @@ class _Job:
         running = [state for _, state in self._states() if state.code is None]
         if any(is_worker(state.role) for state in running):
             return False
-        # scheduler and servers wait forever for workers that have never joined them
+        # Scheduler and servers wait forever for workers that have never joined them.
         return not running or self._stall.lasts(sum(state.seconds for state in running))
 
     def _states(self) -> Iterator[tuple[Machine, State]]:
@@ -166,7 +166,7 @@ class _Job:
         return f"{state.name} on {machine.name}" if machine.name else state.name
 
     def _death(self) -> Death | None:
-        """What has gone wrong, if anything has."""
+        """The failure, if there is one."""
         for machine in self._machines:
             if machine.problem:
                 return Death(machine.label, machine.problem, 1)
@@ -198,13 +198,13 @@ class _Job:
         return Death(self._name(machine, state), reason, code if code > 0 else 128 - code)
 
     def _find(self, node: str) -> str:
-        """The name here of what MXNet numbers its own way."""
+        """The name of a process that MXNet knows by its own number."""
         kind, _, rank = node.partition(" ")
         known: dict[str | None, list[str]] = {}
         for machine, state in self._states():
             if state.role.startswith(kind):
                 known.setdefault(state.rank, []).append(self._name(machine, state))
-        found = known.get(rank) or known.get(None, [])  # one that has not told its rank yet
+        found = known.get(rank) or known.get(None, [])  # one that has not reported its rank yet
         if len(found) == 1:
             return found[0]
         return node if node.startswith("the ") else f"{kind} of rank {rank}"
@@ -231,7 +231,7 @@ class _Stall:
         self._used = math.inf
 
     def lasts(self, used: float) -> bool:
-        """Whether they have done nothing for long enough, by the processor time that they used."""
+        """Whether they have done nothing for long enough, judged by their processor time."""
         now = time.monotonic()
         if not 0 <= used - self._used <= _IDLE * (now - self._since + 1):
             self._since, self._used = now, used

@@ -45,18 +45,19 @@ def train(
     Parameters
     ----------
     model : Model
-        What is trained, and the settings.
+        The model, and the settings.
     name : str
         One of `METHODS`.
     learning_rate : float
-        It stays the same.
+        The constant learning rate.
     on_epoch : callable
         Called with the number of data passes after each epoch.
 
     Returns
     -------
     Run
-        It has at most one minibatch more than its data passes; fewer if the loss is not finite.
+        The run. It exceeds its data passes by at most one minibatch, and stops early if the loss is
+        not finite.
     """
     settings, method, n = model.settings, METHODS[name], len(model.dataset.X)
     model.reset()
@@ -104,16 +105,17 @@ def _trainer(model: Model, name: str, learning_rate: float) -> Any:
         model.net.collect_params(),
         settings.optimizer,
         {"learning_rate": learning_rate},
-        lock_random=False,  # neither model draws random numbers: nothing is looked for
+        lock_random=False,  # neither model draws random numbers, so no checks are needed
         **options,
     )
 
 
 def _epochs(model: Model, method: Method) -> Iterator[list[tuple[Any, dict[str, int]]]]:
-    """The minibatches of each epoch, with their index where there is a table.
+    """The minibatches of each epoch, with their index if there is a table.
 
-    Samples are shuffled anew for each epoch. With a table they are shuffled once, and then the
-    minibatches are, or are drawn with replacement: SAG diverges at lower rates without.
+    Samples are shuffled again for each epoch. With a table they are shuffled only once; then the
+    minibatches are shuffled, or drawn with replacement for SAG, which otherwise diverges at lower
+    rates.
     """
     n, rng = len(model.dataset.X), np.random.RandomState(model.settings.seed)
     if method.has_table:
