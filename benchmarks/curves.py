@@ -21,6 +21,7 @@ STYLES = {
     "SVRGTrainer, Barzilai-Borwein": ("#56b4e9", "-."),
     "SAGATrainer": ("#009e73", "-."),
     "SAGTrainer": ("#cc79a7", "-."),
+    "SARAHTrainer": ("#b8860b", "-."),
     "gluon.Trainer, SGD": ("#777777", "-"),
     "SVRG in NumPy": ("black", ":"),
     "sklearn SAG": ("#d62728", "--"),

@@ -1,4 +1,4 @@
-"""SVRG in its variants, SAGA, SAG and SGD, each driven once: by a trainer, and in NumPy beside it.
+"""The methods for strongly convex problems, each driven once: by a trainer, and in NumPy beside it.
 
 `drive` makes the decisions (which samples, when to refresh) and knows neither; so both see the same
 sequence of minibatches.
@@ -13,7 +13,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
-from gluon_svrg import SAGATrainer, SAGTrainer, SVRGTrainer
+from gluon_svrg import SAGATrainer, SAGTrainer, SARAHTrainer, SVRGTrainer
 from gluon_svrg.schedule import Loopless
 
 from .problems import Problem
@@ -22,11 +22,12 @@ from .problems import Problem
 class Method(NamedTuple):
     """What `drive` does, and in which precision."""
 
-    kind: str  # SGD, decaying SGD, SVRG, stored, loopless, BB (Barzilai-Borwein), SAGA or SAG
+    kind: str  # SGD, decaying SGD, SVRG, stored, loopless, BB (Barzilai-Borwein), SAGA, SAG, SARAH
     dtype: str = "float64"
 
 
 TABLES = {"SAGA": SAGATrainer, "SAG": SAGTrainer}
+TRAINERS = {**TABLES, "SARAH": SARAHTrainer}
 
 
 class Trained:
@@ -37,7 +38,7 @@ class Trained:
         self.net = problem.network(method.dtype)
         self.data = problem.arrays(method.dtype)
         self.plain = method.kind.endswith("SGD")
-        trainer = gluon.Trainer if self.plain else TABLES.get(method.kind, SVRGTrainer)
+        trainer = gluon.Trainer if self.plain else TRAINERS.get(method.kind, SVRGTrainer)
         own = {"barzilai_borwein": True} if method.kind == "BB" else {}
         settings = {"learning_rate": rate}
         self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None, **own)
@@ -170,6 +171,8 @@ class Reference:
             else:
                 at_snapshot = self.stored[position]
             gradient = gradient - (at_snapshot - len(index) * self.full_grad)
+            if self.kind == "SARAH":
+                self.snapshot, self.full_grad = self.weights, gradient / len(index)
         self.weights = self.weights - self._rate * (self.rescale * gradient)
 
 
@@ -204,7 +207,7 @@ def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
     while True:
         if kind == "decaying SGD":
             solver.scale_rate(1 / (1 + epoch))
-        if kind in ("SVRG", "stored", "BB"):
+        if kind in ("SVRG", "stored", "BB", "SARAH"):
             solver.refresh(whole, store=kind == "stored")
         if kind == "stored" or kind in TABLES:
             is_shuffled = kind == "SAGA" or (kind == "SAG" and not epoch)

@@ -85,7 +85,8 @@ def test_passes_of_the_reference_and_of_the_trainer():
 
 
 @pytest.mark.parametrize(
-    "kind", ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SGD", "decaying SGD"]
+    "kind",
+    ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SARAH", "SGD", "decaying SGD"],
 )
 def test_the_trainer_follows_the_reference(kind):
     problem = problems.problem("breast_cancer")
