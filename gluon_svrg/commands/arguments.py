@@ -129,7 +129,7 @@ def add_timeout(parser: argparse.ArgumentParser) -> None:
         metavar="SECONDS",
         type=_timeout,
         default=45.0,
-        help="After how long a silent process or machine counts as dead; 0 for never.",
+        help="End the job within so many seconds when a process or machine is silent; 0 for never.",
     )
 
 

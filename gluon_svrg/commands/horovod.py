@@ -16,7 +16,7 @@ class HorovodWorkers:
     Parameters
     ----------
     timeout : float
-        Seconds after which a silent process counts as dead; 0 for never.
+        Seconds within which a silent process ends the job; 0 for never.
 
     Raises
     ------

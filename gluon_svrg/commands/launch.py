@@ -10,7 +10,7 @@ from .roles import Role, parameter_servers
 from .signals import Interruptible
 from .supervise import Machine, supervise
 
-#: Seconds after which a silent process counts as dead.
+#: Seconds within which a silent process ends the job.
 TIMEOUT = 45.0
 _ADDRESS = "127.0.0.1"
 
@@ -37,7 +37,7 @@ def launch(
     port : int, optional
         The port of the scheduler; by default, a free one.
     timeout : float
-        Seconds after which a process that does not answer counts as dead; 0 for never.
+        Seconds within which a process that does not answer ends the job; 0 for never.
 
     Returns
     -------

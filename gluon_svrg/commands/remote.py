@@ -7,6 +7,7 @@ import threading
 import time
 from typing import Any, Callable, Sequence
 
+from ..stores.launcher import allowed_silence
 from .channel import Channel
 from .process import State
 from .roles import LaunchError, Role
@@ -26,7 +27,7 @@ class RemoteProcesses:
     name : str
         The machine's name in messages.
     timeout : float
-        The seconds of silence after which it counts as lost; 0 for never.
+        The seconds within which its silence ends the job; 0 for never.
     say : callable
         Called with each line of output that arrives here.
     slots : int, optional
@@ -71,7 +72,7 @@ class RemoteProcesses:
         """Describe why its processes are out of reach; None while they are not."""
         if self._failure is not None:
             return self._failure
-        if self._timeout and self._channel.silence >= self._timeout:
+        if self._timeout and self._channel.silence >= allowed_silence(self._timeout):
             return f"did not answer for {self._timeout:g} s"
         if self._channel.has_ended:
             return "is out of reach: the connection has ended"

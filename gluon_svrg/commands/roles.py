@@ -46,7 +46,7 @@ def parameter_servers(
     port : int
         The port of the scheduler.
     timeout : float
-        Seconds after which a silent process counts as dead; 0 for never.
+        Seconds within which a silent process ends the job; 0 for never.
     """
     everything = [name for here in names for name in here]
     root = next(address for here, address in zip(names, addresses) if "scheduler" in here)

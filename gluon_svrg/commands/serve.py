@@ -7,6 +7,7 @@ import queue
 import time
 from typing import Any, Callable
 
+from ..stores.launcher import allowed_silence
 from .addresses import interface_of, route_to
 from .channel import Channel
 from .local import LocalProcesses, usable_port
@@ -32,7 +33,7 @@ def serve(
     make : callable
         Makes the processes from the settings, which are sent first.
     timeout : float
-        The seconds of silence after which the other side counts as lost; 0 for never.
+        The seconds within which silence of the other side ends the job; 0 for never.
     interrupted : Interruptible
         Notices signals.
 
@@ -78,7 +79,7 @@ def serve(
                 return 128 + interrupted.signal, f"was ended by {name}"
             if channel.has_ended and messages.empty():
                 return 1, "is out of reach: the connection has ended"
-            if timeout and channel.silence >= timeout:
+            if timeout and channel.silence >= allowed_silence(timeout):
                 return 1, f"did not answer for {timeout:g} s"
             states = processes.states() if processes is not None else []
             now = time.monotonic()

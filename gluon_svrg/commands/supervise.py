@@ -6,6 +6,7 @@ import math
 import time
 from typing import Callable, Iterator, NamedTuple, Sequence, Union
 
+from ..stores.launcher import allowed_silence
 from .local import LocalProcesses
 from .process import State, ending
 from .remote import RemoteProcesses
@@ -60,7 +61,7 @@ def supervise(
     interrupted : Interruptible
         Notices signals.
     timeout : float
-        Seconds after which a stopped process counts as dead; 0 for never.
+        Seconds within which a stopped process ends the job; 0 for never.
     restarts : int
         How often to restart the job after a death.
     at_once : bool
@@ -176,7 +177,7 @@ class _Job:
                 who = " and ".join(map(self._find, state.lost["nodes"]))
                 return Death(who, f"did not answer for {state.lost['seconds']:g} s", 1)
         for machine, state in states:
-            if 0 < self._timeout < state.stopped:
+            if self._timeout and state.stopped > allowed_silence(self._timeout):
                 reason = f"did not answer for {self._timeout:g} s: a signal has stopped it"
                 return Death(self._name(machine, state), reason, 1)
         failed = [(machine, state) for machine, state in states if state.code]

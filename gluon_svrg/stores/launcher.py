@@ -18,6 +18,15 @@ _place: str | None = None
 _process = 0
 
 
+def allowed_silence(timeout: float) -> float:
+    """The seconds of silence after which a process counts as dead.
+
+    They are fewer than the time-out: silence is noticed within a second, and what is left of the
+    job then has a second to end.
+    """
+    return timeout - min(2.0, timeout / 4)
+
+
 def tell_launcher() -> None:
     """In a worker: tell the launcher when the program ends, and end at once on an error.
 

@@ -17,9 +17,9 @@ import weakref
 from contextlib import suppress
 from typing import Any, Callable, Mapping
 
-from .launcher import is_launched, tell, tell_the_end
+from .launcher import allowed_silence, is_launched, tell, tell_the_end
 
-#: The variable that sets the seconds after which a silent process counts as dead.
+#: The variable that sets the seconds within which a silent process ends the job.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 _INTERVAL = 1.0
 #: Closing a kvstore waits for all other workers. If a function closed it on return, the launcher
@@ -75,14 +75,15 @@ def _watch(
 ) -> None:
     # A node that has just joined has sent nothing yet. Neither has one whose process was stopped
     # and continues. So a node counts as silent only if MXNet reports it for a while.
-    patience = min(5.0, seconds / 2)
+    allowed = allowed_silence(seconds)
+    patience = min(5.0, allowed / 2)
     since: dict[int, float] = {}
     has_joined = False
     while not stopped.wait(_INTERVAL):
         if not has_joined:
             has_joined = _has_joined(find_store())
             continue
-        silent = _silent(find_store(), nodes, max(2, round(seconds - patience)))
+        silent = _silent(find_store(), nodes, max(2, round(allowed - patience)))
         now = time.monotonic()
         since = {node: since.get(node, now) for node in silent}
         dead = [nodes[node] for node in silent if now - since[node] > patience]
