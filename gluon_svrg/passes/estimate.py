@@ -266,7 +266,7 @@ def _attempt(
             return recorded
 
         if there is None and network.adds:
-            here = Point.writing(network)
+            here = here.writing
         random_lock.start(seed)
         recorded = here.at(at_weights)
         look()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import contextmanager
+from functools import cached_property
 from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
@@ -57,11 +58,6 @@ class Point:
         return cls(network, network.aliases, protected=False)
 
     @classmethod
-    def writing(cls, network: Network) -> Point:
-        """As `current`, for passes that overwrite the live gradients."""
-        return cls(network, network.writing, protected=False)
-
-    @classmethod
     def untouched(cls, network: Network) -> Point:
         """The weights as they are, by reference; states that operators move, as copies.
 
@@ -78,6 +74,11 @@ class Point:
         """Copies of the weights and of the frozen values as they are."""
         weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
         return cls(network, weights, copies([_mxnet.data(p) for p in network.frozen]))
+
+    @cached_property
+    def writing(self) -> Point:
+        """The current weights, for passes that overwrite the live gradients."""
+        return Point(self.network, self.network.writing, protected=False)
 
     def bind(self) -> None:
         """Use the gradient buffers that the parameters have now."""
