@@ -47,7 +47,7 @@ class Counters:
             and set(expected) - set(state) <= {"adds", "probed"}
             and all(0 <= value < 2**62 for value in state.values())
         ):
-            yield "its counters are of another form"
+            yield "its counters have another form"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
@@ -95,7 +95,7 @@ class Registered:
         if not isinstance(state, list) or not all(
             isinstance(saved, saving.SavedObject) for saved in state
         ):
-            yield "its schedules are of another form"
+            yield "its schedules have another form"
             return
         for saved, live in self._pairs(state):
             yield from saving.object_problems(saved, live, "its schedule")

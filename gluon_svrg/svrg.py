@@ -195,7 +195,7 @@ class CoefficientPart:
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
         if not isinstance(state, dict) or set(state) != {"schedule", "coefficient"}:
-            yield "its coefficient is of another form"
+            yield "its coefficient has another form"
             return
         for value in (state["coefficient"], state["schedule"]):
             if isinstance(value, float) and not 0 <= value < math.inf:

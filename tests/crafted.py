@@ -117,13 +117,13 @@ PICKLES = {
                + b"r\x88\x13\x00\x000(" + b"j\x88\x13\x00\x00" * 20_000 + b"t"),
         "larger arrays than the parameters",
     ),
-    "nested pairs": (states(pairs(100)), "too deep, or in a circle"),
-    "nested pairs, wide": (states(pairs(50)), "too deep, or in a circle"),
+    "nested pairs": (states(pairs(100)), "too deeply, or in a cycle"),
+    "nested pairs, wide": (states(pairs(50)), "too deeply, or in a cycle"),
     "nested keys": (
         b"\x80\x02}" + pairs(60) + b"K\x00s" + OPTIMIZER + b"\x86.", "neither numbers nor texts",
     ),
-    "a circle": (states(b"]r\x88\x13\x00\x00j\x88\x13\x00\x00a"), "too deep, or in a circle"),
-    "deep lists": (states(b"]" * 100_000 + b"a" * 99_999), "too deep, or in a circle"),
+    "a circle": (states(b"]r\x88\x13\x00\x00j\x88\x13\x00\x00a"), "too deeply, or in a cycle"),
+    "deep lists": (states(b"]" * 100_000 + b"a" * 99_999), "too deeply, or in a cycle"),
     "a memo at 2**31": (states(b"K\x05r\xff\xff\xff\x7f"), "is a number and must be None"),
     "bytes by their number": (
         states(named("builtins", "bytearray") + number(2**31 - 1) + b"\x85R"), "without content",

@@ -523,7 +523,7 @@ BAD_CALLS = {
     "no method": (["digits", "--methods", ""], "--methods: unknown method '', choose from sgd, sv"),
     "method twice": (
         ["digits", "--methods", "sgd,SVRG,svrg"],
-        "--methods: 'svrg' is there twice, name each method once, from sgd, svrg, alpha-svrg, ",
+        "--methods: 'svrg' appears twice, name each method once, from sgd, svrg, alpha-svrg, ",
     ),
     "rates": (
         ["digits", "--learning-rates", "0.1;0.2"],
@@ -536,7 +536,7 @@ BAD_CALLS = {
     "no rates": (["digits", "--learning-rates", ""], "expected positive numbers .* got ''"),
     "rate twice": (
         ["digits", "--learning-rates", "0.1,1,0.10"],
-        "--learning-rates: 0.1 is there twice, in '0.1,1,0.10'",
+        "--learning-rates: 0.1 appears twice in '0.1,1,0.10'",
     ),
     "weight decay": (
         ["digits", "--weight-decay", "-0.1"],

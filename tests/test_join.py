@@ -270,7 +270,7 @@ def test_two_jobs_in_one_folder(tmp_path, marker):
     assert (tmp_path / ".gluon-svrg-kubernetes").exists()
     first.terminate()
     output = finish(first)
-    assert "ended by SIGTERM before all were there" in output.splitlines()[-1]
+    assert "ended by SIGTERM before all had joined" in output.splitlines()[-1]
     assert_nothing_left(marker)
 
 
@@ -303,7 +303,7 @@ def test_some_do_not_come(tmp_path, marker):
     assert processes[0].returncode == 2
     assert processes[1].returncode != 0
     alone = by_hand(1, tmp_path, "step", "--wait", 1)
-    assert "rank 0 was not there within 1 s" in finish(alone)
+    assert "rank 0 did not answer within 1 s" in finish(alone)
     assert alone.returncode == 2
     assert_nothing_left(marker)
 

@@ -302,7 +302,7 @@ def test_any_permutation_is_found(order, start):
 @pytest.mark.parametrize(
     "make, message",
     [
-        (lambda: Training(sizes=(3, 4)), "it is of 4 parameters, and there are 2"),
+        (lambda: Training(sizes=(3, 4)), "it has 4 parameters, and there are 2"),
         (lambda: Training(sizes=(3, 4, 5)), r"was float32 \(2.*and is float32 \(5.*here"),
         (lambda: Training("adam"), "the optimizer was SGD and is Adam here"),
         (lambda: Training(settings=scheduled()), "its lr_scheduler was none and is Factor"),
@@ -330,7 +330,7 @@ def test_another_method_and_other_parts(tmp_path):
     run.save(tmp_path / "states")
     saved = saving.read(tmp_path / "states", run.header())
     assert (
-        "it is of SVRG, and this trainer has SAGA"
+        "it was saved with SVRG, and this trainer uses SAGA"
         in saved.problems(run.parts(), run.header("SAGA"))[0]
     )
     fewer = {name: part for name, part in run.parts().items() if name != "toy"}
@@ -661,8 +661,8 @@ def test_schedulers_inside_a_list(source, tmp_path):
     "value, message",
     [
         (object(), r"SGD.own is a object, which cannot be saved"),
-        ({mx.lr_scheduler.PolyScheduler(5)}, "has a PolyScheduler for a key or in a set"),
-        ({(1, (2,)): 3}, "has a tuple for a key"),
+        ({mx.lr_scheduler.PolyScheduler(5)}, "has a PolyScheduler as a key or in a set"),
+        ({(1, (2,)): 3}, "has a tuple as a key"),
         ([len], r"SGD.own\[...\] is a builtin_function_or_method"),
         (np.array([object()]), "is a ndarray, which cannot be saved"),
         (1 << 4000, "a number of 4001 bits"),
@@ -841,9 +841,9 @@ def without(state):
         (with_scheduler(0, base_lr=1e308), "does not work .MXNetError"),
         (with_scheduler(1, step=[None], cur_step_ind=0), "does not work .TypeError"),
         (lambda state: {**state, "counts": {0: {0: -1}}}, "must be whole numbers from 0"),
-        (lambda state: {**state, "counts": {-1: {0: 1}}}, "are of no devices"),
+        (lambda state: {**state, "counts": {-1: {0: 1}}}, "belong to no device"),
         (lambda state: {**state, "counts": {0: [1]}}, "malformed"),
-        (lambda state: {**state, "counts": {0: {9: 1}}}, "knows parameter 9, and there are 4"),
+        (lambda state: {**state, "counts": {0: {9: 1}}}, "has parameter 9, and there are 4"),
         (lambda state: {**state, "by_index": {"lr_mult": {0: "x"}}}, "'x', which is no number"),
         (lambda state: {**state, "by_index": {"idx2name": {0: 1}}}, "'1', which is no name"),
         (lambda state: {**state, "by_index": {"update": {}}}, "malformed"),
@@ -955,7 +955,7 @@ def test_an_array_is_used_once(tmp_path):
     twice = {"kind": "list", "items": [{"kind": "numpy", "array": 0}] * 2}
     with pytest.raises(ValueError, match="does not exist or is used twice"):
         values.decode(twice, [array])
-    with pytest.raises(ValueError, match="1 arrays belong to nothing"):
+    with pytest.raises(ValueError, match="1 arrays are not used"):
         values.decode(1, [array])
 
 

@@ -457,7 +457,7 @@ CHANGES = {
     ),
     "number": (
         lambda: Fewer(),
-        "it is of 8 parameters, and there are 2|it is of .* parameters",
+        "it has 8 parameters, and there are 2|it has .* parameters",
     ),
     "shape": (lambda: Wider(), r"was float32 \(3, 6\) and is float32 \(3, 7\) here"),
     "dtype": (lambda: Double(), "was float32 .* and is float64"),

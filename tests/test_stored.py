@@ -474,7 +474,7 @@ def test_stored_gradients_of_other_devices(tmp_path):
     trainer.update_full_grads(loss_of, BATCHES, store=True)
     trainer.save_states(tmp_path / "states")
     _, _, other = make("float32")
-    with pytest.raises(ValueError, match="stored gradients are of 2 devices, and there are 1"):
+    with pytest.raises(ValueError, match="stored gradients are for 2 devices, and there are 1"):
         other.load_states(tmp_path / "states")
 
 

@@ -116,9 +116,9 @@ class LossScale:
             and isinstance(state["original_scale"], numbers)
         )
         if not is_known:
-            yield "the state of its loss scaler is of another form"
+            yield "the state of its loss scaler has another form"
         elif self.is_on and not set(state["scaler"]) <= set(vars(self._scaler)):
-            yield "the state of its loss scaler is of another kind of scaler"
+            yield "the state of its loss scaler belongs to another kind of scaler"
 
     def assign(self, state: Any) -> None:
         """Assign a state to scaler and trainer."""

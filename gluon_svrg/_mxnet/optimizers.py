@@ -171,7 +171,7 @@ def count_problems(optimizer: Optimizer, num_update: Any, counts: Any) -> Iterat
     if not all(type(number) is int and lowest <= number < _MOST_UPDATES for number in numbers):
         yield f"its counts of updates must be whole numbers from {lowest} to {_MOST_UPDATES}"
     elif any(type(device) is not int or device < 0 for device in counts):
-        yield "its counts of updates are of no devices"
+        yield "its counts of updates belong to no device"
     elif len(numbers) > 1 and max(numbers[1:]) > num_update:
         yield f"it counts {num_update} updates, and {max(numbers[1:])} of one parameter"
 

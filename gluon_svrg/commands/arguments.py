@@ -72,7 +72,7 @@ def learning_rates(text: str) -> tuple[float, ...]:
         )
     for rate, following in zip(rates, rates[1:]):
         if rate == following:
-            raise argparse.ArgumentTypeError(f"{rate:g} is there twice, in {text!r}")
+            raise argparse.ArgumentTypeError(f"{rate:g} appears twice in {text!r}")
     return tuple(rates)
 
 
@@ -101,7 +101,7 @@ def one_or_more_of(choices: Sequence[str], what: str) -> Callable[[str], tuple[s
                 )
             if names.count(name) > 1:
                 raise argparse.ArgumentTypeError(
-                    f"{name!r} is there twice, name each {what} once, from {', '.join(choices)}"
+                    f"{name!r} appears twice, name each {what} once, from {', '.join(choices)}"
                 )
         return tuple(names)
 

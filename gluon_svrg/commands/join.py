@@ -135,7 +135,7 @@ def _meet(
             return rendezvous.receive(listener, me.size, "", settings.wait, interrupted)
         earlier = Meeting.read(path)
         if earlier is not None and earlier.is_open():
-            raise UserError(f"another job waits in {path}: give this one a --folder")
+            raise UserError(f"another job waits in {path}: give this one another --folder")
         port, token = listener.getsockname()[1], os.urandom(16).hex()
         here.clean_up(path)
         try:

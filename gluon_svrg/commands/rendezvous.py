@@ -104,11 +104,12 @@ def receive(
     deadline = time.monotonic() + seconds
     while len(guests) < size - 1:
         if interrupted.signal:
-            raise UserError(f"ended by {interrupted.name} before all were there")
+            raise UserError(f"ended by {interrupted.name} before all had joined")
         if time.monotonic() > deadline:
             missing = [str(rank) for rank in range(1, size) if rank not in guests]
             raise UserError(
-                f"{_ranks(missing)} of {size} did not join within {seconds:g} s: --wait is longer"
+                f"{_ranks(missing)} of {size} did not join within {seconds:g} s: "
+                "use a longer --wait"
             )
         with suppress(socket.timeout):
             connection, _ = listener.accept()
@@ -179,9 +180,9 @@ def connect(
             with suppress(OSError, ValueError):
                 return _introduce(address, meeting, rank, size)  # type: ignore[arg-type]
         if interrupted.signal:
-            raise UserError(f"ended by {interrupted.name} before rank 0 was there")
+            raise UserError(f"ended by {interrupted.name} before rank 0 answered")
         time.sleep(_INTERVAL)
-    raise UserError(f"rank 0 was not there within {seconds:g} s: --wait is longer")
+    raise UserError(f"rank 0 did not answer within {seconds:g} s: use a longer --wait")
 
 
 def _introduce(address: str, meeting: Meeting, rank: int, size: int) -> socket.socket:

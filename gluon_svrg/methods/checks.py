@@ -33,7 +33,7 @@ def by_parameter(
         Whether the arrays are sums of gradients, which are wider than float16.
     """
     if not isinstance(state, dict) or set(state) != set(chosen):
-        yield f"its {what} are of other parameters"
+        yield f"its {what} belong to other parameters"
         return
     for number in chosen:
         yield from array(state[number], f"{what} of", parameters[number], summed=summed)
@@ -78,7 +78,7 @@ def table(
         and isinstance(state["rows"], dict)
         and len(state["counts"]) == len(state["seeds"]) > 0
     ):
-        yield "its stored gradients are of another form"
+        yield "its stored gradients have another form"
         return
     for counts in state["counts"]:
         if not (isinstance(counts, list) and all(is_natural(c, 2**53) for c in counts)):
@@ -86,19 +86,19 @@ def table(
             return
         if len(counts) != devices:
             yield (
-                f"its stored gradients are of {len(counts)} devices, and there are {devices} here"
+                f"its stored gradients are for {len(counts)} devices, and there are {devices} here"
                 f"{hint}"
             )
             return
     if not all(seed is None or is_natural(seed, 2**31 - 1) for seed in state["seeds"]):
         yield "its stored gradients have other seeds"
     if set(state["rows"]) != set(chosen):
-        yield "its stored gradients are of other parameters"
+        yield "its stored gradients belong to other parameters"
         return
     for number in chosen:
         values = state["rows"][number]
         if not isinstance(values, list) or len(values) != devices:
-            yield f"its stored gradients of {parameters[number].name} are of other devices"
+            yield f"its stored gradients of {parameters[number].name} belong to other devices"
             continue
         for value in values:
             rows = len(state["counts"])

@@ -211,7 +211,7 @@ class Recursive(Method):
         if state is None:
             return
         if not isinstance(state, dict) or set(state) != {"weights", "mean", "in_objective"}:
-            yield "what it keeps of the last step is of another form"
+            yield "its state of the last step has another form"
             return
         parameters = network.parameters
         chosen = checks.numbers_of(parameters, trainable=True)

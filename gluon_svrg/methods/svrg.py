@@ -170,7 +170,7 @@ class SVRG(Method):
             return
         names = {"weights", "full_grads", "frozen", "in_objective", "table"}
         if not isinstance(state, dict) or set(state) != names:
-            yield "its snapshot is of another form"
+            yield "its snapshot has another form"
             return
         parameters = network.parameters
         chosen = checks.numbers_of(parameters, trainable=True)
@@ -182,7 +182,7 @@ class SVRG(Method):
         )
         frozen, is_frozen = state["frozen"], checks.numbers_of(parameters, trainable=False)
         if not isinstance(frozen, dict) or not set(frozen) <= set(is_frozen):
-            yield "its frozen values are of other parameters"
+            yield "its frozen values belong to other parameters"
         else:
             for n, values in frozen.items():
                 for value in values if isinstance(values, list) and values else [None]:

@@ -1,17 +1,17 @@
-"""Files of training states: written whole or not at all, read whole or not at all.
+"""Files of training states, which are written and read completely or not at all.
 
-No trainer is seen here. A trainer is a header and parts, each with three methods::
+This package knows no trainer, only a header and parts, each with three methods::
 
     state()           plain data: numbers, strings, containers, arrays, schedulers, ByParameter
-    problems(state)   what does not fit, in words; changes nothing
-    assign(state)     takes it over
+    problems(state)   descriptions of what does not fit; changes nothing
+    assign(state)     takes over the state
 
 Saving::
 
     saving.write(path, saving.header("SVRG", parameters, keys, len(devices)), parts)
 
-Loading. Everything is checked before anything is changed; what needs arrays waits until the
-parameters are initialized, and is checked again then::
+Loading checks everything before it changes anything. Parts that need arrays wait until the
+parameters are initialized, and are checked again then::
 
     saved = saving.read(path, header, saving.most_bytes(states.expected_bytes(), parameters))
     saved.check(parts, header)
@@ -20,16 +20,16 @@ parameters are initialized, and is checked again then::
     saved.check(parts, header)
     saved.assign({name: parts[name] for name in deferred})
 
-What belongs to parameters stands in a `ByParameter`, by position. A file can be of a trainer with
-another order of its parameters, so these are matched by name, and the positions become those of
-the trainer that loads. Arrays come back as `SavedArray`, which is a read-only array of NumPy;
-objects (schedulers, schedules) as `SavedObject`: `object_problems` compares one with an object that
-is there, `assign_object` gives it the attributes.
+Values of parameters are in a `ByParameter`, by position. The trainer that saved a file may have its
+parameters in another order. So parameters are matched by name, and the positions become those of
+the trainer that loads. Arrays come back as `SavedArray`, a read-only NumPy array. Objects
+(schedulers, schedules) come back as `SavedObject`: `object_problems` compares one with an existing
+object, and `assign_object` gives that object the attributes.
 
-Modules: ``disk`` writes bytes; ``container`` is the format of today, ``format1`` that of 0.1.0,
-``pickles`` that of `gluon.Trainer`; ``raw_arrays`` are the arrays in them; ``values`` is plain
-data; ``objects`` are attributes; ``matching`` finds parameters; ``optimizer`` has the two parts of
-an optimizer; ``saved`` ties them together. Only trainers import from here.
+Modules: ``disk`` writes bytes. ``container`` is the current format, ``format1`` that of 0.1.0,
+``pickles`` that of `gluon.Trainer`. ``raw_arrays`` reads the arrays in them, ``values`` plain data,
+``objects`` attributes. ``matching`` matches parameters. ``optimizer`` has the two parts of an
+optimizer. ``saved`` ties everything together. Only trainers import this package.
 """
 
 from .disk import write_bytes

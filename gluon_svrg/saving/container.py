@@ -3,7 +3,7 @@
 ::
 
     gluon_svrg states 2
-    <sha256 of all that follows, in hexadecimal>
+    <sha256 of everything that follows, in hexadecimal>
     <length of the manifest, in bytes>
     <manifest><array 0><array 1>...
 
@@ -23,16 +23,16 @@ import numpy as np
 from .raw_arrays import dtype_name, dtype_of, view
 from .values import malformed
 
-#: The first line of a file; what follows is the number of its format.
+#: The beginning of a file, before the number of its format.
 MAGIC = b"gluon_svrg states "
 VERSION = 2
-#: A manifest takes up to 20 times as much memory as it has bytes.
+#: A manifest takes up to 20 times its size in memory.
 LONGEST_MANIFEST = 16 * 2**20
 _MOST_DIGITS = 1000
 
 
 class Content(NamedTuple):
-    """What stands in a file."""
+    """The content of a file."""
 
     header: dict[str, Any]
     parts: dict[str, Any]  # encoded
@@ -45,9 +45,9 @@ def pack(header: dict[str, Any], parts: dict[str, Any], arrays: Sequence[np.ndar
     Parameters
     ----------
     header, parts : dict
-        What JSON can hold.
+        The values that JSON can hold.
     arrays : sequence of ndarray
-        What it cannot.
+        The arrays, which JSON cannot hold.
     """
     shapes = [[dtype_name(array.dtype), list(array.shape)] for array in arrays]
     for name, _ in shapes:
@@ -56,7 +56,7 @@ def pack(header: dict[str, Any], parts: dict[str, Any], arrays: Sequence[np.ndar
     text = json.dumps(manifest, separators=(",", ":")).encode()
     if len(text) > LONGEST_MANIFEST:
         raise ValueError(
-            f"The state has {len(text)} bytes beside its arrays, more than the {LONGEST_MANIFEST} "
+            f"The state has {len(text)} bytes besides its arrays, more than the {LONGEST_MANIFEST} "
             "that can be read again. Keep long lists of numbers as arrays."
         )
     chunks: list[Any] = [b"%d\n" % len(text), text]
@@ -68,7 +68,7 @@ def pack(header: dict[str, Any], parts: dict[str, Any], arrays: Sequence[np.ndar
 
 
 def is_own(start: bytes) -> bool:
-    """Whether a file begins as one that is written here, of whatever format."""
+    """Whether a file begins like one of this package, in any format."""
     return start.startswith(MAGIC)
 
 
@@ -78,7 +78,7 @@ def first_lines(file: Any) -> tuple[str, bytes]:
     Raises
     ------
     ValueError
-        If it is a format that is not known.
+        If the format is unknown.
     """
     format_ = file.readline(100)[len(MAGIC) :].strip().decode(errors="replace")
     if format_ not in ("1", "2"):
@@ -97,12 +97,12 @@ def unpack(
     Parameters
     ----------
     file : file
-        Behind these lines.
+        The file, after these lines.
     checksum : bytes
-        What they say.
+        The checksum from these lines.
     allow : callable
-        Tells whether an array of a dtype and shape may be that large. It is asked before arrays
-        are read.
+        Whether an array of a dtype and shape may be that large. It is called before arrays are
+        read.
 
     Raises
     ------
@@ -122,7 +122,7 @@ def unpack(
         specs = [(dtype_of(name), tuple(shape)) for name, shape in manifest["arrays"]]
         sizes = [view_size(dtype, shape) for dtype, shape in specs]
     except (ValueError, TypeError, KeyError) as error:
-        if left < 2**30:  # is it only damaged?
+        if left < 2**30:  # perhaps the file is only damaged
             digest.update(file.read())
             check(digest, checksum)
         if isinstance(error, ValueError):
@@ -149,7 +149,7 @@ TOO_LARGE = "it has arrays that are larger than the parameters of this trainer a
 
 
 def check(digest: Any, checksum: bytes) -> None:
-    """Raise a ValueError if a checksum is another."""
+    """Raise a ValueError if a checksum differs."""
     if digest.hexdigest().encode() != checksum:
         raise ValueError(DAMAGED)
 
@@ -162,11 +162,11 @@ def view_size(dtype: np.dtype, shape: tuple[Any, ...]) -> int:
 
 
 def parse_json(text: bytes) -> Any:
-    """Parse JSON that may be nested too deep or hold numbers that are too long."""
+    """Parse JSON that may be nested too deeply or hold numbers that are too long."""
     try:
         return json.loads(text.decode(), parse_int=_integer)
     except RecursionError as error:
-        raise malformed("it is nested too deep") from error
+        raise malformed("it is nested too deeply") from error
     except ValueError as error:
         raise malformed(str(error)) from error
 

@@ -1,4 +1,4 @@
-"""Writing a file whole or not at all."""
+"""Writing a file completely or not at all."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from typing import Any
 def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
     """Write a file beside the old one, flush it to disk, and rename it.
 
-    Whenever this is interrupted, the old file or the new one is whole. A symbolic link stays, and
-    the file that it names is replaced; its permissions stay too.
+    If this is interrupted, the old file or the new one is complete. A symbolic link stays, and the
+    file that it names is replaced; its permissions stay too.
 
-    Where a folder takes no new file but the file itself can be written, it is written in place:
-    then an interrupt can leave a part of it, which does not load. So it is with what is no plain
-    file (a pipe, ``/dev/stdout``).
+    If the folder accepts no new file but the file itself can be written, it is written in place.
+    An interrupt can then leave an incomplete file, which does not load. The same holds for special
+    files (a pipe, ``/dev/stdout``).
 
     Parameters
     ----------
@@ -29,7 +29,7 @@ def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
     Raises
     ------
     OSError
-        If it cannot be written.
+        If the file cannot be written.
     """
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
@@ -53,7 +53,7 @@ def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
     except BaseException:
         os.unlink(temporary)
         raise
-    if hasattr(os, "O_DIRECTORY"):  # the rename itself, where a folder can be flushed
+    if hasattr(os, "O_DIRECTORY"):  # flush the rename itself, if the system can flush a folder
         folder = os.open(target.parent, os.O_RDONLY | os.O_DIRECTORY)
         try:
             os.fsync(folder)
@@ -62,9 +62,9 @@ def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
 
 
 def _new_file_beside(target: Path) -> str:
-    """Create an empty file, with the permissions that the system gives to a new one.
+    """Create an empty file, with the system's permissions for new files.
 
-    `tempfile.mkstemp` takes all permissions from others, and a process cannot read its umask
+    `tempfile.mkstemp` gives no permissions to other users, and a process cannot read its umask
     without changing it for all threads.
     """
     temporary = os.path.join(target.parent, f".{target.name[:100]}.{secrets.token_hex(8)}")

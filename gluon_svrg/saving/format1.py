@@ -1,4 +1,4 @@
-"""Format 1, of gluon_svrg 0.1.0: an ``.npz`` behind a checksum, turned into the parts of today."""
+"""Format 1, of gluon_svrg 0.1.0: an ``.npz`` behind a checksum, converted to current parts."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def read(
 
 
 def _members(body: bytes) -> dict[str, memoryview]:
-    """The members of a zip file that is not compressed, as views of its bytes."""
+    """The members of an uncompressed zip file, as views of its bytes."""
     found: dict[str, memoryview] = {}
     try:
         directory = zipfile.ZipFile(io.BytesIO(body)).infolist()
@@ -77,7 +77,7 @@ def _members(body: bytes) -> dict[str, memoryview]:
 
 
 def converted(manifest: Any, found: Sequence[np.ndarray]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Turn the manifest of format 1 into a header and the states of parts."""
+    """Convert the manifest of format 1 to a header and the states of parts."""
     arrays = _Arrays(found)
     parameters = manifest["parameters"]
     optimizer = _object(manifest["optimizer"], arrays)
@@ -120,12 +120,12 @@ def converted(manifest: Any, found: Sequence[np.ndarray]) -> tuple[dict[str, Any
         "scaler": _scaler(manifest["amp"], arrays),
     }
     if arrays.unused:
-        raise malformed(f"{len(arrays.unused)} arrays belong to nothing")
+        raise malformed(f"{len(arrays.unused)} arrays are not used")
     return header, parts
 
 
 class _Arrays:
-    """The arrays of a file, and which of them nothing has used."""
+    """The arrays of a file, and which of them are unused."""
 
     def __init__(self, arrays: Sequence[np.ndarray]) -> None:
         self.arrays, self.unused = arrays, {*range(len(arrays))}
@@ -135,7 +135,7 @@ class _Arrays:
 
 
 def _schedule(encoded: Any, arrays: _Arrays) -> Any:
-    """A number, an object, or the name of what a function was."""
+    """A number, an object, or the name of a function."""
     if not isinstance(encoded, dict):
         return encoded
     return encoded["class"] if "attributes" not in encoded else _object(encoded, arrays)
@@ -155,11 +155,11 @@ def _object(encoded: Any, arrays: _Arrays) -> SavedObject:
 
 
 def _modern(encoded: Any) -> Any:
-    """The plain data of format 1 as of today, which writes attributes as pairs."""
+    """Convert plain data of format 1 to the current format, which writes attributes as pairs."""
     if not isinstance(encoded, dict):
         return encoded
     if encoded.get("kind") == "parameters":
-        raise malformed("a value that format 1 has not")
+        raise malformed("a value that format 1 does not have")
     if encoded.get("kind") == "object":
         attributes = [[name, _modern(item)] for name, item in encoded["attributes"].items()]
         return {"kind": "object", "class": encoded["class"], "attributes": attributes}
@@ -174,7 +174,7 @@ def _modern(encoded: Any) -> Any:
 
 
 def _method(encoded: Any, parameters: Sequence[Any], arrays: _Arrays) -> Any:
-    """The snapshot as the state of SVRG."""
+    """Convert the snapshot to the state of SVRG."""
     if encoded is None:
         return None
     weights, means, auxiliaries = (
@@ -194,28 +194,28 @@ def _method(encoded: Any, parameters: Sequence[Any], arrays: _Arrays) -> Any:
 
 
 def _auxiliary(parameters: Sequence[Any], saved: list[Any]) -> list[int]:
-    """The parameters whose values were saved: all that are frozen, but for constant matrices."""
+    """The parameters whose values were saved: all frozen ones except constant matrices."""
     shapes = [list(values[0].shape) for values in saved]
     frozen = [position for position, row in enumerate(parameters) if not row[3]]
     vectors = [position for position in frozen if len(parameters[position][1]) <= 1]
     for chosen in (frozen, vectors):
         if [parameters[position][1] for position in chosen] == shapes:
             return chosen
-    raise malformed("nothing says which parameters its auxiliary states are of")
+    raise malformed("it does not say which parameters its auxiliary states belong to")
 
 
 def _table(stored: Any, trainable: list[int], means: list[Any], arrays: _Arrays) -> dict[str, Any]:
-    """Stored gradients as sums over each minibatch, of unscaled losses.
+    """Convert stored gradients to sums over each minibatch, of unscaled losses.
 
-    Format 1 keeps them with their signs changed, for losses times a scale, and on MXNet 2.0 with
-    the mean gradient added, once for each loss entry.
+    Format 1 stores them negated and for scaled losses. On MXNet 2.0 it also adds the mean gradient
+    once for each loss entry.
     """
     counts, scale = np.array(stored["counts"], dtype="int64"), stored["scale"]
     grads = arrays.decode(stored["grads"])
     if not (type(scale) in (int, float) and 0 < scale < 2.0**100 and counts.ndim == 2):
         raise malformed("its stored gradients")
     if not all(len(column) == len(trainable) for column in grads) or len(grads) != counts.shape[1]:
-        raise malformed("its stored gradients are of other parameters or devices")
+        raise malformed("its stored gradients belong to other parameters or devices")
     rows: dict[int, list[SavedArray]] = {position: [] for position in trainable}
     for device, column in enumerate(grads):
         for position, values, mean in zip(trainable, column, means):

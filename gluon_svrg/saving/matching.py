@@ -1,9 +1,9 @@
-"""Which parameter of a file is which of a trainer: by name, whatever the order.
+"""Matching the parameters of a file with those of a trainer by name, in any order.
 
 MXNet 1.9.1 sorts parameters by name, ``dense10_weight`` before ``dense9_weight``, and counts layers
-over a whole process: the first layer of a second network is ``dense7``. MXNet 2.0 calls them all
-``weight`` and ``bias``, and a network's mapping has keys: ``0.weight``. So names are compared by
-the rank of each number among those in its place.
+over a whole process: the first layer of a second network may be ``dense7``. MXNet 2.0 calls all of
+them ``weight`` and ``bias``, and a network's mapping has keys: ``0.weight``. So names are compared
+after each number is replaced by its rank among the numbers in the same place.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ from typing import Any, Iterator, NamedTuple, Sequence
 
 
 class Description(NamedTuple):
-    """What a file says of a parameter."""
+    """The description of a parameter in a file."""
 
     name: str
-    key: str | None  # in the mapping that a trainer was given
+    key: str | None  # in the mapping that was passed to the trainer
     shape: tuple[int, ...] | None
     dtype: str
     trainable: bool
 
 
 class Matching(NamedTuple):
-    """The position in the trainer for each in the file, or what is in the way."""
+    """The position in the trainer for each parameter in the file, or the problems."""
 
     positions: list[int]
     problems: list[str]
@@ -43,12 +43,12 @@ def match(
     Parameters
     ----------
     then, now : sequence of Description
-        Those of the file, and of the trainer.
+        The parameters of the file, and of the trainer.
     same_generation : bool
-        Whether both are of one generation of MXNet, which has one order.
+        Whether both use the same generation of MXNet, and so the same order.
     """
     if len(then) != len(now):
-        return Matching([], [f"it is of {len(then)} parameters, and there are {len(now)}"])
+        return Matching([], [f"it has {len(then)} parameters, and there are {len(now)}"])
     positions = _by_labels(then, now)
     without_keys = any(p.key is None for p in (*then, *now))
     in_one_order = same_generation and [p.name for p in then] == [p.name for p in now]
@@ -117,7 +117,7 @@ def _by_shapes(
     then: Sequence[Description],
     now: Sequence[Description],
 ) -> tuple[list[int] | None, str]:
-    """Match layers by what their parameters are called and their shapes, if none looks alike."""
+    """Match layers by the roles and shapes of their parameters, if no two look alike."""
     positions = [0] * len(then)
     for members in old.values():
         alike = [others for others in new.values() if _look_alike(then, members, now, others)]
@@ -135,18 +135,18 @@ def _by_shapes(
 
 
 def _layers(parameters: Sequence[Description]) -> dict[Any, dict[str, int]]:
-    """Parameters by layer and by what they are called there."""
+    """Parameters by layer and by their role in it."""
     layers: dict[Any, dict[str, int]] = {}
     for number, parameter in enumerate(parameters):
         layer, role = _layer_and_role(parameter)
-        if not layer or role in layers.get(layer, ()):  # nothing says which layer it is of
+        if not layer or role in layers.get(layer, ()):  # its layer is unknown
             layer = number
         layers.setdefault(layer, {})[role] = number
     return layers
 
 
 def _singles(parameters: Sequence[Description]) -> dict[Any, dict[str, int]]:
-    """Each parameter as a layer of its own."""
+    """Each parameter as its own layer."""
     return {number: {_layer_and_role(p)[1]: number} for number, p in enumerate(parameters)}
 
 
@@ -184,7 +184,7 @@ def _misfits(
 
 
 def fits(then: Any, now: Any) -> bool:
-    """Whether a shape can be another, where parts of it are not known yet."""
+    """Whether two shapes can be equal; unknown sizes match any."""
     if then is None or now is None:
         return True
     return len(then) == len(now) and all(

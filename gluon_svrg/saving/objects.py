@@ -1,4 +1,4 @@
-"""Objects by their attributes: those that were saved are assigned to an object that is there."""
+"""Objects by their attributes: saved attributes are assigned to an existing object."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NUMBERS = (bool, int, float, np.generic)
 
 
 def problems(saved: Any, live: Any, where: str, *, complete: bool = True) -> Iterator[str]:
-    """Tell, in words, why the attributes of an object cannot be those that were saved.
+    """Describe why the saved attributes cannot be assigned to an object.
 
     Parameters
     ----------
@@ -27,14 +27,14 @@ def problems(saved: Any, live: Any, where: str, *, complete: bool = True) -> Ite
     live : object
         The object.
     where : str
-        What it is.
+        The name of the object in messages.
     complete : bool
-        Whether an attribute of an object of MXNet must be there if the object has it.
+        Whether every attribute of an object of MXNet must have been saved.
 
     Yields
     ------
     str
-        Problems.
+        A problem.
     """
     was = saved.class_name if isinstance(saved, SavedObject) else "none"
     now = "none" if live is None else type(live).__name__
@@ -55,14 +55,14 @@ def problems(saved: Any, live: Any, where: str, *, complete: bool = True) -> Ite
 
 
 def assign(saved: SavedObject, live: Any) -> None:
-    """Give an object the attributes that were saved of another of its class.
+    """Assign the saved attributes of one object to another of its class.
 
     Parameters
     ----------
     saved : SavedObject
-        In which `problems` found nothing.
+        The attributes, in which `problems` has found nothing.
     live : object
-        What gets them. The objects in its attributes stay, and get theirs.
+        The object. The objects in its attributes stay, and get their own saved attributes.
     """
     here = vars(live)
     values = {name: restored(item, here.get(name)) for name, item in saved.attributes.items()}
@@ -71,7 +71,7 @@ def assign(saved: SavedObject, live: Any) -> None:
 
 
 def restored(value: Any, live: Any = None) -> Any:
-    """Turn a value of a file into one for use; objects are not made, but found in what is there."""
+    """Convert a value of a file for use; objects are not created, but taken from ``live``."""
     if isinstance(value, SavedArray):
         if value.kind in ("nd", "np"):
             array = mx.nd.array(np.array(value), dtype=value.dtype)
@@ -91,7 +91,7 @@ def restored(value: Any, live: Any = None) -> Any:
 
 
 def _can_be_set(live: Any, name: str) -> bool:
-    """Whether an attribute that an object has not can be a plain one, no method or property."""
+    """Whether an object can get a new plain attribute of this name (no method or property)."""
     found = getattr(type(live), name, None)
     return (
         name.isidentifier()
@@ -103,7 +103,7 @@ def _can_be_set(live: Any, name: str) -> bool:
 
 
 def _differences(value: Any, live: Any, where: str, strict: bool, known: bool) -> Iterator[str]:
-    """Tell where there is no object for one that was saved, or a value of another kind."""
+    """Describe where a saved object has no counterpart, or a value is of another kind."""
     if is_object(value) or (is_object(live) and known):
         yield from problems(value, live, where)
         return
@@ -111,7 +111,7 @@ def _differences(value: Any, live: Any, where: str, strict: bool, known: bool) -
         yield f"{where} is malformed"
     elif strict:
         yield from _unfit(value, live, where)
-    inside: Any = []  # pairs of what was saved and what is here
+    inside: Any = []  # pairs of saved and existing values
     if isinstance(value, dict):
         here = live if isinstance(live, dict) else {}
         inside = [(item, here.get(key), repr(key)) for key, item in value.items()]
@@ -135,7 +135,7 @@ def _has_object(value: Any) -> bool:
 
 
 def _unfit(value: Any, live: Any, where: str) -> Iterator[str]:
-    """Compare the kinds of a value of MXNet's own class: its update must not fail over it."""
+    """Compare the kinds of a value of MXNet's own class, so that its update cannot fail."""
     was, now = _kind(value), _kind(live)
     if isinstance(value, (float, np.floating)) and not math.isfinite(value):
         yield f"{where} is {value} and must be finite"
@@ -166,12 +166,12 @@ def _kind(value: Any) -> str:
 
 
 def is_numeric(value: Any) -> bool:
-    """Whether a value is a real number, no array, and no truth value."""
+    """Whether a value is a real number, but no array and no bool."""
     return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def described(state: Any) -> Any:
-    """Storage types, dtypes and shapes of arrays, in the containers that they are in."""
+    """Storage types, dtypes and shapes of arrays, in the same containers."""
     if isinstance(state, (list, tuple)):
         return [described(item) for item in state]
     if isinstance(state, NDArray):

@@ -1,8 +1,9 @@
 """The optimizer as two parts of a file: its settings, and its states per parameter.
 
-Both know parameters by their positions, so a file fits a trainer with another order. The settings
-are the attributes of the optimizer and its scheduler; the counts of updates are apart, for they are
-kept per device: Adam takes its correction from them, so a device without them goes its own way.
+Both refer to parameters by position, so a file fits a trainer with another order. The settings are
+the attributes of the optimizer and its scheduler. The counts of updates are separate, because
+MXNet keeps them per device. Adam computes its correction from them, so a device without them would
+drift apart.
 """
 
 from __future__ import annotations
@@ -20,29 +21,29 @@ from .values import ByParameter, SavedArray, SavedObject, arrays_in, by_attribut
 
 
 class _Keys:
-    """What updaters call parameters: by positions, or by the keys of a kvstore, with gaps."""
+    """The updaters' names of parameters: positions, or keys of a kvstore, which have gaps."""
 
     def __init__(self, keys: Sequence[int] | None, count: int) -> None:
         self.keys = list(range(count)) if keys is None else list(keys)
         self._positions = {key: position for position, key in enumerate(self.keys)}
 
     def to_positions(self, by_key: dict[Any, Any]) -> ByParameter:
-        """Take values that updaters have."""
+        """Convert values by key to values by position."""
         return ByParameter(
             {self._positions[k]: v for k, v in by_key.items() if k in self._positions}
         )
 
     def to_keys(self, by_position: dict[int, Any]) -> dict[int, Any]:
-        """Give values to updaters."""
+        """Convert values by position to values by key."""
         return {self.keys[position]: value for position, value in by_position.items()}
 
     def resolved(self, saved: Any) -> dict[int, Any]:
-        """Values by position, of a file that knows positions, or one that knows keys alone."""
+        """Values by position, from a file with positions or with keys only."""
         if isinstance(saved, ByParameter) or {*saved} <= {*range(len(self.keys))}:
             return saved
         if {*saved} <= {*self._positions}:
             return self.to_positions(saved)
-        return saved  # with positions that there are not
+        return saved  # with positions that do not exist
 
 
 class OptimizerSettings:
@@ -51,11 +52,11 @@ class OptimizerSettings:
     Parameters
     ----------
     optimizer : Optimizer
-        That of the trainer.
+        The optimizer of the trainer.
     parameters : sequence of Parameter
-        Those of the trainer, in its order.
+        The parameters of the trainer, in its order.
     keys : sequence of int, optional
-        What the updaters call them; by default their positions.
+        The updaters' names of the parameters; by default their positions.
     """
 
     def __init__(
@@ -68,12 +69,12 @@ class OptimizerSettings:
         self._keys = _Keys(keys, len(self._parameters))
 
     def state(self) -> dict[str, Any]:
-        """Take them as plain data."""
+        """The settings as plain data."""
         found = settings(by_attributes(self._optimizer), mx.__version__, self._keys.to_positions)
         return {**found, "counts": _up_to_date(found["counts"], self._devices())}
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell, in words, why they cannot be these."""
+        """Describe why a state cannot be assigned."""
         saved, generation, counts, by_index = _take_apart(state)
         same = generation == optimizers.here()
         saved = _renamed(saved, generation)
@@ -90,7 +91,7 @@ class OptimizerSettings:
         yield from found
 
     def assign(self, state: Any) -> None:
-        """Take them over. The counts of a device that was not there are those of the others."""
+        """Take over a state. A device without counts gets those of the others."""
         self._assign(state, self._optimizer)
 
     def _assign(self, state: Any, optimizer: Any) -> None:
@@ -108,7 +109,7 @@ class OptimizerSettings:
             optimizers.put_counts(optimizer, _for_devices(rows, devices), devices[0])
 
     def _settable(self, saved: SavedObject, generation: str) -> SavedObject:
-        """Of another generation of MXNet, only what this one has too."""
+        """From another generation of MXNet, only the attributes that this one has too."""
         if generation == optimizers.here() or not optimizers.is_of_mxnet(self._optimizer):
             return saved
         here = vars(self._optimizer)
@@ -124,13 +125,13 @@ class OptimizerSettings:
             for position in self._keys.resolved(row):
                 if type(position) is not int or not 0 <= position < len(self._parameters):
                     yield (
-                        f"its optimizer knows parameter {position!r}, and there are "
+                        f"its optimizer has parameter {position!r}, and there are "
                         f"{len(self._parameters)}"
                     )
                     return
 
     def _trial(self, state: Any) -> Iterator[str]:
-        """Try the next update, on a copy: what fails there would fail in the next step."""
+        """Try the next update on a copy: a failure there would be one in the next step."""
         try:
             problem = self._tried(state)
         except Exception as error:
@@ -139,7 +140,7 @@ class OptimizerSettings:
             yield problem
 
     def _tried(self, state: Any) -> str:
-        """Try an optimizer of MXNet, or a scheduler alone: others may do more than update."""
+        """Try an optimizer of MXNet, or only a scheduler: others may do more than update."""
         if optimizers.is_of_mxnet(self._optimizer):
             copied = optimizers.scratch(self._optimizer)
             if copied is None:
@@ -155,16 +156,16 @@ class OptimizerSettings:
 
 
 def settings(saved: SavedObject, version: str, positions: Any = None) -> dict[str, Any]:
-    """Take the attributes of an optimizer apart: what all have, counts, and what goes by index.
+    """Split the attributes of an optimizer into common ones, counts, and those by index.
 
     Parameters
     ----------
     saved : SavedObject
         The optimizer.
     version : str
-        Of the MXNet that it is of.
+        The version of its MXNet.
     positions : callable, optional
-        Turns what goes by index into what goes by position.
+        Converts values by index to values by position.
     """
     attributes = dict(saved.attributes)
     counts = attributes.pop(optimizers.COUNTS[0], None)
@@ -184,7 +185,7 @@ def settings(saved: SavedObject, version: str, positions: Any = None) -> dict[st
 
 
 def _take_apart(state: Any) -> tuple[SavedObject, str, Any, dict[str, Any]]:
-    """Check the outermost of a state."""
+    """Check the outer structure of a state."""
     if not (
         isinstance(state, dict)
         and state.keys() == {"mxnet", "attributes", "counts", "by_index"}
@@ -207,7 +208,7 @@ def _renamed(saved: SavedObject, generation: str) -> SavedObject:
 
 
 def _value_problems(name: str, values: dict[Any, Any]) -> Iterator[str]:
-    """Tell what is wrong with what goes by index."""
+    """Describe what is wrong with values by index."""
     for value in values.values():
         if name.endswith("_mult") and not objects.is_numeric(value):
             yield f"its {name} has {str(value)[:40]!r}, which is no number"
@@ -216,7 +217,7 @@ def _value_problems(name: str, values: dict[Any, Any]) -> Iterator[str]:
 
 
 def _most(rows: dict[int, Any]) -> dict[int, int]:
-    """What any device counted, by parameter."""
+    """The largest count of any device, by parameter."""
     most: dict[int, int] = {}
     for row in rows.values():
         for key, count in row.items():
@@ -225,9 +226,9 @@ def _most(rows: dict[int, Any]) -> dict[int, int]:
 
 
 def _up_to_date(rows: dict[int, Any], devices: Sequence[int]) -> dict[int, Any]:
-    """Leave out what a device has counted that is not trained on any more.
+    """Drop the counts of devices that are no longer used for training.
 
-    A kvstore counts on devices of its own, each for some of the parameters: those stay.
+    A kvstore counts on its own devices, each for some of the parameters: those counts stay.
     """
     most = _most(rows)
     return {
@@ -239,27 +240,27 @@ def _up_to_date(rows: dict[int, Any], devices: Sequence[int]) -> dict[int, Any]:
 
 
 def _for_devices(rows: dict[int, dict[int, int]], devices: Sequence[int]) -> dict[int, Any]:
-    """Counts for the devices that there are: their own, else what any device counted."""
+    """Counts for the current devices: their own, or else the largest of any device."""
     most = _most(rows)
     used = sorted(device for device, row in rows.items() if row)
-    if len(used) == len(devices) and not {*devices} <= {*used}:  # as many, with other numbers
+    if len(used) == len(devices) and not {*devices} <= {*used}:  # equally many, with other numbers
         rows = {device: rows[was] for device, was in zip(devices, used)}
     return {**rows, **{device: {**most, **rows.get(device, {})} for device in devices}}
 
 
 class OptimizerStates:
-    """What an optimizer keeps per parameter: momentum, master copies. All devices have the same.
+    """An optimizer's states per parameter: momentum, master copies. All devices have the same.
 
     Parameters
     ----------
     optimizer : Optimizer
-        That of the trainer.
+        The optimizer of the trainer.
     updaters : sequence of Updater
-        Those of the devices, or that of the kvstore.
+        The updaters of the devices, or the one of the kvstore.
     parameters : sequence of Parameter
-        Those of the trainer, in its order.
+        The parameters of the trainer, in its order.
     keys : sequence of int, optional
-        What the updaters call them; by default their positions.
+        The updaters' names of the parameters; by default their positions.
     """
 
     def __init__(
@@ -274,7 +275,7 @@ class OptimizerStates:
         self._keys = _Keys(keys, len(self._parameters))
 
     def state(self) -> dict[str, Any]:
-        """Take them as plain data: those of the first device."""
+        """The states of the first device, as plain data."""
         by_key = optimizers.states(self._updaters[0]) if self._updaters else {}
         return {
             "mxnet": mx.__version__,
@@ -283,17 +284,17 @@ class OptimizerStates:
         }
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Compare them with those that the optimizer would begin with now."""
+        """Compare a state with the states that the optimizer would begin with now."""
         for position, (saved, expected) in self._expected(state):
             if not 0 <= position < len(self._parameters):
                 count = len(self._parameters)
-                yield f"it has a state of parameter {position!r}, and there are {count}"
+                yield f"it has a state for parameter {position!r}, and there are {count}"
                 continue
             name = f"parameter {position} ({self._parameters[position].name})"
             if saved is _UNKNOWN_ORDER:
                 yield (
-                    f"the optimizer's state of {name} is of another MXNet, which may order "
-                    "momentum and master copy otherwise: load it with that one"
+                    f"the optimizer's state of {name} comes from another MXNet, which may order "
+                    "momentum and master copy differently: load it with that one"
                 )
             elif expected is not _UNKNOWN and not _fits(saved, expected):
                 yield (
@@ -302,7 +303,7 @@ class OptimizerStates:
                 )
 
     def assign(self, state: Any) -> None:
-        """Give them to all devices."""
+        """Assign a state to all devices."""
         found = {position: saved for position, (saved, _) in self._expected(state, shapes=False)}
         for updater in self._updaters:
             values = {position: objects.restored(saved) for position, saved in found.items()}
@@ -323,7 +324,7 @@ class OptimizerStates:
         return optimizers.new_state(self._optimizer, self._keys.keys[position], weight)
 
     def _expected(self, state: Any, shapes: bool = True) -> Iterator[tuple[int, tuple[Any, Any]]]:
-        """What was saved, in the form of this MXNet, and what is expected, by position."""
+        """The saved state, in the form of this MXNet, and the expected one, by position."""
         if not (
             isinstance(state, dict)
             and state.keys() == {"mxnet", "optimizer", "states"}
@@ -343,7 +344,7 @@ class OptimizerStates:
             yield position, (saved, expected)
 
     def _converted(self, saved: Any, was: str, parameter: Parameter) -> Any:
-        """Put momentum and master copy in the order of this MXNet."""
+        """Put momentum and master copy into the order of this MXNet."""
         has_master_copy = (
             self._optimizer.multi_precision and np.dtype(parameter.dtype) == np.float16
         )
@@ -361,7 +362,7 @@ _UNKNOWN, _UNKNOWN_ORDER = object(), object()
 
 
 def _fits(saved: Any, expected: Any) -> bool:
-    """Whether a state that was saved can stand for one of this optimizer."""
+    """Whether a saved state can replace one of this optimizer."""
     if isinstance(expected, (list, tuple)):
         return (
             isinstance(saved, (list, tuple))

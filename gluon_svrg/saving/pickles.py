@@ -1,9 +1,9 @@
 """Reading the pickles of `gluon.Trainer.save_states` without Python's unpickler.
 
-A pickle is a program. This is a small interpreter of it, which makes numbers, strings, plain
-containers and arrays, and takes note of the classes of optimizers and schedulers. It calls nothing
+A pickle is a program. This module has a small interpreter for it, which makes numbers, strings,
+plain containers and arrays, and notes the classes of optimizers and schedulers. It calls nothing
 that the pickle names: no class, no function, no ``__setstate__``, and none of MXNet's or NumPy's
-readers of arrays. What it makes is never much larger than the file.
+readers of arrays. Its results are never much larger than the file.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mxnet.optimizer import Optimizer
 from .raw_arrays import dtype_of, from_mxnet, view
 from .values import MAX_DEPTH, NOT_SAVED, SavedArray, SavedObject, is_key, saved_array
 
-#: What a pickle may name, and what stands for it here.
+#: The names that a pickle may contain, and their meaning here.
 _KNOWN = {
     ("builtins", "bytearray"): "bytes",
     ("builtins", "bytes"): "bytes",
@@ -39,7 +39,7 @@ _KNOWN = {
 _RENAMED = {"__builtin__": "builtins", "numpy._core.multiarray": "numpy.core.multiarray",
             "numpy._core.numeric": "numpy.core.numeric"}  # fmt: skip
 _MARK = object()
-_MOST_OPERATIONS = 1_000_000  # which take some seconds
+_MOST_OPERATIONS = 1_000_000  # these take some seconds
 _MOST_DIGITS = 400  # of an integer, in bytes
 
 
@@ -51,19 +51,19 @@ def loads(content: bytes, most_bytes: int) -> tuple[Any, str]:
     content : bytes
         The pickle.
     most_bytes : int
-        How much all its arrays together may take.
+        The most bytes that all of its arrays together may take.
 
     Returns
     -------
     value : object
-        With `SavedArray` for arrays and `SavedObject` for objects.
+        The value, with `SavedArray` for arrays and `SavedObject` for objects.
     generation : str
-        The first number of the version of MXNet that has written it.
+        The first number of the version of the MXNet that wrote it.
 
     Raises
     ------
     ValueError
-        If there is anything else in it, with its name, or if it is damaged or too large.
+        If it contains anything else, which the message names, or if it is damaged or too large.
     """
     machine = _Machine(content, most_bytes)
     try:
@@ -73,11 +73,11 @@ def loads(content: bytes, most_bytes: int) -> tuple[Any, str]:
     except (IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError) as error:
         raise ValueError(f"it is damaged ({type(error).__name__} in its pickle)") from error
     except UnicodeDecodeError as error:
-        raise ValueError("it is damaged (a text in its pickle is none)") from error
+        raise ValueError("it is damaged (a string in its pickle is malformed)") from error
 
 
 class _Class:
-    """Something that the pickle has named, and that is known."""
+    """A known class or function that the pickle has named."""
 
     def __init__(self, role: str, name: str = "") -> None:
         self.role, self.name = role, name
@@ -141,7 +141,7 @@ class _Machine:
         return int.from_bytes(digits, "little", signed=True)
 
     def small(self) -> Any:
-        """An integer or a truth value as text."""
+        """An integer or a bool, written as text."""
         line = self.line()
         return {"00": False, "01": True}.get(line, int(line) if len(line) < 30 else None)
 
@@ -153,7 +153,7 @@ class _Machine:
     def pop(self, count: int) -> list[Any]:
         items = self._stack[-count:]
         if len(items) < count or any(item is _MARK for item in items):
-            raise ValueError("it is damaged (its pickle takes what there is not)")
+            raise ValueError("it is damaged (its pickle takes from an empty stack)")
         del self._stack[-count:]
         return items
 
@@ -197,7 +197,7 @@ class _Machine:
             raise ValueError("it has a set of more than numbers and texts")
         target.update(items)
 
-    # --- classes and what they are called for ------------------------------------------------
+    # --- classes, and their calls ------------------------------------------------------------
 
     def find(self, module: str, name: str) -> None:
         module = _RENAMED.get(module, module)
@@ -212,8 +212,8 @@ class _Machine:
                 return
         raise ValueError(
             f"it contains {module[:60]}.{name[:60]}, which is no optimizer, scheduler, array or "
-            "plain container; it was refused, for it could run code. If it is an optimizer or "
-            "scheduler of yours, define (and register) it before loading"
+            "plain container; it was refused, because it could run code. If it is your own "
+            "optimizer or scheduler, define (and register) it before loading"
         )
 
     def make(self) -> None:
@@ -275,7 +275,7 @@ class _Machine:
 
 
 def bytes_or_fail(value: Any) -> bytes:
-    """Take bytes; raise a ValueError if a value is none (an array without content, for example)."""
+    """Return bytes; raise a ValueError for any other value, such as an array without content."""
     if not isinstance(value, bytes):
         raise ValueError("it has an array without content")
     return value
@@ -289,7 +289,7 @@ def _dtype(value: Any) -> np.dtype:
 
 
 def _operations(m: _Machine) -> dict[bytes, Callable[[], Any]]:
-    """What each code of a pickle does."""
+    """The operation of each code of a pickle."""
 
     def put(read: Callable[[], Any]) -> Callable[[], None]:
         return lambda: m.push(read())
@@ -353,17 +353,17 @@ def _operations(m: _Machine) -> dict[bytes, Callable[[], Any]]:
 
 
 class _Finished:
-    """Makes final values, which share nothing and lie in no circle."""
+    """Makes final values, without sharing and without cycles."""
 
     def __init__(self, operations: int, most_bytes: int) -> None:
-        self._left = 10 * operations + 1000  # values; what is shared counts each time
+        self._left = 10 * operations + 1000  # values; shared ones count each time
         self._bytes_left = most_bytes
         self.has_fused_step = False  # an attribute that optimizers have since MXNet 2.0
 
     def value(self, value: Any, depth: int = 0) -> Any:
         self._left -= 1
         if self._left < 0 or depth > MAX_DEPTH:
-            raise ValueError("its values are nested too deep, or in a circle")
+            raise ValueError("its values are nested too deeply, or in a cycle")
         if isinstance(value, _Unfinished):
             if value.role == "dtype" or value.content is None:
                 raise ValueError("it has an array or object without content")
@@ -389,14 +389,14 @@ class _Finished:
 
 
 def _admitted() -> Iterator[Any]:
-    """Classes that are defined already; nothing is imported."""
+    """Classes that are already defined; nothing is imported."""
     yield from Optimizer.opt_registry.values()
     yield from _subclasses(Optimizer)
     yield from _subclasses(LRScheduler)
 
 
 def _both_of_mxnet(module: str, other: str) -> bool:
-    """MXNet 2.0 has moved its optimizers to modules of their own."""
+    """Whether two modules are both MXNet's: 2.0 has one module for each optimizer."""
     return module.startswith("mxnet.") and other.startswith("mxnet.")
 
 

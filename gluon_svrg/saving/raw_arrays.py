@@ -1,6 +1,6 @@
-"""Arrays in the bytes of pickles and of ``.npy``, read without trusting what the bytes say.
+"""Arrays in the bytes of pickles and of ``.npy``, read without trusting the bytes.
 
-Nothing is allocated for a size that a header claims: arrays are views of bytes that are there.
+No memory is allocated for the size in a header: arrays are views of existing bytes.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any, Sequence
 
 import numpy as np
 
-#: The dtypes of MXNet by number. bfloat16 is one that NumPy does not know.
+#: The dtypes of MXNet by number. NumPy does not have bfloat16.
 _MXNET_DTYPES: dict[int, Any] = {
     0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8", 7: "|b1", 8: "<i2",
     9: "<u2", 10: "<u4", 11: "<u8", 12: [("bfloat16", "<u2")],
@@ -29,7 +29,7 @@ def dtype_of(name: Any) -> np.dtype:
     Raises
     ------
     ValueError
-        If it is none of numbers or strings.
+        If it is no dtype of numbers or strings.
     """
     try:
         dtype = np.dtype([("bfloat16", "<u2")]) if name == "bfloat16" else np.dtype(name)
@@ -49,12 +49,12 @@ def dtype_name(dtype: np.dtype) -> str:
 def view(
     content: Any, dtype: np.dtype, shape: Sequence[Any], in_fortran: bool = False
 ) -> np.ndarray:
-    """See bytes as an array.
+    """View bytes as an array.
 
     Raises
     ------
     ValueError
-        If they are not exactly as many as the array needs.
+        If the number of bytes is not exactly what the array needs.
     """
     sizes = tuple(shape)
     if len(sizes) > _MOST_DIMENSIONS or not all(type(n) is int and n >= 0 for n in sizes):
@@ -76,12 +76,12 @@ def from_mxnet(content: Any, most_bytes: int) -> tuple[np.ndarray, str]:
     content : bytes-like
         The bytes.
     most_bytes : int
-        How large a sparse array may become.
+        The largest size of a sparse array.
 
     Returns
     -------
     array : ndarray
-        Dense.
+        The array, dense.
     stype : str
         The storage type that it had.
 
@@ -97,9 +97,9 @@ def from_mxnet(content: Any, most_bytes: int) -> tuple[np.ndarray, str]:
     if stype is None:
         raise ValueError("it has an array of an unknown storage type (csr has no optimizer states)")
     if stype == "row_sparse":
-        reader.shape()  # MXNet writes it without waiting for it; that of the indices is right
+        reader.shape()  # MXNet writes it before it is known; the shape of the indices is right
     shape = reader.shape()
-    reader.take("ii")  # the device that it was on
+    reader.take("ii")  # its device
     dtype = _mxnet_dtype(reader.take("i")[0])
     if stype == "default":
         return view(reader.rest(), dtype, shape), stype

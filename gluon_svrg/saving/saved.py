@@ -1,4 +1,4 @@
-"""The states of a trainer's parts, to a file and from one. No trainer is seen here."""
+"""Writing the states of a trainer's parts to a file, and reading them. Knows no trainer."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ class Part(Protocol):
     """A part of a trainer whose state is saved."""
 
     def state(self) -> Any:
-        """Take the state as plain data."""
+        """Return the state as plain data."""
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell, in words, why a state does not fit; change nothing, whatever the state is."""
+        """Describe why a state does not fit; change nothing, whatever the state is."""
 
     def assign(self, state: Any) -> None:
-        """Take a state over in which there are no problems."""
+        """Take over a state without problems."""
 
 
 def header(
@@ -37,22 +37,22 @@ def header(
     given: Any,
     devices: int,
 ) -> dict[str, Any]:
-    """Describe a trainer: what a file must have in common with the trainer that loads it.
+    """Describe a trainer, so that a file can be compared with the trainer that loads it.
 
     Parameters
     ----------
     method : str
         The name of its method.
     parameters : sequence of Parameter
-        In its order.
+        Its parameters, in its order.
     given : object
-        What the trainer was given: a mapping has keys for its parameters, a list has not.
+        The parameters as passed to the trainer: a mapping has keys for them, a list has not.
     devices : int
-        On how many it trains.
+        The number of its devices.
     """
     keys: dict[int, str] = {}
     if hasattr(given, "keys"):
-        for key in sorted(given.keys(), reverse=True):  # of shared parameters, the first key
+        for key in sorted(given.keys(), reverse=True):  # shared parameters get their first key
             keys[id(given[key])] = key
     return {
         "gluon_svrg": __version__,
@@ -73,21 +73,21 @@ def header(
 
 
 def write(path: str | os.PathLike[str], header: dict[str, Any], parts: Mapping[str, Part]) -> None:
-    """Write the states of parts to a file: whole, or not at all.
+    """Write the states of parts to a file, completely or not at all.
 
     Parameters
     ----------
     path : path
         The file.
     header : dict
-        From `header`.
+        The result of `header`.
     parts : dict of str to Part
-        The parts by name. Those that wait in a `Saved` are there as `Saved.part`.
+        The parts by name. A part that waits in a `Saved` is a `Saved.part`.
 
     Raises
     ------
     TypeError
-        If a state holds what is no plain data.
+        If a state holds something that is no plain data.
     OSError
         If the file cannot be written, see `disk.write_bytes`.
     """
@@ -99,17 +99,17 @@ def write(path: str | os.PathLike[str], header: dict[str, Any], parts: Mapping[s
 def read(
     path: str | os.PathLike[str], header: Mapping[str, Any], most_bytes: int | None = None
 ) -> Saved:
-    """Read a file completely, of this format, of format 1 or of `gluon.Trainer`.
+    """Read a complete file in this format, in format 1 or in that of `gluon.Trainer`.
 
     Parameters
     ----------
     path : path
         The file.
     header : dict
-        Of the trainer that loads it.
+        The header of the trainer that loads it.
     most_bytes : int, optional
-        How much an array may take, and all arrays together in a file of `gluon.Trainer`; see
-        `most_bytes`. Tables of stored gradients are not counted. By default as much as the file.
+        The most bytes of an array, or of all arrays together in a file of `gluon.Trainer`; see
+        `most_bytes`. Tables of stored gradients are not counted. By default, the size of the file.
 
     Raises
     ------
@@ -145,14 +145,14 @@ def read(
 
 
 def most_bytes(states: int | None, parameters: Sequence[Parameter]) -> int | None:
-    """How much a file of a trainer can hold beside tables: with room for optimizers of all kinds.
+    """The most bytes in a file of a trainer apart from tables, with room for any optimizer.
 
     Parameters
     ----------
     states : int or None
-        What the optimizer's states take, see `OptimizerStates.expected_bytes`.
+        The size of the optimizer's states, see `OptimizerStates.expected_bytes`.
     parameters : sequence of Parameter
-        Those of the trainer.
+        The parameters of the trainer.
     """
     if states is None:
         return None
@@ -173,7 +173,7 @@ def decode_parts(parts: dict[str, Any], arrays: Sequence[np.ndarray]) -> dict[st
     unused = {*range(len(arrays))}
     states = {name: decode(state, arrays, unused) for name, state in parts.items()}
     if unused:
-        raise malformed(f"{len(unused)} arrays belong to nothing")
+        raise malformed(f"{len(unused)} arrays are not used")
     return states
 
 
@@ -200,19 +200,19 @@ def _of_gluon(unpickled: Any, generation: str) -> tuple[dict[str, Any], dict[str
 
 
 class Saved:
-    """What a file holds, until it is assigned.
+    """The content of a file, until it is assigned.
 
     Parameters
     ----------
     path : path
         The file.
     header : dict
-        That of the trainer that was saved.
+        The header of the saved trainer.
     states : dict
-        By the name of a part.
+        The states, by the names of their parts.
     complete : bool
-        Whether it is of a trainer with parts: the header describes parameters, and all parts are
-        there. A file of `gluon.Trainer` has the optimizer alone.
+        Whether a trainer of this package wrote it: the header describes parameters, and there are
+        all parts. A file of `gluon.Trainer` has only the optimizer.
     """
 
     def __init__(
@@ -231,28 +231,28 @@ class Saved:
 
     @property
     def names(self) -> list[str]:
-        """The parts that it has."""
+        """The names of the parts in the file."""
         return list(self._states)
 
     def is_empty(self, name: str) -> bool:
-        """Whether it has nothing of a part."""
+        """Whether the file has no state of a part."""
         return self._states.get(name) is None
 
     def drop(self, name: str) -> None:
-        """Forget the state of a part: nothing is there instead."""
+        """Forget the state of a part, as if the file had none."""
         for states in (self._states, self._placed):
             if states is not None and name in states:
                 states[name] = None
 
     def problems(self, parts: Mapping[str, Part], header: Mapping[str, Any]) -> list[str]:
-        """Tell, in words, what does not fit; nothing is changed.
+        """Describe what does not fit; change nothing.
 
         Parameters
         ----------
         parts : dict of str to Part
             All parts of the trainer.
         header : dict
-            Of the trainer, as it is now.
+            The current header of the trainer.
         """
         found = self._place(header)
         if found:
@@ -278,9 +278,9 @@ class Saved:
             )
 
     def assign(self, parts: Mapping[str, Part]) -> None:
-        """Give parts their states; `problems` has found nothing.
+        """Assign the states to parts, after `problems` has found nothing.
 
-        Parts that the file does not have are left alone.
+        Parts that the file does not have do not change.
         """
         if self._placed is None:
             raise RuntimeError("Saved.assign needs Saved.problems before: states have no place.")
@@ -289,7 +289,7 @@ class Saved:
                 part.assign(self._placed[name])
 
     def part(self, name: str) -> _Waiting:
-        """Get a part that has the state of this file, to save it again."""
+        """Return a part with the state in this file, to save it again."""
         if self._placed is None:
             raise RuntimeError("Saved.part needs Saved.problems before: states have no place.")
         return _Waiting(self._placed[name])
@@ -312,7 +312,7 @@ class Saved:
         problems = list(found.problems)
         if self.header["method"] != header["method"]:
             problems.append(
-                f"it is of {str(self.header['method'])[:40]}, and this trainer has "
+                f"it was saved with {str(self.header['method'])[:40]}, and this trainer uses "
                 f"{header['method']}: load it into a trainer of that method"
             )
         if not problems and not self.is_empty("method"):
@@ -322,14 +322,14 @@ class Saved:
         moved = found.positions != list(range(len(now)))
         if moved and self._knows_keys_alone():
             return [
-                "it knows parameters by the keys of a kvstore, and they have another order here: "
-                "load it with the MXNet that wrote it, and save it anew"
+                "it refers to parameters by the keys of a kvstore, and they have another order "
+                "here: load it with the MXNet that wrote it, and save it again"
             ]
         self._placed = by_position(self._states, found.positions.__getitem__)
         return []
 
     def _knows_keys_alone(self) -> bool:
-        """Whether nothing says which parameters optimizer states are of: keys with gaps."""
+        """Whether the file has only keys with gaps, which do not identify parameters."""
         state = self._states.get("optimizer_states")
         return isinstance(state, dict) and not isinstance(state.get("states"), ByParameter)
 
@@ -360,7 +360,7 @@ class _Waiting:
 
 
 def _problems_of(name: str, part: Part, state: Any) -> list[str]:
-    """Ask a part, which may not expect everything that a file can hold."""
+    """Ask a part for problems; it may not expect everything that a file can hold."""
     try:
         return list(part.problems(state))
     except Exception as error:
@@ -368,7 +368,7 @@ def _problems_of(name: str, part: Part, state: Any) -> list[str]:
 
 
 def _descriptions(header: Mapping[str, Any]) -> Iterator[Description]:
-    """Read a header, of which anything may be wrong."""
+    """Read a header in which anything may be wrong."""
     rows = header.get("parameters")
     texts = [header.get(name) for name in ("gluon_svrg", "mxnet", "method")]
     if not all(isinstance(text, str) for text in texts) or not isinstance(rows, list):

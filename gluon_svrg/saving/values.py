@@ -1,8 +1,8 @@
-"""Values as plain data: JSON beside a list of arrays, nothing that could run.
+"""Values as plain data: JSON and a list of arrays, nothing that could run.
 
-Writing takes numbers, strings, containers, arrays, and objects by their attributes. Reading gives
-the same back, with three types of its own: a `SavedArray` for every array, a `SavedObject` for
-every object, and `ByParameter` for what belongs to the parameters of a trainer.
+Writing accepts numbers, strings, containers, arrays, and objects by their attributes. Reading
+returns the same, with three special types: a `SavedArray` for every array, a `SavedObject` for
+every object, and `ByParameter` for values that belong to the parameters of a trainer.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from mxnet.optimizer import Optimizer
 
 from .. import _mxnet
 
-#: Attributes that the trainer sets by itself, or that belong to the MXNet that runs.
+#: Attributes that the trainer sets itself, or that belong to the running MXNet.
 NOT_SAVED = ("param_dict", "sym_info", "allow_np_array", "aggregate_num", "use_fused_step")
-#: How deep containers and objects may lie inside one another.
+#: How deeply containers and objects may be nested.
 MAX_DEPTH = 60
-#: How long integers may be.
+#: The longest integer, in bits.
 MOST_BITS = 3000
 
 _SCALARS = (bool, int, float, str, type(None))
@@ -32,20 +32,19 @@ _CONTAINERS: dict[str, Callable[..., Any]] = {
 class ByParameter(dict):
     """Values by the position of their parameter in the trainer.
 
-    When a file is read, the positions become those of the same parameters in the trainer that
-    reads it, whatever their order there.
+    When a trainer reads a file, the positions become its own positions of the same parameters.
     """
 
 
 class SavedArray(np.ndarray):
-    """An array of a file. It cannot be written to.
+    """A read-only array from a file.
 
     Attributes
     ----------
     kind : {'nd', 'np', 'numpy', 'scalar'}
-        What it was: an array of MXNet's classic or NumPy-like interface, or one of NumPy.
+        Its original kind: an array of MXNet's classic or NumPy-like interface, or one of NumPy.
     stype : str
-        The storage type of MXNet that it had.
+        Its original storage type in MXNet.
     """
 
     kind = "numpy"
@@ -53,14 +52,14 @@ class SavedArray(np.ndarray):
 
 
 class SavedObject(NamedTuple):
-    """An object of which its attributes are saved, not the object."""
+    """The saved attributes of an object."""
 
     class_name: str
     attributes: dict[str, Any]
 
 
 def by_attributes(value: Any) -> SavedObject:
-    """Save an object by its attributes; functions among them are part of its class."""
+    """Save an object by its attributes, except functions, which belong to its class."""
     return SavedObject(
         type(value).__name__,
         {
@@ -72,9 +71,9 @@ def by_attributes(value: Any) -> SavedObject:
 
 
 def is_object(value: Any) -> bool:
-    """Whether a value is saved by its attributes wherever it is found.
+    """Whether a value is saved by its attributes wherever it occurs.
 
-    Optimizers, schedulers, and what can be called and has attributes, but no function or class.
+    These are optimizers, schedulers, and callables with attributes, but no functions or classes.
     """
     return isinstance(value, (Optimizer, LRScheduler, SavedObject)) or (
         callable(value) and hasattr(value, "__dict__") and not hasattr(value, "__name__")
@@ -82,7 +81,7 @@ def is_object(value: Any) -> bool:
 
 
 def saved_array(array: np.ndarray, kind: str, stype: str = "default") -> SavedArray:
-    """Mark what an array was before it was saved."""
+    """Record the original kind of an array."""
     saved = array.view(SavedArray)
     saved.kind, saved.stype = kind, stype
     saved.flags.writeable = False
@@ -93,28 +92,28 @@ def saved_array(array: np.ndarray, kind: str, stype: str = "default") -> SavedAr
 
 
 def encode(value: Any, arrays: list[np.ndarray], where: str = "it", depth: int = 0) -> Any:
-    """Turn a value into what JSON can hold; arrays are appended to a list.
+    """Convert a value to a form that JSON can hold; arrays are appended to a list.
 
     Parameters
     ----------
     value : object
         Numbers, strings, None, containers, arrays, optimizers, schedulers.
     arrays : list of ndarray
-        Where arrays go.
+        The list that gets the arrays.
     where : str
-        What the value is, for the error.
+        The name of the value, for the error.
     depth : int
-        How many containers it lies in.
+        The number of containers around it.
 
     Raises
     ------
     TypeError
-        If it is, or contains, anything else; if it contains itself.
+        If the value is, or contains, anything else; if it contains itself.
     """
     if depth > MAX_DEPTH:
         raise TypeError(
             f"{where[:60]} contains itself, or is nested more than {MAX_DEPTH} deep, and cannot "
-            "be saved. Flatten it, or make it no attribute of an optimizer or schedule."
+            "be saved. Flatten it, or do not keep it as an attribute of an optimizer or schedule."
         )
     if type(value) is int and value.bit_length() > MOST_BITS:
         raise TypeError(f"{where} is a number of {value.bit_length()} bits, which cannot be saved.")
@@ -151,7 +150,7 @@ def encode(value: Any, arrays: list[np.ndarray], where: str = "it", depth: int =
     raise TypeError(
         f"{where} is a {type(value).__name__}, which cannot be saved. An optimizer, a scheduler or "
         "a schedule is saved by its attributes: numbers, strings, containers and arrays, and "
-        "schedulers that stand in an attribute, a list, a tuple or a dict."
+        "schedulers in an attribute, a list, a tuple or a dict."
     )
 
 
@@ -167,7 +166,7 @@ def _check_hashed(items: Any, where: str) -> None:
     for item in items:
         if not is_key(item):
             raise TypeError(
-                f"{where} has a {type(item).__name__} for a key or in a set, which cannot be "
+                f"{where} has a {type(item).__name__} as a key or in a set, which cannot be "
                 "saved: use numbers, strings, None, or tuples of these."
             )
 
@@ -183,10 +182,9 @@ def is_key(value: Any) -> bool:
 
 
 def decode(encoded: Any, arrays: Sequence[np.ndarray], unused: set[int] | None = None) -> Any:
-    """Turn what `encode` made into a value.
+    """Convert the result of `encode` back to a value.
 
-    Every array must be used once: an array that is used often is a small file that becomes a large
-    value.
+    Every array must be used once: otherwise a small file could become a large value.
 
     Parameters
     ----------
@@ -195,18 +193,18 @@ def decode(encoded: Any, arrays: Sequence[np.ndarray], unused: set[int] | None =
     arrays : sequence of ndarray
         The arrays.
     unused : set of int, optional
-        The numbers of those that nothing has used; what is used here is removed. By default all,
-        and then none may be left.
+        The numbers of the unused arrays; those used here are removed. By default all are unused,
+        and none may remain.
 
     Raises
     ------
     ValueError
-        If it is nothing that `encode` makes.
+        If it is no result of `encode`.
     """
     left = set(range(len(arrays))) if unused is None else unused
     value = _decode(encoded, arrays, left, 0)
     if left and unused is None:
-        raise malformed(f"{len(left)} arrays belong to nothing")
+        raise malformed(f"{len(left)} arrays are not used")
     return value
 
 
@@ -214,7 +212,7 @@ def _decode(encoded: Any, arrays: Sequence[np.ndarray], unused: set[int], depth:
     if type(encoded) in _SCALARS:
         return encoded
     if depth > MAX_DEPTH + 10 or not isinstance(encoded, dict):
-        raise malformed("a value is nested too deep" if depth > MAX_DEPTH else "a value")
+        raise malformed("a value is nested too deeply" if depth > MAX_DEPTH else "a value")
     kind = encoded.get("kind")
     if kind in ("nd", "np", "numpy", "scalar"):
         number, stype = encoded.get("array"), encoded.get("stype", "default")
@@ -256,7 +254,7 @@ def _pair(item: Any) -> Any:
 
 
 def malformed(what: str) -> ValueError:
-    """The error about a part of a file that no version of gluon_svrg has written."""
+    """Make the error about a part of a file that no version of gluon_svrg has written."""
     return ValueError(f"its manifest is malformed: {what[:200]}")
 
 
@@ -264,12 +262,12 @@ def malformed(what: str) -> ValueError:
 
 
 def by_position(value: Any, positions: Callable[[int], int]) -> Any:
-    """Give what belongs to parameters the positions that these have here.
+    """Convert the positions of parameters in a value to the positions in this trainer.
 
     Raises
     ------
     ValueError
-        If something belongs to a parameter that there is not.
+        If a value belongs to a parameter that does not exist.
     """
     if isinstance(value, dict):
         found = {key: by_position(item, positions) for key, item in value.items()}
