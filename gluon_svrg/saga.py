@@ -22,13 +22,13 @@ class TableTrainer(VarianceReducedTrainer):
     Parameters
     ----------
     method : Method
-        What uses the table.
+        The method that uses the table.
     lock_random : bool or 'auto'
         Whether a minibatch draws the same random numbers each time.
     params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
         As for `gluon.Trainer`.
     prox : Prox or dict, optional
-        What is applied after each update.
+        The operator to apply after each update.
     """
 
     needs_reduced = True
@@ -70,24 +70,24 @@ class TableTrainer(VarianceReducedTrainer):
         closure: Callable[[], Loss] | None = None,
         batch_index: int | None = None,
     ) -> Loss | None:
-        """Make one step of parameter update, and renew a row of the table.
+        """Make one step of parameter update, and replace a row of the table.
 
         Parameters
         ----------
         batch_size : int
             The gradient, a sum over loss entries, is divided by it, as in `gluon.Trainer`.
         ignore_stale_grad : bool, default False
-            Whether to go on where backward did not reach a parameter, as in `gluon.Trainer`. Such
-            a parameter is updated all the same if another row of the table moves it.
+            Whether to continue if backward did not reach a parameter, as in `gluon.Trainer`. Such
+            a parameter is still updated if another row of the table moves it.
         closure : callable
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
-            called once (twice in the first step after `update_full_grads`, to see that the data is
-            the same; three times in the first step without it, to see whether gradients add up).
-            It may be left out after `correct_grads`.
+            called once. It is called twice in the first step after `update_full_grads`, to check
+            that the data is the same, and three times in a first step without it, to check whether
+            gradients add up. You may leave it out after `correct_grads`.
         batch_index : int
-            The row of this minibatch, its position in the data: from 0 on, on each worker. Always
-            needed with a closure. In the first pass without `update_full_grads` a row is added for
-            each index that is new.
+            The row of this minibatch: its position in the data, from 0, on each worker. Always
+            required with a closure. In a first pass without `update_full_grads`, each new index
+            adds a row.
 
         Returns
         -------
@@ -97,8 +97,8 @@ class TableTrainer(VarianceReducedTrainer):
         Raises
         ------
         RuntimeError
-            If there is neither a closure nor a call of `correct_grads` before; if a backward has
-            overwritten what `correct_grads` left.
+            If there is neither a closure nor an earlier call of `correct_grads`; if a backward has
+            overwritten the result of `correct_grads`.
         TypeError, ValueError, IndexError, MemoryError, RuntimeError
             As `correct_grads`.
         UserWarning
@@ -106,9 +106,9 @@ class TableTrainer(VarianceReducedTrainer):
 
         Notes
         -----
-        Row and mean move when the update has run. A step that raises, or that AMP skips, changes
-        nothing, and the same index can be used again. So it can after an estimate that another
-        call of `correct_grads` has overwritten.
+        Row and mean change after the update has run. A step that raises an exception, or that AMP
+        skips, changes nothing, and you can use the same index again. The same holds if another call
+        of `correct_grads` has overwritten the estimate.
         """
         checks.check_flag(ignore_stale_grad)
         if closure is not None:
@@ -118,8 +118,9 @@ class TableTrainer(VarianceReducedTrainer):
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
         """Leave the estimate of a minibatch's gradient in `Parameter.grad`.
 
-        The first half of `step`; `step` without a closure, or `allreduce_grads` and `update`, are
-        the second. With SAG, the optimizer's gradient is there after `allreduce_grads` only.
+        This is the first half of `step`. The second half is `step` without a closure, or
+        `allreduce_grads` and `update`. With SAG, the optimizer's gradient exists only after
+        `allreduce_grads`.
 
         Parameters
         ----------
@@ -137,21 +138,21 @@ class TableTrainer(VarianceReducedTrainer):
         ------
         TypeError
             If the closure is not callable or does not return a loss; if there is no index, or it
-            is no integer.
+            is not an integer.
         IndexError
-            If the index is negative, or has no row after `update_full_grads`, which has seen all
-            minibatches.
+            If the index is negative, or has no row after `update_full_grads`, which creates all
+            rows.
         ValueError
-            If the loss is on a device without parameters, or depends on none of them; if it has
-            another number of entries than that of the minibatch at this index; if the index was
-            used since the last update and gradients accumulate (``grad_req='add'``).
+            If the loss is on a device without parameters, or depends on none of them; if its number
+            of entries differs from that of its row; if the index was already used since the last
+            update and gradients accumulate (``grad_req='add'``).
         MemoryError
             If there is no memory for another row.
         RuntimeError
             If the closure called backward itself or assigned a parameter; inside another thread's
             pass; if parameters have changed in shape, dtype, device or ``grad_req`` since the
-            table was begun; if a row differs, at the first step after `update_full_grads`, from
-            the gradient that is computed again (unless ``lock_random=False``).
+            table was created; if a row differs from its gradient when this is computed again, at
+            the first step after `update_full_grads` (unless ``lock_random=False``).
         """
         check_closure(closure)
         index = _check_index(batch_index, "correct_grads")
@@ -197,7 +198,7 @@ class TableTrainer(VarianceReducedTrainer):
         )
 
     def discard_snapshot(self) -> None:
-        """Free the memory of the table; the next step begins a new one, with rows of zero."""
+        """Free the memory of the table; the next step begins a new one with zero rows."""
         super().discard_snapshot()
 
 
@@ -208,10 +209,10 @@ class SAGATrainer(TableTrainer):
 
         g - row + count * mean
 
-    ``mean`` is the mean of the table per loss entry; row and mean move with the step. A step takes
-    one gradient, and there are no further passes over the data: it costs little more than a step
-    of `gluon.Trainer`, and the memory of a gradient for each minibatch. For small models, and
-    minibatches that stay the same and are visited in any order.
+    ``mean`` is the mean of the table per loss entry; row and mean change with the step. A step
+    takes one gradient, and there are no other passes over the data. So a step costs little more
+    than one of `gluon.Trainer`, but the table has a gradient for each minibatch. Use it for small
+    models and fixed minibatches, in any order.
 
     Parameters
     ----------
@@ -223,15 +224,15 @@ class SAGATrainer(TableTrainer):
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
         The kvstore, as for `gluon.Trainer`; it must reduce gradients, as all but 'dist_async' do.
-        Several workers have a common mean, and each the rows of its own minibatches.
+        Workers share the mean, and each has the rows of its own minibatches.
     compression_params : dict, optional
         Must be left out: an error that compression makes would stay in the mean.
     update_on_kvstore : bool, optional
         None and False are the same: the reduced gradient must come back before the update.
     lock_random : bool or 'auto', default 'auto'
         Whether a minibatch draws the same random numbers (dropout masks) each time. ``'auto'``
-        finds out in `update_full_grads` whether there are any, warns, and locks from then on; a
-        first pass that trains does not look for them.
+        detects them in `update_full_grads`, warns, and locks from then on. A first pass that trains
+        does not look for them.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
         each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
@@ -244,22 +245,21 @@ class SAGATrainer(TableTrainer):
 
     See Also
     --------
-    SAGTrainer : Gives the optimizer the mean of the table.
+    SAGTrainer : Passes the mean of the table to the optimizer.
     mxnet.gluon.Trainer : All of its attributes and methods work here.
 
     Notes
     -----
-    - The table is begun by `update_full_grads`, which takes all gradients at the current weights
-      (with or without ``store_grads``), or else by the steps themselves: rows that were not
-      visited are zero, and the mean is over the entries of those that were.
-    - There is no snapshot: ``has_snapshot`` is False, ``snapshot`` is None, `at_snapshot` raises.
-      `full_grads` is the mean of the table. `discard_snapshot` begins a new table.
+    - `update_full_grads` fills the table with all gradients at the current weights (with or without
+      ``store_grads``). Otherwise the steps themselves fill it: unvisited rows are zero, and the
+      mean is over the entries of visited ones.
+    - There is no snapshot: ``has_snapshot`` is False, ``snapshot`` is None, and `at_snapshot`
+      raises an error. `full_grads` is the mean of the table. `discard_snapshot` begins a new one.
     - ``inner_steps`` counts from the last `update_full_grads`, or from the start.
-    - Memory, in gradients per device: one for each minibatch, and three besides. While
-      `update_full_grads` runs there are two tables. It is refused where there is none.
-    - With ``grad_req='add'`` several minibatches make one update. Each must have an index of its
-      own.
-    - Save and load each worker's states by itself: its rows are in its file only.
+    - The memory is one gradient per device for each minibatch, and three more. While
+      `update_full_grads` runs there are two tables. A MemoryError is raised if there is no room.
+    - With ``grad_req='add'`` several minibatches make one update. Each needs its own index.
+    - Save and load each worker's states separately: only its own file has its rows.
 
     References
     ----------
@@ -316,8 +316,8 @@ class SAGATrainer(TableTrainer):
 class SAGTrainer(TableTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 
-    As `SAGATrainer`, but the optimizer gets the mean of the table, after the minibatch's row was
-    renewed. The estimate is biased, with less variance.
+    This is like `SAGATrainer`, but the optimizer gets the mean of the table after the minibatch's
+    row was replaced. The estimate is biased, but has less variance.
 
     Parameters
     ----------
@@ -347,7 +347,7 @@ class SAGTrainer(TableTrainer):
 
     See Also
     --------
-    SAGATrainer : What the table is, and what its methods do; it is the same here.
+    SAGATrainer : Describes the table and its methods, which are the same here.
 
     References
     ----------
@@ -400,7 +400,7 @@ class SAGTrainer(TableTrainer):
 
 
 def _check_index(index: int | None, name: str) -> int:
-    """The index; raise unless there is one."""
+    """Return the index; raise if there is none."""
     if index is None:
         raise TypeError(checks.NO_INDEX.format(name=name))
     checks.check_index(index)

@@ -1,4 +1,4 @@
-"""The step of every trainer here, from the closure's call to the optimizer."""
+"""The step of every trainer, from the call of the closure to the optimizer."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ from .passes.random_lock import RandomLock
 class VarianceReducedTrainer(CheckingTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
-    What is here is the same for all methods: a trainer takes gradients where its method says,
-    lets it move what moves with a step, and hands them to MXNet's kvstore and optimizer.
+    This class is the same for all methods. It computes gradients where its method says, lets the
+    method update its state, and passes the gradients to MXNet's kvstore and optimizer.
 
     Parameters
     ----------
     method : Method
-        What to add to a minibatch's gradient.
+        Decides what to add to a minibatch's gradient.
     lock_random : bool or 'auto'
         Whether both passes of a step draw the same random numbers.
     *args, **kwargs
@@ -51,16 +51,16 @@ class VarianceReducedTrainer(CheckingTrainer):
         batch_size : int
             The gradient, a sum over loss entries, is divided by it, as in `gluon.Trainer`.
         ignore_stale_grad : bool, default False
-            Whether to go on where backward did not reach a parameter, as in `gluon.Trainer`. Such
+            Whether to continue if backward did not reach a parameter, as in `gluon.Trainer`. Such
             a parameter is still updated if its mean gradient, a part of the estimate, is not zero.
         closure : callable
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
-            called twice while a snapshot is held, otherwise once, and must compute the same each
-            time. Its last call is at the current weights. Without a snapshot it may be left out,
-            after a backward of your own.
+            called twice if there is a snapshot, otherwise once, and must compute the same loss each
+            time. Its last call is at the current weights. Without a snapshot you may leave it out,
+            after your own backward.
         batch_index : int, optional
-            The position of this minibatch in the data of ``update_full_grads``, where gradients
-            were stored. The closure is called once then. Without a snapshot it has no effect.
+            The position of this minibatch in the data of ``update_full_grads``, if gradients were
+            stored. The closure is then called only once. Without a snapshot it has no effect.
 
         Returns
         -------
@@ -70,11 +70,11 @@ class VarianceReducedTrainer(CheckingTrainer):
         Raises
         ------
         RuntimeError
-            If a snapshot is held, and there is neither a closure nor a call of `correct_grads`
-            before; if a backward has overwritten what `correct_grads` left.
+            If there is a snapshot, but neither a closure nor an earlier call of `correct_grads`; if
+            a backward has overwritten the result of `correct_grads`.
         TypeError, ValueError, IndexError, RuntimeError
-            If the closure does not return a loss that depends on the parameters, or no stored
-            gradient belongs to it, see `correct_grads`.
+            If the closure does not return a loss that depends on the parameters, or there is no
+            stored gradient for it; see `correct_grads`.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
         """
@@ -99,8 +99,8 @@ class VarianceReducedTrainer(CheckingTrainer):
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
         """Leave the estimate of a minibatch's gradient in `Parameter.grad`.
 
-        The first half of `step`; `step` without a closure, or `allreduce_grads` and `update`, are
-        the second. In between, gradients can be clipped or looked at.
+        This is the first half of `step`. The second half is `step` without a closure, or
+        `allreduce_grads` and `update`. In between, you can clip or inspect the gradients.
 
         Parameters
         ----------
@@ -117,17 +117,17 @@ class VarianceReducedTrainer(CheckingTrainer):
         Raises
         ------
         TypeError
-            If the closure is not callable or does not return a loss; if the index is no integer.
+            If the closure is not callable or returns no loss; if the index is not an integer.
         IndexError
             If no gradient is stored at this index.
         ValueError
-            If the loss is on a device without parameters, or depends on none of them; if it has
-            another number of entries than that of the minibatch at this index.
+            If the loss is on a device without parameters, or depends on none of them; if its number
+            of entries differs from that of the stored minibatch.
         RuntimeError
-            If the closure called backward itself, assigned a parameter, or did not compute the
-            same in its two calls (see `lock_random`); inside `at_snapshot`; if parameters have
-            changed in shape, dtype, device or ``grad_req`` since the snapshot; if no gradients are
-            stored, or, at the first step after a refresh, that of other data.
+            If the closure called backward itself, assigned a parameter, or computed something else
+            in its second call (see `lock_random`); inside `at_snapshot`; if parameters have changed
+            in shape, dtype, device or ``grad_req`` since the snapshot; if no gradients are stored,
+            or the stored one differs at the first step after a refresh.
 
         Warns
         -----
@@ -160,7 +160,7 @@ class VarianceReducedTrainer(CheckingTrainer):
     # --- what happens between gradients and weights --------------------------------------------
 
     def _hand_over(self, name: str, ignore_stale_grad: bool) -> None:
-        """Give the live gradients to `gluon.Trainer`, with the marks that it expects."""
+        """Pass the live gradients to `gluon.Trainer`, with the marks that it expects."""
         self._check_intact(name)
         if self._reached is not None:
             in_objective = self._method.in_objective if ignore_stale_grad else ()
@@ -173,7 +173,7 @@ class VarianceReducedTrainer(CheckingTrainer):
         Raises
         ------
         RuntimeError
-            If `correct_grads` was not called before, or a backward has overwritten what it left.
+            If `correct_grads` was not called before, or a backward has overwritten its result.
         """
         self._check_intact("allreduce_grads")
         super().allreduce_grads()
@@ -184,7 +184,7 @@ class VarianceReducedTrainer(CheckingTrainer):
         Parameters
         ----------
         batch_size : int
-            The gradient is divided by it.
+            The divisor of the gradient.
         ignore_stale_grad : bool, default False
             As for `step`.
 
@@ -207,7 +207,7 @@ class VarianceReducedTrainer(CheckingTrainer):
             self._counters.inner_steps += 1
 
     def on_reduced(self) -> None:
-        """Let move what moves with a step: V, and its loss entries C, are known."""
+        """Let the method compute its next state from V and its loss entries C."""
         if self._method.needs_reduced and self._is_corrected and not self._is_reduced:
             self._is_reduced = True
             self._check_unchanged()
@@ -215,14 +215,14 @@ class VarianceReducedTrainer(CheckingTrainer):
             self._method.reduced(self._network, self._loss_scale.of_live_grads, entries)
 
     def _total_entries(self) -> float | NDArray:
-        """The loss entries behind the live gradients, over all workers; nothing waits for it."""
+        """The loss entries of the live gradients, over all workers; does not wait for them."""
         if self._workers.size == 1:
             return self._entries
         numbers = mx.nd.array([self._entries, *self._method.numbers])
         if self._total is None:
             self._total = mx.nd.zeros_like(numbers)
-        # The same array each time: a worker sends no sum before the last one has come back. Else
-        # a server could add two pushes of one worker, and none of another.
+        # Use the same array each time, so that a worker sends no sum before the last one has
+        # returned. Otherwise a server could add two pushes of one worker and none of another.
         numbers.copyto(self._total)
         self._workers.sum_arrays({len(self.all_parameters): self._total})
         return self._total.copy()
@@ -233,16 +233,16 @@ class VarianceReducedTrainer(CheckingTrainer):
         self._method.before_update(self._network)
 
     def on_updated(self) -> None:
-        """Let what has moved take effect."""
+        """Let the method's next state take effect."""
         self._method.updated()
         self._entries = 0
         super().on_updated()
 
     def on_not_updated(self) -> None:
-        """Let nothing have moved."""
+        """Keep the method's old state."""
         self._method.not_updated()
         self._entries = 0
-        if self._method.needs_reduced:  # what moves would not belong to these gradients
+        if self._method.needs_reduced:  # the next state would not match these gradients
             self._is_corrected = False
 
     def holds_all_rows(self) -> bool:

@@ -1,4 +1,4 @@
-"""The methods in NumPy, float64, straight from the formulas: slow and obvious.
+"""The methods in NumPy and float64, straight from the formulas: slow and obvious.
 
 A gradient function takes the weights (a list of arrays) and a minibatch, and returns the *sum* of
 the gradients over the loss entries, with their number. Every method estimates on that scale,
@@ -6,8 +6,8 @@ the gradients over the loss entries, with their number. Every method estimates o
     v = a g + b r + k c m
 
 with g at the current weights, r at the reference, both sums over the c entries of the minibatch,
-and m a mean per entry. Several devices or workers are one here: their sums are added before
-anything moves. Factors that MXNet's users set are rounded to float32; what follows is float64.
+and m a mean per entry. There is only one device and worker: sums of several are added before
+anything moves. Factors that MXNet's users set are rounded to float32; all else is float64.
 """
 
 import numpy as np
@@ -22,7 +22,7 @@ def copied(arrays):
 
 
 class Method:
-    """What the methods share; by itself the plain optimizer.
+    """The base of all methods; by itself, the plain optimizer.
 
     Attributes
     ----------
@@ -40,18 +40,18 @@ class Method:
         self.reference = self.mean = None
 
     def refresh(self, batches):
-        """Start anew: the reference is here, and m the mean gradient over `batches`."""
+        """Start over: the current weights are the reference, m the mean gradient over `batches`."""
         results = [self.gradient(self.weights, batch) for batch in batches]
         entries = sum(count for _, count in results)
         self.mean = [sum(parts) / entries for parts in zip(*(grad for grad, _ in results))]
         self.reference = copied(self.weights)
 
     def estimate(self, batch, row=None):
-        """v of one minibatch; nothing moves."""
+        """Return v of one minibatch; nothing changes."""
         return self.gradient(self.weights, batch)[0]
 
     def advance(self, total, batches, rows):
-        """Move what moves with a step; return what the optimizer gets.
+        """Update the method's state; return the gradient for the optimizer.
 
         `total` is the sum of the estimates since the last update: of the `batches`, whose rows in
         the table are `rows`. The weights have not moved yet.
@@ -97,7 +97,7 @@ class SVRG(Method):
 
 
 class SARAH(Method):
-    """Nguyen et al. 2017. Refreshed every few steps it is SPIDER, by a coin it is PAGE."""
+    """Nguyen et al. 2017. With a refresh every few steps it is SPIDER, by a coin it is PAGE."""
 
     def estimate(self, batch, row=None):
         grad, count = self.gradient(self.weights, batch)
@@ -134,7 +134,7 @@ class STORM(Method):
 
 
 class MARS(Method):
-    """Yuan et al. 2024, exact (two gradients a step) or approximate (one)."""
+    """Yuan et al. 2024, exact (two gradients per step) or approximate (one)."""
 
     def __init__(
         self,
@@ -159,7 +159,7 @@ class MARS(Method):
         if self.exact:
             before, _ = self.gradient(self.reference, batch)
         else:
-            before = [count * m for m in self.mean]  # the gradient of the step before
+            before = [count * m for m in self.mean]  # the gradient of the previous step
         return [
             (1 + self.scale) * g - self.scale * r if treated else g
             for g, r, treated in zip(grad, before, self.treated)
@@ -184,11 +184,11 @@ class MARS(Method):
 
 
 class SAGA(Method):
-    """Defazio et al. 2014, with a table of the gradients of minibatches, a row each.
+    """Defazio et al. 2014, with a table of the gradients of minibatches, one row for each.
 
-    Any key can name a row, such as ``(worker, index)``. A row that was never visited is zero, and
-    the mean of the table is over the entries of the rows that were: all of them after a refresh,
-    which names rows by their position.
+    Any key can name a row, such as ``(worker, index)``. An unvisited row is zero, and the mean of
+    the table is over the entries of visited rows: all rows after a refresh, which names them by
+    position.
 
     Attributes
     ----------
@@ -239,9 +239,9 @@ class BarzilaiBorwein:
     Parameters
     ----------
     learning_rate : float
-        Until there are two snapshots, and as long as no denominator was positive.
+        The rate until there are two snapshots and a positive denominator.
     wd : float
-        The optimizer's weight decay: it belongs to the curvature, and the full gradients lack it.
+        The optimizer's weight decay: part of the curvature, but not of the full gradients.
     """
 
     def __init__(self, learning_rate, wd=0.0):

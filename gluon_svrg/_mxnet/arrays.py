@@ -22,17 +22,17 @@ def device_of(array: NDArray) -> Any:
 
 
 def allocated_bytes(size: int) -> int:
-    """What an array of so many bytes takes, as it was measured: 2.0 allocates in pages."""
+    """The measured memory of an array of this many bytes: MXNet 2.0 allocates in pages."""
     return -(-size // 4096) * 4096 + 3000 if HAS_DEVICES else size + 1100
 
 
 def keeps_freed_memory(device: Any) -> bool:
-    """Whether MXNet keeps the memory of arrays that are gone, to give it out again."""
+    """Whether MXNet keeps the memory of freed arrays for reuse."""
     return HAS_DEVICES or device.device_type == "gpu"
 
 
 def gpu_free_bytes(device: Any) -> int:
-    """The memory of a GPU that nobody has taken."""
+    """The free memory of a GPU."""
     free, _ = mx.context.gpu_memory_info(device.device_id)
     return int(free)
 
@@ -43,12 +43,12 @@ def classic(array: NDArray) -> NDArray:
 
 
 def is_numpy_like(array: NDArray) -> bool:
-    """Whether an array is of the NumPy-like interface."""
+    """Whether an array has the NumPy-like interface."""
     return array.stype == "default" and hasattr(mx, "np") and isinstance(array, mx.np.ndarray)
 
 
 def like(array: NDArray, other: NDArray) -> NDArray:
-    """The same memory as an array of the interface of another."""
+    """The same memory as an array with the interface of another array."""
     return array.as_np_ndarray() if is_numpy_like(other) else classic(array)
 
 
@@ -63,7 +63,7 @@ def dtype_name(array: NDArray) -> str:
 
 
 def is_refused_backward(error: MXNetError) -> bool:
-    """Whether `backward` failed because its head was not recorded or was used up before."""
+    """Whether `backward` failed because its head was not recorded or its graph was freed."""
     message = str(error)
     return (
         "not in a computational graph" in message
@@ -72,7 +72,7 @@ def is_refused_backward(error: MXNetError) -> bool:
 
 
 def not_traced() -> Any:
-    """A block whose operations do not become part of a network that MXNet 2.0 traces."""
+    """A block whose operations are not traced as part of a network by MXNet 2.0."""
     deferred = getattr(mx, "_deferred_compute", None)
     return nullcontext() if deferred is None else deferred.context(False)
 
@@ -81,7 +81,7 @@ ASSIGNED = (
     "The closure assigned values to a parameter (Parameter.set_data or param.data()[:] = ...), and "
     "the trainer calls it at other weights too: the assignment would be lost, or would damage the "
     "snapshot. Assign before step(), not in the forward pass, or use grad_req='null' and a "
-    "parameter of one dimension for a state that the forward pass moves."
+    "parameter of one dimension for a state that the forward pass changes."
 )
 
 
@@ -94,14 +94,14 @@ def _guarded(cls: Any) -> Any:
 
 
 def guard(array: NDArray) -> NDArray:
-    """Let an array, in place, refuse that its entries are assigned."""
+    """Make an array, in place, refuse assignments to its entries."""
     cls: Any = type(array)
     array.__class__ = _guarded(cls)
     return array
 
 
 def unguarded(array: NDArray) -> NDArray:
-    """Let an array, in place, be assigned again."""
+    """Make an array, in place, accept assignments again."""
     array.__class__ = next(c for c in type(array).__mro__ if not hasattr(c, "is_guarded"))
     return array
 
@@ -119,14 +119,14 @@ def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
     Parameters
     ----------
     count : int
-        How many sums there are.
+        The number of sums.
     factors : tuple of float
         One for each term. The first term may be where the result goes.
 
     Returns
     -------
     CachedOp
-        Takes ``x, y, ...`` of the first sum, those of the second, and so on.
+        Takes ``x, y, ...`` of the first sum, then of the second, and so on.
     """
     graph = _Graph()
     add = graph.add
@@ -147,7 +147,7 @@ def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
                 subtrahend = term if factor == -1 else multiple(-factor, term)
                 total = add("elemwise_sub", [total, subtrahend])
         heads.append(add("_copy", [first]) if total == first else total)
-    # What static_alloc keeps between calls is as large as the terms that are multiplied.
+    # Between calls, static_alloc keeps as much memory as the multiplied terms take.
     is_direct = len(factors) == 1 or set(factors[:1]) | {abs(f) for f in factors} == {1}
     return graph.operator(heads, static_alloc=is_direct)
 
@@ -159,7 +159,7 @@ def scaling_to_norm(count: int, factor: float) -> CachedOp:
     Parameters
     ----------
     count : int
-        How many there are.
+        The number of products.
     factor : float
         The largest factor.
 
@@ -180,7 +180,7 @@ def scaling_to_norm(count: int, factor: float) -> CachedOp:
 
 
 class _Graph:
-    """An operator in the making, as MXNet writes symbols."""
+    """A graph of operations, in the JSON of MXNet's symbols."""
 
     def __init__(self) -> None:
         self._nodes: list[dict[str, Any]] = []
@@ -193,7 +193,7 @@ class _Graph:
         return number
 
     def operator(self, heads: Sequence[int], *, static_alloc: bool = True) -> CachedOp:
-        """What computes some nodes; its inputs are those of the first, then of the second, ..."""
+        """Make the operator that computes some nodes; its inputs follow their order."""
         nodes = self._nodes
         graph = {
             "nodes": nodes,

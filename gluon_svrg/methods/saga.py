@@ -59,25 +59,25 @@ class Stored(NamedTuple):
 
 
 class SAGA(Method):
-    """The table, its mean, and what is about to move them."""
+    """The table, its mean, and their next values."""
 
     needs_reduced = True
     needs_table = True
 
     def __init__(self) -> None:
-        # Replaced at each refresh, moved by each step.
+        # Replaced at each refresh, changed by each step.
         self._rows: dict[int, Stored] = {}
         self._mean: Arrays = []  # m
         self._entries: float | NDArray = 0.0  # N; an array if there are several workers
         self._in_objective: list[bool] = []
         # Replaced at each refresh.
-        self._is_complete = False  # no rows are to come
+        self._is_complete = False  # no more rows will come
         self._weights_then: np.ndarray | None = None  # a sketch; None if no row is to be checked
         # Since the last update.
         self._new_rows: dict[int, Stored] = {}
         self._reached: list[bool] = []
         self._new_entries: float | NDArray | None = None  # N after the update, once V is known
-        # Of the network's arrays.
+        # Replaced with the network's arrays.
         self._network: Network | None = None
         self._were: dict[Parameter, str] = {}
         self._next_mean: Arrays = []  # memory for m after the update
@@ -88,7 +88,7 @@ class SAGA(Method):
 
     @property
     def has_reference(self) -> bool:
-        """Always: rows that were not visited are zero."""
+        """Always true: unvisited rows are zero."""
         return True
 
     @property
@@ -112,7 +112,7 @@ class SAGA(Method):
         Raises
         ------
         IndexError
-            If the table has no such row, and no place for it.
+            If the table has no such row and cannot add it.
         ValueError
             If the row is part of the estimate already.
         """
@@ -147,7 +147,7 @@ class SAGA(Method):
             )
 
     def _point_to_check(self) -> Point | None:
-        """Where a row is to be taken again, to see that the data is the same; once a refresh."""
+        """The point to compute a row again, to check the data; once per refresh."""
         if self._weights_then is None or self._network is None:
             return None
         if not np.array_equal(_sketch_of_weights(self._network), self._weights_then):
@@ -156,16 +156,16 @@ class SAGA(Method):
         return Point.untouched(self._network)
 
     def confirm(self, batch_index: int) -> None:
-        """Trust the rows: one was taken anew, and is the same."""
+        """Trust the rows: one was computed again, and was the same."""
         self._weights_then = None
 
     def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
-        """Keep g, to be a row when the weights have moved."""
+        """Keep g, which becomes a row when the weights have moved."""
         assert batch_index is not None and terms.copy_to is self._spare[-1]
         self._new_rows[batch_index] = Stored(self._spare.pop(), tuple(found.counts), found.seed)
         self._reached = _either(self._reached, found.reached)
 
-    # --- what moves with a step ----------------------------------------------------------------
+    # --- the state that changes with a step ----------------------------------------------------
 
     @property
     def numbers(self) -> Sequence[float]:
@@ -174,7 +174,7 @@ class SAGA(Method):
         return (sum(sum(row.counts) for index, row in rows if index not in self._rows),)
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Compute ``m + (V - C m) / N``, and give the optimizer its gradient."""
+        """Compute ``m + (V - C m) / N``, and leave the optimizer its gradient."""
         if isinstance(entries, NDArray):
             entries, added = entries.astype("float64").split(2, axis=0)
         else:
@@ -189,7 +189,7 @@ class SAGA(Method):
         """Leave V, the estimate, to the optimizer."""
 
     def updated(self) -> None:
-        """Put the new rows and m in their places."""
+        """Put the new rows and the new m in place."""
         freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]
         moved: dict[str, Any] = {
             "_mean": self._next_mean,
@@ -202,7 +202,7 @@ class SAGA(Method):
             "_new_entries": None,
             "_spare": self._spare + freed,
         }
-        # One bytecode, in C, that no interrupt can divide: m is the mean of the rows.
+        # One bytecode, in C, which no interrupt can split: m stays the mean of the rows.
         deque(starmap(dict.update, [(self._rows, self._new_rows), (vars(self), moved)]), 0)
 
     def not_updated(self) -> None:
@@ -232,32 +232,32 @@ class SAGA(Method):
         self._weights_then = _sketch_of_weights(network)
 
     def discard(self) -> None:
-        """Begin anew with an empty table, and free its memory."""
+        """Start over with an empty table, and free its memory."""
         self._rows, self._mean, self._next_mean, self._spare = {}, [], [], []
         self._new_rows, self._reached, self._new_entries = {}, [], None
         self._entries, self._in_objective = 0.0, []
         self._is_complete, self._weights_then = False, None
 
     def difference(self, network: Network) -> str:
-        """What about the parameters is not as it was, in words; empty if nothing."""
+        """Describe how the parameters have changed; empty if they have not."""
         return what_changed(self._were, network) if self._rows else ""
 
     def bind(self, network: Network) -> None:
-        """Get to know the network."""
+        """Bind to the arrays of the network."""
         self._network = network
         self._were = descriptions(network)
         if not self._rows:
             self.discard()
 
     def _allocate(self, network: Network) -> None:
-        """Have memory for the mean of gradients like the network's."""
+        """Allocate memory for the mean gradient."""
         if not self._mean:
             self._mean, self._next_mean = (_zeros_like(network.live_grads) for _ in range(2))
 
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """What the table and its mean hold; None if it is empty."""
+        """The values of the table and its mean; None if it is empty."""
         if not self._rows or self._network is None:
             return None
         table, network = Table(), self._network
@@ -275,12 +275,12 @@ class SAGA(Method):
         }
 
     def problems(self, state: Any, network: Network) -> Iterator[str]:
-        """Tell why a state cannot be assigned, in words."""
+        """Describe why a state cannot be assigned."""
         if state is None:
             return
         names = {"mean", "entries", "in_objective", "is_complete", "indices", "table"}
         if not isinstance(state, dict) or set(state) != names or state["table"] is None:
-            yield "its table is of another form"
+            yield "its table has another form"
             return
         chosen = checks.numbers_of(network.parameters, trainable=True)
         yield from checks.by_parameter(
@@ -298,11 +298,11 @@ class SAGA(Method):
             and len(set(indices)) == len(indices)
             and (wrong or len(indices) == len(state["table"]["counts"]))
         ):
-            yield "its rows are of other minibatches"
+            yield "its rows belong to other minibatches"
         if not isinstance(state["is_complete"], bool):
-            yield "nothing says whether its table is complete"
+            yield "it does not say whether its table is complete"
         if not (isinstance(entries, float) and isfinite(entries) and entries > 0):
-            yield "its table is of no loss entries"
+            yield "its table has no loss entries"
 
     def assign(self, state: Any, network: Network) -> None:
         """Take over a state that has no problems."""
@@ -344,7 +344,7 @@ class SAG(SAGA):
 def _combine(
     a: float | NDArray, these: Arrays, b: float | NDArray, those: Arrays, targets: Arrays
 ) -> None:
-    """Assign ``a these + b those`` to targets; factors that are on the device stay there."""
+    """Assign ``a these + b those`` to targets; factors on the device stay there."""
     sources = [(a, per_device(these))] + ([(b, per_device(those))] if those else [])
     for device, column in enumerate(per_device(targets)):
         if not any(isinstance(factor, NDArray) for factor, _ in sources):
@@ -376,6 +376,6 @@ def _either(these: Sequence[bool], those: Sequence[bool]) -> list[bool]:
 
 
 def _sketch_of_weights(network: Network) -> np.ndarray:
-    """What tells whether anybody has moved weights or frozen values. Waits for the device."""
+    """A sketch that shows whether weights or frozen values have changed. Waits for the device."""
     still = [_mxnet.data(p) for p in network.frozen if not _mxnet.is_auxiliary(p)]
     return sketch.sketch(network.weights + still)

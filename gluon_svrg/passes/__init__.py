@@ -1,5 +1,5 @@
-"""Running a closure at some weights, and adding up the gradients that it gives.
+"""Running a closure at given weights, and summing its gradients.
 
-`estimate` holds the formula of every method, `full_pass` the mean gradient over all data; the
-other modules are what these two are made of. Methods and trainers use this room; it knows neither.
+`estimate` has the formula of every method, `full_pass` the mean gradient over all data; the other
+modules support these two. Methods and trainers use this package; it knows neither.
 """

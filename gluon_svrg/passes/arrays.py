@@ -17,7 +17,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 from .. import _mxnet
 from .._mxnet import Arrays, classic
 
-#: Dtypes of parameters, with those in which their gradients are summed up.
+#: Dtypes of parameters, and the dtypes in which their gradients are summed.
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 _PIECE = 1 << 16
@@ -41,7 +41,7 @@ def in_numpy(array: NDArray) -> Iterator[np.ndarray]:
 
 
 def dense(array: NDArray) -> NDArray:
-    """A sparse array as a dense one; dense arrays as they are."""
+    """A sparse array as a dense one; dense arrays unchanged."""
     return array if array.stype == "default" else array.tostype("default")
 
 
@@ -51,7 +51,7 @@ def assign(value: NDArray, target: NDArray) -> None:
 
 
 def zeros_to_sum(array: NDArray) -> NDArray:
-    """A dense array of zeros in which gradients like an array can be summed up."""
+    """A dense array of zeros in which gradients like an array can be summed."""
     dtype = SUMMED_IN[_mxnet.dtype_name(array)]
     return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
@@ -78,7 +78,7 @@ def combine(
     sources : sequence of sequence of NDArray
         Arrays like the targets. The first of the sources may be the targets.
     targets : sequence of NDArray
-        Where the sums go.
+        The arrays that get the sums.
     """
     groups: dict[Any, list[list[NDArray]]] = {}
     for row in zip(targets, *sources):
@@ -97,9 +97,9 @@ def combine(
 
 
 def scale_to_norm(arrays: Sequence[NDArray], factor: float, most: NDArray) -> None:
-    """Multiply each array by a factor, or by less where its norm would be above a number.
+    """Multiply each array by a factor, or by less if its norm would exceed a limit.
 
-    Nothing waits for the device.
+    Does not wait for the device.
 
     Parameters
     ----------
@@ -108,7 +108,7 @@ def scale_to_norm(arrays: Sequence[NDArray], factor: float, most: NDArray) -> No
     factor : float
         The factor.
     most : NDArray
-        The largest norm of a result: float64, shape (1,), where the arrays are.
+        The largest norm of a result: float64, shape (1,), on the arrays' device.
     """
     groups: dict[Any, list[NDArray]] = {}
     for array in map(classic, arrays):
@@ -128,7 +128,7 @@ def scale_to_norm(arrays: Sequence[NDArray], factor: float, most: NDArray) -> No
 
 
 class Multiple:
-    """Assign ``factor * sources`` to targets, again and again.
+    """Assign ``factor * sources`` to targets, repeatedly.
 
     Parameters
     ----------
@@ -137,7 +137,7 @@ class Multiple:
     sources, targets : sequence of NDArray
         Pairs of arrays.
     keep : object
-        What must not be freed while this is used.
+        An object that must not be freed while this is used.
     """
 
     def __init__(
@@ -198,7 +198,7 @@ def copy_all(sources: Arrays, targets: Arrays) -> None:
 
 
 def put_back(before: Arrays, targets: Arrays) -> None:
-    """Copy what arrays held before to them.
+    """Copy the earlier values of arrays back to them.
 
     An interrupt at the end of ``autograd.record()`` leaves MXNet recording, where a copy would
     become part of the graph.
@@ -213,13 +213,13 @@ def copies(arrays: Arrays) -> Arrays:
 
 
 def with_dimension(arrays: Iterable[NDArray]) -> list[NDArray]:
-    """The same memory with at least one dimension, which some operators demand."""
+    """The same memory with at least one dimension, which some operators require."""
     flat = [classic(array) for array in arrays]
     return [array if array.shape else array.reshape((1,)) for array in flat]
 
 
 def _common_dtype(arrays: Sequence[NDArray]) -> Any:
-    """The dtype of dense arrays that all have the same one; None for others."""
+    """The common dtype of dense arrays; None if there is none."""
     if any(isinstance(array, BaseSparseNDArray) for array in arrays):
         return None
     first, *rest = (array.dtype for array in arrays)

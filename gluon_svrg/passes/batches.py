@@ -1,4 +1,4 @@
-"""Going through the user's data once, from its start."""
+"""One pass over the user's data, from its start."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from .closure import Loss, forward
 
 
 def arguments(batch: Any) -> Sequence[Any]:
-    """What a closure is called with for one batch."""
+    """The arguments of a closure for one batch."""
     return batch if isinstance(batch, (tuple, list)) else (batch,)
 
 
 def number_of(data: Iterable[Any]) -> int | None:
-    """How many batches there are, where the data knows."""
+    """The number of batches, if the data knows it."""
     try:
         return len(data)  # type: ignore[arg-type]
     except (TypeError, NotImplementedError):  # of a sampler without a length
@@ -34,7 +34,7 @@ class Pass(NamedTuple):
 
 @contextmanager
 def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
-    """Iterate over data, reset before and after where it knows how to."""
+    """Iterate over data; reset it before and after if it has ``reset``."""
     reset = getattr(data, "reset", None)
     if reset is not None:
         reset()
@@ -69,7 +69,7 @@ def initialize(
         try:
             batch = next(batches)
         except StopIteration:
-            if not seen:  # no data at all, which has an error of its own
+            if not seen:  # no data at all, which raises its own error
                 break
             names = [p.name for p in parameters if _mxnet.is_deferred(p)]
             raise RuntimeError(

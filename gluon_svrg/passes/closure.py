@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 
-#: What a user's closure returns: a loss, or one per device or task.
+#: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
 
 
@@ -42,7 +42,7 @@ class Recorded(NamedTuple):
 
 
 def check_closure(closure: Any) -> None:
-    """Raise a TypeError where a closure is expected and something else arrives."""
+    """Raise a TypeError if an argument is not a closure."""
     if not callable(closure):
         raise TypeError(
             f"closure must be a function that returns the loss, got {type(closure).__name__}. "
@@ -65,9 +65,9 @@ def record(
     batch : sequence
         The arguments of the closure.
     devices : sequence of device
-        Where the parameters are.
+        The devices of the parameters.
     factors : OrderedDict, optional
-        Arrays of factors that were used before, to be used again.
+        Arrays of factors from earlier calls, for reuse.
 
     Returns
     -------
@@ -97,12 +97,12 @@ def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: b
 
 
 def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise if a closure returned other numbers of loss entries when it was called again."""
+    """Raise if the loss entries of a closure differ between two calls."""
     if tuple(before) != tuple(counts):
         raise RuntimeError(
             f"The closure returned {sum(before)} loss entries when it was called for the gradient "
             f"at the snapshot, and {sum(counts)} when it was called again. It must compute the "
-            "same each time: take the minibatch before the step, not inside."
+            "same each time: draw the minibatch before the step, not inside the closure."
         )
 
 
@@ -122,7 +122,7 @@ def _filled_like(
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """Say what is wrong where MXNet refuses to run backward."""
+    """Explain the error if MXNet refuses to run backward."""
     try:
         yield
     except MXNetError as error:

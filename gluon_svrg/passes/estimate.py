@@ -1,13 +1,13 @@
-"""The formula of all methods: what becomes of a minibatch's gradient.
+"""The formula of all methods: the estimate from a minibatch's gradient.
 
 ::
 
     v = g + b r + k c m
 
 ``g`` is the gradient of the minibatch at the current weights, ``r`` its gradient at a reference
-(other weights, or a row of a table), each the *sum* over the minibatch's loss entries, ``c`` the
-number of these, and ``m`` a *mean* per loss entry. A method says what ``b``, ``k``, the reference
-and ``m`` are, see `Terms`. Each device has its own ``g``, ``r`` and ``c``.
+(other weights, or a row of a table), each the *sum* over the minibatch's ``c`` loss entries, and
+``m`` a *mean* per loss entry. A method chooses ``b``, ``k``, the reference and ``m``, see `Terms`.
+Each device has its own ``g``, ``r`` and ``c``.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from .warnings import warn
 
 
 class Row(NamedTuple):
-    """A reference that is a row of a table: the gradient of a minibatch, taken before."""
+    """A reference that is a row of a table: an earlier gradient of the minibatch."""
 
     number: int  # among the minibatches
     grads: Arrays  # per parameter and device: sums over loss entries, of unscaled losses
     check_counts: Callable[[Sequence[int]], None]  # raises if they are not those of the row
-    seed: int | None = None  # of the random numbers that it was taken with
-    point: Point | None = None  # where it was taken, if it is to be compared with one taken anew
+    seed: int | None = None  # of its random numbers
+    point: Point | None = None  # where to compute it again, if it must be checked
 
 
 class Terms(NamedTuple):
@@ -57,7 +57,7 @@ class Terms(NamedTuple):
 
 
 class Estimate(NamedTuple):
-    """What a minibatch gave, apart from v, which stands in the live gradients."""
+    """The results of a minibatch, apart from v, which is in the live gradients."""
 
     loss: Loss
     entries: int  # of this minibatch
@@ -65,14 +65,14 @@ class Estimate(NamedTuple):
     reached: list[bool]  # per parameter: whether its loss depends on it
     compared: bool = False  # whether g and r were found to be equal where they must be
     counts: Sequence[int] = ()  # entries per device
-    seed: int | None = None  # of the random numbers that were drawn, where they are locked
+    seed: int | None = None  # of the random numbers, if they are locked
 
 
 def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
-    """Take the gradient of a minibatch as `gluon.Trainer` users do, by the parameters' own arrays.
+    """Compute the gradient of a minibatch as for `gluon.Trainer`, in the parameters' own arrays.
 
-    A device without data contributes zero, not what backward has left there before. Parameters
-    whose initialization is deferred are initialized by the closure.
+    A device without data contributes zero, not its previous gradient. The closure initializes
+    parameters whose initialization is deferred.
     """
     devices = _mxnet.devices(parameters[0]) if parameters else []
     weights = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
@@ -119,20 +119,20 @@ def estimate(
     closure : callable
         Returns the loss of the minibatch.
     terms : Terms
-        What the method adds to g.
+        The terms that the method adds to g.
     lock : RandomLock
         Whether both passes draw the same random numbers.
     scale : float
-        What losses are multiplied by (mixed precision); v is scaled alike.
+        The factor of the losses (mixed precision), and so of v.
     compare : bool
-        Whether the weights are those of the reference, so that g and r must be equal. If they are
-        not, random numbers are locked, with a warning, and the estimate is taken again.
+        Whether the weights are those of the reference, so that g and r must be equal. If they
+        differ, random numbers are locked, with a warning, and the estimate is computed again.
 
     Raises
     ------
     RuntimeError
-        If g and r must be equal, and differ though random numbers are locked; if the closure
-        returns other numbers of loss entries, or computes with values that it took before.
+        If g and r must be equal, but differ although random numbers are locked; if the closure's
+        number of loss entries changes, or it computes with values that it took before the call.
     """
     network = here.network
     with network.accumulating():
@@ -159,7 +159,7 @@ def estimate(
                         raise RuntimeError(message)
                     warn(sketch.RANDOM.format(difference=in_words))
                     lock.locked = True
-                    copy_all(before, states)  # which the first attempt has moved
+                    copy_all(before, states)  # which the first attempt has changed
                     network.hide_marks()
         except BaseException:
             put_back(before, states)
@@ -169,19 +169,19 @@ def estimate(
 def check_row(
     row: Row, point: Point, closure: Callable[[], Loss], lock: RandomLock, scale: float
 ) -> tuple[int, bool]:
-    """Take the gradient of a row anew, and see that it is the same.
+    """Compute the gradient of a row again, and check that it is the same.
 
     Returns
     -------
     differentiated : int
         Loss entries.
     is_known : bool
-        Whether it was compared: an overflow proves nothing.
+        Whether the comparison was valid: an overflow proves nothing.
 
     Raises
     ------
     RuntimeError
-        If it is another one.
+        If it differs.
     """
     network = point.network
     with ExitStack() as stack:
@@ -221,7 +221,7 @@ def _attempt(
     scale: float,
     sketches: list[np.ndarray] | None,
 ) -> Estimate:
-    """Take the estimate once; if there is a list, append sketches of v as it grows."""
+    """Compute the estimate once; if there is a list, append sketches of v as it grows."""
     network = here.network
     v, seed = new_sum(network, scale), lock.new_seed()
     b, k, reference, m, copy_to, only = terms

@@ -1,4 +1,4 @@
-"""What a refresh finds out on its way, for methods that begin without one."""
+"""The checks of a refresh, for methods that begin without one."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from .sums import new_sum
 def first_look(
     network: Network, closure: Callable[[], Loss], lock: RandomLock, scale: float, *, compare: bool
 ) -> int:
-    """Find out whether gradients add up, and whether a minibatch has the same one each time.
+    """Check whether gradients add up, and whether a minibatch has the same gradient each time.
 
-    Gradients and auxiliary states are as before.
+    Gradients and auxiliary states do not change.
 
     Parameters
     ----------
     network : Network
-        At its current weights.
+        The network, at its current weights.
     closure : callable
         Returns the loss of the minibatch.
     lock : RandomLock
         Turned on if the gradients differ, with a warning.
     scale : float
-        What losses are multiplied by (mixed precision).
+        The factor of the losses (mixed precision).
     compare : bool
         Whether to compare two gradients.
 
     Returns
     -------
     int
-        How many loss entries were differentiated to compare them. The rest is not counted: it is
-        done again when a trainer was loaded, and counts go on as if it had not been.
+        The loss entries that were differentiated for the comparison. The other check is not
+        counted, because a loaded trainer repeats it and must have the same counts.
     """
     check_dtypes(network.parameters)
     here = Point.untouched(network)

@@ -21,24 +21,24 @@ from .random_lock import RandomLock
 from .sums import AddingSum, new_sum
 from .warnings import warn
 
-#: So many minibatches are differentiated twice, to find random numbers. What happens to a share p
-#: of all calls is missed by one pair with probability 1 - 2 p (1 - p): by three pairs, half of all
-#: calls are missed once in 8 refreshes, a fifth of them once in 3.
+#: The number of minibatches that are differentiated twice, to detect random numbers. Randomness in
+#: a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it escapes
+#: three pairs in one refresh of 8, with p = 1/5 in one of 3.
 REPEATED = 3
 
 
 class Table(Protocol):
-    """What keeps the gradient of each minibatch."""
+    """A container for the gradient of each minibatch."""
 
     def append(self, v: AddingSum, counts: Sequence[int], seed: int | None) -> None:
-        """Keep a gradient, which is the sum so far."""
+        """Append a gradient, which is the current sum."""
 
     def add_to(self, v: AddingSum) -> None:
-        """Add all gradients that are kept."""
+        """Add all stored gradients to a sum."""
 
 
 class FullGradient(NamedTuple):
-    """What a pass over the data found."""
+    """The results of a pass over the data."""
 
     mean: Arrays  # per parameter and device, the same on all; in the memory of the pass
     mean_loss: float  # of all workers
@@ -66,23 +66,23 @@ def full_gradient(
     workers: Collective,
     table: Table | None = None,
 ) -> FullGradient:
-    """Take the mean gradient at the current weights over all loss entries of all batches.
+    """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    The live gradients are lost: use it inside `Network.grads_kept`.
+    This overwrites the live gradients: call it inside `Network.grads_kept`.
 
     Parameters
     ----------
     network : Network
-        Whose gradients are taken.
+        The network whose gradients are computed.
     closure : callable
         Called with the items of each batch.
     batches : iterable
         The data.
     lock : RandomLock
-        In mode ``'auto'``, the first minibatches are differentiated twice; where both differ, it
-        is turned on.
+        In mode ``'auto'``, the first minibatches are differentiated twice; if two gradients differ,
+        the lock is turned on.
     scale : float
-        What losses are multiplied by (mixed precision).
+        The factor of the losses (mixed precision).
     workers : Collective
         All workers.
     table : Table, optional
@@ -93,7 +93,7 @@ def full_gradient(
     ValueError
         If there is no data, or a loss depends on no parameter.
     RuntimeError
-        If a minibatch has another gradient each time though random numbers are locked.
+        If a minibatch has a different gradient each time although random numbers are locked.
     FloatingPointError
         If the result is not finite.
     """
@@ -172,7 +172,7 @@ def once(
     seed: int | None,
     factor: float = 1.0,
 ) -> tuple[Recorded, list[bool]]:
-    """Add the gradient of a minibatch, and tell which parameters it is of."""
+    """Add the gradient of a minibatch, and tell which parameters it reaches."""
     network = here.network
 
     def work() -> Recorded:
@@ -237,12 +237,12 @@ def _take_mean(sums: Arrays, divisor: float) -> None:
 
 
 class _LossSum:
-    """A sum of losses that does not make the device wait while it grows.
+    """A sum of losses that grows without waiting for the device.
 
-    It waits for the device, when that is more than 64 losses behind: what is queued holds its data.
+    It waits only if the device is more than 64 losses behind, because queued operations hold data.
     """
 
-    _FOLD = 64  # losses are kept until there are so many, then summed at once
+    _FOLD = 64  # losses to keep before they are summed at once
 
     def __init__(self) -> None:
         self._losses: dict[Any, list[NDArray]] = {}

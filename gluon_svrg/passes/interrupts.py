@@ -1,7 +1,7 @@
-"""Work that Ctrl-C, an alarm or another signal must not cut in two.
+"""Work that Ctrl-C, an alarm or another signal must not interrupt.
 
-Python runs the handlers of signals in the main thread, between any two bytecodes. What runs in
-another thread is never interrupted.
+Python runs signal handlers in the main thread, between any two bytecodes. Other threads are never
+interrupted.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ import mxnet as mx
 
 
 class _Worker:
-    """A thread for all work: MXNet keeps some memory of each thread that has called it.
+    """One thread for all work, because MXNet keeps memory for each thread that has called it.
 
-    For a new thread at each refresh of an MLP that was 5 MB each time (without oneDNN).
+    With a new thread for each refresh of an MLP, this was 5 MB each time (without oneDNN).
     """
 
     def __init__(self) -> None:
@@ -26,10 +26,10 @@ class _Worker:
         self._jobs: Any = None
 
     def do(self, job: Callable[[], None]) -> None:
-        """Have a job done, in turn."""
+        """Queue a job."""
         if self._process != os.getpid():
             jobs: Any = queue.SimpleQueue()
-            _thread.start_new_thread(_work_off, (jobs,))  # threading's can be cut in two
+            _thread.start_new_thread(_work_off, (jobs,))  # a signal can interrupt threading's
             self._jobs, self._process = jobs, os.getpid()
         self._jobs.put(job)
 
@@ -43,11 +43,11 @@ _worker = _Worker()
 
 
 def uninterrupted(work: Callable[[], Any]) -> None:
-    """Do work in another thread and wait for it; a signal is handled when it is done.
+    """Do work in another thread and wait for it; signals are handled afterwards.
 
-    An error of the work is raised here.
+    An error in the work is raised here.
     """
-    first, gate = threading.Lock(), threading.Lock()  # threading.Event can be cut in two
+    first, gate = threading.Lock(), threading.Lock()  # a signal can interrupt threading.Event
     gate.acquire()
     done: list[bool] = []
     errors: list[BaseException] = []
@@ -55,7 +55,7 @@ def uninterrupted(work: Callable[[], Any]) -> None:
 
     def run() -> None:
         if not first.acquire(blocking=False):
-            return  # an interrupt came while this was handed over, and it was handed over again
+            return  # an interrupt came while this was queued, and it was queued again
         try:
             with mx.util.np_shape(has_numpy_shapes):
                 work()
@@ -74,6 +74,6 @@ def uninterrupted(work: Callable[[], Any]) -> None:
         except BaseException as error:
             interrupt = error
     if errors:
-        raise errors.pop()  # in no list that its traceback holds
+        raise errors.pop()  # leave it in no list that its traceback refers to
     if interrupt is not None:
         raise interrupt

@@ -1,4 +1,4 @@
-"""Whether there is memory for what shall be kept, before it is taken."""
+"""Checks for free memory before gradients are stored."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .arrays import SUMMED_IN
 
 
 def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
-    """What sums of arrays like these take, per device; all of the host counts as one."""
+    """The bytes of sums of arrays like these, per device; the host counts as one device."""
     taken: dict[Any, int] = {}
     for row in arrays:
         for array in row:
@@ -27,12 +27,12 @@ def bytes_of_sums(arrays: Arrays) -> dict[Any, int]:
     return taken
 
 
-#: How much of what is free may be taken; the rest is for all else.
+#: The share of free memory that may be taken; the rest is for everything else.
 SHARE = 0.9
 
 
 class Budget:
-    """Memory to store things of equal size in; a new set replaces an old one when it is whole."""
+    """Memory for a set of things of equal size; a complete new set replaces the old one."""
 
     def __init__(self, otherwise: str = ", or leave store_grads out") -> None:
         self._otherwise = otherwise  # what else the user can do
@@ -41,26 +41,26 @@ class Budget:
     def batches(
         self, batches: Iterator[Any], count: int | None, each: Mapping[Any, int], held: int
     ) -> Iterator[Any]:
-        """Go through batches while there is room to store something for each.
+        """Iterate over batches while there is memory to store something for each.
 
         Parameters
         ----------
         batches : iterator
             The batches.
         count : int, optional
-            How many there are. If nobody knows, they are counted as they come.
+            The number of batches. If it is unknown, they are counted as they come.
         each : dict of int
-            The bytes that are stored for one, per device.
+            The bytes that are stored for one batch, per device.
         held : int
-            How many things are stored already.
+            The number of things that are already stored.
 
         Raises
         ------
         MemoryError
-            If there is no room; at once, if it is known how many there are.
+            If there is not enough memory; at once, if the number is known.
         """
         free = {device: free_bytes(device) for device in each}
-        kept = {}  # what was freed before, and MXNet can give out again
+        kept = {}  # freed memory that MXNet can reuse
         for device, size in each.items():
             if _mxnet.keeps_freed_memory(device):
                 kept[device] = max(self._most.get(device, 0) - held * size, 0)
@@ -72,7 +72,7 @@ class Budget:
                     raise MemoryError(
                         f"Storing the gradients of {number} minibatches needs "
                         f"{in_words(needed)} more on {device} ({in_words(size)} each), and "
-                        f"{in_words(available)} are free, of which a tenth is left for all else. "
+                        f"{in_words(available)} are free, of which a tenth is kept in reserve. "
                         f"Use larger minibatches, which are fewer{self._otherwise}. Nothing was "
                         "changed."
                     )
@@ -95,13 +95,13 @@ class Budget:
 class Growth:
     """Memory for things that are stored one by one."""
 
-    _AT_ONCE = 0.05  # of what is free: so much is given out without another look
+    _AT_ONCE = 0.05  # the share of free memory that may be taken without another check
 
     def __init__(self) -> None:
         self._granted: dict[Any, float] = {}
 
     def take(self, each: Mapping[Any, int]) -> None:
-        """Take memory for one more, if there is room for it.
+        """Take memory for one more thing, if there is enough.
 
         Parameters
         ----------
@@ -111,7 +111,7 @@ class Growth:
         Raises
         ------
         MemoryError
-            If there is no room.
+            If there is not enough memory.
         """
         for device, size in each.items():
             if self._granted.get(device, 0) < size:
@@ -119,8 +119,8 @@ class Growth:
                 if free is not None and size > SHARE * free:
                     raise MemoryError(
                         f"Storing the gradient of one more minibatch needs {in_words(size)} on "
-                        f"{device}, and {in_words(free)} are free, of which a tenth is left for "
-                        "all else. Use larger minibatches, which are fewer. Nothing was changed."
+                        f"{device}, and {in_words(free)} are free, of which a tenth is kept in "
+                        "reserve. Use larger minibatches, which are fewer. Nothing was changed."
                     )
                 most = float("inf") if free is None else self._AT_ONCE * free
                 self._granted[device] = max(most, size)
@@ -129,14 +129,14 @@ class Growth:
 
 
 def free_bytes(device: Any) -> int | None:
-    """The bytes that arrays on a device can still take; None where nobody knows."""
+    """The bytes that arrays on a device can still take; None if this is unknown."""
     if device.device_type == "gpu":
         return _mxnet.gpu_free_bytes(device)
     return min(_of_the_host(), default=None)
 
 
 def in_words(count: float) -> str:
-    """A number of bytes, as people read it."""
+    """A number of bytes in readable form."""
     for unit in ("bytes", "KB", "MB", "GB"):
         if count < 1000:
             return f"{count:.3g} {unit}"
@@ -145,7 +145,7 @@ def in_words(count: float) -> str:
 
 
 def _of_the_host() -> Iterator[int]:
-    """What is left of the machine, and of the limits of the container and of the process."""
+    """Yield the free memory of the machine, and what the container and the process may take."""
     meminfo = _read("/proc/meminfo")
     if "MemAvailable:" in meminfo:
         yield 1024 * int(meminfo.split("MemAvailable:")[1].split()[0])

@@ -1,4 +1,4 @@
-"""The trainer's parameters, as passes need them, and what else its closures read."""
+"""The trainer's parameters for passes, and the other parameters that its closures read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from .outside import Outside
 
 
 class Network:
-    """What gradients are taken of.
+    """The parameters whose gradients passes compute.
 
     Parameters
     ----------
@@ -27,17 +27,17 @@ class Network:
     Attributes
     ----------
     adds : bool
-        Whether backward may add gradients up in the live gradients, see `sums`.
+        Whether backward may add gradients in the live gradients, see `sums`.
     is_known_to_add : bool
-        Whether that has been tried with the arrays that the parameters have.
+        Whether this was tested with the parameters' current arrays.
     lock : RLock
-        Held while the network computes elsewhere than at its weights.
+        Held while the network computes at other weights.
     is_elsewhere : bool
-        Whether it does so now, at weights that are copies.
+        Whether it does so now, at copies.
     trainable, frozen : list of Parameter
         With and without gradients.
     weights, live_grads : list of list of NDArray
-        Of the trainable ones: the arrays of the parameters themselves, per device.
+        The trainable parameters' own arrays, per device.
     aliases : list of list of NDArray
         The same memory as the weights. Passes compute with these, so that the weights' own
         gradient requests and marks stay as they are.
@@ -60,7 +60,7 @@ class Network:
         self._accumulating: Arrays = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
-        # Of the moment.
+        # Between two calls.
         self._overwritten: list[Parameter] = []
         self.is_elsewhere = False
 
@@ -72,14 +72,14 @@ class Network:
         return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
 
     def bind(self, adds: bool, *, is_known: bool) -> None:
-        """Get to know the arrays that the parameters have now.
+        """Bind to the current arrays of the parameters.
 
         Parameters
         ----------
         adds : bool
             Whether backward adds gradients up.
         is_known : bool
-            Whether it was seen.
+            Whether this was tested.
         """
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
@@ -113,7 +113,7 @@ class Network:
         _mxnet.put_gradients_into(arrays, self.live_grads, "add" if adds else "write")
 
     def may_add(self) -> bool:
-        """Whether storage and dtypes allow to add gradients up in the live gradients.
+        """Whether storage and dtypes allow adding gradients in the live gradients.
 
         Sparse gradients cannot be added to, and float16 has too few digits for a sum.
         """
@@ -130,10 +130,10 @@ class Network:
 
     @contextmanager
     def accumulating(self) -> Iterator[None]:
-        """Leave what a block puts into the live gradients, added where gradients accumulate.
+        """Keep the gradients of a block, added to the old ones where gradients accumulate.
 
-        That is where the user has set ``grad_req='add'``. There, the gradients are as before if
-        the block raises.
+        Gradients accumulate under the user's ``grad_req='add'``. These are restored if the block
+        raises an exception.
         """
         if not self._accumulating:
             yield
@@ -149,7 +149,7 @@ class Network:
                 grad += addend
 
     def accumulated(self) -> Arrays:
-        """The live gradients to which the user lets backward add."""
+        """The live gradients that accumulate under the user's ``grad_req='add'``."""
         return self._accumulating
 
     @contextmanager
@@ -165,21 +165,21 @@ class Network:
     # --- marks ---------------------------------------------------------------------------------
 
     def overwritten(self) -> list[Parameter]:
-        """The parameters whose live gradient somebody's backward has overwritten.
+        """The parameters whose live gradient another backward has overwritten since `hide_marks`.
 
-        That is since `hide_marks`. Where gradients accumulate, nothing is overwritten.
+        Where gradients accumulate, nothing is overwritten.
         """
         flags = [any(row) for row in _mxnet.fresh(self.weights)]
         self.note_overwritten(flags)
         return self._overwritten
 
     def note_overwritten(self, flags: Sequence[bool]) -> None:
-        """Remember which live gradients a backward of the user's has overwritten."""
+        """Remember which live gradients the user's own backward has overwritten."""
         rows = zip(self.trainable, flags)
         self._overwritten += [p for p, flag in rows if flag and not _adds(p)]
 
     def hide_marks(self) -> None:
-        """Mark all live gradients as stale, so that it shows which ones backward writes."""
+        """Mark all live gradients as stale, so that new marks show what backward writes."""
         self._overwritten = []
         _mxnet.take_fresh(self.weights)
 
@@ -193,7 +193,7 @@ class Network:
             )
 
     def show_marks(self, reached: Sequence[bool]) -> None:
-        """Mark live gradients as `gluon.Trainer` expects it: fresh on all devices, or on none."""
+        """Mark live gradients as `gluon.Trainer` expects: fresh on all devices, or on none."""
         flags = [[is_reached] * len(row) for is_reached, row in zip(reached, self.weights)]
         _mxnet.mark(self.weights, flags, fresh=True)
 

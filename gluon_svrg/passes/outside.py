@@ -1,7 +1,7 @@
-"""Parameters that a closure reads and that are not the trainer's.
+"""Parameters that a closure reads but that are not the trainer's.
 
-A network may have parameters that another trainer optimizes, or none, and BatchNorm layers whose
-statistics no trainer was given. A pass at a reference must leave no trace on them.
+A network may have parameters that another trainer, or no trainer, optimizes, and BatchNorm layers
+whose statistics belong to no trainer. A pass at a reference must not change them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ class Outside:
     Parameters
     ----------
     inside : iterable of Parameter
-        The trainer's, which are not meant.
+        The trainer's parameters, which are excluded.
     """
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
@@ -35,21 +35,20 @@ class Outside:
 
     @property
     def auxiliaries(self) -> list[Parameter]:
-        """Those that operators write to by themselves."""
+        """The parameters that operators write to by themselves."""
         return [parameter for parameter in self._found if _mxnet.is_auxiliary(parameter)]
 
     @contextmanager
     def protected(self, *, gradients: bool = True, search: bool = False) -> Iterator[None]:
-        """Leave their states and gradients as they are.
+        """Restore their states and gradients at the end of a block.
 
         Parameters
         ----------
         gradients : bool
-            Whether to protect all gradients. Otherwise those that the next backward would not
-            overwrite, because it adds to them.
+            Whether to protect all gradients. Otherwise only those to which the next backward adds.
         search : bool
-            Whether to look for those that are read inside, and to protect them before their first
-            use; done anyway if nobody has looked yet.
+            Whether to look for parameters that the block reads, and to protect them before their
+            first use. The first call always does.
         """
         protection = _Protection(gradients)
         try:
@@ -72,7 +71,7 @@ class Outside:
 
 
 class _Protection:
-    """What parameters outside the trainer were like.
+    """The earlier state of parameters outside the trainer.
 
     Parameters
     ----------
@@ -97,7 +96,7 @@ class _Protection:
             self._grads.append((weights, grads, [grad.copy() for grad in grads], fresh))
 
     def undo(self) -> None:
-        """Put back what was there."""
+        """Restore the earlier state."""
         for parameter, weights in self._data:
             list(_mxnet.replacing([parameter], [weights]))
         for weights, grads, before, fresh in self._grads:

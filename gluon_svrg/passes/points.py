@@ -22,19 +22,19 @@ _T = TypeVar("_T")
 class Point:
     """Values of all parameters of a network.
 
-    The gradients of a pass at a point go to the live gradients of the parameters: a network
-    hybridized with ``static_shape=True`` knows no others.
+    The gradients of a pass at a point go to the live gradients of the parameters, the only ones
+    that a network hybridized with ``static_shape=True`` can use.
 
     Parameters
     ----------
     network : Network
         The network.
     weights : list of list of NDArray
-        Of the trainable parameters, per device; arrays of their own.
+        The values of the trainable parameters, per device, in separate arrays.
     frozen : list of list of NDArray, optional
-        Of the frozen parameters; by default, what these hold at the moment of each pass.
+        The values of the frozen parameters; by default, their values at the time of each pass.
     protected : bool, default True
-        Whether operators that move their own states, as BatchNorm, do so on copies.
+        Whether operators that change their own states, such as BatchNorm, do so on copies.
     """
 
     def __init__(
@@ -54,14 +54,14 @@ class Point:
 
     @classmethod
     def current(cls, network: Network) -> Point:
-        """The weights and all states as they are: where a step takes its gradient."""
+        """The current weights and states, where a step computes its gradient."""
         return cls(network, network.aliases, protected=False)
 
     @classmethod
     def untouched(cls, network: Network) -> Point:
-        """The weights as they are, by reference; states that operators move, as copies.
+        """The current weights, by reference, and copies of states that operators change.
 
-        Of sparse weights, all rows.
+        Sparse weights have all rows.
         """
         sparse = [_mxnet.has_sparse_values(p) for p in network.trainable]
         if not any(sparse):
@@ -71,7 +71,7 @@ class Point:
 
     @classmethod
     def copied(cls, network: Network) -> Point:
-        """Copies of the weights and of the frozen values as they are."""
+        """Copies of the current weights and frozen values."""
         weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
         return cls(network, weights, copies([_mxnet.data(p) for p in network.frozen]))
 
@@ -93,7 +93,7 @@ class Point:
         self.network.mark(self.weights)
 
     def move(self) -> None:
-        """Take over the values of the network's parameters, in place."""
+        """Copy the values of the network's parameters, in place."""
         network = self.network
         live = [
             _mxnet.all_rows(p) if _mxnet.has_sparse_values(p) else _mxnet.data(p)
@@ -127,9 +127,9 @@ class Point:
 
     @contextmanager
     def entered(self) -> Iterator[None]:
-        """Let the network compute here inside a block, for the user.
+        """Let the network compute here inside the user's block.
 
-        Backward writes or adds gradients as the user has asked for.
+        Backward writes or adds gradients as the user has set.
         """
         network = self.network
         parameters, arrays = self._replacements()
@@ -162,13 +162,13 @@ class Point:
     # --- what backward reaches -----------------------------------------------------------------
 
     def take_touched(self) -> Flags:
-        """Tell which of the weights here backward has reached, and forget it."""
+        """Tell which of the weights here backward has reached, and clear the marks."""
         return _mxnet.take_fresh(self.weights)
 
     # --- compared with the network -------------------------------------------------------------
 
     def difference(self) -> str:
-        """What about the parameters is not as it was, in words; empty if nothing."""
+        """Describe how the parameters have changed; empty if they have not."""
         network = self.network
         for parameter in network.parameters:
             was, is_now = parameter in network.trainable, _mxnet.is_trainable(parameter)
@@ -184,7 +184,7 @@ class Point:
         return ""
 
     def is_current(self) -> bool:
-        """Whether the network is, to the last bit, at this point. Waits for the device."""
+        """Whether the network is at this point, to the last bit. Waits for the device."""
         network = self.network
         live = map(_mxnet.data, network.trainable + network.frozen)
         return all(
@@ -196,13 +196,13 @@ class Point:
 
 
 def descriptions(network: Network) -> dict[Parameter, str]:
-    """What the trainable parameters are like now."""
+    """Descriptions of the current trainable parameters."""
     trainable = filter(_mxnet.is_trainable, network.parameters)
     return {p: description(_mxnet.data(p)) for p in trainable}
 
 
 def what_changed(were: dict[Parameter, str], network: Network) -> str:
-    """What about the trainable parameters is not as it was, in words; empty if nothing."""
+    """Describe how the trainable parameters have changed; empty if they have not."""
     are, null = descriptions(network), "of grad_req='null'"
     for p in network.parameters:
         was, is_now = were.get(p), are.get(p)
@@ -212,6 +212,6 @@ def what_changed(were: dict[Parameter, str], network: Network) -> str:
 
 
 def description(arrays: Sequence[NDArray]) -> str:
-    """Of which dtype and shape the arrays of a parameter are, and where."""
+    """The dtype, shape and devices of a parameter's arrays."""
     where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
     return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}"

@@ -1,4 +1,4 @@
-"""Whether backward can add gradients up in the live gradients, see `sums`."""
+"""Tests whether backward can add gradients in the live gradients, see `sums`."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from .sketch import sketch
 
 
 class Probe(NamedTuple):
-    """What was found."""
+    """The result of a probe."""
 
     adds: bool
     differentiated: int  # loss entries that it took
 
 
 def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Probe:
-    """Find out whether backward adds to the live gradients, with the factor that it is given.
+    """Test whether backward adds to the live gradients, with the given factor.
 
-    The live gradients are lost. Waits for the device.
+    This overwrites the live gradients, and waits for the device.
 
     Parameters
     ----------
@@ -49,10 +49,10 @@ def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Pr
 def is_lost(
     point: Point, closure: Callable[..., Any], batch: Sequence[Any], reached: Sequence[bool]
 ) -> Probe | None:
-    """Find out whether backward has added nothing where it had something to add.
+    """Test whether backward failed to add a gradient.
 
-    In bfloat16 on 1.9.1, it never does. Called when the gradient of one minibatch was added to
-    zero. It is lost if anything is found; as a rule, no gradient is zero, and nothing is done.
+    In bfloat16 on 1.9.1, it never adds. Call this when the gradient of one minibatch was added to
+    zero. Usually no gradient is zero, and this does nothing; otherwise it overwrites the gradients.
 
     Returns
     -------

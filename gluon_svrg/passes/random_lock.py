@@ -1,7 +1,7 @@
 """The random lock: both passes of a step draw the same random numbers.
 
-With different dropout masks the reference gradient belongs to another function than the gradient
-that it corrects: it would add variance instead of removing it.
+With different dropout masks, the reference gradient and the gradient that it corrects belong to
+different functions: the correction would add variance instead of removing it.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _LARGEST = 2**31 - 1  # MXNet takes 31 bits
 class RandomLock:
     """Whether random numbers are locked, and the seeds that lock them.
 
-    MXNet's generators can be seeded, and nothing else. So each pair of passes has a seed of its
-    own, from a base seed that is drawn from MXNet once and the number of the pair.
+    MXNet's generators can be seeded, but their states cannot be saved. So each pair of passes has
+    its own seed, from the number of the pair and a base seed that is drawn once from MXNet.
 
     Parameters
     ----------
     mode : bool or 'auto'
-        Whether to lock; ``'auto'`` where it proves necessary.
+        Whether to lock; ``'auto'`` locks if it proves necessary.
 
     Attributes
     ----------
@@ -41,11 +41,11 @@ class RandomLock:
         self._count = 0
 
     def new_seed(self) -> int | None:
-        """Draw a seed for one pair of passes, where the lock is on."""
+        """Draw a seed for one pair of passes, if the lock is on."""
         return self._next_seed() if self.locked else None
 
     def move_on(self) -> None:
-        """Let MXNet draw other numbers than those of a seed that was used before."""
+        """Seed MXNet anew, so that it does not repeat the numbers of an earlier seed."""
         start(self._next_seed())
 
     def _next_seed(self) -> int:
@@ -57,7 +57,7 @@ class RandomLock:
 
     @contextmanager
     def kept_on_error(self) -> Iterator[None]:
-        """Leave the lock as it is if the block raises."""
+        """Restore the lock if the block raises an exception."""
         was_locked, count = self.locked, self._count
         try:
             yield
@@ -86,7 +86,7 @@ class RandomLock:
             and (state["base"] is None or _is_natural(state["base"], _LARGEST))
             and _is_natural(state["count"], 2**62)
         ):
-            yield "the state of its random lock is of another form"
+            yield "the state of its random lock has another form"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
@@ -100,7 +100,7 @@ def draw_seed() -> int:
 
 
 def start(seed: int | None) -> None:
-    """Let MXNet draw the numbers that belong to a seed."""
+    """Seed MXNet's random numbers."""
     if seed is not None:
         mx.random.seed(seed)
 

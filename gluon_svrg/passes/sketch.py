@@ -1,9 +1,9 @@
-"""Whether two gradients of the same minibatch at the same weights are the same.
+"""Tests whether two gradients of one minibatch at the same weights are equal.
 
-Two gradients cannot be kept side by side without memory for both, and they need not: sums of their
-entries with random signs are enough, and such sums can be taken of the sum that a gradient is
-added to, before and after. The norm of a sketch is that of the gradient within a few percent
-(Charikar, Chen and Farach-Colton, "Finding Frequent Items in Data Streams", 2002).
+Keeping both gradients would need memory for both. Sums of their entries with random signs are
+enough: such a sketch can be taken of a running sum before and after a gradient is added. The norm
+of a sketch equals that of the gradient within a few percent (Charikar, Chen and Farach-Colton,
+"Finding Frequent Items in Data Streams", 2002).
 """
 
 from __future__ import annotations
@@ -19,12 +19,12 @@ from .. import _mxnet
 from .._mxnet import Arrays
 from .arrays import in_numpy
 
-#: They differ by rounding at most, or else by much.
+#: Equal gradients differ by rounding at most; others differ by much more.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
 
 _BUCKETS = 256
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 17)
-_STRIDE = 7919  # each array has signs of its own
+_STRIDE = 7919  # each array has its own signs
 _LARGE = 1 << 15  # entries; MXNet sums up larger arrays, as copying these to NumPy would be slower
 
 
@@ -68,7 +68,7 @@ def _add_signed(piece: np.ndarray, shift: int, sums: np.ndarray) -> None:
         whole = len(signed) // _BUCKETS * _BUCKETS
         sums += signed[:whole].reshape(-1, _BUCKETS).sum(axis=0)
         rest = (np.arange(len(signed) - whole) + shift) % _BUCKETS
-        sums[rest] += signed[whole:]  # small arrays go to buckets of their own
+        sums[rest] += signed[whole:]  # small arrays get their own buckets
 
 
 @lru_cache(maxsize=16)
@@ -79,7 +79,7 @@ def _signs(device: Any, dtype: str) -> NDArray:
 def difference(first: np.ndarray, second: np.ndarray) -> float:
     """The norm of the difference of two gradients, relative to that of the first.
 
-    Nan if either is not finite.
+    It is nan if either is not finite.
     """
     with np.errstate(invalid="ignore", over="ignore"):
         distance, norm = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
@@ -96,23 +96,23 @@ def tolerance(arrays: Iterable[Iterable[object]]) -> float:
 
 
 def in_words(relative: float) -> str:
-    """A relative difference as people read it, never as zero."""
+    """A relative difference in readable form, never as zero."""
     return f"{relative:.1%}" if relative >= 0.001 else f"{100 * relative:.1g}%"
 
 
 RANDOM = (
     "The gradient of the same minibatch at the same weights, taken twice, differs by {difference} "
     "of its norm. If the network draws random numbers (dropout), the reference gradient adds "
-    "variance unless both draw the same. From now on they do, as with lock_random=True; with "
-    "lock_random=False they would stay different."
+    "variance unless both draw the same numbers. From now on they do, as with lock_random=True; "
+    "with lock_random=False they would stay different."
 )
 NOT_REPEATABLE = (
     "The gradient of the same minibatch at the same weights, taken twice, differs by {difference} "
     "of its norm, although MXNet's random numbers were the same. The closure must compute the same "
     "each time: it must not draw a minibatch (next(iterator)), carry a state from call to call, or "
     "use random numbers from outside MXNet (custom operators do: MXNet does not seed them). Take "
-    "the minibatch, the state and the augmentation before the step; lock_random=False leaves this "
-    "check out."
+    "the minibatch, the state and the augmentation before the step; lock_random=False omits this "
+    "check."
 )
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from the one that was computed again, at the "

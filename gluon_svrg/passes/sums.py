@@ -1,12 +1,12 @@
-"""Sums of gradients in the making: where each addend goes.
+"""Sums of gradients, term by term.
 
-Backward can add to what stands in a buffer (``grad_req='add'``), and multiply a gradient by a
-factor (the gradient of its head). So a sum such as ``k c m + b r + g`` needs no buffer of its own:
-it is made in the live gradients, by the two passes that a step takes anyway. `AddingSum` does that.
+Backward can add to a buffer (``grad_req='add'``), and multiply a gradient by a factor (the
+gradient of its head). So a sum such as ``k c m + b r + g`` needs no separate buffer: the two passes
+of a step compute it in the live gradients. `AddingSum` does that.
 
 Some operators ignore the gradient of their head (SoftmaxOutput, MakeLoss), and custom operators
-may ignore the request to add; `probe` finds out. For these, and for sparse and float16 gradients,
-`SeparateSum` adds in arrays of its own, by the formula as it is written.
+may ignore the request to add; `probe` detects both. For these, and for sparse and float16
+gradients, `SeparateSum` adds in separate arrays, exactly by the formula.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ class AddingSum:
     Parameters
     ----------
     network : Network
-        Whose gradients are summed up.
+        The network whose gradients are summed.
     scale : float
-        What losses are multiplied by (mixed precision).
+        The factor of the losses (mixed precision).
 
     Attributes
     ----------
@@ -83,7 +83,7 @@ class AddingSum:
                 zero(targets)
 
     def _put_multiple(self, device: int, factor: float, mean: Arrays) -> None:
-        """Begin with a multiple of arrays, by an operator that is kept."""
+        """Begin with a multiple of arrays, by an operator that is kept for reuse."""
         key = device, factor, id(mean), id(self.arrays)
         if key not in self._multiples:
             means, targets = ([row[device] for row in rows] for rows in (mean, self.arrays))
@@ -105,7 +105,7 @@ class AddingSum:
         self.add(recorded)
 
     def clear(self, kept: Flags) -> None:
-        """Begin again with zero for those parameters and devices that are not to be kept."""
+        """Set the sum to zero for the parameters and devices that are not kept."""
         for column, flags in zip(per_device(self.arrays), zip(*kept)):
             lost = [array for array, is_kept in zip(column, flags) if not is_kept]
             if lost:
@@ -124,9 +124,9 @@ class AddingSum:
 
 
 class SeparateSum(AddingSum):
-    """A sum in arrays of its own: each gradient is written to the live gradients, then added.
+    """A sum in separate arrays: each gradient is written to the live gradients, then added.
 
-    The arrays are kept. New ones for each sum would pile up where steps are queued.
+    The arrays are kept. New ones for each sum would pile up while steps are queued.
     """
 
     def __init__(self, network: Network, scale: float) -> None:
@@ -139,7 +139,7 @@ class SeparateSum(AddingSum):
     def add(self, recorded: Recorded, factor: float = 1.0) -> None:
         """Add the gradient of losses, times a factor."""
         live = per_device(self._live_grads)
-        for column in live:  # what backward does not reach has no gradient
+        for column in live:  # parameters that backward does not reach have no gradient
             zero(column)
         recorded.backward(self.scale)
         for totals, grads in zip(per_device(self.arrays), live):
@@ -156,5 +156,5 @@ class SeparateSum(AddingSum):
 
 
 def new_sum(network: Network, scale: float) -> AddingSum:
-    """A sum of gradients of a network."""
+    """Make a sum of gradients of a network, of the right kind."""
     return (AddingSum if network.adds else SeparateSum)(network, scale)

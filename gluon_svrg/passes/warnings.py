@@ -1,4 +1,4 @@
-"""Warnings that point at the user's line."""
+"""Warnings that point to the user's line."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _PACKAGE = str(Path(__file__).parents[1])
 
 
 def warn(message: str) -> None:
-    """Warn, at the innermost line outside this package and outside MXNet."""
+    """Warn at the innermost line outside this package and MXNet."""
     depth, frame = 2, sys._getframe(1)
     while frame.f_back is not None and _is_library(frame.f_back.f_code.co_filename):
         frame, depth = frame.f_back, depth + 1
