@@ -1,4 +1,4 @@
-"""The tables of the README from saved runs: ``python -m benchmarks.summary JSON``."""
+"""The tables of the README from saved runs: ``python -m benchmarks.summary JSON [JSON ...]``."""
 
 from __future__ import annotations
 
@@ -75,10 +75,49 @@ def _seconds(entries: Sequence[dict[str, Any]], level: float) -> str:
     return value if isinstance(value, str) else f"{value:.2g}"
 
 
-def tables(run: dict[str, Any]) -> list[str]:
-    """Both, as Markdown."""
+def steps(runs: Sequence[dict[str, Any]], key: str = "step") -> list[record.Row]:
+    """Steps over their floor, or full passes over plain ones, of this version and of 0.1.0."""
+    keys = {
+        "step": ("step_to_floor", "baseline_to_floor"),
+        "full pass": ("full_pass_to_pass", "baseline_full_pass_to_pass"),
+    }
+    rows = []
+    for entries in zip(*(run["records"] for run in runs)):
+        name = entries[0]["model"] + (", `static_alloc`" if entries[0]["static_alloc"] else "")
+        row = {f"{key}, hybridized": name}
+        for run, entry in zip(runs, entries):
+            for version, column in zip(("0.2.0", "0.1.0"), keys[key]):
+                row[f"{version}, {run['versions']['mxnet']}"] = _quartiles(entry[column])
+        rows.append(row)
+    return rows
+
+
+def methods(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
+    """Steps of each method over one of `gluon.Trainer`, without and with static_alloc."""
+    rows: dict[str, record.Row] = {}
+    for run in runs:
+        for entry in run["records"]:
+            name = entry["method"]
+            row = rows.setdefault(name, {"step / step of `gluon.Trainer`": name})
+            column = f"{entry['model'].split()[0]}, {run['versions']['mxnet']}"
+            median = f"{entry['ratio']['median']:.2f}"
+            row[column] = f"{row[column]} / {median}" if column in row else median
+    return list(rows.values())
+
+
+def _quartiles(ratio: dict[str, float]) -> str:
+    return f"{ratio['median']:.2f} ({ratio['quartile_1']:.2f}-{ratio['quartile_3']:.2f})"
+
+
+def tables(*runs: dict[str, Any]) -> list[str]:
+    """Those of the README, as Markdown, from one run or from one per MXNet."""
+    if runs[0]["benchmark"] == "overhead":
+        return [record.as_text(steps(runs, key)) for key in ("step", "full pass")]
+    if runs[0]["benchmark"] == "family":
+        return [record.as_text(methods(runs))]
+    (run,) = runs
     return [record.as_text(rows(run["records"])) for rows in (smallest_batches, larger_batches)]
 
 
 if __name__ == "__main__":
-    print("\n\n".join(tables(json.loads(Path(sys.argv[1]).read_text()))))
+    print("\n\n".join(tables(*(json.loads(Path(name).read_text()) for name in sys.argv[1:]))))

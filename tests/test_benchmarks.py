@@ -193,11 +193,19 @@ def test_many_rates_at_once():
         np.testing.assert_allclose(together.weights[number], alone.weights, rtol=1e-12)
 
 
-def test_the_tables_are_those_of_the_saved_run():
-    root = Path(__file__).parent.parent
-    run = json.loads((root / "benchmarks/results/convergence-mxnet-1.9.1.json").read_text())
-    document = (root / "benchmarks" / "README.md").read_text()
-    for table in summary.tables(run):
+@pytest.mark.parametrize(
+    ("name", "versions"),
+    [
+        ("convergence", ["1.9.1"]),
+        ("overhead", ["1.9.1", "2.0.0b1"]),
+        ("family", ["1.9.1", "2.0.0b1"]),
+    ],
+)
+def test_the_tables_are_those_of_the_saved_runs(name, versions):
+    root = Path(__file__).parent.parent / "benchmarks"
+    paths = [root / "results" / f"{name}-mxnet-{version}.json" for version in versions]
+    document = (root / "README.md").read_text()
+    for table in summary.tables(*(json.loads(path.read_text()) for path in paths)):
         assert table in document
 
 

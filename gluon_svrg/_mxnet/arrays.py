@@ -156,6 +156,9 @@ def linear_combinations(count: int, factors: tuple[float, ...]) -> CachedOp:
 def scaling_to_norm(count: int, factor: float) -> CachedOp:
     """An operator for many products at once: ``x * min(factor, most / norm(x))`` for each x.
 
+    All of it is products of matrices: for 400,000 floats, such a product takes 0.2 ms, where
+    `broadcast_mul` takes 0.5 ms (1.9.1) and 2.8 ms (2.0).
+
     Parameters
     ----------
     count : int
@@ -166,17 +169,18 @@ def scaling_to_norm(count: int, factor: float) -> CachedOp:
     Returns
     -------
     CachedOp
-        Takes the first x, then ``most``, of shape (1,), then all other x.
+        Takes ``most``, of shape (1, 1), then each x, of shape (1, n). Results may replace the x.
     """
     graph = _Graph()
-    first, most = graph.add("null"), graph.add("null")
+    most = graph.add("null")
     heads = []
-    for x in [first, *(graph.add("null") for _ in range(count - 1))]:
-        norm = graph.add("norm", [x], attrs={"ord": "2", "keepdims": "True"})
-        share = graph.add("broadcast_div", [most, norm])
+    for x in [graph.add("null") for _ in range(count)]:
+        norm = graph.add("sqrt", [graph.add("dot", [x, x], attrs={"transpose_b": "True"})])
+        share = graph.add("elemwise_div", [most, norm])
         least = graph.add("_minimum_scalar", [share], attrs={"scalar": repr(factor)})
-        heads.append(graph.add("broadcast_mul", [x, least]))
-    return graph.operator(heads)
+        product = graph.add("dot", [least, x])
+        heads.append(graph.add("_copy", [product]))  # `dot` may not write to x
+    return graph.operator(heads, static_alloc=False)  # which would keep all products
 
 
 class _Graph:

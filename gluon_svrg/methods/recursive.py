@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from typing import Any, Iterator, Sequence
 
-import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import combine, copy_all, dense, per_device, zeros_to_sum
+from ..passes.arrays import combine, copy_all, dense, per_device, times, zeros_to_sum
 from ..passes.estimate import Estimate, Terms
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
@@ -274,9 +273,7 @@ def divide(
             continue
         for total, mean in zip(totals, means):
             wide = dense(_mxnet.classic(total)).astype(mean.dtype, copy=False)
-            divisor = on_device(entries, mean) * scale
-            quotient = mx.nd.broadcast_div(wide, divisor.astype(mean.dtype))
-            quotient.reshape(mean.shape).copyto(mean)
+            times(1 / (on_device(entries, mean) * scale), wide).reshape(mean.shape).copyto(mean)
         if more:
             combine([1.0, *more], [means, *terms], means)
 

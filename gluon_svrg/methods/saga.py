@@ -30,7 +30,6 @@ from itertools import starmap
 from math import isfinite
 from typing import Any, Iterator, NamedTuple, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
@@ -38,7 +37,7 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays
 from ..passes import sketch
-from ..passes.arrays import combine, copy_all, per_device, zeros_to_sum
+from ..passes.arrays import combine, copy_all, per_device, times, zeros_to_sum
 from ..passes.estimate import Estimate, Row, Terms
 from ..passes.memory import Growth, bytes_of_sums
 from ..passes.network import Network
@@ -351,20 +350,11 @@ def _combine(
             factors, arrays = zip(*((factor, rows[device]) for factor, rows in sources))
             combine(factors, arrays, column)
             continue
-        scaled = [_times(factor, rows[device]) for factor, rows in sources]
+        scaled = [
+            [times(f, array) if isinstance(f, NDArray) else array * f for array in rows[device]]
+            for f, rows in sources
+        ]
         combine([1.0] * len(scaled), scaled, column)
-
-
-def _times(factor: float | NDArray, arrays: Sequence[NDArray]) -> list[NDArray]:
-    """Multiply arrays by a number that may be on the device."""
-    found = []
-    for array in map(_mxnet.classic, arrays):
-        if isinstance(factor, NDArray):
-            here = factor.as_in_context(_mxnet.device_of(array)).astype(array.dtype)
-            found.append(mx.nd.broadcast_mul(array, here.reshape((1,) * max(array.ndim, 1))))
-        else:
-            found.append(array * factor)
-    return found
 
 
 def _zeros_like(arrays: Arrays) -> Arrays:
