@@ -67,7 +67,7 @@ def run(quick: bool = False, peers: Path | None = None) -> list[dict[str, Any]]:
     bar = tqdm(total=total, desc="convergence", leave=False)
     records = []
     for case, size, passes in cases:
-        for seed in seeds[case, size]:  # methods take turns, for seconds drift
+        for seed in seeds[case, size]:  # methods take turns, because timings drift
             for entry in _train_all(case, size, seed, passes):
                 records.append(entry)
                 bar.update()
@@ -122,7 +122,7 @@ def _train_all(problem: Problem, size: int, seed: int, passes: int) -> Iterator[
 def _follow(
     solver: Any, kind: str, seed: int, passes: float, can_stall: bool, count: int | None = None
 ) -> Iterator[tuple[float, float, float]]:
-    """Data passes, seconds and gap after each epoch; the gap is computed while the clock stands."""
+    """Data passes, seconds and gap after each epoch; the gap is computed off the clock."""
     seconds, mark, since, number = 0.0, np.inf, 0, 0
     epochs = drive(solver, kind, seed)
     while True:
@@ -186,7 +186,7 @@ def _record(
         if point[2] < lowest or number == len(points) - 1:
             kept.append(point)
         lowest = min(point[2], lowest)
-        if lowest < ENOUGH:  # others go on
+        if lowest < ENOUGH:  # other solvers continue
             break
     done, seconds, gaps = zip(*kept) if kept else ((), (), ())
     return {

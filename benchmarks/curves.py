@@ -1,4 +1,4 @@
-"""What is read from curves of gaps, and how they are drawn."""
+"""Reading and drawing curves of gaps."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .problems import NAMES
 
 FLOOR = 1e-10  # of the axis: there trainings end
 
-#: colour, line style
+#: color, line style
 STYLES = {
     "SVRGTrainer": ("#1f4e9c", "-"),
     "SVRGTrainer, 1/(3 L_max)": ("#7aa5e0", "-"),
@@ -68,7 +68,7 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
     handles: dict[str, Any] = {}
     for row, name in zip(axes, names):
         for number, (ax, size) in enumerate(zip(row, sizes[name])):
-            for method, (colour, style) in STYLES.items():
+            for method, (color, style) in STYLES.items():
                 entries = [
                     e
                     for e in shown
@@ -76,7 +76,7 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
                 ]
                 if entries:
                     (line,) = ax.plot(
-                        *_median_curve(entries, what), style, color=colour, linewidth=1.6
+                        *_median_curve(entries, what), style, color=color, linewidth=1.6
                     )
                     handles.setdefault(method, line)
             ax.set_yscale("log")

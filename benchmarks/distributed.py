@@ -1,7 +1,7 @@
 """Bytes and seconds of steps and refreshes, on servers and with Horovod; a model of 64 workers.
 
-Each job has a network of its own, and the counter of this network's interface is read: so all are
-counted alike, with TCP's headers and with what engines say to themselves.
+Each job has its own network, and the counter of its interface is read. So all engines are
+counted alike, including TCP headers and the engines' own messages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def run(quick: bool = False) -> list[dict[str, Any]]:
     Raises
     ------
     RuntimeError
-        If there can be no network of its own here, or a job fails.
+        If this machine cannot create a separate network, or a job fails.
     """
     if (problem := network.missing()) is not None:
         raise RuntimeError(problem)
@@ -214,7 +214,7 @@ def _growth(engine: str, workers: int) -> float:
     """By how much sums of numbers grow from some workers to those of the model."""
     if engine == HOROVOD:
         return (MODELLED - 1) / (workers - 1)
-    # each worker has a place of its own in what it sends; with dist_async each reads what each sent
+    # each worker has its own place in what it sends; with dist_async each reads what each has sent
     return (MODELLED / workers) ** (3 if engine == "dist_async" else 2)
 
 
@@ -229,7 +229,7 @@ def as_text(records: list[dict[str, Any]]) -> str:
     workers = " / ".join(map(str, sorted({entry["workers"] for entry in records})))
     return (
         f"{workers} workers:\n\n{record.as_text(by_workers(records))}\n\n"
-        f"{MODELLED} workers, each on a machine of its own, in multiples of the parameters; "
+        f"{MODELLED} workers, each on its own machine, in multiples of the parameters; "
         f"seconds for {SIZE / 1e6:.0f} MB of parameters over links of {LINK * 8 / 1e9:.0f} Gbit/s, "
         f"at least:\n\n{record.as_text(model(records))}"
     )

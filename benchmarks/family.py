@@ -88,7 +88,7 @@ def _step_of(method: str, workload: models.Workload) -> Callable[[], None]:
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """What is in the README."""
+    """The table for the README."""
     return [
         {
             "model": entry["model"] + (", static_alloc" if entry["static_alloc"] else ""),

@@ -1,4 +1,4 @@
-"""Memory beside `gluon.Trainer`, in multiples of the parameters, each in a process of its own."""
+"""Memory beside `gluon.Trainer`, in multiples of the parameters, each in its own process."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def growth(quick: bool) -> list[dict[str, Any]]:
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """What is in the README."""
+    """The table for the README."""
     columns = ("model", "what", "MiB", "times the parameters")
     return [{column: entry.get(column, "-") for column in columns} for entry in records]
 
@@ -144,7 +144,7 @@ def _resident() -> int:
 
 def _peak_of(function: Any) -> int:
     """The highest resident memory while a function runs."""
-    Path("/proc/self/clear_refs").write_text("5")  # the peak starts anew
+    Path("/proc/self/clear_refs").write_text("5")  # reset the peak
     function()
     return _status("VmHWM") - _status("RssFile") - _status("RssShmem")  # which hold no arrays
 

@@ -1,4 +1,4 @@
-"""A network of its own for a command: every byte on it belongs to the command."""
+"""A separate network for a command: every byte on it belongs to the command."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ _SET_FLAGS, _UP = 0x8914, 0x1  # SIOCSIFFLAGS and IFF_UP of Linux
 def missing() -> str | None:
     """Why there can be no such network here, or None."""
     if shutil.which("unshare") is None:
-        return "a network of its own needs Linux and unshare, of util-linux"
+        return "a separate network needs Linux and unshare, of util-linux"
     tried = subprocess.run([*_unshare(), "true"], capture_output=True, text=True, check=False)
     if tried.returncode:
-        return f"a network of its own needs root or user namespaces: {tried.stderr.strip()}"
+        return f"a separate network needs root or user namespaces: {tried.stderr.strip()}"
     return None
 
 
 def alone(command: list[str]) -> list[str]:
-    """The words that run a command where there is no other network than a loopback of its own.
+    """The words that run a command with no network but its own loopback interface.
 
     The folder above this package must be the working folder.
     """

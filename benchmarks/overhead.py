@@ -156,7 +156,7 @@ def _predecessor(workload: models.Workload) -> dict[str, Callable[[], None]]:
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """What is in the README."""
+    """The table for the README."""
     return [
         {
             "model": entry["model"],

@@ -19,7 +19,7 @@ Point = tuple
 
 
 def sklearn(problem: Any, job: dict, solver: str) -> Iterator[Point]:
-    """scikit-learn's SAG and SAGA, anew for each number of epochs; they choose their own rate."""
+    """scikit-learn's SAG and SAGA, restarted for each number of epochs; they choose their own rate."""
     from sklearn.linear_model import LogisticRegression
 
     warnings.simplefilter("ignore")  # that they do not converge
@@ -43,7 +43,7 @@ def sklearn(problem: Any, job: dict, solver: str) -> Iterator[Point]:
 def copt(problem: Any, job: dict, solver: str) -> Iterator[Point]:
     """The SVRG and SAGA of copt: minibatches of one, for binary labels.
 
-    They compile anew in each call; that is in the first epoch, whose seconds are left out.
+    They compile in each call, during the first epoch, whose seconds are left out.
     """
     import copt
 

@@ -1,4 +1,4 @@
-"""What a run leaves behind: its figures, and what it takes to run it again."""
+"""The record of a run: its figures, and everything needed to repeat it."""
 
 from __future__ import annotations
 

@@ -67,7 +67,7 @@ def _measure(
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """What is in the README."""
+    """The table for the README."""
     return [
         {
             "varied": f"{entry['number']:,} {entry['varied']}"
