@@ -19,7 +19,7 @@ Point = tuple
 
 
 def sklearn(problem: Any, job: dict, solver: str) -> Iterator[Point]:
-    """scikit-learn's SAG and SAGA, restarted for each number of epochs; they choose their own rate."""
+    """scikit-learn's SAG and SAGA, restarted for each number of epochs, at their own rates."""
     from sklearn.linear_model import LogisticRegression
 
     warnings.simplefilter("ignore")  # that they do not converge
