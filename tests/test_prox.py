@@ -555,7 +555,9 @@ def test_a_parameter_of_another_network():
 )
 def test_optimizers_with_another_step(name):
     params = PROBLEM.network().collect_params()
-    message = rf"L1\(strength=0.1\) needs an optimizer .* but (?i:{name}) has another step.*'sgd'.*Box"
+    message = (
+        rf"L1\(strength=0.1\) needs an optimizer .* but (?i:{name}) has another step.*'sgd'.*Box"
+    )
     with pytest.raises(ValueError, match=message):
         SVRGTrainer(params, name, prox=L1(0.1))
     with pytest.raises(ValueError, match=message):
