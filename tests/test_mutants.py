@@ -82,10 +82,15 @@ def test_each_mutant_changes_one_place(module):
         ast.parse(mutated(module, name))
 
 
+#: Where the formulas stand: `.ci/run` breaks these, `.ci/long` all others.
+FORMULAS = ("methods/", "passes/estimate", "passes/full_pass", "passes/sums", "schedule", "trainer")
+
+
 def marks(module):
     """Mutants whose tests start clusters run one after the other."""
     names = {name.partition("::")[0] for name in suite_of(module)}
-    return [pytest.mark.xdist_group("clusters")] if CLUSTERS & names else []
+    found = [pytest.mark.xdist_group("clusters")] if CLUSTERS & names else []
+    return [*found, pytest.mark.formulas] if module.startswith(FORMULAS) else found
 
 
 @pytest.mark.mutants
