@@ -13,6 +13,7 @@ from loops import split_at
 from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.stores.launcher import allowed_silence
 
 PROBLEM = Dense("classification", hidden=(5,), seed=4)
 SETTINGS = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01}
@@ -246,3 +247,9 @@ def test_what_servers_unpickle_imports_nothing_of_gluon():
         "gluon_svrg.stores.launcher",  # which imports nothing but Python's own
         "gluon_svrg.stores.server",
     }
+
+
+@pytest.mark.parametrize(("timeout", "expected"), [(5, 3.75), (8, 6), (45, 43)])
+def test_silence_is_noticed_in_time_to_end_the_job(timeout, expected):
+    """Noticed within a second, with another second to end."""
+    assert allowed_silence(timeout) == expected
