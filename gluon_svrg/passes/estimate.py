@@ -27,7 +27,6 @@ from .network import check_dependent
 from .points import Point
 from .random_lock import RandomLock
 from .sums import new_sum
-from .warnings import warn
 
 
 class Row(NamedTuple):
@@ -150,15 +149,10 @@ def estimate(
                     found = _attempt(here, closure, terms, lock, scale, sketches)
                     spent += found.differentiated
                     difference = _difference(sketches, terms.b)
-                    is_known = not np.isnan(difference)  # an overflow proves nothing
-                    if not is_known or difference <= sketch.tolerance(network.live_grads):
+                    if not sketch.is_other(difference, network.live_grads):
+                        is_known = not np.isnan(difference)  # an overflow proves nothing
                         return found._replace(differentiated=spent, compared=is_known)
-                    in_words = sketch.in_words(difference)
-                    if lock.locked:
-                        message = sketch.NOT_REPEATABLE.format(difference=in_words)
-                        raise RuntimeError(message)
-                    warn(sketch.RANDOM.format(difference=in_words))
-                    lock.locked = True
+                    lock.turn_on("gradient", difference)
                     copy_all(before, states)  # which the first attempt has changed
                     network.hide_marks()
         except BaseException:
@@ -207,7 +201,7 @@ def check_row(
             for grad in row_of_devices:
                 zero([grad])
     difference = sketch.difference(again, sketch.sketch(row.grads))
-    if difference > sketch.tolerance(network.live_grads):
+    if sketch.is_other(difference, network.live_grads):
         in_words = sketch.in_words(difference)
         raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
     return recorded.entries, not np.isnan(difference)

@@ -13,17 +13,17 @@ from .._mxnet import Arrays
 from . import random_lock, sketch
 from .arrays import all_finite, combine
 from .batches import arguments
-from .closure import Loss, Recorded
+from .closure import Loss, Recorded, check_repeatable
 from .network import Network, check_dependent
 from .points import Point
 from .probe import is_lost, probe
 from .random_lock import RandomLock
 from .sums import AddingSum, new_sum
-from .warnings import warn
 
-#: The number of minibatches that are differentiated twice, to detect random numbers. Randomness in
-#: a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it escapes
-#: three pairs in one refresh of 8, with p = 1/5 in one of 3.
+#: The number of minibatches that are computed twice, to detect random numbers: the gradient of the
+#: first, only the loss of the others. Randomness in a share p of all calls escapes one pair with
+#: probability 1 - 2 p (1 - p). With p = 1/2 it escapes three pairs in one refresh of 8, with
+#: p = 1/5 in one of 3.
 REPEATED = 3
 
 
@@ -79,8 +79,8 @@ def full_gradient(
     batches : iterable
         The data.
     lock : RandomLock
-        In mode ``'auto'``, the first minibatches are differentiated twice; if two gradients differ,
-        the lock is turned on.
+        In mode ``'auto'``, the first minibatches are computed twice; if two gradients or losses
+        differ, the lock is turned on.
     scale : float
         The factor of the losses (mixed precision).
     workers : Collective
@@ -93,7 +93,7 @@ def full_gradient(
     ValueError
         If there is no data, or a loss depends on no parameter.
     RuntimeError
-        If a minibatch has a different gradient each time although random numbers are locked.
+        If a minibatch has another gradient or loss each time although random numbers are locked.
     FloatingPointError
         If the result is not finite.
     """
@@ -113,15 +113,18 @@ def full_gradient(
                 total.put()
             if table is not None:
                 total.put()
-            seed = lock.new_seed()
-            if repeat and number < REPEATED:
+            seed, again = lock.new_seed(), repeat and number < REPEATED
+            seed = seed if again or table is not None else None
+            is_random = False
+            if again and number == 0:
                 recorded, reached, is_random = twice(here, closure, inputs, total, lock, seed)
-                if is_random and table is not None:  # keep one gradient, with its seed
-                    seed = lock.new_seed()
-                    total.put()
-                    recorded, reached = once(here, closure, inputs, total, seed)
             else:
-                seed = seed if table is not None else None
+                recorded, reached = once(here, closure, inputs, total, seed)
+                if again:
+                    is_random = compare_losses(here, closure, inputs, recorded, lock, seed)
+            if is_random and table is not None:  # keep one gradient, with its seed
+                seed = lock.new_seed()
+                total.put()
                 recorded, reached = once(here, closure, inputs, total, seed)
             lost = None
             if number == 0 and network.adds:
@@ -193,7 +196,9 @@ def twice(
     lock: RandomLock,
     seed: int | None,
 ) -> tuple[Recorded, list[bool], bool]:
-    """Add half of the gradient of a minibatch twice, and compare both halves.
+    """Begin with half of the gradient of a minibatch twice, and compare both halves.
+
+    The sum must be zero.
 
     Returns
     -------
@@ -203,21 +208,38 @@ def twice(
     is_random : bool
         Whether the halves differ; then random numbers are locked from now on.
     """
-    before = sketch.sketch(total.arrays)
     recorded, reached = once(here, closure, inputs, total, seed, 0.5)
-    between = sketch.sketch(total.arrays)
+    half = sketch.sketch(total.arrays)
     once(here, closure, inputs, total, seed, 0.5)
-    after = sketch.sketch(total.arrays)
     with np.errstate(invalid="ignore"):
-        difference = sketch.difference(between - before, after - between)
-    if np.isnan(difference) or difference <= sketch.tolerance(total.arrays):
-        return recorded, reached, False
-    in_words = sketch.in_words(difference)
-    if lock.locked:
-        raise RuntimeError(sketch.NOT_REPEATABLE.format(difference=in_words))
-    warn(sketch.RANDOM.format(difference=in_words))
-    lock.locked = True
-    return recorded, reached, True
+        difference = sketch.difference(half, sketch.sketch(total.arrays) - half)
+    is_random = sketch.is_other(difference, total.arrays)
+    if is_random:
+        lock.turn_on("gradient", difference)
+    return recorded, reached, is_random
+
+
+def compare_losses(
+    here: Point,
+    closure: Callable[..., Loss],
+    inputs: Sequence[Any],
+    recorded: Recorded,
+    lock: RandomLock,
+    seed: int | None,
+) -> bool:
+    """Compute the loss of a minibatch again, and tell whether it differs."""
+    random_lock.start(seed)
+    again = here.at(lambda: here.network.record(closure, inputs))
+    check_repeatable(recorded.counts, again.counts)
+    difference = sketch.difference(*map(_entries_of, (recorded, again)))
+    is_random = sketch.is_other(difference, here.network.live_grads)
+    if is_random:
+        lock.turn_on("loss", difference)
+    return is_random
+
+
+def _entries_of(recorded: Recorded) -> np.ndarray:
+    return np.concatenate([_flat(loss).astype("float64").asnumpy() for loss in recorded.losses])
 
 
 def _sum_over_devices(sums: Arrays) -> None:

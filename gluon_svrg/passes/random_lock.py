@@ -12,6 +12,23 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 
+from . import sketch
+from .warnings import warn
+
+RANDOM = (
+    "The {what} of the same minibatch at the same weights, taken twice, differs by {difference} "
+    "of its norm. If the network draws random numbers (dropout), the reference gradient adds "
+    "variance unless both draw the same numbers. From now on they do, as with lock_random=True; "
+    "with lock_random=False they would stay different."
+)
+NOT_REPEATABLE = (
+    "The {what} of the same minibatch at the same weights, taken twice, differs by {difference} "
+    "of its norm, although MXNet's random numbers were the same. The closure must compute the same "
+    "each time: it must not draw a minibatch (next(iterator)), carry a state from call to call, or "
+    "use random numbers from outside MXNet (custom operators do: MXNet does not seed them). Take "
+    "the minibatch, the state and the augmentation before the step; lock_random=False omits this "
+    "check."
+)
 _LARGEST = 2**31 - 1  # MXNet takes 31 bits
 
 
@@ -39,6 +56,21 @@ class RandomLock:
         self.locked: bool = mode is True
         self._base: int | None = None
         self._count = 0
+
+    def turn_on(self, what: str, difference: float) -> None:
+        """Lock random numbers, with a warning, because what was computed twice differs.
+
+        Raises
+        ------
+        RuntimeError
+            If they are locked already.
+        """
+        message = NOT_REPEATABLE if self.locked else RANDOM
+        text = message.format(what=what, difference=sketch.in_words(difference))
+        if self.locked:
+            raise RuntimeError(text)
+        warn(text)
+        self.locked = True
 
     def new_seed(self) -> int | None:
         """Draw a seed for one pair of passes, if the lock is on."""

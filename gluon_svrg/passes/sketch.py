@@ -90,6 +90,11 @@ def difference(first: np.ndarray, second: np.ndarray) -> float:
     return distance / norm if norm else float("inf")
 
 
+def is_other(relative: float, arrays: Iterable[Iterable[object]]) -> bool:
+    """Whether a difference is more than rounding; one that is nan proves nothing."""
+    return relative > tolerance(arrays)
+
+
 def tolerance(arrays: Iterable[Iterable[object]]) -> float:
     """The difference that rounding can make."""
     return max(TOLERANCE[_mxnet.dtype_name(next(iter(row)))] for row in arrays)
@@ -100,20 +105,6 @@ def in_words(relative: float) -> str:
     return f"{relative:.1%}" if relative >= 0.001 else f"{100 * relative:.1g}%"
 
 
-RANDOM = (
-    "The gradient of the same minibatch at the same weights, taken twice, differs by {difference} "
-    "of its norm. If the network draws random numbers (dropout), the reference gradient adds "
-    "variance unless both draw the same numbers. From now on they do, as with lock_random=True; "
-    "with lock_random=False they would stay different."
-)
-NOT_REPEATABLE = (
-    "The gradient of the same minibatch at the same weights, taken twice, differs by {difference} "
-    "of its norm, although MXNet's random numbers were the same. The closure must compute the same "
-    "each time: it must not draw a minibatch (next(iterator)), carry a state from call to call, or "
-    "use random numbers from outside MXNet (custom operators do: MXNet does not seed them). Take "
-    "the minibatch, the state and the augmentation before the step; lock_random=False omits this "
-    "check."
-)
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from the one that was computed again, at the "
     "same weights, by {difference} of its norm. batch_index must be the minibatch's position in "
