@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 import numpy as np
 from mxnet.gluon import Parameter
 
-from ._mxnet import Arrays
+from ._mxnet import Arrays, Flags
 from .passes import random_lock
 from .passes.batches import arguments, one_pass
 from .passes.closure import Loss, check_closure
@@ -215,14 +215,13 @@ def _mean_grad(
     total = new_sum(point.network, scale)
     total.put()
 
-    def work() -> Sequence[int]:
+    def work() -> tuple[Sequence[int], Flags]:
         recorded = point.network.record(closure, inputs)
-        total.add(recorded)
-        return recorded.counts
+        return recorded.counts, total.add(recorded, point)
 
     random_lock.start(seed)
-    counts = point.at(work)
-    check_dependent(point.take_touched())
+    counts, touched = point.at(work)
+    check_dependent(touched)
     point.network.check_hidden()
     return _means(total.arrays, sum(counts) * scale), counts
 

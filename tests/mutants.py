@@ -31,7 +31,7 @@ SUITES = {
     "passes/estimate": [*FORMULA, "random_lock", "defects_random", "accumulation", "blocks"],
     "passes/full_pass": [*FORMULA, "random_lock", "defects_random", "accumulation", "interface"],
     "passes/interrupts": ["defects_leaks", "defects_interrupts"],
-    "passes/network": ["part_of_network", "accumulation", "interface", "methods"],
+    "passes/network": ["part_of_network", "accumulation", "interface", "methods", "blocks"],
     "passes/outside": ["part_of_network", "defects_frozen"],
     "passes/points": ["defects_frozen", "defects_threads", "interface", "networks"],
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
@@ -165,43 +165,63 @@ MUTANTS = {
             "is_known = not np.isnan(difference)",
             "is_known = True",
         ),
-        "reference gradient missing": ("                v.add(recorded, b)  # v += b r\n", ""),
-        "reference gradient with another factor": ("v.add(recorded, b)", "v.add(recorded)"),
-        "gradient missing": ("            v.add(recorded)  # v += g\n", ""),
+        "reference gradient missing": (
+            "v.add(recorded, reference, b)  # v += b r",
+            "v.add(recorded, reference, 0.0)",
+        ),
+        "reference gradient with another factor": (
+            "v.add(recorded, reference, b)",
+            "v.add(recorded, reference)",
+        ),
+        "gradient missing": ("v.end(recorded, here)  # v += g", "v.add(recorded, here, 0.0)"),
         "mean missing": ("v.put(recorded.counts, k, m)  # v = k c m", "v.put()"),
-        "gradient of a single pass missing": ("v.begin(recorded)  # v = g", "v.put()"),
+        "gradient of a single pass missing": (
+            "v.begin(recorded, here)  # v = g",
+            "v.add(recorded, here, 0.0)",
+        ),
         "row and mean missing": (
             "v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row",
             "pass",
         ),
-        "what a single pass did not reach": ("            v.clear(touched)\n", ""),
         "unlocked at the weights": (
-            "        random_lock.start(seed)\n        recorded = here.at(at_weights)",
-            "        recorded = here.at(at_weights)",
+            "        random_lock.start(seed)\n        recorded, touched = here.at(at_weights)",
+            "        recorded, touched = here.at(at_weights)",
         ),
-        "not left in the live gradients": ("        v.finish()\n", "        pass\n"),
     },
     "passes/sums": {
-        "count missing": ("k * counts[device] * self.scale, mean)", "k * self.scale, mean)"),
+        "count missing": ("(k * counts[device] * self.scale,)", "(k * self.scale,)"),
         "count missing beside a row": (
             "(k * counts[device] * self.scale, [m[device]",
             "(k * self.scale, [m[device]",
         ),
-        "sums go on where gradients are added one by one": (
-            "        self.put()\n        self.add(recorded)\n",
-            "        self.add(recorded)\n",
+        "what a single pass did not reach": (
+            "        self.clear(touched)\n        return touched",
+            "        return touched",
         ),
+        "the operator of other factors": ("key = device, factors, id(", "key = device, id("),
         "factor missing": (
             "recorded.backward(factor * self.scale)",
             "recorded.backward(self.scale)",
         ),
-        "factor missing where gradients are added one by one": (
-            "combine((1, factor), (totals, grads), totals)",
-            "combine((1, 1), (totals, grads), totals)",
+        "factor missing where gradients are added apart": (
+            "(1.0, factor), sources, self._sums",
+            "(1.0, 1.0), sources, self._sums",
+        ),
+        "last gradient missing where gradients are added apart": (
+            "(1.0, 1.0), sources, self._live_grads",
+            "(0.0, 1.0), sources, self._live_grads",
+        ),
+        "all but the last gradient missing where gradients are added apart": (
+            "(1.0, 1.0), sources, self._live_grads",
+            "(1.0, 0.0), sources, self._live_grads",
         ),
     },
     "passes/full_pass": {
         "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
+        "losses of other random numbers compared": (
+            "    random_lock.start(seed)\n    again = ",
+            "    again = ",
+        ),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
         "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),
         "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
@@ -264,6 +284,7 @@ MUTANTS = {
             "            put_back(before, self._accumulating)\n",
             "            pass\n",
         ),
+        "gradients that oneDNN adds": ("            or any(map(_mxnet.is_for_onednn, w))\n", ""),
         "a closure's own values not seen": (
             "if any(map(any, _mxnet.take_fresh(",
             "if None and any(map(any, _mxnet.take_fresh(",

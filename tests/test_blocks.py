@@ -11,6 +11,7 @@ from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.passes.network import Network
 
 PROBLEM = Dense("classification", hidden=(5,), seed=6)
 
@@ -259,3 +260,27 @@ def test_the_estimate_with_batch_norm_is_the_full_gradient_at_the_snapshot():
             scale = max(np.abs(m[0].asnumpy()).max() for m in trainer.full_grads.values())
             difference = p.grad().asnumpy() - len(index) * mean[0].asnumpy()
             assert np.abs(difference).max() < 1e-5 * len(index) * scale
+
+
+@pytest.mark.parametrize(
+    "dtype, onednn, adds",
+    [("float32", "1", False), ("float32", "0", True), ("float64", "1", True)],
+)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_backward_adds_unless_the_operators_are_those_of_onednn(
+    dtype, onednn, adds, devices, monkeypatch
+):
+    """With oneDNN, gradients are added in separate arrays; the results are the same."""
+    for name in ("MXNET_MKLDNN_ENABLED", "MXNET_ONEDNN_ENABLED"):  # of 1.9.1, of 2.0
+        monkeypatch.setenv(name, onednn)
+    where = contexts(devices)
+    net = PROBLEM.network(dtype, where)
+    network = Network(parameters(net))
+    network.bind(True, is_known=True)
+    assert network.adds == adds
+    initial = [value.astype("float64") for value in values(net, where[0])]
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1, "momentum": 0.9})
+    train(trainer, PROBLEM.closure(net, dtype, where))
+    allowed = 1e-5 if dtype == "float32" else 1e-10
+    for device in where:
+        assert distance(values(net, device), oracle_weights(initial)) < allowed

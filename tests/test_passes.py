@@ -66,14 +66,19 @@ def test_copy_and_zero(specification):
     assert not any(np.any(target.asnumpy()) for target in targets)
 
 
-@given(specification=specifications, factor=st.sampled_from([1.0, 3.0, -0.5]))
-def test_a_multiple_is_the_same_at_once_and_compiled(specification, factor):
-    sources, targets = random(specification, 0), random(specification, 1)
-    multiple = many.Multiple(factor, sources, targets, None)
+@given(
+    specification=specifications,
+    factors=st.lists(st.sampled_from([1.0, 3.0, -0.5]), min_size=1, max_size=2),
+)
+def test_a_combination_is_the_same_at_once_and_compiled(specification, factors):
+    sources = [random(specification, seed) for seed in range(len(factors))]
+    targets = random(specification, 99)
+    combination = many.Combination(tuple(factors), sources, targets, None)
     for _ in range(3):
         many.zero(targets)
-        multiple()
-        assert_close(targets, [factor * a.asnumpy() for a in sources])
+        combination()
+        rows = zip(*([f * a.asnumpy() for a in row] for f, row in zip(factors, sources)))
+        assert_close(targets, [sum(row) for row in rows])
 
 
 @given(specification=specifications, part=st.sampled_from([1e-3, 0.1, 1.0]))

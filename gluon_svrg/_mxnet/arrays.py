@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Callable, Sequence
@@ -35,6 +36,19 @@ def gpu_free_bytes(device: Any) -> int:
     """The free memory of a GPU."""
     free, _ = mx.context.gpu_memory_info(device.device_id)
     return int(free)
+
+
+_ONEDNN = "ONEDNN" if "ONEDNN" in mx.runtime.Features() else "MKLDNN"  # 2.0, 1.9.1
+
+
+def is_for_onednn(array: NDArray) -> bool:
+    """Whether operators on arrays like this one are oneDNN's where it has them."""
+    return (
+        dtype_name(array) == "float32"
+        and device_of(array).device_type.startswith("cpu")
+        and mx.runtime.Features().is_enabled(_ONEDNN)
+        and os.environ.get(f"MXNET_{_ONEDNN}_ENABLED", "1").lower() not in ("0", "false")
+    )
 
 
 def classic(array: NDArray) -> NDArray:

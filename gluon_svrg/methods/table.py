@@ -11,7 +11,7 @@ from .. import _mxnet
 from .._mxnet import Arrays
 from ..passes.arrays import combine, per_device, zeros_to_sum
 from ..passes.estimate import Row
-from ..passes.sums import AddingSum
+from ..passes.sums import LiveSum
 from ..saving.values import ByParameter
 
 
@@ -39,7 +39,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def append(self, v: AddingSum, counts: Sequence[int], seed: int | None) -> None:
+    def append(self, v: LiveSum, counts: Sequence[int], seed: int | None) -> None:
         """Append a gradient, which is the current sum."""
         row = [[zeros_to_sum(array) for array in arrays] for arrays in v.arrays]
         v.copy_to(row)
@@ -47,7 +47,7 @@ class Table:
         self.counts.append(tuple(counts))
         self.seeds.append(seed)
 
-    def add_to(self, v: AddingSum) -> None:
+    def add_to(self, v: LiveSum) -> None:
         """Add all rows to a sum."""
         for row in self.rows:
             for totals, grads in zip(per_device(v.arrays), per_device(row)):

@@ -137,36 +137,41 @@ def times(factor: NDArray, array: NDArray) -> NDArray:
     return mx.nd.dot(here.reshape((1, 1)), flat).reshape(array.shape)
 
 
-class Multiple:
-    """Assign ``factor * sources`` to targets, repeatedly.
+class Combination:
+    """Assign ``factors[0] * sources[0] + ...`` to targets, repeatedly, see `combine`.
 
     Parameters
     ----------
-    factor : float
-        The factor.
-    sources, targets : sequence of NDArray
-        Pairs of arrays.
+    factors : tuple of float
+        One for each of the sources.
+    sources, targets
+        As for `combine`.
     keep : object
         An object that must not be freed while this is used.
     """
 
     def __init__(
-        self, factor: float, sources: Sequence[NDArray], targets: Sequence[NDArray], keep: Any
+        self,
+        factors: tuple[float, ...],
+        sources: Sequence[Sequence[NDArray]],
+        targets: Sequence[NDArray],
+        keep: Any,
     ) -> None:
-        self._pairs = [factor], [list(sources)], list(targets)
+        self._terms = factors, sources, targets
         self._keep = keep
-        self._sources, self._targets = ([classic(a) for a in rows] for rows in (sources, targets))
-        self._is_simple = _common_dtype([*sources, *targets]) is not None
+        self._inputs = [classic(array) for row in zip(*sources) for array in row]
+        self._outputs = list(map(classic, targets))
+        self._is_simple = _common_dtype([*self._inputs, *self._outputs]) is not None
 
     def __call__(self) -> None:
         """Assign."""
-        if self._is_simple and self._operator is not None:
-            self._operator(*self._sources, out=self._targets)
+        if self._operator is not None:
+            self._operator(*self._inputs, out=self._outputs)
             return
-        combine(*self._pairs)
+        combine(*self._terms)
         if self._is_simple:  # it comes again
-            factors = tuple(map(float, self._pairs[0]))
-            self._operator = _mxnet.linear_combinations(len(self._targets), factors)
+            factors = tuple(map(float, self._terms[0]))
+            self._operator = _mxnet.linear_combinations(len(self._outputs), factors)
 
     _operator: Any = None
 

@@ -19,14 +19,14 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
-from .._mxnet import Arrays
+from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
 from .arrays import copies, copy_all, put_back, zero
 from .closure import Loss, Recorded, check_repeatable, record
 from .network import check_dependent
 from .points import Point
 from .random_lock import RandomLock
-from .sums import new_sum
+from .sums import LiveSum, new_sum
 
 
 class Row(NamedTuple):
@@ -185,17 +185,16 @@ def check_row(
         network.hide_marks()
         v = new_sum(network, scale)
 
-        def work() -> Recorded:
+        def work() -> tuple[Recorded, Flags]:
             recorded = network.record(closure)
             row.check_counts(recorded.counts)
             v.put()
-            v.add(recorded)
-            return recorded
+            return recorded, v.add(recorded, point)
 
         random_lock.start(row.seed)
         with network.outside.protected(gradients=False):
-            recorded = point.at(work)
-        check_dependent(point.take_touched())
+            recorded, touched = point.at(work)
+        check_dependent(touched)
         again = sketch.sketch(v.arrays) / scale
         for row_of_devices in network.accumulated():
             for grad in row_of_devices:
@@ -217,8 +216,9 @@ def _attempt(
 ) -> Estimate:
     """Compute the estimate once; if there is a list, append sketches of v as it grows."""
     network = here.network
-    v, seed = new_sum(network, scale), lock.new_seed()
     b, k, reference, m, copy_to, only = terms
+    make = new_sum if isinstance(reference, Point) else LiveSum
+    v, seed = make(network, scale), lock.new_seed()
 
     def look() -> None:
         if sketches is not None:
@@ -228,51 +228,46 @@ def _attempt(
     with ExitStack() as stack:
         if isinstance(reference, Point):
 
-            def at_reference() -> Recorded:
+            def at_reference() -> tuple[Recorded, Flags]:
                 recorded = network.record(closure)  # now c is known
                 v.put(recorded.counts, k, m)  # v = k c m
                 look()
-                v.add(recorded, b)  # v += b r
+                touched = v.add(recorded, reference, b)  # v += b r
                 look()
                 if only is not None:
                     v.clear([[kept] * len(network.devices) for kept in only])  # v = 0 for the rest
                     look()
-                return recorded
+                return recorded, touched
 
             random_lock.start(seed)
             with network.outside.protected(gradients=False):
-                there = reference.at(at_reference)
-            check_dependent(reference.take_touched())
+                there, touched = reference.at(at_reference)
+            check_dependent(touched)
             network.check_hidden()
         elif isinstance(reference, Row) and reference.seed is not None:
             seed = reference.seed
             stack.callback(lock.move_on)  # what is drawn next is not the same each time
 
-        def at_weights() -> Recorded:
+        def at_weights() -> tuple[Recorded, Flags]:
             recorded = network.record(closure)
+            if there is not None:
+                check_repeatable(there.counts, recorded.counts)
+                return recorded, v.end(recorded, here)  # v += g
             if isinstance(reference, Row):
                 reference.check_counts(recorded.counts)
-            if there is None:
-                v.begin(recorded)  # v = g
-            else:
-                check_repeatable(there.counts, recorded.counts)
-                v.add(recorded)  # v += g
-            return recorded
+            return recorded, v.begin(recorded, here)  # v = g
 
-        if there is None and network.adds:
+        if there is None:
             here = here.writing
         random_lock.start(seed)
-        recorded = here.at(at_weights)
-        look()
-        touched = here.take_touched()
+        recorded, touched = here.at(at_weights)
         reached = check_dependent(touched)
+        look()
         if there is None:
-            v.clear(touched)
             if copy_to is not None:
                 v.copy_to(copy_to)
             row = reference.grads if isinstance(reference, Row) else None
             v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row
-        v.finish()
     passes = 1 if there is None else 2
     return Estimate(
         recorded.loss,

@@ -9,7 +9,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._mxnet import Arrays
+from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
 from .arrays import all_finite, combine
 from .batches import arguments
@@ -18,7 +18,7 @@ from .network import Network, check_dependent
 from .points import Point
 from .probe import is_lost, probe
 from .random_lock import RandomLock
-from .sums import AddingSum, new_sum
+from .sums import LiveSum, new_sum
 
 #: The number of minibatches that are computed twice, to detect random numbers: the gradient of the
 #: first, only the loss of the others. Randomness in a share p of all calls escapes one pair with
@@ -30,10 +30,10 @@ REPEATED = 3
 class Table(Protocol):
     """A container for the gradient of each minibatch."""
 
-    def append(self, v: AddingSum, counts: Sequence[int], seed: int | None) -> None:
+    def append(self, v: LiveSum, counts: Sequence[int], seed: int | None) -> None:
         """Append a gradient, which is the current sum."""
 
-    def add_to(self, v: AddingSum) -> None:
+    def add_to(self, v: LiveSum) -> None:
         """Add all stored gradients to a sum."""
 
 
@@ -98,7 +98,7 @@ def full_gradient(
         If the result is not finite.
     """
     here = Point.untouched(network)
-    total: AddingSum | None = None
+    total: LiveSum | None = None
     repeat = lock.mode == "auto" and not lock.locked
     entries = differentiated = 0
     losses, ever = _LossSum(), [False] * len(network.trainable)
@@ -171,28 +171,27 @@ def once(
     here: Point,
     closure: Callable[..., Loss],
     inputs: Sequence[Any],
-    total: AddingSum,
+    total: LiveSum,
     seed: int | None,
     factor: float = 1.0,
 ) -> tuple[Recorded, list[bool]]:
     """Add the gradient of a minibatch, and tell which parameters it reaches."""
     network = here.network
 
-    def work() -> Recorded:
+    def work() -> tuple[Recorded, Flags]:
         recorded = network.record(closure, inputs)
-        total.add(recorded, factor)
-        return recorded
+        return recorded, total.add(recorded, here, factor)
 
     random_lock.start(seed)
-    recorded = here.at(work)
-    return recorded, check_dependent(here.take_touched())
+    recorded, touched = here.at(work)
+    return recorded, check_dependent(touched)
 
 
 def twice(
     here: Point,
     closure: Callable[..., Loss],
     inputs: Sequence[Any],
-    total: AddingSum,
+    total: LiveSum,
     lock: RandomLock,
     seed: int | None,
 ) -> tuple[Recorded, list[bool], bool]:

@@ -54,7 +54,7 @@ class Network:
         # Changes with the user's parameters.
         self.adds, self.is_known_to_add = True, False
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
-        self.multiples: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
+        self.combinations: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self.sums: Arrays = []  # see `sums`
         self._lists: list[Any] = []
         self._accumulating: Arrays = []
@@ -94,7 +94,7 @@ class Network:
         self._lists = _array_lists(self.parameters)
         self.is_known_to_add = is_known
         self.sums = []
-        self.multiples.clear()
+        self.combinations.clear()
         self._factors.clear()
         self.adds = adds and self.may_add()
         self.mark(self.aliases)
@@ -104,7 +104,7 @@ class Network:
         self.weights, self.live_grads, self._accumulating = [], [], []
         self.aliases, self.writing = [], []
         self.trainable, self.frozen, self._lists, self.sums = [], [], [], []
-        self.multiples.clear()
+        self.combinations.clear()
         self._factors.clear()
 
     def mark(self, arrays: Arrays) -> None:
@@ -113,12 +113,15 @@ class Network:
         _mxnet.put_gradients_into(arrays, self.live_grads, "add" if adds else "write")
 
     def may_add(self) -> bool:
-        """Whether storage and dtypes allow adding gradients in the live gradients.
+        """Whether adding gradients in the live gradients is possible, and better than apart.
 
-        Sparse gradients cannot be added to, and float16 has too few digits for a sum.
+        Sparse gradients cannot be added to, and float16 has too few digits for a sum. For oneDNN's
+        operators see `sums`.
         """
         return not any(
-            _mxnet.is_sparse(p) or SUMMED_IN[_mxnet.dtype_name(w[0])] != _mxnet.dtype_name(w[0])
+            _mxnet.is_sparse(p)
+            or SUMMED_IN[_mxnet.dtype_name(w[0])] != _mxnet.dtype_name(w[0])
+            or any(map(_mxnet.is_for_onednn, w))
             for p, w in zip(self.trainable, self.weights)
         )
 

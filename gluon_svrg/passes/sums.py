@@ -2,11 +2,12 @@
 
 Backward can add to a buffer (``grad_req='add'``), and multiply a gradient by a factor (the
 gradient of its head). So a sum such as ``k c m + b r + g`` needs no separate buffer: the two passes
-of a step compute it in the live gradients. `AddingSum` does that.
+of a step compute it in the live gradients. `LiveSum` does that.
 
 Some operators ignore the gradient of their head (SoftmaxOutput, MakeLoss), and custom operators
-may ignore the request to add; `probe` detects both. For these, and for sparse and float16
-gradients, `SeparateSum` adds in separate arrays, exactly by the formula.
+may ignore the request to add; `probe` detects both. oneDNN's operators add more slowly than they
+write, and take scratch memory. For these, and for sparse and float16 gradients, `SeparateSum` adds
+in separate arrays, exactly by the formula.
 """
 
 from __future__ import annotations
@@ -14,12 +15,13 @@ from __future__ import annotations
 from typing import Sequence
 
 from .._mxnet import Arrays, Flags
-from .arrays import Multiple, combine, copy, copy_all, per_device, zero, zeros_to_sum
+from .arrays import Combination, combine, copy, per_device, zero, zeros_to_sum
 from .closure import Recorded
 from .network import Network
+from .points import Point
 
 
-class AddingSum:
+class LiveSum:
     """A sum in the live gradients.
 
     Parameters
@@ -37,12 +39,12 @@ class AddingSum:
 
     # An operator is compiled for a count when that comes again. Most data have two, the size of a
     # minibatch and that of the last one; where each minibatch has another, none is worth it.
-    _MAX_MULTIPLES = 8
+    _MAX_KEPT = 8  # per device
 
     def __init__(self, network: Network, scale: float) -> None:
         self.scale = scale
-        self.arrays: Arrays = network.live_grads
-        self._multiples = network.multiples
+        self.arrays = self._live_grads = network.live_grads
+        self._kept = network.combinations
 
     def put(
         self,
@@ -69,7 +71,7 @@ class AddingSum:
         """
         for device, targets in enumerate(per_device(self.arrays)):
             if row is None and not keep and mean is not None and k and counts[device]:
-                self._put_multiple(device, k * counts[device] * self.scale, mean)
+                self._combine(device, (k * counts[device] * self.scale,), (mean,), self.arrays)
                 continue
             terms = [(1.0, targets)] if keep else []
             if mean is not None and k and counts[device]:
@@ -82,27 +84,35 @@ class AddingSum:
             else:
                 zero(targets)
 
-    def _put_multiple(self, device: int, factor: float, mean: Arrays) -> None:
-        """Begin with a multiple of arrays, by an operator that is kept for reuse."""
-        key = device, factor, id(mean), id(self.arrays)
-        if key not in self._multiples:
-            means, targets = ([row[device] for row in rows] for rows in (mean, self.arrays))
-            self._multiples[key] = Multiple(factor, means, targets, (mean, self.arrays))
-            if len(self._multiples) > self._MAX_MULTIPLES:
-                self._multiples.popitem(last=False)
-        self._multiples.move_to_end(key)
-        self._multiples[key]()
+    def _combine(
+        self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
+    ) -> None:
+        """Assign a combination of arrays on a device, by an operator that is kept for reuse."""
+        key = device, factors, id(targets), *map(id, sources)
+        if key not in self._kept:
+            *columns, target = ([row[device] for row in rows] for rows in (*sources, targets))
+            self._kept[key] = Combination(factors, columns, target, (sources, targets))
+            if len(self._kept) > self._MAX_KEPT * len(targets[0]):
+                self._kept.popitem(last=False)
+        self._kept.move_to_end(key)
+        self._kept[key]()
 
-    def add(self, recorded: Recorded, factor: float = 1.0) -> None:
-        """Add the gradient of losses, times a factor."""
+    def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
+        """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
         recorded.backward(factor * self.scale)
+        return point.take_touched()
 
-    def begin(self, recorded: Recorded) -> None:
-        """Begin with the gradient of losses, recorded where backward writes.
+    def begin(self, recorded: Recorded, point: Point) -> Flags:
+        """Begin with the gradient of losses at a point where backward writes."""
+        self.arrays = self._live_grads
+        recorded.backward(self.scale)
+        touched = point.take_touched()
+        self.clear(touched)
+        return touched
 
-        What it does not reach is to be cleared.
-        """
-        self.add(recorded)
+    def end(self, recorded: Recorded, point: Point) -> Flags:
+        """Add the gradient of losses at a point, and leave the sum in the live gradients."""
+        return self.add(recorded, point)
 
     def clear(self, kept: Flags) -> None:
         """Set the sum to zero for the parameters and devices that are not kept."""
@@ -119,11 +129,8 @@ class AddingSum:
             else:
                 combine([1 / self.scale], [totals], targets)
 
-    def finish(self) -> None:
-        """Leave the sum in the live gradients, where it is."""
 
-
-class SeparateSum(AddingSum):
+class SeparateSum(LiveSum):
     """A sum in separate arrays: each gradient is written to the live gradients, then added.
 
     The arrays are kept. New ones for each sum would pile up while steps are queued.
@@ -131,30 +138,28 @@ class SeparateSum(AddingSum):
 
     def __init__(self, network: Network, scale: float) -> None:
         super().__init__(network, scale)
-        self._live_grads = network.live_grads
         if not network.sums:
             network.sums = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
-        self.arrays = network.sums
+        self.arrays = self._sums = network.sums
 
-    def add(self, recorded: Recorded, factor: float = 1.0) -> None:
-        """Add the gradient of losses, times a factor."""
-        live = per_device(self._live_grads)
-        for column in live:  # parameters that backward does not reach have no gradient
-            zero(column)
-        recorded.backward(self.scale)
-        for totals, grads in zip(per_device(self.arrays), live):
-            combine((1, factor), (totals, grads), totals)
+    def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
+        """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
+        touched = self.begin(recorded, point)
+        self.arrays = self._sums
+        for device in range(len(touched[0])):
+            sources = self._sums, self._live_grads
+            self._combine(device, (1.0, factor), sources, self._sums)
+        return touched
 
-    def begin(self, recorded: Recorded) -> None:
-        """Begin with the gradient of losses."""
-        self.put()
-        self.add(recorded)
+    def end(self, recorded: Recorded, point: Point) -> Flags:
+        """Add the gradient of losses at a point, and leave the sum in the live gradients."""
+        touched = self.begin(recorded, point)
+        for device in range(len(touched[0])):
+            sources = self._live_grads, self._sums
+            self._combine(device, (1.0, 1.0), sources, self._live_grads)
+        return touched
 
-    def finish(self) -> None:
-        """Leave the sum in the live gradients."""
-        copy_all(self.arrays, self._live_grads)
 
-
-def new_sum(network: Network, scale: float) -> AddingSum:
+def new_sum(network: Network, scale: float) -> LiveSum:
     """Make a sum of gradients of a network, of the right kind."""
-    return (AddingSum if network.adds else SeparateSum)(network, scale)
+    return (LiveSum if network.adds else SeparateSum)(network, scale)
