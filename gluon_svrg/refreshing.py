@@ -83,18 +83,18 @@ class RefreshingTrainer(ResumableTrainer):
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if a minibatch has a different gradient the second time:
-            the network draws random numbers, which are locked from now on.
+            With ``lock_random='auto'``, if a minibatch has another loss or gradient the second
+            time: the network draws random numbers, which are locked from now on.
 
         Notes
         -----
         The full gradient is the mean over all loss entries of all batches and devices. The pass
         waits for the device once. With ``lock_random='auto'`` it also waits at each of the first
-        three minibatches, which it differentiates twice to detect random numbers. The gradients in
+        three minibatches, whose losses it computes twice to detect random numbers. The gradients in
         `Parameter.grad` and the marks of stale gradients do not change. If an exception is raised,
         nothing changes: weights, auxiliary states, counters and the previous snapshot stay. In
         addition to the parameters, this needs twice their memory, three times at its peak, and a
-        copy of the frozen ones.
+        copy of the frozen ones; once more for float32 on a CPU, where oneDNN computes gradients.
         """
         check_closure(closure)
         self._check_outside("update_full_grads")
@@ -332,7 +332,7 @@ class RefreshingTrainer(ResumableTrainer):
         """The number of loss entries that this worker has differentiated.
 
         Divide it by the size of the worker's data for the number of data passes. The checks
-        whether gradients add up and repeat are not counted: up to four minibatches per refresh.
+        whether gradients add up and repeat are not counted: up to two minibatches per refresh.
         """
         return self._counters.grad_evaluations
 

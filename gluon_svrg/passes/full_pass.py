@@ -20,10 +20,9 @@ from .probe import is_lost, probe
 from .random_lock import RandomLock
 from .sums import LiveSum, new_sum
 
-#: The number of minibatches that are computed twice, to detect random numbers: the gradient of the
-#: first, only the loss of the others. Randomness in a share p of all calls escapes one pair with
-#: probability 1 - 2 p (1 - p). With p = 1/2 it escapes three pairs in one refresh of 8, with
-#: p = 1/5 in one of 3.
+#: The number of minibatches whose loss is computed twice, to detect random numbers. Randomness in
+#: a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it escapes
+#: three pairs in one refresh of 8, with p = 1/5 in one of 3.
 REPEATED = 3
 
 
@@ -79,8 +78,8 @@ def full_gradient(
     batches : iterable
         The data.
     lock : RandomLock
-        In mode ``'auto'``, the first minibatches are computed twice; if two gradients or losses
-        differ, the lock is turned on.
+        In mode ``'auto'``, the losses of the first minibatches are computed twice, and for a table
+        the first gradient, with which no step compares; if two differ, the lock is turned on.
     scale : float
         The factor of the losses (mixed precision).
     workers : Collective
@@ -116,7 +115,7 @@ def full_gradient(
             seed, again = lock.new_seed(), repeat and number < REPEATED
             seed = seed if again or table is not None else None
             is_random = False
-            if again and number == 0:
+            if again and number == 0 and table is not None:
                 recorded, reached, is_random = twice(here, closure, inputs, total, lock, seed)
             else:
                 recorded, reached = once(here, closure, inputs, total, seed)
