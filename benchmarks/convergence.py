@@ -2,6 +2,7 @@
 
 Rates come from one grid for all, ``2^k / (3 L_max)``, tried with seed 0: the rate that needs the
 fewest data passes to a gap of 1e-9 counts, or where none gets there the one with the lowest gap.
+Where the best of our rates is the largest of the grid, larger ones are tried.
 The trainer's are found with the NumPy reference, which takes the same steps.
 """
 
@@ -145,26 +146,38 @@ def _follow(
 @lru_cache(maxsize=None)
 def _tuned(problem: Problem, kind: str, size: int, passes: int) -> tuple[str, float]:
     """The best rate of the grid, in NumPy; of SGD, with a constant or a decaying one."""
-    rates = _grid(problem)
     if kind == "BB":  # it sets its rate itself, after the first epoch
         return kind, 1 / (3 * problem.smoothness)
-    found = []
-    for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
-        solver = Reference(problem, rates, size, variant)
-        points: list[list[tuple[float, float]]] = [[] for _ in rates]
-        with np.errstate(all="ignore"):  # some diverge
-            for done in drive(solver, variant, record.SEED):
-                for curve, weight in zip(points, solver.weights):
-                    curve.append((done, problem.gap(weight)))
-                if done >= passes:
-                    break
-        found += [(_merit(curve), variant, rate) for curve, rate in zip(points, rates)]
-    _, variant, rate = min(found)
-    return variant, float(rate)
+    exponents = list(EXPONENTS)
+    while True:
+        rates = _grid(problem, exponents)
+        found = []
+        for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
+            merits = _tried(problem, variant, rates, size, passes)
+            found += [(merit, variant, float(rate)) for merit, rate in zip(merits, rates)]
+        _, variant, rate = min(found)
+        if rate < rates[-1]:
+            return variant, rate
+        exponents += [exponents[-1] + 1, exponents[-1] + 2]
 
 
-def _grid(problem: Problem) -> np.ndarray:
-    return np.array([2.0**k for k in EXPONENTS]) / (3 * problem.smoothness)
+def _tried(
+    problem: Problem, kind: str, rates: np.ndarray, size: int, passes: int
+) -> list[tuple[float, float]]:
+    """How good each rate is, in NumPy."""
+    solver = Reference(problem, rates, size, kind)
+    points: list[list[tuple[float, float]]] = [[] for _ in rates]
+    with np.errstate(all="ignore"):  # some diverge
+        for done in drive(solver, kind, record.SEED):
+            for curve, weight in zip(points, solver.weights):
+                curve.append((done, problem.gap(weight)))
+            if done >= passes:
+                break
+    return [_merit(curve) for curve in points]
+
+
+def _grid(problem: Problem, exponents: Sequence[int] = EXPONENTS) -> np.ndarray:
+    return np.array([2.0**k for k in exponents]) / (3 * problem.smoothness)
 
 
 def _merit(curve: Iterable[tuple[float, float]]) -> tuple[float, float]:

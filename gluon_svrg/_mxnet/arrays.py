@@ -38,13 +38,15 @@ def gpu_free_bytes(device: Any) -> int:
     return int(free)
 
 
+_LARGE = 1 << 16  # entries
 _ONEDNN = "ONEDNN" if "ONEDNN" in mx.runtime.Features() else "MKLDNN"  # 2.0, 1.9.1
 
 
 def is_for_onednn(array: NDArray) -> bool:
-    """Whether operators on arrays like this one are oneDNN's where it has them."""
+    """Whether this is a large array, and operators on it are oneDNN's where it has them."""
     return (
-        dtype_name(array) == "float32"
+        array.size >= _LARGE
+        and dtype_name(array) == "float32"
         and device_of(array).device_type.startswith("cpu")
         and mx.runtime.Features().is_enabled(_ONEDNN)
         and os.environ.get(f"MXNET_{_ONEDNN}_ENABLED", "1").lower() not in ("0", "false")

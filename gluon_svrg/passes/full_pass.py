@@ -237,7 +237,9 @@ def compare_losses(
 
 
 def _entries_of(recorded: Recorded) -> np.ndarray:
-    return np.concatenate([_flat(loss).astype("float64").asnumpy() for loss in recorded.losses])
+    """All losses in one array."""
+    narrow = (loss.astype("float32", copy=False) for loss in recorded.losses)
+    return np.concatenate([loss.asnumpy().ravel() for loss in narrow])
 
 
 def _sum_over_devices(sums: Arrays) -> None:

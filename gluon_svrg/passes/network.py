@@ -115,8 +115,8 @@ class Network:
     def may_add(self) -> bool:
         """Whether adding gradients in the live gradients is possible, and better than apart.
 
-        Sparse gradients cannot be added to, and float16 has too few digits for a sum. For oneDNN's
-        operators see `sums`.
+        Sparse gradients cannot be added to, and float16 has too few digits for a sum. oneDNN's
+        operators add slowly if arrays are large, see `sums`.
         """
         return not any(
             _mxnet.is_sparse(p)

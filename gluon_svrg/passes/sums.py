@@ -5,9 +5,9 @@ gradient of its head). So a sum such as ``k c m + b r + g`` needs no separate bu
 of a step compute it in the live gradients. `LiveSum` does that.
 
 Some operators ignore the gradient of their head (SoftmaxOutput, MakeLoss), and custom operators
-may ignore the request to add; `probe` detects both. oneDNN's operators add more slowly than they
-write, and take scratch memory. For these, and for sparse and float16 gradients, `SeparateSum` adds
-in separate arrays, exactly by the formula.
+may ignore the request to add; `probe` detects both. oneDNN's operators add to large arrays more
+slowly than they write, and take up to four times their memory as scratch. For these, and for sparse
+and float16 gradients, `SeparateSum` adds in separate arrays, exactly by the formula.
 """
 
 from __future__ import annotations
