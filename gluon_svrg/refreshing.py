@@ -94,7 +94,8 @@ class RefreshingTrainer(ResumableTrainer):
         `Parameter.grad` and the marks of stale gradients do not change. If an exception is raised,
         nothing changes: weights, auxiliary states, counters and the previous snapshot stay. In
         addition to the parameters, this needs twice their memory, three times at its peak, and a
-        copy of the frozen ones; once more for float32 on a CPU, where oneDNN computes gradients.
+        copy of the frozen ones; once more for large float32 parameters on a CPU, where oneDNN
+        computes gradients.
         """
         check_closure(closure)
         self._check_outside("update_full_grads")

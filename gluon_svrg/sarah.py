@@ -69,9 +69,9 @@ class SARAHTrainer(RecursiveTrainer):
     values. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
     an estimate after a step.
 
-    The trainer needs four times the memory of the parameters in addition. It holds two copies of
-    what changes with a step, so a step that AMP skips, or that raises an exception, changes
-    nothing. Rounding errors accumulate from step to step, until the next refresh.
+    The trainer needs four times the memory of the parameters in addition; once more for large
+    float32 parameters on a CPU, where oneDNN computes gradients. It holds two copies of what
+    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing. Rounding errors accumulate from step to step, until the next refresh.
 
     References
     ----------

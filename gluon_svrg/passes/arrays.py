@@ -30,7 +30,17 @@ def per_device(arrays: Arrays) -> Arrays:
 
 def all_finite(arrays: Iterable[NDArray]) -> bool:
     """Whether all entries are finite. Waits for the device."""
-    return all(np.isfinite(piece).all() for array in arrays for piece in in_numpy(array))
+    groups = list(alike(map(dense, arrays)))
+    found = [mx.nd.multi_all_finite(*group, num_arrays=len(group)) for group in groups]
+    return all(bool(flag.asscalar()) for flag in found)
+
+
+def alike(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
+    """Lists of the dense arrays of one dtype and device, with at least one dimension."""
+    groups: dict[Any, list[NDArray]] = {}
+    for array in with_dimension(arrays):
+        groups.setdefault((_mxnet.device_of(array), array.dtype), []).append(array)
+    yield from groups.values()
 
 
 def in_numpy(array: NDArray) -> Iterator[np.ndarray]:

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import in_numpy
+from .arrays import alike, in_numpy
 
 #: Equal gradients differ by rounding at most; others differ by much more.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
@@ -25,6 +25,7 @@ TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
 _BUCKETS = 256
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 17)
 _STRIDE = 7919  # each array has its own signs
+_TOGETHER = 64  # small arrays
 _LARGE = 1 << 15  # entries; MXNet sums up larger arrays, as copying these to NumPy would be slower
 
 
@@ -32,7 +33,7 @@ def sketch(arrays: Arrays) -> np.ndarray:
     """Sums of entries with random signs, shape (256,), float64. Waits for the device."""
     sums = np.zeros(_BUCKETS)
     found: list[NDArray] = []
-    for number, array in enumerate(array for row in arrays for array in row):
+    for number, array in enumerate(_joined(arrays)):
         shift = number * _STRIDE
         is_simple = array.stype == "default" and _mxnet.dtype_name(array) in ("float32", "float64")
         if is_simple and array.size >= _LARGE:
@@ -48,6 +49,20 @@ def sketch(arrays: Arrays) -> np.ndarray:
         for part in found:
             sums += part.asnumpy()[0]
     return sums
+
+
+def _joined(arrays: Arrays) -> Iterator[NDArray]:
+    """All arrays, the small dense ones joined: waiting for each would take longer than its sum."""
+    small: list[NDArray] = []
+    for array in (array for row in arrays for array in row):
+        if array.stype == "default" and array.size < _LARGE:
+            small.append(array)
+        else:
+            yield array
+    for group in alike(small):
+        for begin in range(0, len(group), _TOGETHER):
+            flat = [array.reshape((-1,)) for array in group[begin : begin + _TOGETHER]]
+            yield mx.nd.concat(*flat, dim=0)
 
 
 def _signed_sums(flat: NDArray, shift: int) -> Iterator[NDArray]:
