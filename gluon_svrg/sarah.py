@@ -71,7 +71,8 @@ class SARAHTrainer(RecursiveTrainer):
 
     The trainer needs four times the memory of the parameters in addition; once more for large
     float32 parameters on a CPU, where oneDNN computes gradients. It holds two copies of what
-    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing. Rounding errors accumulate from step to step, until the next refresh.
+    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing.
+    Rounding errors accumulate from step to step, until the next refresh.
 
     References
     ----------

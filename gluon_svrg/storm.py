@@ -70,7 +70,8 @@ class STORMTrainer(RecursiveTrainer):
 
     The trainer needs four times the memory of the parameters in addition; once more for large
     float32 parameters on a CPU, where oneDNN computes gradients. It holds two copies of what
-    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing. Rounding errors fade away: each step keeps ``1 - mixing`` of the earlier ones.
+    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing.
+    Rounding errors fade away: each step keeps ``1 - mixing`` of the earlier ones.
 
     References
     ----------
