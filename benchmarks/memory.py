@@ -23,8 +23,7 @@ SETTINGS = {"learning_rate": 1e-6}
 WARM_UP = 20
 # What is freed goes back to the system at once, so that what is resident is what is in use.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MXNET_CPU_MEM_POOL_TYPE": "Unpooled"}
-# oneDNN's operators take scratch memory where they add to a gradient, as much as the largest
-# parameter for each of MXNet's four scratch spaces, and keep it.
+# Where oneDNN's operators compute large gradients, these are added in separate arrays.
 WITHOUT_ONEDNN = {"MXNET_MKLDNN_ENABLED": "0", "MXNET_ONEDNN_ENABLED": "0"}  # 1.9.1, 2.0
 
 
