@@ -46,7 +46,7 @@ class CheckingTrainer(RefreshingTrainer):
         """
         network, lock, counters = self._network, self._lock, self._counters
         compare = compare and not lock.locked
-        if (network.is_known_to_add or not network.may_add()) and not compare:
+        if network.is_known_to_add and not compare:
             return 0
         try:
             return first_look(network, closure, lock, scale, compare=compare)

@@ -333,7 +333,7 @@ class RefreshingTrainer(ResumableTrainer):
         """The number of loss entries that this worker has differentiated.
 
         Divide it by the size of the worker's data for the number of data passes. The checks
-        whether gradients add up and repeat are not counted: up to two minibatches per refresh.
+        whether gradients add up and repeat are not counted: up to three minibatches per refresh.
         """
         return self._counters.grad_evaluations
 

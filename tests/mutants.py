@@ -26,7 +26,7 @@ SUITES = {
     ],
     "__main__": ["import"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
-    "passes/arrays": ["defects_interrupts"],
+    "passes/arrays": ["passes", "defects_interrupts"],
     "passes/closure": ["interface", *FORMULA],
     "passes/estimate": [*FORMULA, "random_lock", "defects_random", "accumulation", "blocks"],
     "passes/full_pass": [*FORMULA, "random_lock", "defects_random", "accumulation", "interface"],
@@ -336,6 +336,11 @@ MUTANTS = {
         ),
     },
     "passes/arrays": {
+        "only the first arrays": ("(group[begin : begin + most] for", "(group[:most] for"),
+        "float16 sums in float16": (
+            "SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)",
+            "target.dtype",
+        ),
         "put back into a graph": (
             "    with mx.autograd.pause():\n        copy_all(before, targets)",
             "    copy_all(before, targets)",

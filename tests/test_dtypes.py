@@ -128,6 +128,20 @@ def test_float16_beside_float32():
     np.testing.assert_allclose(half.data().asnumpy(), whole.data().asnumpy(), rtol=2e-2)
 
 
+def test_a_large_float16_parameter_is_compared():
+    """The gradients of the first step are equal, whatever the dtypes of their sums."""
+    weight = gluon.Parameter("weight", shape=(40_000,), dtype="float16")
+    weight.initialize(init=mx.init.One())
+    trainer = SVRGTrainer([weight], "sgd", {"learning_rate": 0.01, "multi_precision": True})
+    x = array(RNG.randn(40_000), "float16")
+
+    def closure():
+        return (weight.data() * x * weight.data()).reshape((-1,))
+
+    trainer.update_full_grads(closure, [()])
+    trainer.step(40_000, closure=closure)
+
+
 def test_other_dtypes_are_refused():
     weight = gluon.Parameter("weight", shape=(3,), dtype="int32")
     weight.initialize(init=mx.init.One())

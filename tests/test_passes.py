@@ -81,6 +81,42 @@ def test_a_combination_is_the_same_at_once_and_compiled(specification, factors):
         assert_close(targets, [sum(row) for row in rows])
 
 
+@pytest.mark.parametrize("count", [1, 199, 250])  # MXNet's operator takes 200
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_many_arrays_are_finite_or_not(count, bad):
+    arrays = [mx.nd.ones((3,)) for _ in range(count)] + [mx.nd.zeros((2, 2), dtype="float64")]
+    assert many.all_finite(arrays)
+    arrays[count - 1][2] = bad
+    assert not many.all_finite(arrays)
+
+
+@pytest.mark.parametrize("k", [8192.0, 70_000.0])  # of a loss scale
+def test_sums_for_float16_are_computed_in_float32(k):
+    target = mx.nd.array([100.0, 0.0], dtype="float16")
+    mean, row = (mx.nd.array(values) for values in ([1e-7, 1e-8], [1.001, 0.0]))
+    for _ in range(2):  # at once, then again
+        v = target.copy()
+        many.combine((1.0, k, -k), ([v], [mean], [row * 1e-3]), [v])
+        exact = 100 + k * 1e-7 - k * 1.001e-3
+        np.testing.assert_allclose(v.asnumpy(), [exact, k * 1e-8], rtol=2e-3)
+
+
+def test_sketches_depend_on_values_and_shapes_alone():
+    """One is taken of float32 sums, the next of live gradients, which may be float16 or sparse."""
+    whole = [array(np.round(a, 2), "float16") for a in map(rounded, [(40_000,), (7,), (300, 4)])]
+    expected = sketch.sketch([[a.astype("float32") for a in whole]])
+    np.testing.assert_array_equal(sketch.sketch([whole]), expected)
+    mixed = [whole[0], whole[1].astype("float32"), whole[2]]
+    np.testing.assert_array_equal(sketch.sketch([mixed]), expected)
+    if not mx.util.is_np_array():
+        mixed[2] = whole[2].astype("float32").tostype("row_sparse")
+        np.testing.assert_array_equal(sketch.sketch([mixed]), expected)
+
+
+def rounded(shape):
+    return np.random.RandomState(len(shape)).standard_normal(shape)
+
+
 @given(specification=specifications, part=st.sampled_from([1e-3, 0.1, 1.0]))
 def test_sketches_tell_how_much_gradients_differ(specification, part):
     gradient, noise = random(specification, 0), random(specification, 1)

@@ -21,6 +21,7 @@ from .._mxnet import Arrays, classic
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 _PIECE = 1 << 16
+_AT_MOST = 100  # arrays: with more than 200, `multi_all_finite` writes beyond its memory
 
 
 def per_device(arrays: Arrays) -> Arrays:
@@ -30,17 +31,18 @@ def per_device(arrays: Arrays) -> Arrays:
 
 def all_finite(arrays: Iterable[NDArray]) -> bool:
     """Whether all entries are finite. Waits for the device."""
-    groups = list(alike(map(dense, arrays)))
+    groups = alike(map(dense, arrays), _AT_MOST)
     found = [mx.nd.multi_all_finite(*group, num_arrays=len(group)) for group in groups]
     return all(bool(flag.asscalar()) for flag in found)
 
 
-def alike(arrays: Iterable[NDArray]) -> Iterator[list[NDArray]]:
-    """Lists of the dense arrays of one dtype and device, with at least one dimension."""
+def alike(arrays: Iterable[NDArray], most: int) -> Iterator[list[NDArray]]:
+    """Lists of dense arrays of one dtype and device each, with at least one dimension."""
     groups: dict[Any, list[NDArray]] = {}
     for array in with_dimension(arrays):
         groups.setdefault((_mxnet.device_of(array), array.dtype), []).append(array)
-    yield from groups.values()
+    for group in groups.values():
+        yield from (group[begin : begin + most] for begin in range(0, len(group), most))
 
 
 def in_numpy(array: NDArray) -> Iterator[np.ndarray]:
@@ -100,7 +102,7 @@ def combine(
             operator(*[array for row in rows for array in row[1:]], out=[row[0] for row in rows])
             continue
         for target, *addends in rows:
-            dtype = target.dtype
+            dtype = SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)
             wide = [dense(addend).astype(dtype, copy=False) for addend in addends]
             total = sum(factor * addend for factor, addend in zip(factors, wide))
             assign(total, target)

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import alike, in_numpy
+from .arrays import SUMMED_IN, alike, dense
 
 #: Equal gradients differ by rounding at most; others differ by much more.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
@@ -33,15 +33,13 @@ def sketch(arrays: Arrays) -> np.ndarray:
     """Sums of entries with random signs, shape (256,), float64. Waits for the device."""
     sums = np.zeros(_BUCKETS)
     found: list[NDArray] = []
-    for number, array in enumerate(_joined(arrays)):
+    for number, flat in enumerate(_joined(arrays)):
         shift = number * _STRIDE
-        is_simple = array.stype == "default" and _mxnet.dtype_name(array) in ("float32", "float64")
-        if is_simple and array.size >= _LARGE:
-            flat = _mxnet.classic(array).reshape((-1,))
+        if len(flat) >= _LARGE:
             found += _signed_sums(flat, shift)
             pieces = [flat[len(flat) // _BUCKETS * _BUCKETS :].asnumpy()]
         else:
-            pieces = list(in_numpy(array))
+            pieces = [flat.asnumpy()]
         for piece in pieces:
             shift += len(piece)
             _add_signed(piece, shift, sums)
@@ -52,17 +50,20 @@ def sketch(arrays: Arrays) -> np.ndarray:
 
 
 def _joined(arrays: Arrays) -> Iterator[NDArray]:
-    """All arrays, the small dense ones joined: waiting for each would take longer than its sum."""
+    """All arrays flat, small ones joined: waiting for each would take longer than its sum.
+
+    All are dense, of a dtype for sums: a sketch depends on values and shapes alone.
+    """
     small: list[NDArray] = []
     for array in (array for row in arrays for array in row):
-        if array.stype == "default" and array.size < _LARGE:
-            small.append(array)
+        summed_in = SUMMED_IN.get(_mxnet.dtype_name(array), "float64")
+        flat = dense(_mxnet.classic(array)).astype(summed_in, copy=False).reshape((-1,))
+        if len(flat) < _LARGE:
+            small.append(flat)
         else:
-            yield array
-    for group in alike(small):
-        for begin in range(0, len(group), _TOGETHER):
-            flat = [array.reshape((-1,)) for array in group[begin : begin + _TOGETHER]]
-            yield mx.nd.concat(*flat, dim=0)
+            yield flat
+    for group in alike(small, _TOGETHER):
+        yield mx.nd.concat(*group, dim=0)
 
 
 def _signed_sums(flat: NDArray, shift: int) -> Iterator[NDArray]:
