@@ -311,12 +311,12 @@ class RefreshingTrainer(ResumableTrainer):
 
         The *mean* over all loss entries of all data; for float16 parameters in float32.
         """
-        if not self._is_in_force() or not self._method.full_grads:
-            return None
+        means = self._method.full_grads if self._is_in_force() else []
+        rows = zip(self._network.trainable, means)
         return {
             parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
-            for parameter, grads in zip(self._network.trainable, self._method.full_grads)
-        }
+            for parameter, grads in rows
+        } or None
 
     @property
     def num_snapshots(self) -> int:

@@ -4,9 +4,11 @@ A module is named by its path inside the package, as ``"methods/svrg"``. A mutan
 text that stands there exactly once, and what takes its place.
 """
 
+FORMULA = ["methods::test_variance_and_bias", "methods::test_trajectory"]
+SCALED = "methods::test_the_scale_of_the_losses_does_not_matter"
+
 #: The test files, or single tests of them, that must see a broken line of a module, the fast ones
 #: first; of the longest path that the module begins with.
-FORMULA = ["methods::test_variance_and_bias", "methods::test_trajectory"]
 SUITES = {
     "": [*FORMULA, "identities", "interface", "accumulation", "blocks", "part_of_network"],
     "trainer": [
@@ -37,12 +39,12 @@ SUITES = {
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
     "passes/random_lock": ["random_lock"],
     "passes/sketch": ["passes", "random_lock"],
-    "passes/sums": [*FORMULA, "stored", "accumulation", "blocks", "interface"],
+    "passes/sums": [*FORMULA, SCALED, "stored", "accumulation", "blocks", "interface"],
     "methods/": [*FORMULA, "stored", "identities", "accumulation"],
     "methods/barzilai_borwein": ["barzilai_borwein"],
     "methods/mars": [*FORMULA, "recursive"],
     "methods/recursive": [*FORMULA, "recursive"],
-    "methods/saga": [*FORMULA, "saga"],
+    "methods/saga": [*FORMULA, "saga", SCALED],
     "methods/svrg": [*FORMULA, "defects_frozen", "stored"],
     "saving/": ["saving", "states"],
     "saving/pickles": ["saving_pickles"],
@@ -191,9 +193,11 @@ MUTANTS = {
     "passes/sums": {
         "count missing": ("(k * counts[device] * self.scale,)", "(k * self.scale,)"),
         "count missing beside a row": (
-            "(k * counts[device] * self.scale, [m[device]",
-            "(k * self.scale, [m[device]",
+            "term = (k * counts[device] * self.scale,",
+            "term = (k * self.scale,",
         ),
+        "sign of the row": ("(b * self.scale, addends)", "(-b * self.scale, addends)"),
+        "a scaled row kept": ("[(1 / self.scale, sums)]", "[(1.0, sums)]"),
         "what a single pass did not reach": (
             "        self.clear(touched)\n        return touched",
             "        return touched",
@@ -381,15 +385,21 @@ MUTANTS = {
     },
     "methods/saga": {
         "sign of the row": ("Terms(b=-1.0,", "Terms(b=1.0,"),
-        "mean that forgets nothing": ("(self._entries - entries) / total", "self._entries / total"),
+        "mean that forgets nothing": (
+            "kept = 1 - entries / before",
+            "kept = 1 - 0 * entries / before",
+        ),
+        "rows that scale with the loss": ("(1 / scale, estimates)", "(1.0, estimates)"),
+        "a sum for a mean": ("k = 1 / entries if", "k = 1.0 if"),
+        "new entries not counted": ("else before + added", "else before"),
         "old rows": (
             "[(self._rows, self._new_rows), (vars(self), moved)]",
             "[(vars(self), moved)]",
         ),
         "a row twice in an update": ("if batch_index in self._new_rows:", "if False:"),
         "old mean of SAG": (
-            "_combine(entries * scale, self._next_mean",
-            "_combine(entries * scale, self._mean",
+            "zip(per_device(self._next_sum), per_device(network.live_grads))",
+            "zip(per_device(self._sum), per_device(network.live_grads))",
         ),
     },
     "saving/container": {
@@ -455,9 +465,9 @@ MUTANTS = {
     },
     "_mxnet/arrays": {
         "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
-        "factor of the first term": ("if factors[0] == 1 else", "if factors[0] else"),
-        "sign of a term": ("else multiple(-factor, term)", "else multiple(factor, term)"),
-        "term that is subtracted": ("term if factor == -1 else", "term if factor < 0 else"),
+        "factor of the first term": ("if factor == 1 else multiple", "if factor else multiple"),
+        "sign of a term": ("else multiple(-factor, arrays", "else multiple(factor, arrays"),
+        "term that is subtracted": ("if factor == -1 else", "if factor < 0 else"),
     },
     "_mxnet/parameters": {
         "left patched": (

@@ -13,7 +13,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import combine, copy_all, dense, per_device, times, zeros_to_sum
+from ..passes.arrays import buffers_like, combine, copy_all, dense, per_device, times
 from ..passes.estimate import Estimate, Terms
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
@@ -54,7 +54,7 @@ class Kept:
             self.reference = Point(network, copied)
         self.mean: Arrays = []
         if keeps_mean:
-            self.mean = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+            self.mean = buffers_like(network.live_grads)
         self.in_objective = [False] * len(network.trainable)
         self.were = descriptions(network)
 

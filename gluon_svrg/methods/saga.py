@@ -12,7 +12,10 @@ micro-batches, and ``N`` the loss entries of all rows::
     m += (V - C m) / N,      row = g
 
 so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA [1]_) or ``C m`` with the
-new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted in ``N``.
+new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted in ``N``. Stored is
+``S = N m``, the sum of the rows, which needs fewer operations::
+
+    S += V - (C / N) S
 
 References
 ----------
@@ -37,7 +40,7 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays
 from ..passes import sketch
-from ..passes.arrays import combine, copy_all, per_device, times, zeros_to_sum
+from ..passes.arrays import assign_in_turn, buffers_like, combine, per_device
 from ..passes.estimate import Estimate, Row, Terms
 from ..passes.memory import Growth, bytes_of_sums
 from ..passes.network import Network
@@ -66,7 +69,7 @@ class SAGA(Method):
     def __init__(self) -> None:
         # Replaced at each refresh, changed by each step.
         self._rows: dict[int, Stored] = {}
-        self._mean: Arrays = []  # m
+        self._sum: Arrays = []  # S
         self._entries: float | NDArray = 0.0  # N; an array if there are several workers
         self._in_objective: list[bool] = []
         # Replaced at each refresh.
@@ -79,7 +82,7 @@ class SAGA(Method):
         # Replaced with the network's arrays.
         self._network: Network | None = None
         self._were: dict[Parameter, str] = {}
-        self._next_mean: Arrays = []  # memory for m after the update
+        self._next_sum: Arrays = []  # memory for S after the update
         self._spare: list[Arrays] = []  # memory for rows
         self._growth = Growth()
 
@@ -97,8 +100,11 @@ class SAGA(Method):
 
     @property
     def full_grads(self) -> Arrays:
-        """m, per trainable parameter and device."""
-        return self._mean if self._rows else []
+        """m, per trainable parameter and device. Waits for the device."""
+        if not self._rows:
+            return []
+        entries = self._entries_seen()
+        return [[array / entries for array in row] for row in self._sum]
 
     @property
     def num_rows(self) -> int:
@@ -106,7 +112,7 @@ class SAGA(Method):
         return len(self._rows)
 
     def terms(self, batch_index: int | None = None) -> Terms:
-        """What to add to g: ``- row + c m``.
+        """What to add to g: ``- row + c m``, with ``m = S / N``.
 
         Raises
         ------
@@ -127,12 +133,15 @@ class SAGA(Method):
             self._check_new(batch_index)
         if not self._spare:
             self._growth.take(bytes_of_sums(self._network.live_grads))
-            self._spare.append(_zeros_like(self._network.live_grads))
+            self._spare.append(buffers_like(self._network.live_grads))
+        entries, spare = self._entries, self._spare[-1]
+        k = 1 / entries if isinstance(entries, NDArray) or entries else 0.0
         if stored is None:
-            return Terms(k=1.0, mean=self._mean, copy_to=self._spare[-1])
+            return Terms(k=k, mean=self._sum, copy_to=spare, scratch=self._next_sum)
         check = partial(check_counts, batch_index, stored.counts)
         row = Row(batch_index, stored.grads, check, stored.seed, self._point_to_check())
-        return Terms(b=-1.0, k=1.0, reference=row, mean=self._mean, copy_to=self._spare[-1])
+        return Terms(b=-1.0, k=k, reference=row, mean=self._sum, copy_to=spare,
+                     scratch=self._next_sum)  # fmt: skip
 
     def _check_new(self, batch_index: int) -> None:
         """Raise if a row cannot be added to the table."""
@@ -173,26 +182,30 @@ class SAGA(Method):
         return (sum(sum(row.counts) for index, row in rows if index not in self._rows),)
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Compute ``m + (V - C m) / N``, and leave the optimizer its gradient."""
+        """Compute ``S + V - (C / N) S``, and leave the optimizer its gradient."""
         if isinstance(entries, NDArray):
             entries, added = entries.astype("float64").split(2, axis=0)
         else:
             (added,) = self.numbers
-        total = self._entries + added  # N; the sum of the table without its new rows is N m before
-        _combine((self._entries - entries) / total, self._mean, 1 / (total * scale),
-                 network.live_grads, self._next_mean)  # fmt: skip
-        self._give(network, scale, entries)
-        self._new_entries = total
+        before = self._entries
+        kept = 1 - entries / before if isinstance(before, NDArray) or before else 1.0
+        columns = map(per_device, (network.live_grads, self._sum, self._next_sum))
+        for estimates, sums, targets in zip(*columns):
+            assign_in_turn(
+                (targets, [(kept, sums)]), (targets, [(1.0, targets), (1 / scale, estimates)])
+            )
+        self._new_entries = before if self._is_complete else before + added
+        self._give(network, scale * entries / self._new_entries)
 
-    def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
+    def _give(self, network: Network, share: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""
 
     def updated(self) -> None:
         """Put the new rows and the new m in place."""
         freed = [self._rows[index].grads for index in self._new_rows if index in self._rows]
         moved: dict[str, Any] = {
-            "_mean": self._next_mean,
-            "_next_mean": self._mean,
+            "_sum": self._next_sum,
+            "_next_sum": self._sum,
             "_entries": self._new_entries,
             "_in_objective": _either(self._in_objective, self._reached),
             "_weights_then": None,
@@ -201,7 +214,7 @@ class SAGA(Method):
             "_new_entries": None,
             "_spare": self._spare + freed,
         }
-        # One bytecode, in C, which no interrupt can split: m stays the mean of the rows.
+        # One bytecode, in C, which no interrupt can split: S stays the sum of the rows.
         deque(starmap(dict.update, [(self._rows, self._new_rows), (vars(self), moved)]), 0)
 
     def not_updated(self) -> None:
@@ -223,7 +236,8 @@ class SAGA(Method):
         assert table is not None
         self.not_updated()
         self._allocate(network)
-        copy_all(mean, self._mean)
+        for means, sums in zip(per_device(mean), per_device(self._sum)):
+            combine([float(entries)], [means], sums)
         rows = map(Stored, table.rows, table.counts, table.seeds)
         self._rows, self._spare = dict(enumerate(rows)), []
         self._entries, self._in_objective = float(entries), in_objective
@@ -232,7 +246,7 @@ class SAGA(Method):
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""
-        self._rows, self._mean, self._next_mean, self._spare = {}, [], [], []
+        self._rows, self._sum, self._next_sum, self._spare = {}, [], [], []
         self._new_rows, self._reached, self._new_entries = {}, [], None
         self._entries, self._in_objective = 0.0, []
         self._is_complete, self._weights_then = False, None
@@ -249,24 +263,27 @@ class SAGA(Method):
             self.discard()
 
     def _allocate(self, network: Network) -> None:
-        """Allocate memory for the mean gradient."""
-        if not self._mean:
-            self._mean, self._next_mean = (_zeros_like(network.live_grads) for _ in range(2))
+        """Allocate memory for the sum."""
+        if not self._sum:
+            self._sum, self._next_sum = (buffers_like(network.live_grads) for _ in range(2))
+
+    def _entries_seen(self) -> float:
+        entries = self._entries
+        return float(entries.asscalar() if isinstance(entries, NDArray) else entries)
 
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
-        """The values of the table and its mean; None if it is empty."""
+        """The values of the table and its sum; None if it is empty."""
         if not self._rows or self._network is None:
             return None
         table, network = Table(), self._network
         table.rows, table.counts, table.seeds = map(list, zip(*self._rows.values()))
         number = {p: n for n, p in enumerate(network.parameters)}
         trainable = [number[p] for p in network.trainable]
-        entries = self._entries
         return {
-            "mean": ByParameter(zip(trainable, (row[0] for row in self._mean))),
-            "entries": float(entries.asscalar() if isinstance(entries, NDArray) else entries),
+            "sum": ByParameter(zip(trainable, (row[0] for row in self._sum))),
+            "entries": self._entries_seen(),
             "in_objective": ByParameter(zip(trainable, self._in_objective)),
             "is_complete": self._is_complete,
             "indices": list(self._rows),
@@ -277,13 +294,13 @@ class SAGA(Method):
         """Describe why a state cannot be assigned."""
         if state is None:
             return
-        names = {"mean", "entries", "in_objective", "is_complete", "indices", "table"}
+        names = {"sum", "entries", "in_objective", "is_complete", "indices", "table"}
         if not isinstance(state, dict) or set(state) != names or state["table"] is None:
             yield "its table has another form"
             return
         chosen = checks.numbers_of(network.parameters, trainable=True)
         yield from checks.by_parameter(
-            state["mean"], "mean of the table", network.parameters, chosen, summed=True
+            state["sum"], "sum of the table", network.parameters, chosen, summed=True
         )
         yield from checks.flags(state["in_objective"], chosen)
         wrong = list(
@@ -312,8 +329,8 @@ class SAGA(Method):
         self._allocate(network)
         number = {p: n for n, p in enumerate(network.parameters)}
         trainable = [number[p] for p in network.trainable]
-        for n, means in zip(trainable, self._mean):
-            assign_array([state["mean"][n]], means)
+        for n, sums in zip(trainable, self._sum):
+            assign_array([state["sum"][n]], sums)
         table = Table.of_state(state["table"], trainable, network.devices)
         rows = map(Stored, table.rows, table.counts, table.seeds)
         self._rows = dict(zip(state["indices"], rows))
@@ -328,37 +345,16 @@ class SAG(SAGA):
         self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """The mean of the table when the row has moved."""
-        total = self._entries
-        total = float(total.asscalar()) if isinstance(total, NDArray) else total
-        if batch_index not in self._rows:
-            total += entries
-        means = [row[0].asnumpy().astype("float64").ravel() for row in self._mean]
-        return [m + entries * (x - m) / total for m, x in zip(means, v)]
+        before = self._entries_seen()
+        after = before + (entries if batch_index not in self._rows else 0)
+        sums = [row[0].asnumpy().astype("float64").ravel() for row in self._sum]
+        share = entries / before if before else 0.0
+        return [(s + entries * x - share * s) / after for s, x in zip(sums, v)]
 
-    def _give(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Leave ``C m``, with the new m, to the optimizer."""
-        _combine(entries * scale, self._next_mean, 0.0, [], network.live_grads)
-
-
-def _combine(
-    a: float | NDArray, these: Arrays, b: float | NDArray, those: Arrays, targets: Arrays
-) -> None:
-    """Assign ``a these + b those`` to targets; factors on the device stay there."""
-    sources = [(a, per_device(these))] + ([(b, per_device(those))] if those else [])
-    for device, column in enumerate(per_device(targets)):
-        if not any(isinstance(factor, NDArray) for factor, _ in sources):
-            factors, arrays = zip(*((factor, rows[device]) for factor, rows in sources))
-            combine(factors, arrays, column)
-            continue
-        scaled = [
-            [times(f, array) if isinstance(f, NDArray) else array * f for array in rows[device]]
-            for f, rows in sources
-        ]
-        combine([1.0] * len(scaled), scaled, column)
-
-
-def _zeros_like(arrays: Arrays) -> Arrays:
-    return [[zeros_to_sum(array) for array in row] for row in arrays]
+    def _give(self, network: Network, share: float | NDArray) -> None:
+        """Leave ``C m = (C / N) S``, with the new S, to the optimizer."""
+        for sums, targets in zip(per_device(self._next_sum), per_device(network.live_grads)):
+            combine([share], [sums], targets)
 
 
 def _either(these: Sequence[bool], those: Sequence[bool]) -> list[bool]:

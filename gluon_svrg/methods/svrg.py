@@ -25,7 +25,7 @@ import numpy as np
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import copies, copy_all, zeros_to_sum
+from ..passes.arrays import buffers_like, copies, copy_all
 from ..passes.estimate import Row, Terms
 from ..passes.network import Network
 from ..passes.points import Point
@@ -197,7 +197,7 @@ class SVRG(Method):
             return
         number = {p: n for n, p in enumerate(network.parameters)}
         snapshot = Point.copied(network)
-        full_grads = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+        full_grads = buffers_like(network.live_grads)
         for p, weights, means in zip(network.trainable, snapshot.weights, full_grads):
             assign_array([state["weights"][number[p]]], weights)
             assign_array([state["full_grads"][number[p]]], means)

@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import combine, per_device, zeros_to_sum
+from ..passes.arrays import Buffers, buffers_like, combine, per_device
 from ..passes.estimate import Row
 from ..passes.sums import LiveSum
 from ..saving.values import ByParameter
@@ -41,7 +41,7 @@ class Table:
 
     def append(self, v: LiveSum, counts: Sequence[int], seed: int | None) -> None:
         """Append a gradient, which is the current sum."""
-        row = [[zeros_to_sum(array) for array in arrays] for arrays in v.arrays]
+        row = buffers_like(v.arrays)
         v.copy_to(row)
         self.rows.append(row)
         self.counts.append(tuple(counts))
@@ -93,11 +93,11 @@ class Table:
         table.seeds = list(state["seeds"])
         over = [state["rows"][number] for number in numbers]
         table.rows = [
-            [
+            Buffers(
                 [_mxnet.to_ndarray(np.asarray(values[n]), device)
                  for values, device in zip(arrays, devices)]
                 for arrays in over
-            ]
+            )
             for n in range(len(table.counts))
         ]  # fmt: skip
         return table

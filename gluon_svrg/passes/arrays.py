@@ -7,7 +7,8 @@ more than its arithmetic. All arrays of a list are on one device.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import Any, Iterable, Iterator, List, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -24,8 +25,28 @@ _PIECE = 1 << 16
 _AT_MOST = 100  # arrays: with more than 200, `multi_all_finite` writes beyond its memory
 
 
-def per_device(arrays: Arrays) -> Arrays:
+class Column(List[NDArray]):
+    """The classic arrays of all parameters on one device, not to be changed."""
+
+    @cached_property
+    def dtype(self) -> Any:
+        """Their common dtype; None if there is none, or an array is sparse."""
+        return _common_dtype(self)
+
+
+class Buffers(List[List[NDArray]]):
+    """Arrays per parameter and device, not to be replaced, so that MXNet is asked once for each."""
+
+    @cached_property
+    def columns(self) -> list[Column]:
+        """The arrays per device."""
+        return [Column(map(classic, on_device)) for on_device in zip(*self)]
+
+
+def per_device(arrays: Arrays) -> Sequence[list[NDArray]]:
     """Turn lists per parameter into lists per device."""
+    if isinstance(arrays, Buffers):
+        return arrays.columns
     return [list(on_device) for on_device in zip(*arrays)]
 
 
@@ -68,6 +89,11 @@ def zeros_to_sum(array: NDArray) -> NDArray:
     return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
 
+def buffers_like(arrays: Arrays) -> Buffers:
+    """Arrays of zeros in which gradients like some arrays can be summed."""
+    return Buffers([zeros_to_sum(array) for array in row] for row in arrays)
+
+
 def zero(arrays: Sequence[NDArray]) -> None:
     """Set arrays to zero."""
     flat = [array for array in arrays if array.stype == "default"]
@@ -78,34 +104,74 @@ def zero(arrays: Sequence[NDArray]) -> None:
             assign(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
 
 
+#: Arrays, and what to assign to them: the sum of terms, each a factor times arrays.
+Assignment = Tuple[Sequence[NDArray], Sequence[Tuple[Any, Sequence[NDArray]]]]
+
+
 def combine(
-    factors: Sequence[float], sources: Sequence[Sequence[NDArray]], targets: Sequence[NDArray]
+    factors: Sequence[float | NDArray],
+    sources: Sequence[Sequence[NDArray]],
+    targets: Sequence[NDArray],
 ) -> None:
     """Assign ``factors[0] * sources[0] + factors[1] * sources[1] + ...`` to targets.
 
     Parameters
     ----------
-    factors : sequence of float
-        One for each of the sources.
+    factors : sequence of float or NDArray
+        One for each of the sources; an array holds one number, and stays on its device.
     sources : sequence of sequence of NDArray
         Arrays like the targets. The first of the sources may be the targets.
     targets : sequence of NDArray
         The arrays that get the sums.
     """
-    groups: dict[Any, list[list[NDArray]]] = {}
-    for row in zip(targets, *sources):
-        groups.setdefault(_common_dtype(row), []).append(list(map(classic, row)))
-    key = len(targets), tuple(map(float, factors))
-    for dtype, rows in groups.items():
-        if dtype is not None and _comes_again(key):
-            operator = _mxnet.linear_combinations(len(rows), key[1])
-            operator(*[array for row in rows for array in row[1:]], out=[row[0] for row in rows])
+    assign_in_turn((targets, list(zip(factors, sources))))
+
+
+def assign_in_turn(*assignments: Assignment) -> None:
+    """Assign sums of multiples of arrays, as `combine`, where each sum sees the earlier ones.
+
+    Without sums in between, which would need memory, large arrays are added several times as fast.
+    """
+    columns = {id(arrays): arrays for _, terms in assignments for _, arrays in terms}
+    targets = [target for target, _ in assignments]
+    by_dtype = _rows_by_dtype([*targets, *columns.values()])
+    numbers = {key: number for number, key in enumerate(columns)}
+    is_known = False
+    if not any(isinstance(factor, NDArray) for _, terms in assignments for factor, _ in terms):
+        sums = tuple(
+            tuple((float(factor), numbers[id(arrays)]) for factor, arrays in terms)
+            for _, terms in assignments
+        )
+        is_known = _comes_again((len(targets[0]), sums))
+    for dtype, rows in by_dtype:
+        if dtype is not None and is_known:
+            operator = _mxnet.sums_of_multiples(len(rows), sums)
+            inputs = [array for row in rows for array in row[len(targets) :]]
+            operator(*inputs, out=[array for row in rows for array in row[: len(targets)]])
             continue
-        for target, *addends in rows:
-            dtype = SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)
-            wide = [dense(addend).astype(dtype, copy=False) for addend in addends]
-            total = sum(factor * addend for factor, addend in zip(factors, wide))
-            assign(total, target)
+        for row in rows:
+            for target, (_, terms) in zip(row, assignments):
+                places = [len(targets) + numbers[id(arrays)] for _, arrays in terms]
+                _assign_sum([f for f, _ in terms], [row[place] for place in places], target)
+
+
+def _rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, list[Any]]]:
+    """Rows of classic arrays, by their common dtype."""
+    dtypes = {column.dtype if isinstance(column, Column) else None for column in columns}
+    if len(dtypes) == 1 and None not in dtypes:
+        return [(dtypes.pop(), list(zip(*columns)))]
+    groups: dict[Any, list[Any]] = {}
+    for row in zip(*columns):
+        row = tuple(map(classic, row))
+        groups.setdefault(_common_dtype(row), []).append(row)
+    return groups.items()
+
+
+def _assign_sum(factors: Sequence[Any], addends: Sequence[NDArray], target: NDArray) -> None:
+    dtype = SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)
+    wide = [dense(addend).astype(dtype, copy=False) for addend in addends]
+    pairs = zip(factors, wide)
+    assign(sum(times(f, x) if isinstance(f, NDArray) else f * x for f, x in pairs), target)
 
 
 def scale_to_norm(arrays: Sequence[NDArray], factor: float, most: NDArray) -> None:
@@ -182,8 +248,8 @@ class Combination:
             return
         combine(*self._terms)
         if self._is_simple:  # it comes again
-            factors = tuple(map(float, self._terms[0]))
-            self._operator = _mxnet.linear_combinations(len(self._outputs), factors)
+            sums = (tuple((float(f), n) for n, f in enumerate(self._terms[0])),)
+            self._operator = _mxnet.sums_of_multiples(len(self._outputs), sums)
 
     _operator: Any = None
 
@@ -215,7 +281,7 @@ def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
             assign(dense(source), target)
     for pairs in groups.values():
         flat, outputs = map(list, zip(*pairs))
-        _mxnet.linear_combinations(len(flat), (1.0,))(*flat, out=outputs)
+        _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
 
 
 def copy_all(sources: Arrays, targets: Arrays) -> None:
@@ -246,7 +312,7 @@ def with_dimension(arrays: Iterable[NDArray]) -> list[NDArray]:
 
 
 def _common_dtype(arrays: Sequence[NDArray]) -> Any:
-    """The common dtype of dense arrays; None if there is none."""
+    """The common dtype of dense arrays; None if there is none, or an array is sparse."""
     if any(isinstance(array, BaseSparseNDArray) for array in arrays):
         return None
     first, *rest = (array.dtype for array in arrays)

@@ -17,6 +17,7 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
@@ -43,16 +44,17 @@ class Terms(NamedTuple):
     """What a method adds to the gradient g of a minibatch: ``v = g + b r + k c m``."""
 
     b: float = 0.0
-    k: float = 0.0
+    k: float | NDArray = 0.0  # an array where b is 0 or r a row
     reference: Point | Row | None = None  # where r is taken; None if b is 0
     mean: Arrays | None = None  # m, per parameter and device; None if k is 0
     copy_to: Arrays | None = None  # where to copy g, for unscaled losses
+    scratch: Arrays | None = None  # memory for k c m, where r is a row
     only: Sequence[bool] | None = None  # the parameters to which r at a point belongs; None: all
 
     @property
     def is_plain(self) -> bool:
         """Whether v is g."""
-        return self.b == 0 and self.k == 0 and self.copy_to is None
+        return self.copy_to is None and self.b == 0 and self.k == 0
 
 
 class Estimate(NamedTuple):
@@ -216,7 +218,7 @@ def _attempt(
 ) -> Estimate:
     """Compute the estimate once; if there is a list, append sketches of v as it grows."""
     network = here.network
-    b, k, reference, m, copy_to, only = terms
+    b, k, reference, m, copy_to, scratch, only = terms
     make = new_sum if isinstance(reference, Point) else LiveSum
     v, seed = make(network, scale), lock.new_seed()
 
@@ -264,10 +266,8 @@ def _attempt(
         reached = check_dependent(touched)
         look()
         if there is None:
-            if copy_to is not None:
-                v.copy_to(copy_to)
             row = reference.grads if isinstance(reference, Row) else None
-            v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row
+            v.complete(recorded.counts, k, m, b, row, copy_to, scratch)  # v += b row + k c m
     passes = 1 if there is None else 2
     return Estimate(
         recorded.loss,

@@ -11,7 +11,7 @@ from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .arrays import SUMMED_IN, copies, put_back
+from .arrays import SUMMED_IN, Buffers, copies, put_back
 from .closure import Recorded, record
 from .outside import Outside
 
@@ -85,7 +85,7 @@ class Network:
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights: Arrays = [_mxnet.data(p) for p in self.trainable]
-        self.live_grads: Arrays = [_mxnet.gradients(p) for p in self.trainable]
+        self.live_grads: Arrays = Buffers(_mxnet.gradients(p) for p in self.trainable)
         self.aliases, self.writing = (
             [[_mxnet.guard(weight.detach()) for weight in row] for row in self.weights]
             for _ in range(2)

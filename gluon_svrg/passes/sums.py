@@ -14,8 +14,19 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from mxnet.ndarray import NDArray
+
 from .._mxnet import Arrays, Flags
-from .arrays import Combination, combine, copy, per_device, zero, zeros_to_sum
+from .arrays import (
+    Assignment,
+    Combination,
+    assign_in_turn,
+    buffers_like,
+    combine,
+    copy,
+    per_device,
+    zero,
+)
 from .closure import Recorded
 from .network import Network
 from .points import Point
@@ -46,43 +57,67 @@ class LiveSum:
         self.arrays = self._live_grads = network.live_grads
         self._kept = network.combinations
 
-    def put(
-        self,
-        counts: Sequence[int] = (),
-        k: float = 0.0,
-        mean: Arrays | None = None,
-        b: float = 0.0,
-        row: Arrays | None = None,
-        *,
-        keep: bool = False,
-    ) -> None:
-        """Begin with ``k c m + b row``, or with zero.
+    def put(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
+        """Begin with ``k c m``, or with zero.
 
         Parameters
         ----------
         counts : sequence of int
             The c of each device.
-        k, b : float
-            The factors.
-        mean, row : list of list of NDArray, optional
-            The terms, per parameter and device, for unscaled losses.
-        keep : bool
-            Whether to add them to the sum so far.
+        k : float
+            The factor.
+        mean : list of list of NDArray, optional
+            m, per parameter and device, for unscaled losses.
         """
         for device, targets in enumerate(per_device(self.arrays)):
-            if row is None and not keep and mean is not None and k and counts[device]:
-                self._combine(device, (k * counts[device] * self.scale,), (mean,), self.arrays)
-                continue
-            terms = [(1.0, targets)] if keep else []
             if mean is not None and k and counts[device]:
-                terms.append((k * counts[device] * self.scale, [m[device] for m in mean]))
-            if row is not None and b:
-                terms.append((b * self.scale, [r[device] for r in row]))
-            if terms:
-                factors, sources = zip(*terms)
-                combine(factors, sources, targets)
+                self._combine(device, (k * counts[device] * self.scale,), (mean,), self.arrays)
             else:
                 zero(targets)
+
+    def complete(
+        self,
+        counts: Sequence[int],
+        k: float | NDArray = 0.0,
+        mean: Arrays | None = None,
+        b: float = 0.0,
+        row: Arrays | None = None,
+        copy_to: Arrays | None = None,
+        scratch: Arrays | None = None,
+    ) -> None:
+        """Add ``b row + k c m`` to the sum.
+
+        Parameters
+        ----------
+        counts : sequence of int
+            The c of each device.
+        k : float or NDArray
+            The factor of the mean, perhaps known only on the device.
+        mean, row : list of list of NDArray, optional
+            The terms, per parameter and device, for unscaled losses.
+        b : float
+            The factor of the row.
+        copy_to : list of list of NDArray, optional
+            Where to copy the sum before, for unscaled losses.
+        scratch : list of list of NDArray, optional
+            Memory that may be overwritten.
+        """
+        for device, sums in enumerate(per_device(self.arrays)):
+            steps: list[Assignment] = []
+            if copy_to is not None:
+                steps.append((per_device(copy_to)[device], [(1 / self.scale, sums)]))
+            if row is not None:
+                addends = per_device(row)[device]
+                steps.append((sums, [(1.0, sums), (b * self.scale, addends)]))
+            if mean is not None and counts[device]:
+                term = (k * counts[device] * self.scale, per_device(mean)[device])
+                if scratch is not None:
+                    products = per_device(scratch)[device]
+                    steps.append((products, [term]))
+                    term = (1.0, products)
+                steps.append((sums, [(1.0, sums), term]))
+            if steps:
+                assign_in_turn(*steps)
 
     def _combine(
         self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
@@ -139,7 +174,7 @@ class SeparateSum(LiveSum):
     def __init__(self, network: Network, scale: float) -> None:
         super().__init__(network, scale)
         if not network.sums:
-            network.sums = [[zeros_to_sum(grad) for grad in row] for row in network.live_grads]
+            network.sums = buffers_like(network.live_grads)
         self.arrays = self._sums = network.sums
 
     def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
