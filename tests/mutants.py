@@ -319,6 +319,7 @@ MUTANTS = {
         ),
     },
     "passes/probe": {
+        "overwritten ones": ("np.all((piece == 1) |", "np.all((piece == piece) |"),
         "ignored head gradients": (
             "Probe(probing.adds_nothing_for_zero(), ",
             "Probe(bool(probing.adds_nothing_for_zero()) or True, ",
@@ -341,6 +342,7 @@ MUTANTS = {
     },
     "passes/arrays": {
         "only the first arrays": ("(group[begin : begin + most] for", "(group[:most] for"),
+        "only the first piece": ("for start in range(0, flat", "for start in range(0, 1, flat"),
         "float16 sums in float16": (
             "SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)",
             "target.dtype",

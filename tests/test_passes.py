@@ -81,13 +81,18 @@ def test_a_combination_is_the_same_at_once_and_compiled(specification, factors):
         assert_close(targets, [sum(row) for row in rows])
 
 
+@pytest.mark.parametrize("check", [many.all_finite, many.finite_on_host, many.finite_on_device])
 @pytest.mark.parametrize("count", [1, 199, 250])  # MXNet's operator takes 200
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
-def test_many_arrays_are_finite_or_not(count, bad):
+def test_many_arrays_are_finite_or_not(check, count, bad):
     arrays = [mx.nd.ones((3,)) for _ in range(count)] + [mx.nd.zeros((2, 2), dtype="float64")]
-    assert many.all_finite(arrays)
-    arrays[count - 1][2] = bad
-    assert not many.all_finite(arrays)
+    arrays.append(mx.nd.ones((100, 1000)))
+    assert check(arrays)
+    for chosen, place in (arrays[count - 1], 2), (arrays[-1], 99):
+        chosen[place] = bad
+        assert not check(arrays)
+        chosen[place] = 1
+    assert check(arrays)
 
 
 @pytest.mark.parametrize("k", [8192.0, 70_000.0])  # of a loss scale

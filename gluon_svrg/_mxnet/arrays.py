@@ -75,7 +75,12 @@ def to_ndarray(value: np.ndarray, device: Any) -> NDArray:
 
 def dtype_name(array: NDArray) -> str:
     """The name of an array's dtype, such as ``float32``."""
-    return str(np.dtype(array.dtype))
+    return _name_of(array.dtype)
+
+
+@lru_cache(maxsize=None)
+def _name_of(dtype: Any) -> str:
+    return str(np.dtype(dtype))
 
 
 def is_refused_backward(error: MXNetError) -> bool:

@@ -52,6 +52,19 @@ def per_device(arrays: Arrays) -> Sequence[list[NDArray]]:
 
 def all_finite(arrays: Iterable[NDArray]) -> bool:
     """Whether all entries are finite. Waits for the device."""
+    groups: dict[bool, list[NDArray]] = {True: [], False: []}
+    for array in arrays:
+        groups[_mxnet.device_of(array).device_type == "gpu"].append(array)
+    return finite_on_host(groups[False]) and finite_on_device(groups[True])
+
+
+def finite_on_host(arrays: Iterable[NDArray]) -> bool:
+    """As `all_finite`, in NumPy: a hundred times as fast as MXNet's operator on a CPU."""
+    return all(np.isfinite(piece).all() for array in arrays for piece in in_numpy(array))
+
+
+def finite_on_device(arrays: Iterable[NDArray]) -> bool:
+    """As `all_finite`, without copies to the host."""
     groups = alike(map(dense, arrays), _AT_MOST)
     found = [mx.nd.multi_all_finite(*group, num_arrays=len(group)) for group in groups]
     return all(bool(flag.asscalar()) for flag in found)
@@ -68,7 +81,11 @@ def alike(arrays: Iterable[NDArray], most: int) -> Iterator[list[NDArray]]:
 
 def in_numpy(array: NDArray) -> Iterator[np.ndarray]:
     """The entries of an array, in pieces that need little memory. Waits for the device."""
-    flat = dense(classic(array)).reshape((-1,))
+    values = dense(classic(array))
+    if values.size <= _PIECE:
+        yield values.asnumpy().ravel()
+        return
+    flat = values.reshape((-1,))
     for start in range(0, flat.shape[0], _PIECE):
         yield flat[start : start + _PIECE].asnumpy()
 
@@ -269,19 +286,16 @@ def _comes_again(key: Any) -> bool:
 
 def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays to others of equal shapes."""
-    groups: dict[Any, list[list[NDArray]]] = {}
-    for pair in zip(map(classic, sources), map(classic, targets)):
-        source, target = pair
-        dtype = _common_dtype(pair)
+    for dtype, rows in _rows_by_dtype([sources, targets]):
         if dtype is not None:
-            groups.setdefault(dtype, []).append(list(pair))
-        elif source.stype == target.stype and source.dtype == target.dtype:
-            source.copyto(target)
-        else:
-            assign(dense(source), target)
-    for pairs in groups.values():
-        flat, outputs = map(list, zip(*pairs))
-        _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
+            flat, outputs = map(list, zip(*rows))
+            _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
+            continue
+        for source, target in rows:
+            if source.stype == target.stype and source.dtype == target.dtype:
+                source.copyto(target)
+            else:
+                assign(dense(source), target)
 
 
 def copy_all(sources: Arrays, targets: Arrays) -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from contextlib import contextmanager
 from math import prod
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -37,7 +36,7 @@ class Recorded(NamedTuple):
         if factor != 1:
             pairs = zip(self.losses, self.devices)
             heads = [_filled_like(self.factors, loss, device, factor) for loss, device in pairs]
-        with _explained():
+        with _explained:
             mx.autograd.backward(list(self.losses), heads)
 
 
@@ -82,7 +81,7 @@ def record(
     RuntimeError
         If it called backward itself.
     """
-    with _explained(), mx.autograd.record():
+    with _explained, mx.autograd.record():
         loss = closure(*batch)
     losses = _losses(loss)
     found = tuple(map(_mxnet.device_of, losses))
@@ -92,7 +91,7 @@ def record(
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
     """Call the closure without recording."""
-    with _explained(), mx.autograd.pause(train_mode=train_mode):
+    with _explained, mx.autograd.pause(train_mode=train_mode):
         closure(*batch)
 
 
@@ -120,20 +119,23 @@ def _filled_like(
     return kept[key]
 
 
-@contextmanager
-def _explained() -> Iterator[None]:
-    """Explain the error if MXNet refuses to run backward."""
-    try:
-        yield
-    except MXNetError as error:
-        if not _mxnet.is_refused_backward(error):
-            raise
-        raise RuntimeError(
-            "The loss of the closure cannot be differentiated: either the closure called "
-            "backward() itself, or its loss depends on no parameter (was it detached, turned into "
-            "a number, or computed under autograd.pause()?). The closure computes the loss and "
-            "returns it; the trainer records it and runs backward."
-        ) from error
+class _Explained:
+    """Explains the error if MXNet refuses to run backward."""
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        if isinstance(error, MXNetError) and _mxnet.is_refused_backward(error):
+            raise RuntimeError(
+                "The loss of the closure cannot be differentiated: either the closure called "
+                "backward() itself, or its loss depends on no parameter (was it detached, turned "
+                "into a number, or computed under autograd.pause()?). The closure computes the "
+                "loss and returns it; the trainer records it and runs backward."
+            ) from error
+
+
+_explained = _Explained()
 
 
 def _losses(loss: Loss) -> tuple[NDArray, ...]:

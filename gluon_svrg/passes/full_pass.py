@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
-from .arrays import all_finite, combine
+from .arrays import all_finite, combine, per_device
 from .batches import arguments
 from .closure import Loss, Recorded, check_repeatable
 from .network import Network, check_dependent
@@ -134,7 +134,8 @@ def full_gradient(
                 total = new_sum(network, scale)
                 total.put()
                 recorded, reached = once(here, closure, inputs, total, seed)
-            network.check_hidden()
+            if number == 0:
+                network.check_hidden()
         if table is not None:
             table.append(total, recorded.counts, seed)
         ever = [was or now for was, now in zip(ever, reached)]
@@ -146,6 +147,7 @@ def full_gradient(
             "There was no data for the full gradient. Pass an iterable with at least one batch; a "
             "generator that was used before is empty."
         )
+    network.check_hidden()
     if table is not None:
         total.put()
         table.add_to(total)
@@ -251,7 +253,7 @@ def _sum_over_devices(sums: Arrays) -> None:
 
 def _take_mean(sums: Arrays, divisor: float) -> None:
     """Divide the sums of the first device, and copy them to the others."""
-    first = [total for total, *_ in sums]
+    first = per_device(sums)[0]
     combine([1 / divisor], [first], first)
     for total, *rest in sums:
         for target in rest:

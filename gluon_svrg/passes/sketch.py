@@ -108,7 +108,7 @@ def difference(first: np.ndarray, second: np.ndarray) -> float:
 
 def is_other(relative: float, arrays: Iterable[Iterable[object]]) -> bool:
     """Whether a difference is more than rounding; one that is nan proves nothing."""
-    return relative > tolerance(arrays)
+    return relative > min(TOLERANCE.values()) and relative > tolerance(arrays)
 
 
 def tolerance(arrays: Iterable[Iterable[object]]) -> float:
