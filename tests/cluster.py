@@ -11,9 +11,12 @@ import numpy as np
 from jobs import PACKAGE, environment  # noqa: F401
 
 WORKER = Path(__file__).with_name("worker.py")
+DEADLINE = int(os.environ.get("GLUON_SVRG_TEST_DEADLINE", 120))  # seconds for a cluster
 
 
-def run_cluster(folder, task, workers=2, servers=1, deadline=120, worker="worker.py", **settings):
+def run_cluster(
+    folder, task, workers=2, servers=1, deadline=DEADLINE, worker="worker.py", **settings
+):
     """Run a task of `worker.py`, or of a file beside it, on a cluster.
 
     Returns
@@ -72,7 +75,7 @@ def horovodrun(workers, arguments, deadline=120):
     return run([*start, *arguments], deadline, path)
 
 
-def launch(arguments, deadline=120, wait=True):
+def launch(arguments, deadline=DEADLINE, wait=True):
     """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
     return run([sys.executable, "-m", "gluon_svrg", "launch", *arguments], deadline, wait=wait)
 

@@ -33,7 +33,7 @@ SUITES = {
     "passes/estimate": [*FORMULA, "random_lock", "defects_random", "accumulation", "blocks"],
     "passes/full_pass": [*FORMULA, "random_lock", "defects_random", "accumulation", "interface"],
     "passes/interrupts": ["defects_leaks", "defects_interrupts"],
-    "passes/network": ["part_of_network", "accumulation", "interface", "methods", "blocks"],
+    "passes/network": ["part_of_network", "blocks", "accumulation", "interface", "methods"],
     "passes/outside": ["part_of_network", "defects_frozen"],
     "passes/points": ["defects_frozen", "defects_threads", "interface", "networks"],
     "passes/probe": ["recursive", "networks", "passes", "blocks"],

@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from mutants import MUTANTS, SUITES
+from mutants import FORMULA, MUTANTS, SUITES
 
 import gluon_svrg
 
@@ -44,6 +44,7 @@ def run_suite(folder, suite, deadline=400):
         "PYTHONPATH": str(folder),
         "HYPOTHESIS_PROFILE": "mutants",
         "OMP_NUM_THREADS": "1",
+        "GLUON_SVRG_TEST_DEADLINE": "40",  # a healthy cluster takes less than 10
     }
     options = ["-x", "-q", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml")]
     options += ["-o", "addopts=", "-m", "not mutants and not convergence and not launchers"]
@@ -82,15 +83,10 @@ def test_each_mutant_changes_one_place(module):
         ast.parse(mutated(module, name))
 
 
-#: Where the formulas stand: `.ci/run` breaks these, `.ci/long` all others.
-FORMULAS = ("methods/", "passes/estimate", "passes/full_pass", "passes/sums", "schedule", "trainer")
-
-
 def marks(module):
     """Mutants whose tests start clusters run one after the other."""
     names = {name.partition("::")[0] for name in suite_of(module)}
-    found = [pytest.mark.xdist_group("clusters")] if CLUSTERS & names else []
-    return [*found, pytest.mark.formulas] if module.startswith(FORMULAS) else found
+    return [pytest.mark.xdist_group("clusters")] if CLUSTERS & names else []
 
 
 @pytest.mark.mutants
@@ -99,7 +95,7 @@ def marks(module):
     [pytest.param(*mutant, marks=marks(mutant[0]), id=": ".join(mutant)) for mutant in ALL],
 )
 def test_mutant(module, name, tmp_path):
-    shutil.copytree(PACKAGE, tmp_path / "gluon_svrg", ignore=shutil.ignore_patterns("*.pyc"))
+    shutil.copytree(PACKAGE, tmp_path / "gluon_svrg")  # with its compiled files, which save time
     (tmp_path / "gluon_svrg" / f"{module}.py").write_text(mutated(module, name))
     status, output = run_suite(tmp_path, files(suite_of(module)))
     assert status == 1, f"survived:\n{output[-2000:]}"
@@ -109,7 +105,7 @@ def test_mutant(module, name, tmp_path):
 @pytest.mark.mutants
 def test_the_suite_passes_without_a_mutant(tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "gluon_svrg")
-    status, output = run_suite(tmp_path, files(["schedule", "variance", "methods"]))
+    status, output = run_suite(tmp_path, files(["schedule", "variance", "prox", *FORMULA]))
     assert status == 0, output[-2000:]
 
 
