@@ -181,10 +181,9 @@ MUTANTS = {
             "v.begin(recorded, here)  # v = g",
             "v.add(recorded, here, 0.0)",
         ),
-        "row and mean missing": (
-            "v.put(recorded.counts, k, m, b, row, keep=True)  # v += k c m + b row",
-            "pass",
-        ),
+        "row missing": ("k, m, b, row, copy_to, scratch)", "k, m, b, None, copy_to, scratch)"),
+        "mean missing beside a row": ("k, m, b, row, copy_to,", "k, None, b, row, copy_to,"),
+        "g not kept": ("b, row, copy_to, scratch)", "b, row, None, scratch)"),
         "unlocked at the weights": (
             "        random_lock.start(seed)\n        recorded, touched = here.at(at_weights)",
             "        recorded, touched = here.at(at_weights)",
