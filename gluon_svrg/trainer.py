@@ -18,8 +18,8 @@ from .passes.random_lock import RandomLock
 class VarianceReducedTrainer(CheckingTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
-    This class is the same for all methods. It computes gradients where its method says, lets the
-    method update its state, and passes the gradients to MXNet's kvstore and optimizer.
+    It computes gradients where its method says, lets the method update its state, and passes the
+    gradients to MXNet's kvstore and optimizer.
 
     Parameters
     ----------
@@ -82,7 +82,9 @@ class VarianceReducedTrainer(CheckingTrainer):
         if closure is None and batch_index is not None:
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         loss = None if closure is None else self.correct_grads(closure, batch_index=batch_index)
-        self._hand_over("step", ignore_stale_grad)
+        if closure is None:
+            self._check_intact("step")
+        self._mark_reached(ignore_stale_grad)
         if self._must_start_kvstore():
             self._start_kvstore()
         if self._has_overflow_before_push():
@@ -159,13 +161,11 @@ class VarianceReducedTrainer(CheckingTrainer):
 
     # --- what happens between gradients and weights --------------------------------------------
 
-    def _hand_over(self, name: str, ignore_stale_grad: bool) -> None:
-        """Pass the live gradients to `gluon.Trainer`, with the marks that it expects."""
-        self._check_intact(name)
+    def _mark_reached(self, ignore_stale_grad: bool) -> None:
+        """Mark the live gradients as `gluon.Trainer` expects."""
         if self._reached is not None:
-            in_objective = self._method.in_objective if ignore_stale_grad else ()
             self._network.show_marks(self._reached)
-            self._network.show_marks(in_objective)
+            self._network.show_marks(self._method.in_objective if ignore_stale_grad else ())
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
@@ -197,7 +197,8 @@ class VarianceReducedTrainer(CheckingTrainer):
         is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
         if is_moving and self._is_corrected and not self._is_reduced:
             raise RuntimeError(checks.NOT_REDUCED.format(method=type(method).__name__))
-        self._hand_over("update", ignore_stale_grad)
+        self._check_intact("update")
+        self._mark_reached(ignore_stale_grad)
         super().update(batch_size, ignore_stale_grad)
         self._finish_step()
 
@@ -242,8 +243,7 @@ class VarianceReducedTrainer(CheckingTrainer):
         """Keep the method's old state."""
         self._method.not_updated()
         self._entries = 0
-        if self._method.needs_reduced:  # the next state would not match these gradients
-            self._is_corrected = False
+        self._is_corrected &= not self._method.needs_reduced  # the next state would not match them
 
     def holds_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
