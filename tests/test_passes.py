@@ -12,7 +12,7 @@ from problems import array
 
 from gluon_svrg.passes import arrays as many
 from gluon_svrg.passes import sketch
-from gluon_svrg.passes.interrupts import uninterrupted
+from gluon_svrg.passes.interrupts import is_uninterrupted, uninterrupted
 
 SHAPES = [(), (1,), (3,), (2, 3), (40_000,), (130, 140), (2, 1, 3, 1)]
 if not mx.util.is_np_array():
@@ -33,6 +33,23 @@ def assert_close(these, those):
     for a, b in zip(these, those):
         scale = max(np.abs(b).max(), 1e-30)
         assert np.abs(a.asnumpy() - b).max() <= 8 * np.finfo(a.dtype).eps * scale
+
+
+@given(specification=specifications)
+def test_copies_of_uninterrupted_work(specification):
+    """MXNet would keep 5 MB for the thread, if one operator copied all."""
+    sources, targets = random(specification, 0), random(specification, 1)
+    found = []
+
+    def work():
+        found.append(is_uninterrupted())
+        many.copy(sources, targets)
+
+    uninterrupted(work)
+    assert found == [True]
+    assert not is_uninterrupted()
+    for a, b in zip(sources, targets):
+        np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
 
 
 @given(

@@ -17,6 +17,7 @@ from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, classic
+from .interrupts import is_uninterrupted
 
 #: Dtypes of parameters, and the dtypes in which their gradients are summed.
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
@@ -257,18 +258,20 @@ class Combination:
         self._inputs = [classic(array) for row in zip(*sources) for array in row]
         self._outputs = list(map(classic, targets))
         self._is_simple = _common_dtype([*self._inputs, *self._outputs]) is not None
+        # Otherwise there is an intermediate result.
+        self._comes_again = any(array.size > _PIECE for array in self._outputs)
+        self._operator: Any = None
 
     def __call__(self) -> None:
         """Assign."""
-        if self._operator is not None:
-            self._operator(*self._inputs, out=self._outputs)
-            return
-        combine(*self._terms)
-        if self._is_simple:  # it comes again
+        if self._operator is None and self._is_simple and self._comes_again:
             sums = (tuple((float(f), n) for n, f in enumerate(self._terms[0])),)
             self._operator = _mxnet.sums_of_multiples(len(self._outputs), sums)
-
-    _operator: Any = None
+        self._comes_again = True
+        if self._operator is None:
+            combine(*self._terms)
+        else:
+            self._operator(*self._inputs, out=self._outputs)
 
 
 _seen: OrderedDict[Any, None] = OrderedDict()
@@ -286,8 +289,10 @@ def _comes_again(key: Any) -> bool:
 
 def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays to others of equal shapes."""
+    # MXNet keeps 5 MB for each thread that has called one of these operators.
+    at_once = not is_uninterrupted()
     for dtype, rows in _rows_by_dtype([sources, targets]):
-        if dtype is not None:
+        if dtype is not None and at_once:
             flat, outputs = map(list, zip(*rows))
             _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
             continue

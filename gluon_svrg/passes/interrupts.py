@@ -16,22 +16,28 @@ import mxnet as mx
 
 
 class _Worker:
-    """One thread for all work, because MXNet keeps memory for each thread that has called it.
+    """One thread for all work, because MXNet may keep memory for each thread that has called it.
 
     With a new thread for each refresh of an MLP, this was 5 MB each time (without oneDNN).
     """
 
     def __init__(self) -> None:
         self._process = 0  # a fork has no threads
+        self._thread = 0
         self._jobs: Any = None
 
     def do(self, job: Callable[[], None]) -> None:
         """Queue a job."""
         if self._process != os.getpid():
             jobs: Any = queue.SimpleQueue()
-            _thread.start_new_thread(_work_off, (jobs,))  # a signal can interrupt threading's
+            # A signal can interrupt those of the module threading.
+            self._thread = _thread.start_new_thread(_work_off, (jobs,))
             self._jobs, self._process = jobs, os.getpid()
         self._jobs.put(job)
+
+    def is_here(self) -> bool:
+        """Whether the caller is in the thread."""
+        return (self._process, self._thread) == (os.getpid(), _thread.get_ident())
 
 
 def _work_off(jobs: Any) -> None:
@@ -40,6 +46,11 @@ def _work_off(jobs: Any) -> None:
 
 
 _worker = _Worker()
+
+
+def is_uninterrupted() -> bool:
+    """Whether the caller is such work."""
+    return _worker.is_here()
 
 
 def uninterrupted(work: Callable[[], Any]) -> None:
