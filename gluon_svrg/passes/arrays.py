@@ -258,8 +258,8 @@ class Combination:
         self._inputs = [classic(array) for row in zip(*sources) for array in row]
         self._outputs = list(map(classic, targets))
         self._is_simple = _common_dtype([*self._inputs, *self._outputs]) is not None
-        # Otherwise there is an intermediate result.
-        self._comes_again = any(array.size > _PIECE for array in self._outputs)
+        # For large arrays it is used at once, as there are no intermediate results.
+        self._comes_again = self._is_simple and any(a.size > _PIECE for a in self._outputs)
         self._operator: Any = None
 
     def __call__(self) -> None:
