@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from ._mxnet import Arrays, Flags
 from .passes import random_lock
@@ -184,11 +185,12 @@ def _estimates(
     terms: Terms, plain: list[np.ndarray], then: list[np.ndarray], mean: list[np.ndarray]
 ) -> Iterator[np.ndarray]:
     """``g + b r + k m`` for each parameter, all of them means."""
-    for k, g in enumerate(plain):
+    k = float(terms.k.asscalar()) if isinstance(terms.k, NDArray) else terms.k
+    for n, g in enumerate(plain):
         v = g
-        if then and (terms.only is None or terms.only[k]):
-            v = v + terms.b * then[k]
-        yield v + terms.k * mean[k] if mean else v
+        if then and (terms.only is None or terms.only[n]):
+            v = v + terms.b * then[n]
+        yield v + k * mean[n] if mean else v
 
 
 def _distance(here: Point, there: Any) -> float:

@@ -30,7 +30,14 @@ SUITES = {
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "passes/arrays": ["passes", "defects_interrupts"],
     "passes/closure": ["interface", *FORMULA],
-    "passes/estimate": [*FORMULA, "random_lock", "defects_random", "accumulation", "blocks"],
+    "passes/estimate": [
+        *FORMULA,
+        "part_of_network",
+        "random_lock",
+        "defects_random",
+        "accumulation",
+        "blocks",
+    ],
     "passes/full_pass": [*FORMULA, "random_lock", "defects_random", "accumulation", "interface"],
     "passes/interrupts": ["defects_leaks", "defects_interrupts"],
     "passes/network": ["part_of_network", "blocks", "accumulation", "interface", "methods"],
@@ -183,6 +190,10 @@ MUTANTS = {
         ),
         "row missing": ("k, m, b, row, copy_to, scratch)", "k, m, b, None, copy_to, scratch)"),
         "mean missing beside a row": ("k, m, b, row, copy_to,", "k, None, b, row, copy_to,"),
+        "weights taken before the call": (
+            "            network.check_hidden()\n            row = reference.grads",
+            "            row = reference.grads",
+        ),
         "g not kept": ("b, row, copy_to, scratch)", "b, row, None, scratch)"),
         "unlocked at the weights": (
             "        random_lock.start(seed)\n        recorded, touched = here.at(at_weights)",
@@ -386,10 +397,7 @@ MUTANTS = {
     },
     "methods/saga": {
         "sign of the row": ("Terms(b=-1.0,", "Terms(b=1.0,"),
-        "mean that forgets nothing": (
-            "kept = 1 - entries / before",
-            "kept = 1 - 0 * entries / before",
-        ),
+        "mean that forgets nothing": ("[(-share, sums)]", "[(0 * share, sums)]"),
         "rows that scale with the loss": ("(1 / scale, estimates)", "(1.0, estimates)"),
         "a sum for a mean": ("k = 1 / entries if", "k = 1.0 if"),
         "new entries not counted": ("else before + added", "else before"),

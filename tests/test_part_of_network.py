@@ -8,7 +8,7 @@ from loops import plain_step
 from mxnet import autograd, gluon
 from problems import Dense, array
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=13, samples=30)
 
@@ -157,3 +157,54 @@ def test_after_a_refresh_parameters_are_read_as_before():
     with pytest.raises(ZeroDivisionError):
         trainer.update_full_grads(lambda index: 1 / 0, PROBLEM.batches(8))
     assert gluon.Parameter._check_and_get is read
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [
+        (SVRGTrainer, {}),
+        (SAGATrainer, {}),
+        (MARSTrainer, {"exact": False}),
+    ],
+)
+def test_weights_that_were_taken_before_the_call(cls, options):
+    """Backward writes their gradients too, over those of the weights that the closure reads."""
+    net = PROBLEM.network()
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.0}, **options)
+    loss_of = PROBLEM.closure(net)
+    batches = PROBLEM.batches(10)
+    stored = {"store_grads": True} if cls is SVRGTrainer else {}
+    index = {} if cls is MARSTrainer else {"batch_index": 0}
+    trainer.update_full_grads(loss_of, batches, **stored)
+    for _ in range(2):
+        trainer.step(10, closure=lambda: loss_of(batches[0]), **index)
+    weight = next(iter(net.collect_params().values())).data()
+
+    def closure():
+        return loss_of(batches[0]) + (weight * weight).sum()
+
+    with pytest.raises(RuntimeError, match="took before it was called"):
+        trainer.step(10, closure=closure, **index)
+    trainer.step(10, closure=lambda: loss_of(batches[0]), **index)
+
+
+def test_a_refresh_that_fails_leaves_no_marks():
+    """Not of weights that the closure took before the call, and data that fail afterwards."""
+    net = PROBLEM.network()
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    loss_of, batches = PROBLEM.closure(net), PROBLEM.batches(10)
+    trainer.update_full_grads(loss_of, batches)
+    trainer.correct_grads(lambda: loss_of(batches[0]))
+    weight = next(iter(net.collect_params().values())).data()
+
+    def closure(index):
+        loss = loss_of(index)
+        return loss if index is batches[0] else loss + (weight * weight).sum()
+
+    def data():
+        yield from batches[:2]
+        raise OSError("no more")
+
+    with pytest.raises(OSError, match="no more"):
+        trainer.update_full_grads(closure, data())
+    trainer.step(10)

@@ -12,6 +12,8 @@ from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SAGATrainer, SAGTrainer, variance
+from gluon_svrg.passes.network import Network
+from gluon_svrg.passes.sums import LiveSum
 
 PROBLEM = Dense("classification", hidden=(5,), seed=41)
 BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
@@ -52,6 +54,42 @@ def test_the_mean_is_that_of_the_rows_after_any_order_of_visits(cls, count, refr
         entries = sum(len(BATCHES[visited]) for visited in rows)
         expected = [sum(parts) / entries for parts in zip(*rows.values())]
         assert distance(kit.full_gradients(trainer, net), expected) < 1e-12
+
+
+def test_the_mean_of_the_table_does_not_drift():
+    """Where nothing moves, 1,000 steps leave it; a factor of 1 - 3e-8 would leave 0.99997 of it."""
+    net, loss_of, trainer = make(dtype="float32", learning_rate=0.0)
+    trainer.update_full_grads(loss_of, BATCHES)
+    before = kit.full_gradients(trainer, net)
+    for _ in range(1000):
+        step(trainer, loss_of, 4)  # 3 of 23 loss entries
+    assert distance(kit.full_gradients(trainer, net), before) < 3e-6
+
+
+def test_float16_is_rounded_once():
+    """The sum of a gradient and a row may be too large for float16, and that of all terms not."""
+    weight = gluon.Parameter("weight", shape=(3,), dtype="float16")
+    weight.initialize(mx.init.One())
+    network = Network([weight])
+    network.bind(True, is_known=True)
+    v, row = LiveSum(network, 1.0), [[mx.nd.full((3,), 30_000.0)]]
+    for _ in range(3):
+        network.live_grads[0][0][:] = 40_000
+        scratch = [[mx.nd.zeros((3,))]]
+        v.complete((1,), k=-1.0, mean=row, b=1.0, row=row, scratch=scratch)
+        np.testing.assert_array_equal(network.live_grads[0][0].asnumpy(), [40_000] * 3)
+
+
+@both
+def test_variance_where_the_number_of_entries_is_on_the_device(cls):
+    """As on several workers, where rows are added in the first epoch."""
+    _, loss_of, trainer = make(cls)
+    for number in (0, 1):
+        step(trainer, loss_of, number)
+    expected = variance.variance(trainer, loss_of, BATCHES[:2])
+    trainer._method._entries = mx.nd.array([trainer._method._entries], dtype="float64")
+    found = variance.variance(trainer, loss_of, BATCHES[:2])
+    assert (found.svrg, found.bias) == pytest.approx((expected.svrg, expected.bias), rel=1e-12)
 
 
 @both

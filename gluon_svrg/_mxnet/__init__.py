@@ -7,6 +7,7 @@ The code tests for features, not for versions. All other packages import it by
 from .amp import LossScale
 from .arrays import (
     allocated_bytes,
+    assign_multiple,
     classic,
     device_of,
     dtype_name,
@@ -64,6 +65,7 @@ __all__ = [
     "OpenTrainer",
     "all_rows",
     "allocated_bytes",
+    "assign_multiple",
     "barrier",
     "class_of",
     "classic",

@@ -130,6 +130,11 @@ def unguarded(array: NDArray) -> NDArray:
 _load_graph: Callable[[str], Any] = getattr(mx.sym, "load_json", None) or mx.sym.fromjson
 
 
+def assign_multiple(factor: float, array: NDArray, target: NDArray) -> None:
+    """Assign a multiple of a classic array to another one of the same dtype."""
+    mx.nd._internal._mul_scalar(array, scalar=factor, out=target)
+
+
 #: A sum of terms, each a factor and the number of an array.
 Sum = Tuple[Tuple[float, int], ...]
 
@@ -183,7 +188,7 @@ def sums_of_multiples(count: int, sums: tuple[Sum, ...]) -> CachedOp:
         heads += [compute(terms, arrays) for terms in sums]
     # Between calls, static_alloc keeps as much memory as the intermediate results take.
     is_direct = all(
-        len(terms) == 1 or (len(terms) == 2 and {1, abs(terms[1][0])} == {1, terms[0][0]})
+        len(terms) == 1 or (len(terms) == 2 and terms[0][0] == abs(terms[1][0]) == 1)
         for terms in sums
     )
     return graph.operator(heads, static_alloc=is_direct)

@@ -188,11 +188,14 @@ class SAGA(Method):
         else:
             (added,) = self.numbers
         before = self._entries
-        kept = 1 - entries / before if isinstance(before, NDArray) or before else 1.0
+        share = entries / before if isinstance(before, NDArray) or before else 0.0
         columns = map(per_device, (network.live_grads, self._sum, self._next_sum))
         for estimates, sums, targets in zip(*columns):
+            # Not (1 - share) S: 1 - share is rounded the same way in each step, which adds up.
             assign_in_turn(
-                (targets, [(kept, sums)]), (targets, [(1.0, targets), (1 / scale, estimates)])
+                (targets, [(-share, sums)]),
+                (targets, [(1.0, targets), (1.0, sums)]),
+                (targets, [(1.0, targets), (1 / scale, estimates)]),
             )
         self._new_entries = before if self._is_complete else before + added
         self._give(network, scale * entries / self._new_entries)

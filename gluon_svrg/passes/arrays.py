@@ -34,6 +34,11 @@ class Column(List[NDArray]):
         """Their common dtype; None if there is none, or an array is sparse."""
         return _common_dtype(self)
 
+    @cached_property
+    def is_narrow(self) -> bool:
+        """Whether sums of them need more digits than they have."""
+        return any(SUMMED_IN[name] != name for name in map(_mxnet.dtype_name, self))
+
 
 class Buffers(List[List[NDArray]]):
     """Arrays per parameter and device, not to be replaced, so that MXNet is asked once for each."""
@@ -150,17 +155,24 @@ def assign_in_turn(*assignments: Assignment) -> None:
 
     Without sums in between, which would need memory, large arrays are added several times as fast.
     """
+    if not assignments:
+        return
     columns = {id(arrays): arrays for _, terms in assignments for _, arrays in terms}
     targets = [target for target, _ in assignments]
-    by_dtype = _rows_by_dtype([*targets, *columns.values()])
     numbers = {key: number for number, key in enumerate(columns)}
-    is_known = False
-    if not any(isinstance(factor, NDArray) for _, terms in assignments for factor, _ in terms):
-        sums = tuple(
-            tuple((float(factor), numbers[id(arrays)]) for factor, arrays in terms)
-            for _, terms in assignments
+    sums = tuple(
+        tuple(
+            (factor if isinstance(factor, NDArray) else float(factor), numbers[id(arrays)])
+            for factor, arrays in terms
         )
-        is_known = _comes_again((len(targets[0]), sums))
+        for _, terms in assignments
+    )
+    is_known = _comes_again(len(targets[0]), sums)
+    by_dtype = _rows_by_dtype([*targets, *columns.values()])
+    if len(sums) > 1 and not (is_known and all(dtype is not None for dtype, _ in by_dtype)):
+        for assignment in assignments:
+            assign_in_turn(assignment)
+        return
     for dtype, rows in by_dtype:
         if dtype is not None and is_known:
             operator = _mxnet.sums_of_multiples(len(rows), sums)
@@ -168,9 +180,12 @@ def assign_in_turn(*assignments: Assignment) -> None:
             operator(*inputs, out=[array for row in rows for array in row[: len(targets)]])
             continue
         for row in rows:
-            for target, (_, terms) in zip(row, assignments):
-                places = [len(targets) + numbers[id(arrays)] for _, arrays in terms]
-                _assign_sum([f for f, _ in terms], [row[place] for place in places], target)
+            target, *addends = row
+            factors = [factor for factor, _ in sums[0]]
+            if dtype is not None and len(factors) == 1 and isinstance(factors[0], float):
+                _mxnet.assign_multiple(factors[0], addends[0], target)
+            else:
+                _assign_sum(factors, addends, target)
 
 
 def _rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, list[Any]]]:
@@ -277,8 +292,13 @@ class Combination:
 _seen: OrderedDict[Any, None] = OrderedDict()
 
 
-def _comes_again(key: Any) -> bool:
-    """Whether factors are worth compiling an operator: most data have minibatches of two sizes."""
+def _comes_again(*key: Any) -> bool:
+    """Whether sums are worth compiling an operator: most data have minibatches of two sizes."""
+    factors = [factor for terms in key[-1] for factor, _ in terms]
+    if any(isinstance(factor, NDArray) for factor in factors):
+        return False
+    if all(abs(factor) == 1 for factor in factors):
+        return True
     is_known = key in _seen
     _seen[key] = None
     _seen.move_to_end(key)

@@ -44,11 +44,11 @@ class Terms(NamedTuple):
     """What a method adds to the gradient g of a minibatch: ``v = g + b r + k c m``."""
 
     b: float = 0.0
-    k: float | NDArray = 0.0  # an array where b is 0 or r a row
+    k: float | NDArray = 0.0  # an array only where no gradient is taken at a reference
     reference: Point | Row | None = None  # where r is taken; None if b is 0
     mean: Arrays | None = None  # m, per parameter and device; None if k is 0
     copy_to: Arrays | None = None  # where to copy g, for unscaled losses
-    scratch: Arrays | None = None  # memory for k c m, where r is a row
+    scratch: Arrays | None = None  # memory for k c m, where no gradient is taken at a reference
     only: Sequence[bool] | None = None  # the parameters to which r at a point belongs; None: all
 
     @property
@@ -266,6 +266,7 @@ def _attempt(
         reached = check_dependent(touched)
         look()
         if there is None:
+            network.check_hidden()
             row = reference.grads if isinstance(reference, Row) else None
             v.complete(recorded.counts, k, m, b, row, copy_to, scratch)  # v += b row + k c m
     passes = 1 if there is None else 2

@@ -85,7 +85,7 @@ class Network:
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights: Arrays = [_mxnet.data(p) for p in self.trainable]
-        self.live_grads: Arrays = Buffers(_mxnet.gradients(p) for p in self.trainable)
+        self.live_grads = Buffers(_mxnet.gradients(p) for p in self.trainable)
         self.aliases, self.writing = (
             [[_mxnet.guard(weight.detach()) for weight in row] for row in self.weights]
             for _ in range(2)
@@ -101,7 +101,7 @@ class Network:
 
     def release(self) -> None:
         """Keep no arrays."""
-        self.weights, self.live_grads, self._accumulating = [], [], []
+        self.weights, self.live_grads, self._accumulating = [], Buffers(), []
         self.aliases, self.writing = [], []
         self.trainable, self.frozen, self._lists, self.sums = [], [], [], []
         self.combinations.clear()
@@ -163,6 +163,7 @@ class Network:
             yield
         finally:
             put_back(before, self.live_grads)
+            _mxnet.take_fresh(self.weights)
             _mxnet.mark(self.weights, fresh, fresh=True)
 
     # --- marks ---------------------------------------------------------------------------------

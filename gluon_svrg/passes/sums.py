@@ -12,7 +12,7 @@ and float16 gradients, `SeparateSum` adds in separate arrays, exactly by the for
 
 from __future__ import annotations
 
-from typing import Sequence
+from typing import Any, Sequence
 
 from mxnet.ndarray import NDArray
 
@@ -54,7 +54,8 @@ class LiveSum:
 
     def __init__(self, network: Network, scale: float) -> None:
         self.scale = scale
-        self.arrays = self._live_grads = network.live_grads
+        self._live_grads = network.live_grads
+        self.arrays: Arrays = self._live_grads
         self._kept = network.combinations
 
     def put(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
@@ -104,20 +105,23 @@ class LiveSum:
         """
         for device, sums in enumerate(per_device(self.arrays)):
             steps: list[Assignment] = []
+            terms: list[Any] = []
             if copy_to is not None:
                 steps.append((per_device(copy_to)[device], [(1 / self.scale, sums)]))
             if row is not None:
-                addends = per_device(row)[device]
-                steps.append((sums, [(1.0, sums), (b * self.scale, addends)]))
+                terms.append((b * self.scale, per_device(row)[device]))
             if mean is not None and counts[device]:
                 term = (k * counts[device] * self.scale, per_device(mean)[device])
                 if scratch is not None:
                     products = per_device(scratch)[device]
                     steps.append((products, [term]))
                     term = (1.0, products)
-                steps.append((sums, [(1.0, sums), term]))
-            if steps:
-                assign_in_turn(*steps)
+                terms.append(term)
+            if self._live_grads.columns[device].is_narrow:  # round once
+                steps.append((sums, [(1.0, sums), *terms]))
+            else:  # no intermediate sums
+                steps += [(sums, [(1.0, sums), term]) for term in terms]
+            assign_in_turn(*steps)
 
     def _combine(
         self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
