@@ -179,13 +179,12 @@ def assign_in_turn(*assignments: Assignment) -> None:
             inputs = [array for row in rows for array in row[len(targets) :]]
             operator(*inputs, out=[array for row in rows for array in row[: len(targets)]])
             continue
-        for row in rows:
-            target, *addends = row
-            factors = [factor for factor, _ in sums[0]]
-            if dtype is not None and len(factors) == 1 and isinstance(factors[0], float):
-                _mxnet.assign_multiple(factors[0], addends[0], target)
-            else:
-                _assign_sum(factors, addends, target)
+        factors = [factor for factor, _ in sums[0]]
+        if len(factors) == 1 and dtype in (np.float32, np.float64):
+            _assign_multiples(factors[0], rows)
+            continue
+        for target, *addends in rows:
+            _assign_sum(factors, addends, target)
 
 
 def _rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, list[Any]]]:
@@ -198,6 +197,19 @@ def _rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, 
         row = tuple(map(classic, row))
         groups.setdefault(_common_dtype(row), []).append(row)
     return groups.items()
+
+
+def _assign_multiples(factor: Any, pairs: Sequence[Any]) -> None:
+    """Assign a multiple of the second array to the first, for each pair of one dtype."""
+    if isinstance(factor, float):
+        for target, array in pairs:
+            _mxnet.assign_multiple(factor, array, target)
+        return
+    _, first = pairs[0]
+    here = classic(factor).as_in_context(_mxnet.device_of(first)).astype(first.dtype)
+    here = here.reshape((1, 1))
+    for target, array in pairs:
+        mx.nd.dot(here, array.reshape((1, -1)), out=target.reshape((1, -1)))
 
 
 def _assign_sum(factors: Sequence[Any], addends: Sequence[NDArray], target: NDArray) -> None:
