@@ -206,7 +206,7 @@ MUTANTS = {
             "term = (k * counts[device] * self.scale,",
             "term = (k * self.scale,",
         ),
-        "sign of the row": ("(b * self.scale, addends)", "(-b * self.scale, addends)"),
+        "sign of the row": ("(b * self.scale, per_device", "(-b * self.scale, per_device"),
         "a scaled row kept": ("[(1 / self.scale, sums)]", "[(1.0, sums)]"),
         "what a single pass did not reach": (
             "        self.clear(touched)\n        return touched",

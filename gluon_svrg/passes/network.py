@@ -163,8 +163,9 @@ class Network:
             yield
         finally:
             put_back(before, self.live_grads)
-            _mxnet.take_fresh(self.weights)
             _mxnet.mark(self.weights, fresh, fresh=True)
+            stale = [[not flag for flag in row] for row in fresh]
+            _mxnet.mark(self.weights, stale, fresh=False)
 
     # --- marks ---------------------------------------------------------------------------------
 
