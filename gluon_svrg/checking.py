@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Callable
 
 from . import _mxnet, checks
-from .passes.arrays import all_finite
 from .passes.closure import Loss
+from .passes.entries import all_finite
 from .passes.estimate import Estimate, Row, Terms, check_row, estimate
 from .passes.first_look import first_look
 from .passes.points import Point

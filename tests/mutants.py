@@ -29,6 +29,8 @@ SUITES = {
     "__main__": ["import"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
     "passes/arrays": ["passes", "defects_interrupts"],
+    "passes/entries": ["passes"],
+    "passes/multiples": ["passes"],
     "passes/closure": ["interface", *FORMULA],
     "passes/estimate": [
         *FORMULA,
@@ -351,15 +353,19 @@ MUTANTS = {
         ),
     },
     "passes/arrays": {
-        "only the first arrays": ("(group[begin : begin + most] for", "(group[:most] for"),
-        "only the first piece": ("for start in range(0, flat", "for start in range(0, 1, flat"),
-        "float16 sums in float16": (
-            "SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)",
-            "target.dtype",
-        ),
         "put back into a graph": (
             "    with mx.autograd.pause():\n        copy_all(before, targets)",
             "    copy_all(before, targets)",
+        ),
+    },
+    "passes/entries": {
+        "only the first arrays": ("(group[begin : begin + most] for", "(group[:most] for"),
+        "only the first piece": ("for start in range(0, flat", "for start in range(0, 1, flat"),
+    },
+    "passes/multiples": {
+        "float16 sums in float16": (
+            "SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)",
+            "target.dtype",
         ),
     },
     "passes/random_lock": {

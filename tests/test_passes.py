@@ -10,9 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import array
 
-from gluon_svrg.passes import arrays as many
 from gluon_svrg.passes import sketch
+from gluon_svrg.passes.arrays import copy, zero
+from gluon_svrg.passes.entries import all_finite, finite_on_device, finite_on_host
 from gluon_svrg.passes.interrupts import is_uninterrupted, uninterrupted
+from gluon_svrg.passes.multiples import Combination, combine
 
 SHAPES = [(), (1,), (3,), (2, 3), (40_000,), (130, 140), (2, 1, 3, 1)]
 if not mx.util.is_np_array():
@@ -43,7 +45,7 @@ def test_copies_of_uninterrupted_work(specification):
 
     def work():
         found.append(is_uninterrupted())
-        many.copy(sources, targets)
+        copy(sources, targets)
 
     uninterrupted(work)
     assert found == [True]
@@ -67,7 +69,7 @@ def test_combine(specification, factors, in_place):
     for _ in range(2):  # at once, then by a compiled operator
         first = [a.copy() for a in sources[0]]
         targets = first if in_place else random(specification, 99)
-        many.combine(factors, [first, *sources[1:]], targets)
+        combine(factors, [first, *sources[1:]], targets)
         for target, value in zip(targets, expected):
             error = np.abs(target.asnumpy() - value).max()
             assert error <= 16 * np.finfo(target.dtype).eps * scale
@@ -76,10 +78,10 @@ def test_combine(specification, factors, in_place):
 @given(specification=specifications)
 def test_copy_and_zero(specification):
     sources, targets = random(specification, 0), random(specification, 1)
-    many.copy(sources, targets)
+    copy(sources, targets)
     for a, b in zip(sources, targets):
         np.testing.assert_array_equal(a.asnumpy(), b.asnumpy())
-    many.zero(targets)
+    zero(targets)
     assert not any(np.any(target.asnumpy()) for target in targets)
 
 
@@ -90,15 +92,15 @@ def test_copy_and_zero(specification):
 def test_a_combination_is_the_same_at_once_and_compiled(specification, factors):
     sources = [random(specification, seed) for seed in range(len(factors))]
     targets = random(specification, 99)
-    combination = many.Combination(tuple(factors), sources, targets, None)
+    combination = Combination(tuple(factors), sources, targets, None)
     for _ in range(3):
-        many.zero(targets)
+        zero(targets)
         combination()
         rows = zip(*([f * a.asnumpy() for a in row] for f, row in zip(factors, sources)))
         assert_close(targets, [sum(row) for row in rows])
 
 
-@pytest.mark.parametrize("check", [many.all_finite, many.finite_on_host, many.finite_on_device])
+@pytest.mark.parametrize("check", [all_finite, finite_on_host, finite_on_device])
 @pytest.mark.parametrize("count", [1, 199, 250])  # MXNet's operator takes 200
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
 def test_many_arrays_are_finite_or_not(check, count, bad):
@@ -118,7 +120,7 @@ def test_sums_for_float16_are_computed_in_float32(k):
     mean, row = (mx.nd.array(values) for values in ([1e-7, 1e-8], [1.001, 0.0]))
     for _ in range(2):  # at once, then again
         v = target.copy()
-        many.combine((1.0, k, -k), ([v], [mean], [row * 1e-3]), [v])
+        combine((1.0, k, -k), ([v], [mean], [row * 1e-3]), [v])
         exact = 100 + k * 1e-7 - k * 1.001e-3
         np.testing.assert_allclose(v.asnumpy(), [exact, k * 1e-8], rtol=2e-3)
 

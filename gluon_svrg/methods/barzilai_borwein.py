@@ -21,7 +21,7 @@ from typing import Iterable, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ..passes.arrays import in_numpy
+from ..passes.entries import in_numpy
 
 
 def learning_rate(

@@ -39,8 +39,9 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import combine, per_device, scale_to_norm
+from ..passes.arrays import per_device
 from ..passes.estimate import Terms
+from ..passes.multiples import combine, scale_to_norm
 from ..passes.network import Network
 from .recursive import Recursive, divide, on_device
 

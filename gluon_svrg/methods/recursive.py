@@ -13,8 +13,9 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import buffers_like, combine, copy_all, dense, per_device, times
+from ..passes.arrays import buffers_like, copy_all, dense, per_device
 from ..passes.estimate import Estimate, Terms
+from ..passes.multiples import combine, times
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
 from ..saving.values import ByParameter

@@ -40,9 +40,10 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays
 from ..passes import sketch
-from ..passes.arrays import assign_in_turn, buffers_like, combine, per_device
+from ..passes.arrays import buffers_like, per_device
 from ..passes.estimate import Estimate, Row, Terms
 from ..passes.memory import Growth, bytes_of_sums
+from ..passes.multiples import assign_in_turn, combine
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
 from ..saving.values import ByParameter

@@ -9,8 +9,9 @@ import numpy as np
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import Buffers, buffers_like, combine, per_device
+from ..passes.arrays import Buffers, buffers_like, per_device
 from ..passes.estimate import Row
+from ..passes.multiples import combine
 from ..passes.sums import LiveSum
 from ..saving.values import ByParameter
 

@@ -11,9 +11,11 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
-from .arrays import all_finite, combine, per_device
+from .arrays import per_device
 from .batches import arguments
 from .closure import Loss, Recorded, check_repeatable
+from .entries import all_finite
+from .multiples import combine
 from .network import Network, check_dependent
 from .points import Point
 from .probe import is_lost, probe

@@ -13,7 +13,8 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .arrays import copies, copy_all, in_numpy
+from .arrays import copies, copy_all
+from .entries import in_numpy
 from .network import Network
 
 _T = TypeVar("_T")

@@ -7,7 +7,8 @@ from typing import Any, Callable, NamedTuple, Sequence
 import mxnet as mx
 import numpy as np
 
-from .arrays import in_numpy, per_device, with_dimension, zero
+from .arrays import per_device, with_dimension, zero
+from .entries import in_numpy
 from .points import Point
 
 

@@ -17,7 +17,8 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import SUMMED_IN, alike, dense
+from .arrays import SUMMED_IN, dense
+from .entries import alike
 
 #: Equal gradients differ by rounding at most; others differ by much more.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}

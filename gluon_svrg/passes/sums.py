@@ -17,17 +17,9 @@ from typing import Any, Sequence
 from mxnet.ndarray import NDArray
 
 from .._mxnet import Arrays, Flags
-from .arrays import (
-    Assignment,
-    Combination,
-    assign_in_turn,
-    buffers_like,
-    combine,
-    copy,
-    per_device,
-    zero,
-)
+from .arrays import buffers_like, copy, per_device, zero
 from .closure import Recorded
+from .multiples import Assignment, Combination, assign_in_turn, combine
 from .network import Network
 from .points import Point
 
