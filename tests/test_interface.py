@@ -367,7 +367,7 @@ def test_bad_closures(method, name, held):
         trainer.update_full_grads(loss_of, PROBLEM.batches(4))
         trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     before = everything(trainer, net)
-    for good_calls in (0, 1, 5):  # in either pass, at any minibatch
+    for good_calls in (0, 1, 6):  # in either pass, at any minibatch
         calls = []
 
         def closure(index=ALL[:5]):

@@ -195,6 +195,14 @@ def sums_of_multiples(count: int, sums: tuple[Sum, ...]) -> CachedOp:
 
 
 @lru_cache(maxsize=8)
+def ones_like_each(count: int) -> CachedOp:
+    """An operator that takes arrays, and gives arrays of ones like them."""
+    graph = _Graph()
+    arrays = [graph.add("null") for _ in range(count)]
+    return graph.operator([graph.add("ones_like", [array]) for array in arrays])
+
+
+@lru_cache(maxsize=8)
 def scaling_to_norm(count: int, factor: float) -> CachedOp:
     """An operator for many products at once: ``x * min(factor, most / norm(x))`` for each x.
 

@@ -60,6 +60,16 @@ def mark(arrays: Arrays, flags: Sequence[Sequence[Any]], fresh: bool) -> None:
 
 def take_fresh(arrays: Arrays) -> Flags:
     """Tell which gradients are marked as fresh, and mark all as stale."""
-    flags = fresh(arrays)
-    mark(arrays, flags, fresh=False)
+    read, write, stale = _LIB.MXNDArrayGetGradState, _LIB.MXNDArraySetGradState, ctypes.c_int(0)
+    state = ctypes.c_int()
+    reference = ctypes.byref(state)
+    flags = []
+    for per_device in arrays:
+        row = []
+        for array in per_device:
+            read(array.handle, reference)
+            if state.value:
+                write(array.handle, stale)
+            row.append(state.value != 0)
+        flags.append(row)
     return flags

@@ -6,6 +6,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from itertools import repeat
+from operator import attrgetter
 from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
@@ -57,9 +58,8 @@ def is_auxiliary(parameter: Parameter) -> bool:
     )
 
 
-def data(parameter: Parameter) -> list[NDArray]:
-    """The values of an initialized parameter, one array per device."""
-    return parameter._data
+#: The values of an initialized parameter, one array per device. In C, as each step asks for all.
+data: Callable[[Parameter], list[NDArray]] = attrgetter("_data")
 
 
 def all_rows(parameter: Parameter) -> list[NDArray]:

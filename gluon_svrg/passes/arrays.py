@@ -42,6 +42,10 @@ class Buffers(List[List[NDArray]]):
         """The arrays per device."""
         return [Column(map(classic, on_device)) for on_device in zip(*self)]
 
+    def copies(self) -> Arrays:
+        """Copies, as classic arrays."""
+        return [list(row) for row in zip(*map(_copied, self.columns))]
+
 
 def per_device(arrays: Arrays) -> Sequence[list[NDArray]]:
     """Turn lists per parameter into lists per device."""
@@ -69,6 +73,15 @@ def zeros_to_sum(array: NDArray) -> NDArray:
 def buffers_like(arrays: Arrays) -> Buffers:
     """Arrays of zeros in which gradients like some arrays can be summed."""
     return Buffers([zeros_to_sum(array) for array in row] for row in arrays)
+
+
+def fill_with_ones(arrays: Arrays) -> None:
+    """Set all entries of arrays to one."""
+    for column in per_device(arrays):
+        for dtype, rows in rows_by_dtype([column]):
+            assert dtype is not None, "sparse arrays cannot be filled"
+            flat = with_dimension(array for (array,) in rows)
+            _mxnet.ones_like_each(len(flat))(*flat, out=flat)
 
 
 def zero(arrays: Sequence[NDArray]) -> None:
@@ -128,6 +141,12 @@ def put_back(before: Arrays, targets: Arrays) -> None:
 def copies(arrays: Arrays) -> Arrays:
     """Copies of arrays per parameter and device."""
     return [[array.copy() for array in row] for row in arrays]
+
+
+def _copied(column: Column) -> list[NDArray]:
+    if column.dtype is None or len(column) == 1:
+        return [array.copy() for array in column]
+    return list(_mxnet.sums_of_multiples(len(column), (((1.0, 0),),))(*column))
 
 
 def with_dimension(arrays: Iterable[NDArray]) -> list[NDArray]:

@@ -23,6 +23,7 @@ class Recorded(NamedTuple):
     losses: tuple[NDArray, ...]
     counts: tuple[int, ...]  # loss entries per device
     devices: tuple[Any, ...]  # of each loss
+    shapes: tuple[Any, ...]  # of each loss
     factors: OrderedDict[Any, NDArray]  # arrays of factors, kept from minibatch to minibatch
 
     @property
@@ -85,8 +86,10 @@ def record(
         loss = closure(*batch)
     losses = _losses(loss)
     found = tuple(map(_mxnet.device_of, losses))
-    counts = _entries(losses, found, devices)
-    return Recorded(loss, losses, counts, found, OrderedDict() if factors is None else factors)
+    shapes = tuple([each.shape for each in losses])
+    counts = _entries(shapes, found, devices)
+    factors = OrderedDict() if factors is None else factors
+    return Recorded(loss, losses, counts, found, shapes, factors)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
@@ -163,15 +166,15 @@ def _losses(loss: Loss) -> tuple[NDArray, ...]:
 
 
 def _entries(
-    losses: Sequence[NDArray], found: Sequence[Any], devices: Sequence[Any]
+    shapes: Sequence[Any], found: Sequence[Any], devices: Sequence[Any]
 ) -> tuple[int, ...]:
     counts: list[int] = [0] * len(devices)
-    for loss, device in zip(losses, found):
+    for shape, device in zip(shapes, found):
         if device not in devices:
             raise ValueError(
                 f"The closure returned a loss on {device}, but the trainer's parameters are on "
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        counts[devices.index(device)] += prod(loss.shape)
+        counts[devices.index(device)] += prod(shape)
     return tuple(counts)

@@ -50,9 +50,8 @@ def first_look(
             recorded, reached, _ = twice(here, closure, (), total, lock, lock.new_seed())
         else:
             recorded, reached = once(here, closure, (), total, None)
-        lost = is_lost(here, closure, (), reached) if network.adds else None
-        if lost is not None:
-            network.adds = lost.adds
+        if network.adds:
+            is_lost(here, closure, (), reached)
         network.is_known_to_add = True
         network.check_hidden()
     return 2 * recorded.entries if compare else 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
 import mxnet as mx
@@ -101,13 +102,13 @@ def full_gradient(
     here = Point.untouched(network)
     total: LiveSum | None = None
     repeat = lock.mode == "auto" and not lock.locked
-    entries = differentiated = 0
-    losses, ever = _LossSum(), [False] * len(network.trainable)
+    entries, losses, ever = 0, _LossSum(), [False] * len(network.trainable)
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
         with network.outside.protected(search=number == 0):
+            earlier = None
             if total is None:
-                network.adds, _ = probe(here, closure, inputs)
+                network.adds, earlier = probe(here, closure, inputs)
                 network.is_known_to_add = True
                 network.mark(here.weights)
                 total = new_sum(network, scale)
@@ -122,27 +123,23 @@ def full_gradient(
             else:
                 recorded, reached = once(here, closure, inputs, total, seed)
                 if again:
-                    is_random = compare_losses(here, closure, inputs, recorded, lock, seed)
+                    other = earlier or record_again(here, closure, inputs, seed)
+                    is_random = losses_differ(recorded, other, network, lock)
             if is_random and table is not None:  # keep one gradient, with its seed
                 seed = lock.new_seed()
                 total.put()
                 recorded, reached = once(here, closure, inputs, total, seed)
-            lost = None
-            if number == 0 and network.adds:
-                lost = is_lost(here, closure, inputs, reached)
-            if lost is not None:
-                network.adds = lost.adds
-                network.mark(here.weights)
-                total = new_sum(network, scale)
-                total.put()
-                recorded, reached = once(here, closure, inputs, total, seed)
             if number == 0:
+                if network.adds and is_lost(here, closure, inputs, reached):
+                    network.mark(here.weights)
+                    total = new_sum(network, scale)
+                    total.put()
+                    recorded, reached = once(here, closure, inputs, total, seed)
                 network.check_hidden()
         if table is not None:
             table.append(total, recorded.counts, seed)
-        ever = [was or now for was, now in zip(ever, reached)]
+        ever = list(map(or_, ever, reached))
         entries += recorded.entries
-        differentiated += recorded.entries
         losses.add(recorded)
     if not entries or total is None:
         raise ValueError(
@@ -165,9 +162,7 @@ def full_gradient(
             "values in the data."
         )
     counts = [count > 0 for count in sums[2:]]
-    return FullGradient(
-        total.arrays, float(sums[1] / sums[0]), counts, int(sums[0]), differentiated
-    )
+    return FullGradient(total.arrays, float(sums[1] / sums[0]), counts, int(sums[0]), entries)
 
 
 def once(
@@ -179,15 +174,16 @@ def once(
     factor: float = 1.0,
 ) -> tuple[Recorded, list[bool]]:
     """Add the gradient of a minibatch, and tell which parameters it reaches."""
-    network = here.network
-
-    def work() -> tuple[Recorded, Flags]:
-        recorded = network.record(closure, inputs)
-        return recorded, total.add(recorded, here, factor)
-
     random_lock.start(seed)
-    recorded, touched = here.at(work)
+    recorded, touched = here.at(_add_to, total, here, closure, inputs, factor)
     return recorded, check_dependent(touched)
+
+
+def _add_to(
+    total: LiveSum, here: Point, closure: Callable[..., Loss], inputs: Sequence[Any], factor: float
+) -> tuple[Recorded, Flags]:
+    recorded = here.network.record(closure, inputs)
+    return recorded, total.add(recorded, here, factor)
 
 
 def twice(
@@ -221,20 +217,19 @@ def twice(
     return recorded, reached, is_random
 
 
-def compare_losses(
-    here: Point,
-    closure: Callable[..., Loss],
-    inputs: Sequence[Any],
-    recorded: Recorded,
-    lock: RandomLock,
-    seed: int | None,
-) -> bool:
-    """Compute the loss of a minibatch again, and tell whether it differs."""
+def record_again(
+    here: Point, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
+) -> Recorded:
+    """Compute the loss of a minibatch with the random numbers of a seed."""
     random_lock.start(seed)
-    again = here.at(lambda: here.network.record(closure, inputs))
-    check_repeatable(recorded.counts, again.counts)
-    difference = sketch.difference(*map(_entries_of, (recorded, again)))
-    is_random = sketch.is_other(difference, here.network.live_grads)
+    return here.at(here.network.record, closure, inputs)
+
+
+def losses_differ(first: Recorded, second: Recorded, network: Network, lock: RandomLock) -> bool:
+    """Whether losses of one minibatch differ; then random numbers are locked from now on."""
+    check_repeatable(first.counts, second.counts)
+    difference = sketch.difference(*map(_entries_of, (first, second)))
+    is_random = sketch.is_other(difference, network.live_grads)
     if is_random:
         lock.turn_on("loss", difference)
     return is_random
@@ -265,35 +260,36 @@ def _take_mean(sums: Arrays, divisor: float) -> None:
 class _LossSum:
     """A sum of losses that grows without waiting for the device.
 
-    It waits only if the device is more than 64 losses behind, because queued operations hold data.
+    It waits only if the device is more than 64 minibatches behind, because queued operations hold
+    data.
     """
 
-    _FOLD = 64  # losses to keep before they are summed at once
+    _FOLD = 64  # minibatches whose losses are kept before they are joined
 
     def __init__(self) -> None:
-        self._losses: dict[Any, list[NDArray]] = {}
-        self._partial: list[NDArray] = []
+        self._recorded: list[Recorded] = []
+        self._joined: list[NDArray] = []
+        self._sum = 0.0
 
     def add(self, recorded: Recorded) -> None:
-        for loss, device in zip(recorded.losses, recorded.devices):
-            kept = self._losses.setdefault((device, loss.dtype), [])
-            kept.append(loss)
-            if len(kept) == self._FOLD:
-                self._fold(kept)
+        self._recorded.append(recorded)
+        if len(self._recorded) == self._FOLD:
+            self._fold()
 
     def total(self) -> float:
-        for kept in self._losses.values():
-            self._fold(kept)
-        return sum(float(partial.asscalar()) for partial in self._partial)
+        self._fold()
+        self._fold()
+        return self._sum
 
-    def _fold(self, kept: list[NDArray]) -> None:
-        if kept:
-            flat = [_flat(loss) for loss in kept]
-            self._partial.append(mx.nd.concat(*flat, dim=0).astype("float64").sum())
-            self._partial[-2:][0].wait_to_read()
-            kept.clear()
-
-
-def _flat(loss: NDArray) -> NDArray:
-    loss = _mxnet.classic(loss)
-    return loss if len(loss.shape) == 1 else loss.reshape((-1,))
+    def _fold(self) -> None:
+        """Sum up the losses that were joined before, and join those that came since."""
+        for joined in self._joined:
+            self._sum += float(joined.asnumpy().sum(dtype="float64"))
+        alike: dict[Any, list[NDArray]] = {}
+        for recorded in self._recorded:
+            for loss, device, shape in zip(recorded.losses, recorded.devices, recorded.shapes):
+                flat = _mxnet.classic(loss)
+                flat = flat if len(shape) == 1 else flat.reshape((-1,))
+                alike.setdefault((device, flat.dtype), []).append(flat)
+        self._joined = [mx.nd.concat(*losses, dim=0).astype("float64") for losses in alike.values()]
+        self._recorded.clear()

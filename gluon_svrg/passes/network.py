@@ -28,6 +28,8 @@ class Network:
     ----------
     adds : bool
         Whether backward may add gradients in the live gradients, see `sums`.
+    may_add : bool
+        Whether the dtypes and sizes of the parameters allow it.
     is_known_to_add : bool
         Whether this was tested with the parameters' current arrays.
     lock : RLock
@@ -52,7 +54,7 @@ class Network:
         self.outside = Outside(parameters)
         self.lock = threading.RLock()
         # Changes with the user's parameters.
-        self.adds, self.is_known_to_add = True, False
+        self.adds, self.is_known_to_add, self.may_add = True, False, False
         self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
         self.combinations: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
         self.sums: Arrays = []  # see `sums`
@@ -96,7 +98,8 @@ class Network:
         self.sums = []
         self.combinations.clear()
         self._factors.clear()
-        self.adds = adds and self.may_add()
+        self.may_add = self._may_add()
+        self.adds = adds and self.may_add
         self.mark(self.aliases)
 
     def release(self) -> None:
@@ -112,7 +115,7 @@ class Network:
         adds = self.adds and arrays is not self.writing
         _mxnet.put_gradients_into(arrays, self.live_grads, "add" if adds else "write")
 
-    def may_add(self) -> bool:
+    def _may_add(self) -> bool:
         """Whether adding gradients in the live gradients is possible, and better than apart.
 
         Sparse gradients cannot be added to, and float16 has too few digits for a sum. oneDNN's
@@ -158,7 +161,7 @@ class Network:
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back at the end of a block."""
-        before, fresh = copies(self.live_grads), _mxnet.take_fresh(self.weights)
+        before, fresh = self.live_grads.copies(), _mxnet.take_fresh(self.weights)
         try:
             yield
         finally:

@@ -6,7 +6,7 @@ whose statistics belong to no trainer. A pass at a reference must not change the
 
 from __future__ import annotations
 
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Iterable, Iterator
 
 from mxnet.gluon import Parameter
@@ -14,6 +14,8 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .arrays import put_back
+
+_NOTHING = nullcontext()
 
 
 class Outside:
@@ -38,8 +40,9 @@ class Outside:
         """The parameters that operators write to by themselves."""
         return [parameter for parameter in self._found if _mxnet.is_auxiliary(parameter)]
 
-    @contextmanager
-    def protected(self, *, gradients: bool = True, search: bool = False) -> Iterator[None]:
+    def protected(
+        self, *, gradients: bool = True, search: bool = False
+    ) -> AbstractContextManager[None]:
         """Restore their states and gradients at the end of a block.
 
         Parameters
@@ -50,11 +53,16 @@ class Outside:
             Whether to look for parameters that the block reads, and to protect them before their
             first use. The first call always does.
         """
+        search = search or not self._searched
+        return self._protected(gradients, search) if search or self._found else _NOTHING
+
+    @contextmanager
+    def _protected(self, gradients: bool, search: bool) -> Iterator[None]:
         protection = _Protection(gradients)
         try:
             for parameter in self._found:
                 protection.include(parameter)
-            if not search and self._searched:
+            if not search:
                 yield
                 return
 

@@ -91,6 +91,9 @@ class Point:
         self._moving = [i for i, p in enumerate(self.network.frozen) if _mxnet.is_auxiliary(p)]
         moved = [_mxnet.data(self.network.frozen[i]) for i in self._moving]
         self._scratch = copies(moved) if self._protected else []
+        self._fixed: Any = None  # the replacements of each pass, if they are always the same
+        if self.frozen is None and not self._scratch:
+            self._fixed = self._replacements()
         self.network.mark(self.weights)
 
     def move(self) -> None:
@@ -104,13 +107,12 @@ class Point:
         copy_all([values[p] for p in network.trainable], self.weights)
         copy_all([values[p] for p in network.frozen], self.frozen or [])
 
-    def at(self, work: Callable[[], _T]) -> _T:
+    def at(self, work: Callable[..., _T], *args: Any) -> _T:
         """Call a function while the network computes here."""
         network = self.network
-        parameters, arrays = self._replacements()
-        live = [_mxnet.data(parameter) for parameter in parameters]
+        parameters, arrays = self._fixed or self._replacements()
         there = _mxnet.replacing(parameters, arrays)
-        back, again = (_mxnet.replacing(parameters, live) for _ in range(2))
+        back = _mxnet.replacing(parameters, list(map(_mxnet.data, parameters)))
         with network.lock:
             was_elsewhere = network.is_elsewhere
             # An interrupt reaches Python between two bytecodes: each `deque` is one, and before
@@ -119,11 +121,11 @@ class Point:
                 try:
                     deque(there, 0)
                     network.is_elsewhere = self._is_elsewhere
-                    return work()
+                    return work(*args)
                 finally:
                     deque(back, 0)
             finally:
-                deque(again, 0)
+                deque(back, 0)  # it is used up, unless an interrupt has come
                 network.is_elsewhere = was_elsewhere
 
     @contextmanager

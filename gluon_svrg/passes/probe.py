@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from typing import Any, Callable, NamedTuple, Sequence
 
-import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
-from .arrays import per_device, with_dimension, zero
+from .arrays import fill_with_ones, per_device, zero
+from .closure import Recorded
 from .entries import in_numpy
 from .points import Point
 
@@ -16,13 +17,14 @@ class Probe(NamedTuple):
     """The result of a probe."""
 
     adds: bool
-    differentiated: int  # loss entries that it took
+    recorded: Recorded | None  # the losses, if there was a pass
 
 
 def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Probe:
     """Test whether backward adds to the live gradients, with the given factor.
 
-    This overwrites the live gradients, and waits for the device.
+    Gradients full of ones must remain where backward adds, with the factor 0. This overwrites the
+    live gradients, and waits for the device. Call `Network.mark` after it.
 
     Parameters
     ----------
@@ -34,76 +36,55 @@ def probe(point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> Pr
         The minibatch.
     """
     network = point.network
-    if not network.may_add():
-        return Probe(False, 0)
+    if not network.may_add:
+        return Probe(False, None)
     was, network.adds = network.adds, True
     network.mark(point.weights)
-    probing = _Probing(point, closure, batch)
     try:
-        return Probe(probing.adds_nothing_for_zero(), probing.differentiated)
+        fill_with_ones(network.live_grads)
+        recorded = point.at(network.record, closure, batch)
+        recorded.backward(0.0)
+        point.take_touched()
+        grads = (grad for row in network.live_grads for grad in row)
+        return Probe(all(map(_are_ones, grads)), recorded)
     finally:
         network.adds = was
-        network.mark(point.weights)
 
 
 def is_lost(
     point: Point, closure: Callable[..., Any], batch: Sequence[Any], reached: Sequence[bool]
-) -> Probe | None:
-    """Test whether backward failed to add a gradient.
+) -> bool:
+    """Test whether backward failed to add a gradient, and turn `Network.adds` off if so.
 
     In bfloat16 on 1.9.1, it never adds. Call this when the gradient of one minibatch was added to
-    zero. Usually no gradient is zero, and this does nothing; otherwise it overwrites the gradients.
+    zero. Usually no gradient is zero, and this does nothing.
 
     Returns
     -------
-    Probe or None
-        None if there is a gradient for all parameters that were reached.
+    bool
+        Whether this has overwritten the live gradients.
     """
     network = point.network
     rows = zip(network.live_grads, reached)
     empty = [row for row, flag in rows if flag and not _has_entries(row)]
     if not empty:
-        return None
+        return False
     network.adds = False
-    probing = _Probing(point, closure, batch)
-    written = probing.written()
-    adds = not any(row is other for row in empty for other in written)
-    return Probe(adds, probing.differentiated)
+    for column in per_device(network.live_grads):
+        zero(column)
+    network.mark(point.weights)
+    point.at(network.record, closure, batch).backward()
+    touched = point.take_touched()
+    written = [row for row, flags in zip(network.live_grads, touched) if any(flags)]
+    network.adds = not any(row is other and _has_entries(row) for row in empty for other in written)
+    return True
 
 
-class _Probing:
-    def __init__(self, point: Point, closure: Callable[..., Any], batch: Sequence[Any]) -> None:
-        self._point, self._closure, self._batch = point, closure, batch
-        self._live_grads = point.network.live_grads
-        self.differentiated = 0
-
-    def adds_nothing_for_zero(self) -> bool:
-        """Run backward with the factor 0 on gradients full of ones: ones must remain."""
-        for row in self._live_grads:
-            for grad in with_dimension(row):
-                mx.nd.ones_like(grad, out=grad)
-        self._backward(0.0)
-        found = (piece for row in self._live_grads for grad in row for piece in in_numpy(grad))
-        return all(np.all((piece == 1) | ~np.isfinite(piece)) for piece in found)  # NaN: no proof
-
-    def written(self) -> list[Any]:
-        """The live gradients that are not zero when backward may write them."""
-        for column in per_device(self._live_grads):
-            zero(column)
-        self._point.network.mark(self._point.weights)
-        return [row for row in self._backward(1.0) if _has_entries(row)]
-
-    def _backward(self, factor: float) -> list[Any]:
-        """Run backward, and return the live gradients that it has reached."""
-        recorded = self._point.at(self._record)
-        recorded.backward(factor)
-        self.differentiated += recorded.entries
-        touched = self._point.take_touched()
-        return [row for row, flags in zip(self._live_grads, touched) if any(flags)]
-
-    def _record(self) -> Any:
-        return self._point.network.record(self._closure, self._batch)
+def _are_ones(grad: NDArray) -> bool:
+    # An entry that is not a number proves nothing.
+    pieces = in_numpy(grad)
+    return all((p == 1).all() or ((p == 1) | ~np.isfinite(p)).all() for p in pieces)
 
 
-def _has_entries(row: Sequence[Any]) -> bool:
-    return any(np.any(piece) for grad in row for piece in in_numpy(grad))
+def _has_entries(row: Sequence[NDArray]) -> bool:
+    return any(piece.any() for grad in row for piece in in_numpy(grad))
