@@ -190,13 +190,16 @@ MUTANTS = {
             "v.begin(recorded, here)  # v = g",
             "v.add(recorded, here, 0.0)",
         ),
-        "row missing": ("k, m, b, row, copy_to, scratch)", "k, m, b, None, copy_to, scratch)"),
+        "row missing": (
+            "k, m, b, row, copy_to, scratch, then)",
+            "k, m, b, None, copy_to, scratch, then)",
+        ),
         "mean missing beside a row": ("k, m, b, row, copy_to,", "k, None, b, row, copy_to,"),
         "weights taken before the call": (
             "            network.check_hidden()\n            row = reference.grads",
             "            row = reference.grads",
         ),
-        "g not kept": ("b, row, copy_to, scratch)", "b, row, None, scratch)"),
+        "g not kept": ("b, row, copy_to, scratch, then)", "b, row, None, scratch, then)"),
         "unlocked at the weights": (
             "        random_lock.start(seed)\n        recorded, touched = here.at(at_weights)",
             "        recorded, touched = here.at(at_weights)",
@@ -399,7 +402,12 @@ MUTANTS = {
         ),
     },
     "methods/saga": {
-        "sign of the row": ("Terms(b=-1.0,", "Terms(b=1.0,"),
+        "sign of the row": ("_replace(b=-1.0,", "_replace(b=1.0,"),
+        "row that stays in the sum": ("(-1.0, row)", "(0.0, row)"),
+        "row that is not in the sum": ("(1.0, sums), (1.0, grads)]", "(1.0, sums), (0.0, grads)]"),
+        "one micro-batch of many": (" and not self._new_rows\n", "\n"),
+        "one device of many": ("len(self._network.devices) == 1", "True"),
+        "one worker of many": ("isinstance(entries, NDArray) or not self._has", "not self._has"),
         "mean that forgets nothing": ("[(-share, sums)]", "[(0 * share, sums)]"),
         "rows that scale with the loss": ("(1 / scale, estimates)", "(1.0, estimates)"),
         "a sum for a mean": ("k = 1 / entries if", "k = 1.0 if"),

@@ -17,6 +17,10 @@ new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted
 
     S += V - (C / N) S
 
+or, on one device of one worker, which has all of V itself::
+
+    S += g - r
+
 References
 ----------
 .. [1] A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method With
@@ -43,7 +47,7 @@ from ..passes import sketch
 from ..passes.arrays import buffers_like, per_device
 from ..passes.estimate import Estimate, Row, Terms
 from ..passes.memory import Growth, bytes_of_sums
-from ..passes.multiples import assign_in_turn, combine
+from ..passes.multiples import Assignment, assign_in_turn, combine
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
 from ..saving.values import ByParameter
@@ -79,6 +83,7 @@ class SAGA(Method):
         # Since the last update.
         self._new_rows: dict[int, Stored] = {}
         self._reached: list[bool] = []
+        self._has_moved = False  # whether the next sum has the new row already
         self._new_entries: float | NDArray | None = None  # N after the update, once V is known
         # Replaced with the network's arrays.
         self._network: Network | None = None
@@ -135,14 +140,28 @@ class SAGA(Method):
         if not self._spare:
             self._growth.take(bytes_of_sums(self._network.live_grads))
             self._spare.append(buffers_like(self._network.live_grads))
-        entries, spare = self._entries, self._spare[-1]
-        k = 1 / entries if isinstance(entries, NDArray) or entries else 0.0
+        entries = self._entries
+        is_shared = isinstance(entries, NDArray)
+        k = 1 / entries if is_shared or entries else 0.0
+        has_all = not is_shared and len(self._network.devices) == 1 and not self._new_rows
+        then = partial(self._move, stored) if has_all else None
+        terms = Terms(k=k, mean=self._sum, copy_to=self._spare[-1], scratch=self._next_sum,
+                      then=then)  # fmt: skip
         if stored is None:
-            return Terms(k=k, mean=self._sum, copy_to=spare, scratch=self._next_sum)
+            return terms
         check = partial(check_counts, batch_index, stored.counts)
         row = Row(batch_index, stored.grads, check, stored.seed, self._point_to_check())
-        return Terms(b=-1.0, k=k, reference=row, mean=self._sum, copy_to=spare,
-                     scratch=self._next_sum)  # fmt: skip
+        return terms._replace(b=-1.0, reference=row)
+
+    def _move(self, stored: Stored | None, device: int) -> list[Assignment]:
+        """What replaces a row in the sum: ``S + g - r``."""
+        arrays = self._sum, self._spare[-1], self._next_sum
+        sums, grads, targets = (per_device(each)[device] for each in arrays)
+        steps: list[Assignment] = [(targets, [(1.0, sums), (1.0, grads)])]
+        if stored is not None:
+            row = per_device(stored.grads)[device]
+            steps.append((targets, [(1.0, targets), (-1.0, row)]))
+        return steps
 
     def _check_new(self, batch_index: int) -> None:
         """Raise if a row cannot be added to the table."""
@@ -172,6 +191,7 @@ class SAGA(Method):
         """Keep g, which becomes a row when the weights have moved."""
         assert batch_index is not None and terms.copy_to is self._spare[-1]
         self._new_rows[batch_index] = Stored(self._spare.pop(), tuple(found.counts), found.seed)
+        self._has_moved = terms.then is not None
         self._reached = _either(self._reached, found.reached)
 
     # --- the state that changes with a step ----------------------------------------------------
@@ -183,11 +203,19 @@ class SAGA(Method):
         return (sum(sum(row.counts) for index, row in rows if index not in self._rows),)
 
     def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
-        """Compute ``S + V - (C / N) S``, and leave the optimizer its gradient."""
+        """Compute the sum of the rows after the step, and leave the optimizer its gradient."""
         if isinstance(entries, NDArray):
             entries, added = entries.astype("float64").split(2, axis=0)
         else:
             (added,) = self.numbers
+        before = self._entries
+        if isinstance(entries, NDArray) or not self._has_moved:
+            self._move_by(network, scale, entries)
+        self._new_entries = before if self._is_complete else before + added
+        self._give(network, scale * entries / self._new_entries)
+
+    def _move_by(self, network: Network, scale: float, entries: float | NDArray) -> None:
+        """Compute ``S + V - (C / N) S`` from the reduced V."""
         before = self._entries
         share = entries / before if isinstance(before, NDArray) or before else 0.0
         columns = map(per_device, (network.live_grads, self._sum, self._next_sum))
@@ -198,8 +226,6 @@ class SAGA(Method):
                 (targets, [(1.0, targets), (1.0, sums)]),
                 (targets, [(1.0, targets), (1 / scale, estimates)]),
             )
-        self._new_entries = before if self._is_complete else before + added
-        self._give(network, scale * entries / self._new_entries)
 
     def _give(self, network: Network, share: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""

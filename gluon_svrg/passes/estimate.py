@@ -24,6 +24,7 @@ from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
 from .arrays import copies, copy_all, put_back, zero
 from .closure import Loss, Recorded, check_repeatable, record
+from .multiples import Assignment
 from .network import check_dependent
 from .points import Point
 from .random_lock import RandomLock
@@ -50,6 +51,7 @@ class Terms(NamedTuple):
     copy_to: Arrays | None = None  # where to copy g, for unscaled losses
     scratch: Arrays | None = None  # memory for k c m, where no gradient is taken at a reference
     only: Sequence[bool] | None = None  # the parameters to which r at a point belongs; None: all
+    then: Callable[[int], list[Assignment]] | None = None  # what to assign on a device after v
 
     @property
     def is_plain(self) -> bool:
@@ -218,7 +220,7 @@ def _attempt(
 ) -> Estimate:
     """Compute the estimate once; if there is a list, append sketches of v as it grows."""
     network = here.network
-    b, k, reference, m, copy_to, scratch, only = terms
+    b, k, reference, m, copy_to, scratch, only, then = terms
     make = new_sum if isinstance(reference, Point) else LiveSum
     v, seed = make(network, scale), lock.new_seed()
 
@@ -268,7 +270,7 @@ def _attempt(
         if there is None:
             network.check_hidden()
             row = reference.grads if isinstance(reference, Row) else None
-            v.complete(recorded.counts, k, m, b, row, copy_to, scratch)  # v += b row + k c m
+            v.complete(recorded.counts, k, m, b, row, copy_to, scratch, then)  # v += b row + k c m
     passes = 1 if there is None else 2
     return Estimate(
         recorded.loss,

@@ -12,7 +12,7 @@ and float16 gradients, `SeparateSum` adds in separate arrays, exactly by the for
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 from mxnet.ndarray import NDArray
 
@@ -77,6 +77,7 @@ class LiveSum:
         row: Arrays | None = None,
         copy_to: Arrays | None = None,
         scratch: Arrays | None = None,
+        then: Callable[[int], list[Assignment]] | None = None,
     ) -> None:
         """Add ``b row + k c m`` to the sum.
 
@@ -94,6 +95,9 @@ class LiveSum:
             Where to copy the sum before, for unscaled losses.
         scratch : list of list of NDArray, optional
             Memory that may be overwritten.
+        then : callable, optional
+            What to assign on a device afterwards: a call of an operator takes longer than the
+            arithmetic of small arrays, so one call makes all assignments.
         """
         for device, sums in enumerate(per_device(self.arrays)):
             steps: list[Assignment] = []
@@ -113,6 +117,8 @@ class LiveSum:
                 steps.append((sums, [(1.0, sums), *terms]))
             else:  # no intermediate sums
                 steps += [(sums, [(1.0, sums), term]) for term in terms]
+            if then is not None:
+                steps += then(device)
             assign_in_turn(*steps)
 
     def _combine(
