@@ -1,8 +1,9 @@
 """The cost of a step and of a full pass, against what they cannot do without.
 
 The floor of a step is two gradients and the optimizer's update: ``2 t_grad + t_update``. The floor
-of a full pass is a loop of forward and backward. With a baseline, another version of the package is
-measured in the same rounds.
+of a full pass is a loop of forward and backward; a loop that also adds the gradients up, and does
+nothing else, is measured too. With a baseline, another version of the package is measured in the
+same rounds.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import numpy as np
 from mxnet import gluon
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg._mxnet import is_for_onednn
 
 from . import models, record, timing
 
@@ -85,6 +87,7 @@ def measure(
         "grad": plain.differentiate,
         "update": lambda: plain_trainer.step(plain.batch_size),
         "pass": plain_pass,
+        "bare_sum": _bare_sum(models.workload(name, static_alloc=static_alloc), len(batches)),
     }
     functions["step"], functions["full_pass"] = _steps_of(trainer, svrg, batches)
     functions.update(_predecessor(plain))
@@ -105,6 +108,7 @@ def measure(
         "seconds": {key: float(np.median(values)) for key, values in seconds.items()},
         "step_to_floor": timing.summary(seconds["step"] / floor),
         "full_pass_to_pass": timing.summary(seconds["full_pass"] / seconds["pass"]),
+        "bare_sum_to_pass": timing.summary(seconds["bare_sum"] / seconds["pass"]),
     }
     for key in others:
         step, full_pass = seconds[f"{key} step"], seconds[f"{key} full_pass"]
@@ -127,6 +131,27 @@ def _steps_of(
 
     refresh()
     return lambda: trainer.step(workload.batch_size, closure=workload.closure), refresh
+
+
+def _bare_sum(workload: models.Workload, count: int) -> Callable[[], None]:
+    """A loop that sums gradients, in the way of `SVRGTrainer` for parameters of these sizes."""
+    parameters = [p for p in workload.net.collect_params().values() if p.grad_req != "null"]
+    is_apart = any(is_for_onednn(p.data()) for p in parameters)
+    if not is_apart:
+        for parameter in parameters:
+            parameter.grad_req = "add"
+        workload.differentiate()
+    grads = [parameter.grad().as_nd_ndarray() for parameter in parameters]
+    sums = [mx.nd.zeros_like(grad) for grad in grads] if is_apart else []
+
+    def loop() -> None:
+        mx.nd.reset_arrays(*(sums or grads), num_arrays=len(grads))
+        for _ in range(count):
+            workload.differentiate()
+            for total, grad in zip(sums, grads):
+                mx.nd.broadcast_add(total, grad, out=total)
+
+    return loop
 
 
 def _predecessor(workload: models.Workload) -> dict[str, Callable[[], None]]:
@@ -165,6 +190,7 @@ def table(records: list[dict[str, Any]]) -> list[record.Row]:
             "quartiles": _quartiles(entry["step_to_floor"]),
             "full pass / plain pass": entry["full_pass_to_pass"]["median"],
             "quartiles of it": _quartiles(entry["full_pass_to_pass"]),
+            "bare sum / plain pass": entry["bare_sum_to_pass"]["median"],
             **{
                 title: entry[key]["median"]
                 for key, title in (

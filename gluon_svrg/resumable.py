@@ -95,9 +95,10 @@ class ResumableTrainer(ProximalTrainer):
         difference = self._method.difference(network)
         if difference:
             return difference
+        self._here = None  # until all is bound, whatever interrupts this
         network.bind(self._counters.adds, is_known=self._counters.probed)
-        self._here = Point.current(network)
         self._method.bind(network)
+        self._here = Point.current(network)
         return ""
 
     def _mark_points(self) -> None:

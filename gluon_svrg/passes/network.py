@@ -93,7 +93,6 @@ class Network:
             for _ in range(2)
         )
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
-        self._lists = _array_lists(self.parameters)
         self.is_known_to_add = is_known
         self.sums = []
         self.combinations.clear()
@@ -101,6 +100,7 @@ class Network:
         self.may_add = self._may_add()
         self.adds = adds and self.may_add
         self.mark(self.aliases)
+        self._lists = _array_lists(self.parameters)  # last: an interrupt leaves it unbound
 
     def release(self) -> None:
         """Keep no arrays."""
