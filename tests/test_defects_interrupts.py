@@ -192,6 +192,33 @@ def misplaced_steps(interrupts):
     return wrong
 
 
+def wrong_estimates(interrupts):
+    """After which interrupts of a step with new arrays the next estimate is wrong."""
+    training, wrong = Training(), []
+    those = parameters(training.net)
+
+    def correct():
+        training.trainer.correct_grads(lambda: training.loss_of(BATCHES[0]))
+
+    def replace():
+        for parameter in those:
+            parameter.grad_req = "add"
+            parameter.grad_req = "write"  # makes a new gradient array
+
+    correct()
+    expected = [parameter.grad().asnumpy() for parameter in those]
+    for place in interrupts(correct, before=replace):
+        correct()
+        if distance([parameter.grad().asnumpy() for parameter in those], expected) > 1e-9:
+            wrong.append(place)
+            training.refresh()
+    return wrong
+
+
+def test_an_interrupt_at_each_place_where_a_step_meets_new_arrays():
+    assert wrong_estimates(sweep) == []
+
+
 # After an interrupt at the end of `autograd.record`, MXNet still records: gradients that are put
 # back then become part of a graph, and to write them again is an MXNetError.
 def test_gradients_are_put_back_though_mxnet_records():
