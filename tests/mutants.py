@@ -21,10 +21,7 @@ SUITES = {
     "checking": ["defects_gradients", "defects_random", "interface"],
     "counters": ["defects_schedules"],
     "refreshing": ["defects_random"],
-    "resumable": [
-        "defects_schedules",
-        "defects_interrupts::test_an_interrupt_at_each_place_where_a_step_meets_new_arrays",
-    ],
+    "resumable": ["defects_schedules"],
     "commands/datasets": [
         "compare::test_many_classes",
         "compare::test_labels_that_are_nearly_numbers",
@@ -509,7 +506,6 @@ MUTANTS = {
         ),
     },
     "resumable": {
-        "half bound": ("        self._here = None  # until", "        # until"),
         "a file that is not complete": (
             "parts.update({name: self._loaded.part(name) for name in DEFERRED})",
             "pass",
