@@ -24,16 +24,7 @@ from gluon_svrg._mxnet import is_for_onednn
 from . import models, record, timing
 
 SETTINGS = {"learning_rate": 1e-6, "momentum": 0.9}
-
-#: Minibatches of a pass: as many as MNIST has for the MLP, 1,000 of the 4,637 of YearPredictionMSD
-#: for linear regression.
-BATCHES = {
-    "MLP 784-512-512-10": 469,
-    "ResNet-18": 20,
-    "80 narrow layers": 100,
-    "linear regression": 1000,
-}
-ROUNDS = {"ResNet-18": 15}  # others: 30
+BATCHES_OF_A_PASS = 100  # ResNet-18: 20
 
 
 def run(quick: bool = False, baseline: Path | None = None) -> list[dict[str, Any]]:
@@ -80,12 +71,12 @@ def measure(
     name: str, static_alloc: bool, others: dict[str, Any], quick: bool = False
 ) -> dict[str, Any]:
     """Measure one model, by the trainers of this and of other versions."""
-    rounds = 5 if quick else ROUNDS.get(name, 30)
+    rounds = 5 if quick else 30
     plain = models.workload(name, static_alloc=static_alloc)
     svrg = models.workload(name, static_alloc=static_alloc)
     plain_trainer = gluon.Trainer(plain.net.collect_params(), "sgd", SETTINGS)
     trainer = SVRGTrainer(svrg.net.collect_params(), "sgd", SETTINGS)
-    batches = [()] * (2 if quick else BATCHES[name])
+    batches = [()] * (2 if quick else 20 if name == "ResNet-18" else BATCHES_OF_A_PASS)
     trainer.update_full_grads(svrg.closure, batches)
 
     def plain_pass() -> None:

@@ -404,7 +404,7 @@ MUTANTS = {
     "methods/saga": {
         "sign of the row": ("_replace(b=-1.0,", "_replace(b=1.0,"),
         "row that stays in the sum": ("(-1.0, row)", "(0.0, row)"),
-        "row that is not in the sum": ("(1.0, sums), (1.0, grads)]", "(1.0, sums), (0.0, grads)]"),
+        "row that is not in the sum": ("(1.0, grads), (1.0, sums)", "(0.0, grads), (1.0, sums)"),
         "one micro-batch of many": (" and not self._new_rows\n", "\n"),
         "one device of many": ("len(self._network.devices) == 1", "True"),
         "one worker of many": ("isinstance(entries, NDArray) or not self._has", "not self._has"),

@@ -155,3 +155,29 @@ def test_what_failing_work_used_is_freed():
         with contextlib.suppress(ZeroDivisionError):
             uninterrupted(work)
         assert used[0]() is None
+
+
+class Losses(list):
+    """Losses that can be referred to weakly."""
+
+
+@pytest.mark.parametrize("store_grads", [False, True])
+def test_a_refresh_keeps_nothing_of_the_losses_that_it_computes_twice(store_grads):
+    """Nothing is differentiated there, so that they would keep what they were computed from."""
+    net = PROBLEM.network()
+    single, found = PROBLEM.closure(net), []
+
+    def loss_of(index):
+        losses = Losses([single(index)])
+        found.append(weakref.ref(losses))
+        return losses
+
+    def data():
+        for number in range(5):
+            assert sum(losses() is not None for losses in found) == number
+            yield BATCHES[0]
+
+    with no_collector():
+        trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+        trainer.update_full_grads(loss_of, data(), store_grads=store_grads)
+    assert len(found) > 5

@@ -154,14 +154,16 @@ class SAGA(Method):
         return terms._replace(b=-1.0, reference=row)
 
     def _move(self, stored: Stored | None, device: int) -> list[Assignment]:
-        """What replaces a row in the sum: ``S + g - r``."""
+        """What replaces a row in the sum: ``(g - r) + S``.
+
+        Not ``(S + g) - r``: late in training g is nearly r, and their difference is nearly exact.
+        """
         arrays = self._sum, self._spare[-1], self._next_sum
         sums, grads, targets = (per_device(each)[device] for each in arrays)
-        steps: list[Assignment] = [(targets, [(1.0, sums), (1.0, grads)])]
-        if stored is not None:
-            row = per_device(stored.grads)[device]
-            steps.append((targets, [(1.0, targets), (-1.0, row)]))
-        return steps
+        if stored is None:
+            return [(targets, [(1.0, grads), (1.0, sums)])]
+        row = per_device(stored.grads)[device]
+        return [(targets, [(1.0, grads), (-1.0, row)]), (targets, [(1.0, targets), (1.0, sums)])]
 
     def _check_new(self, batch_index: int) -> None:
         """Raise if a row cannot be added to the table."""

@@ -103,10 +103,10 @@ def full_gradient(
     total: LiveSum | None = None
     repeat = lock.mode == "auto" and not lock.locked
     entries, losses, ever = 0, _LossSum(), [False] * len(network.trainable)
+    earlier: Recorded | None = None
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
         with network.outside.protected(search=number == 0):
-            earlier = None
             if total is None:
                 network.adds, earlier = probe(here, closure, inputs)
                 network.is_known_to_add = True
@@ -123,8 +123,14 @@ def full_gradient(
             else:
                 recorded, reached = once(here, closure, inputs, total, seed)
                 if again:
-                    other = earlier or record_again(here, closure, inputs, seed)
-                    is_random = losses_differ(recorded, other, network, lock)
+                    # No name for the other losses: what they were computed from would be kept.
+                    is_random = losses_differ(
+                        recorded,
+                        earlier or record_again(here, closure, inputs, seed),
+                        network,
+                        lock,
+                    )
+            earlier = None
             if is_random and table is not None:  # keep one gradient, with its seed
                 seed = lock.new_seed()
                 total.put()
@@ -268,8 +274,7 @@ class _LossSum:
 
     def __init__(self) -> None:
         self._recorded: list[Recorded] = []
-        self._joined: list[NDArray] = []
-        self._sum = 0.0
+        self._partial: list[NDArray] = []
 
     def add(self, recorded: Recorded) -> None:
         self._recorded.append(recorded)
@@ -278,18 +283,17 @@ class _LossSum:
 
     def total(self) -> float:
         self._fold()
-        self._fold()
-        return self._sum
+        return sum(float(partial.asscalar()) for partial in self._partial)
 
     def _fold(self) -> None:
-        """Sum up the losses that were joined before, and join those that came since."""
-        for joined in self._joined:
-            self._sum += float(joined.asnumpy().sum(dtype="float64"))
         alike: dict[Any, list[NDArray]] = {}
         for recorded in self._recorded:
             for loss, device, shape in zip(recorded.losses, recorded.devices, recorded.shapes):
                 flat = _mxnet.classic(loss)
                 flat = flat if len(shape) == 1 else flat.reshape((-1,))
                 alike.setdefault((device, flat.dtype), []).append(flat)
-        self._joined = [mx.nd.concat(*losses, dim=0).astype("float64") for losses in alike.values()]
         self._recorded.clear()
+        for partial in self._partial[-len(alike) :]:
+            partial.wait_to_read()
+        for losses in alike.values():
+            self._partial.append(mx.nd.concat(*losses, dim=0).astype("float64").sum())
