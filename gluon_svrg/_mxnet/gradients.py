@@ -31,13 +31,14 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
         mx.autograd.mark_variables(flat, flat_buffers, grad_req)
 
 
-def fresh(arrays: Arrays) -> Flags:
+def fresh(arrays: Arrays, *, clear: bool = False) -> Flags:
     """Tell which gradients `backward` has written since their marks were cleared.
 
     `gluon.Trainer` reads the same marks through `NDArray._fresh_grad`. This makes the call of that
     property without its overhead, which would matter with hundreds of parameters.
     """
-    read, state = _LIB.MXNDArrayGetGradState, ctypes.c_int()
+    read, write = _LIB.MXNDArrayGetGradState, _LIB.MXNDArraySetGradState
+    state, stale = ctypes.c_int(), ctypes.c_int(0)
     reference = ctypes.byref(state)
     flags = []
     for per_device in arrays:
@@ -45,6 +46,8 @@ def fresh(arrays: Arrays) -> Flags:
         for array in per_device:
             read(array.handle, reference)
             row.append(state.value != 0)
+            if clear and state.value:
+                write(array.handle, stale)
         flags.append(row)
     return flags
 
@@ -60,16 +63,4 @@ def mark(arrays: Arrays, flags: Sequence[Sequence[Any]], fresh: bool) -> None:
 
 def take_fresh(arrays: Arrays) -> Flags:
     """Tell which gradients are marked as fresh, and mark all as stale."""
-    read, write, stale = _LIB.MXNDArrayGetGradState, _LIB.MXNDArraySetGradState, ctypes.c_int(0)
-    state = ctypes.c_int()
-    reference = ctypes.byref(state)
-    flags = []
-    for per_device in arrays:
-        row = []
-        for array in per_device:
-            read(array.handle, reference)
-            if state.value:
-                write(array.handle, stale)
-            row.append(state.value != 0)
-        flags.append(row)
-    return flags
+    return fresh(arrays, clear=True)
