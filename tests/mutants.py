@@ -190,16 +190,18 @@ MUTANTS = {
             "v.begin(recorded, here)  # v = g",
             "v.add(recorded, here, 0.0)",
         ),
-        "row missing": (
-            "k, m, b, row, copy_to, scratch, then)",
-            "k, m, b, None, copy_to, scratch, then)",
+        "row missing": ("counts, k, m, b, row)", "counts, k, m, b, None)"),
+        "row of a table missing": ("k, m, b, row, copy_to,", "k, m, b, None, copy_to,"),
+        "mean missing beside a row": ("counts, k, m, b, row)", "counts, k, None, b, row)"),
+        "mean of a table missing": (
+            "counts, k, m, b, row, copy_to",
+            "counts, 0.0, m, b, row, copy_to",
         ),
-        "mean missing beside a row": ("k, m, b, row, copy_to,", "k, None, b, row, copy_to,"),
         "weights taken before the call": (
             "            network.check_hidden()\n            row = reference.grads",
             "            row = reference.grads",
         ),
-        "g not kept": ("b, row, copy_to, scratch, then)", "b, row, None, scratch, then)"),
+        "g not kept": ("row, copy_to, moved, then)", "row, moved, moved, then)"),
         "unlocked at the weights": (
             "        random_lock.start(seed)\n        recorded, touched = here.at(at_weights)",
             "        recorded, touched = here.at(at_weights)",
@@ -208,11 +210,13 @@ MUTANTS = {
     "passes/sums": {
         "count missing": ("(k * counts[device] * self.scale,)", "(k * self.scale,)"),
         "count missing beside a row": (
-            "term = (k * counts[device] * self.scale,",
-            "term = (k * self.scale,",
+            "[(k * counts[device] * self.scale, per_device(mean)",
+            "[(k * self.scale, per_device(mean)",
         ),
         "sign of the row": ("(b * self.scale, per_device", "(-b * self.scale, per_device"),
         "a scaled row kept": ("[(1 / self.scale, sums)]", "[(1.0, sums)]"),
+        "a move that does not scale with the loss": ("(self.scale, move)", "(1.0, move)"),
+        "sign of the row in a move": ("(b, per_device(row)", "(-b, per_device(row)"),
         "what a single pass did not reach": (
             "        self.clear(touched)\n        return touched",
             "        return touched",
@@ -403,8 +407,8 @@ MUTANTS = {
     },
     "methods/saga": {
         "sign of the row": ("_replace(b=-1.0,", "_replace(b=1.0,"),
-        "row that stays in the sum": ("(-1.0, row)", "(0.0, row)"),
-        "row that is not in the sum": ("(1.0, grads), (1.0, sums)", "(0.0, grads), (1.0, sums)"),
+        "row that is not in the sum": ("(1.0, moves), (1.0, sums)", "(0.0, moves), (1.0, sums)"),
+        "a new row that is not in the sum": ("self._spare[-1] if is_new else", ""),
         "one micro-batch of many": (" and not self._new_rows\n", "\n"),
         "one device of many": ("len(self._network.devices) == 1", "True"),
         "one worker of many": ("isinstance(entries, NDArray) or not self._has", "not self._has"),

@@ -144,8 +144,8 @@ class SAGA(Method):
         is_shared = isinstance(entries, NDArray)
         k = 1 / entries if is_shared or entries else 0.0
         has_all = not is_shared and len(self._network.devices) == 1 and not self._new_rows
-        then = partial(self._move, stored) if has_all else None
-        terms = Terms(k=k, mean=self._sum, copy_to=self._spare[-1], scratch=self._next_sum,
+        then = partial(self._move, stored is None) if has_all else None
+        terms = Terms(k=k, mean=self._sum, copy_to=self._spare[-1], moved=self._next_sum,
                       then=then)  # fmt: skip
         if stored is None:
             return terms
@@ -153,17 +153,14 @@ class SAGA(Method):
         row = Row(batch_index, stored.grads, check, stored.seed, self._point_to_check())
         return terms._replace(b=-1.0, reference=row)
 
-    def _move(self, stored: Stored | None, device: int) -> list[Assignment]:
-        """What replaces a row in the sum: ``(g - r) + S``.
+    def _move(self, is_new: bool, device: int) -> list[Assignment]:
+        """What replaces a row in the sum: ``(g - r) + S``, where g - r is known; g for a new row.
 
         Not ``(S + g) - r``: late in training g is nearly r, and their difference is nearly exact.
         """
-        arrays = self._sum, self._spare[-1], self._next_sum
-        sums, grads, targets = (per_device(each)[device] for each in arrays)
-        if stored is None:
-            return [(targets, [(1.0, grads), (1.0, sums)])]
-        row = per_device(stored.grads)[device]
-        return [(targets, [(1.0, grads), (-1.0, row)]), (targets, [(1.0, targets), (1.0, sums)])]
+        arrays = self._spare[-1] if is_new else self._next_sum, self._sum, self._next_sum
+        moves, sums, targets = (per_device(each)[device] for each in arrays)
+        return [(targets, [(1.0, moves), (1.0, sums)])]
 
     def _check_new(self, batch_index: int) -> None:
         """Raise if a row cannot be added to the table."""

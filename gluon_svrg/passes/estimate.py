@@ -49,7 +49,7 @@ class Terms(NamedTuple):
     reference: Point | Row | None = None  # where r is taken; None if b is 0
     mean: Arrays | None = None  # m, per parameter and device; None if k is 0
     copy_to: Arrays | None = None  # where to copy g, for unscaled losses
-    scratch: Arrays | None = None  # memory for k c m, where no gradient is taken at a reference
+    moved: Arrays | None = None  # with `copy_to`: memory for g + b r, for unscaled losses
     only: Sequence[bool] | None = None  # the parameters to which r at a point belongs; None: all
     then: Callable[[int], list[Assignment]] | None = None  # what to assign on a device after v
 
@@ -220,7 +220,7 @@ def _attempt(
 ) -> Estimate:
     """Compute the estimate once; if there is a list, append sketches of v as it grows."""
     network = here.network
-    b, k, reference, m, copy_to, scratch, only, then = terms
+    b, k, reference, m, copy_to, moved, only, then = terms
     make = new_sum if isinstance(reference, Point) else LiveSum
     v, seed = make(network, scale), lock.new_seed()
 
@@ -270,7 +270,11 @@ def _attempt(
         if there is None:
             network.check_hidden()
             row = reference.grads if isinstance(reference, Row) else None
-            v.complete(recorded.counts, k, m, b, row, copy_to, scratch, then)  # v += b row + k c m
+            if copy_to is None:
+                v.complete(recorded.counts, k, m, b, row)  # v += b row + k c m
+            else:
+                assert m is not None and moved is not None
+                v.complete_moving(recorded.counts, k, m, b, row, copy_to, moved, then)
     passes = 1 if there is None else 2
     return Estimate(
         recorded.loss,

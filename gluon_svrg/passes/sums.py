@@ -75,9 +75,6 @@ class LiveSum:
         mean: Arrays | None = None,
         b: float = 0.0,
         row: Arrays | None = None,
-        copy_to: Arrays | None = None,
-        scratch: Arrays | None = None,
-        then: Callable[[int], list[Assignment]] | None = None,
     ) -> None:
         """Add ``b row + k c m`` to the sum.
 
@@ -91,35 +88,69 @@ class LiveSum:
             The terms, per parameter and device, for unscaled losses.
         b : float
             The factor of the row.
-        copy_to : list of list of NDArray, optional
-            Where to copy the sum before, for unscaled losses.
-        scratch : list of list of NDArray, optional
-            Memory that may be overwritten.
+        """
+        for device, sums in enumerate(per_device(self.arrays)):
+            terms: list[Any] = [(1.0, sums)]
+            if row is not None:
+                terms.append((b * self.scale, per_device(row)[device]))
+            terms += self._mean_terms(device, counts, k, mean)
+            assign_in_turn(*self._sum_of(terms, device))
+
+    def complete_moving(
+        self,
+        counts: Sequence[int],
+        k: float | NDArray,
+        mean: Arrays,
+        b: float,
+        row: Arrays | None,
+        copy_to: Arrays,
+        moved: Arrays,
+        then: Callable[[int], list[Assignment]] | None,
+    ) -> None:
+        """As `complete`, and keep the sum before, g, and the move ``g + b row``.
+
+        The move is computed first, and used again: with large arrays, all of this takes as long as
+        the memory that it reads and writes.
+
+        Parameters
+        ----------
+        counts, k, mean, b, row
+            As for `complete`.
+        copy_to, moved : list of list of NDArray
+            Where to keep g, and the move, both for unscaled losses. Without a row, the move is g,
+            and is not copied.
         then : callable, optional
             What to assign on a device afterwards: a call of an operator takes longer than the
             arithmetic of small arrays, so one call makes all assignments.
         """
         for device, sums in enumerate(per_device(self.arrays)):
-            steps: list[Assignment] = []
-            terms: list[Any] = []
-            if copy_to is not None:
-                steps.append((per_device(copy_to)[device], [(1 / self.scale, sums)]))
+            move = kept = per_device(copy_to)[device]
+            steps: list[Assignment] = [(kept, [(1 / self.scale, sums)])]
             if row is not None:
-                terms.append((b * self.scale, per_device(row)[device]))
-            if mean is not None and counts[device]:
-                term = (k * counts[device] * self.scale, per_device(mean)[device])
-                if scratch is not None:
-                    products = per_device(scratch)[device]
-                    steps.append((products, [term]))
-                    term = (1.0, products)
-                terms.append(term)
-            if self._live_grads.columns[device].is_narrow:  # round once
-                steps.append((sums, [(1.0, sums), *terms]))
-            else:  # no intermediate sums
-                steps += [(sums, [(1.0, sums), term]) for term in terms]
+                move = per_device(moved)[device]
+                steps.append((move, [(1.0, kept), (b, per_device(row)[device])]))
+            terms = self._mean_terms(device, counts, k, mean)
+            steps += self._sum_of([*terms, (self.scale, move)], device)
             if then is not None:
                 steps += then(device)
             assign_in_turn(*steps)
+
+    def _mean_terms(
+        self, device: int, counts: Sequence[int], k: float | NDArray, mean: Arrays | None
+    ) -> list[Any]:
+        """``k c m`` on a device: one term, or none."""
+        if mean is None or not counts[device]:
+            return []
+        return [(k * counts[device] * self.scale, per_device(mean)[device])]
+
+    def _sum_of(self, terms: list[Any], device: int) -> list[Assignment]:
+        """Make the sum of terms the sum on a device; only the first term may be this sum itself."""
+        sums = per_device(self.arrays)[device]
+        if self._live_grads.columns[device].is_narrow:  # round once
+            return [(sums, terms)]
+        first, *rest = terms  # no intermediate sums, which would need memory
+        steps: list[Assignment] = [] if first[1] is sums else [(sums, [first])]
+        return steps + [(sums, [(1.0, sums), term]) for term in rest]
 
     def _combine(
         self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
