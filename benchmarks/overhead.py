@@ -24,7 +24,15 @@ from gluon_svrg._mxnet import is_for_onednn
 from . import models, record, timing
 
 SETTINGS = {"learning_rate": 1e-6, "momentum": 0.9}
-BATCHES_OF_A_PASS = 100  # ResNet-18: 20
+
+#: Minibatches of a pass. MNIST has 469 for the MLP, YearPredictionMSD 4,637 for the regression.
+BATCHES = {
+    "MLP 784-512-512-10": (100, 469),
+    "ResNet-18": (20,),
+    "80 narrow layers": (100,),
+    "linear regression": (100, 1000),
+}
+ROUNDS = {"MLP 784-512-512-10": 12, "ResNet-18": 15}  # others: 30
 
 
 def run(quick: bool = False, baseline: Path | None = None) -> list[dict[str, Any]]:
@@ -71,66 +79,78 @@ def measure(
     name: str, static_alloc: bool, others: dict[str, Any], quick: bool = False
 ) -> dict[str, Any]:
     """Measure one model, by the trainers of this and of other versions."""
-    rounds = 5 if quick else 30
     plain = models.workload(name, static_alloc=static_alloc)
-    svrg = models.workload(name, static_alloc=static_alloc)
     plain_trainer = gluon.Trainer(plain.net.collect_params(), "sgd", SETTINGS)
-    trainer = SVRGTrainer(svrg.net.collect_params(), "sgd", SETTINGS)
-    batches = [()] * (2 if quick else 20 if name == "ResNet-18" else BATCHES_OF_A_PASS)
-    trainer.update_full_grads(svrg.closure, batches)
-
-    def plain_pass() -> None:
-        for _ in batches:
-            plain.differentiate()
-
+    counts = (2,) if quick else BATCHES[name]
     functions = {
         "grad": plain.differentiate,
         "update": lambda: plain_trainer.step(plain.batch_size),
-        "pass": plain_pass,
-        "bare_sum": _bare_sum(models.workload(name, static_alloc=static_alloc), len(batches)),
     }
-    functions["step"], functions["full_pass"] = _steps_of(trainer, svrg, batches)
     functions.update(_predecessor(plain))
-    # The first step after a refresh compares both gradients (lock_random='auto'); not the others.
-    before = {"update": plain.differentiate, "step": functions["step"]}
-    for key, cls in others.items():
-        theirs = models.workload(name, static_alloc=static_alloc)
-        steps = _steps_of(cls(theirs.net.collect_params(), "sgd", SETTINGS), theirs, batches)
-        functions[f"{key} step"], functions[f"{key} full_pass"] = steps
-        before[f"{key} step"] = steps[0]
+    before = {"update": plain.differentiate}
+    for key, cls in {"own": SVRGTrainer, **others}.items():
+        workload = models.workload(name, static_alloc=static_alloc)
+        trainer = cls(workload.net.collect_params(), "sgd", SETTINGS)
+        step = functions[f"{key} step"] = _step(trainer, workload)
+        # The first step after a refresh compares both gradients (lock_random='auto').
+        before[f"{key} step"] = step
+        for count in counts:
+            functions[f"{key} pass {count}"] = _refresh(trainer, workload, count)
+    for count in counts:
+        functions[f"pass {count}"] = _plain_pass(plain, count)
+        functions[f"bare pass {count}"] = _bare_sum(
+            models.workload(name, static_alloc=static_alloc), count
+        )
+    rounds = 5 if quick else ROUNDS.get(name, 30)
     description = f"{name}{', static_alloc' if static_alloc else ''}"
     seconds = timing.rounds(functions, rounds, before=before, description=description)
-    floor = 2 * seconds["grad"] + seconds["update"]
-    entry = {
+    seconds["floor"] = 2 * seconds["grad"] + seconds["update"]
+
+    def ratio(key: str, base: str) -> dict[str, float] | None:
+        is_known = key in seconds and base in seconds
+        return timing.summary(seconds[key] / seconds[base]) if is_known else None
+
+    return {
         "model": name,
         "static_alloc": static_alloc,
         "tensors": sum(p.grad_req != "null" for p in plain.net.collect_params().values()),
         "seconds": {key: float(np.median(values)) for key, values in seconds.items()},
-        "step_to_floor": timing.summary(seconds["step"] / floor),
-        "full_pass_to_pass": timing.summary(seconds["full_pass"] / seconds["pass"]),
-        "bare_sum_to_pass": timing.summary(seconds["bare_sum"] / seconds["pass"]),
+        "step_to_floor": ratio("own step", "floor"),
+        "predecessor_to_floor": ratio("predecessor", "floor"),
+        "baseline_to_floor": ratio("baseline step", "floor"),
+        "step_to_baseline": ratio("own step", "baseline step"),
+        "passes": [
+            {
+                "batches": count,
+                "full_pass": ratio(f"own pass {count}", f"pass {count}"),
+                "bare_sum": ratio(f"bare pass {count}", f"pass {count}"),
+                "baseline": ratio(f"baseline pass {count}", f"pass {count}"),
+                "to_baseline": ratio(f"own pass {count}", f"baseline pass {count}"),
+            }
+            for count in counts
+        ],
     }
-    for key in others:
-        step, full_pass = seconds[f"{key} step"], seconds[f"{key} full_pass"]
-        entry[f"{key}_to_floor"] = timing.summary(step / floor)
-        entry[f"{key}_full_pass_to_pass"] = timing.summary(full_pass / seconds["pass"])
-        entry[f"step_to_{key}"] = timing.summary(seconds["step"] / step)
-        entry[f"full_pass_to_{key}"] = timing.summary(seconds["full_pass"] / full_pass)
-    if "predecessor" in seconds:
-        entry["predecessor_to_floor"] = timing.summary(seconds["predecessor"] / floor)
-    return entry
 
 
-def _steps_of(
-    trainer: Any, workload: models.Workload, batches: list[Any]
-) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step, and a full pass, of a trainer that has a snapshot."""
+def _step(trainer: Any, workload: models.Workload) -> Callable[[], None]:
+    """A step of a trainer that has a snapshot."""
+    trainer.update_full_grads(workload.closure, [()])
+    return lambda: trainer.step(workload.batch_size, closure=workload.closure)
 
-    def refresh() -> None:
-        trainer.update_full_grads(workload.closure, batches)
 
-    refresh()
-    return lambda: trainer.step(workload.batch_size, closure=workload.closure), refresh
+def _refresh(trainer: Any, workload: models.Workload, count: int) -> Callable[[], None]:
+    """A full pass over so many minibatches."""
+    return lambda: trainer.update_full_grads(workload.closure, [()] * count)
+
+
+def _plain_pass(workload: models.Workload, count: int) -> Callable[[], None]:
+    """A loop of forward and backward."""
+
+    def loop() -> None:
+        for _ in range(count):
+            workload.differentiate()
+
+    return loop
 
 
 def _bare_sum(workload: models.Workload, count: int) -> Callable[[], None]:
@@ -181,46 +201,47 @@ def _predecessor(workload: models.Workload) -> dict[str, Callable[[], None]]:
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """The table for the README."""
-    return [
-        {
-            "model": entry["model"],
-            "hybridized with": "static_alloc" if entry["static_alloc"] else "-",
-            "step / floor": entry["step_to_floor"]["median"],
-            "quartiles": _quartiles(entry["step_to_floor"]),
-            "full pass / plain pass": entry["full_pass_to_pass"]["median"],
-            "quartiles of it": _quartiles(entry["full_pass_to_pass"]),
-            "bare sum / plain pass": entry["bare_sum_to_pass"]["median"],
-            **{
-                title: entry[key]["median"]
-                for key, title in (
-                    ("predecessor_to_floor", "SVRGModule step / floor"),
-                    ("baseline_to_floor", "baseline's step / floor"),
-                    ("step_to_baseline", "step / baseline's"),
-                    ("full_pass_to_baseline", "full pass / baseline's"),
-                )
-                if key in entry
-            },
-        }
-        for entry in records
-    ]
+    """The table for the README: medians."""
+    rows = []
+    for entry in records:
+        for each in entry["passes"]:
+            ratios = {
+                "step / floor": entry["step_to_floor"],
+                "SVRGModule's": entry["predecessor_to_floor"],
+                "baseline's": entry["baseline_to_floor"],
+                "step / baseline's": entry["step_to_baseline"],
+                "full pass / plain pass": each["full_pass"],
+                "bare sum / plain pass": each["bare_sum"],
+                "baseline's full pass": each["baseline"],
+                "full pass / baseline's": each["to_baseline"],
+            }
+            known = {title: ratio["median"] for title, ratio in ratios.items() if ratio}
+            rows.append(
+                {
+                    "model": entry["model"],
+                    "hybridized with": "static_alloc" if entry["static_alloc"] else "-",
+                    "minibatches": str(each["batches"]),
+                    **known,
+                }
+            )
+    return rows
 
 
 def plot(records: list[dict[str, Any]]) -> Any:
     """Draw the ratios, with quartiles."""
     figure, axes = plt.subplots(figsize=(8, 1 + 0.5 * len(records)), layout="constrained")
     names = [e["model"] + (", static_alloc" if e["static_alloc"] else "") for e in records]
-    for shift, key, label in (
-        (-0.2, "step_to_floor", "step / floor"),
-        (0.0, "full_pass_to_pass", "full pass / plain pass"),
-        (0.2, "predecessor_to_floor", "SVRGModule step / floor"),
+    for shift, label, ratios in (
+        (-0.2, "step / floor", [e["step_to_floor"] for e in records]),
+        (0.0, "full pass / plain pass", [e["passes"][-1]["full_pass"] for e in records]),
+        (0.2, "SVRGModule step / floor", [e["predecessor_to_floor"] for e in records]),
     ):
-        shown = [(i + shift, e[key]) for i, e in enumerate(records) if key in e]
+        shown = [(i + shift, ratio) for i, ratio in enumerate(ratios) if ratio is not None]
         if shown:
-            positions, ratios = zip(*shown)
-            medians = [ratio["median"] for ratio in ratios]
-            low = [ratio["median"] - ratio["quartile_1"] for ratio in ratios]
-            high = [ratio["quartile_3"] - ratio["median"] for ratio in ratios]
+            positions, found = zip(*shown)
+            medians = [ratio["median"] for ratio in found]
+            low = [ratio["median"] - ratio["quartile_1"] for ratio in found]
+            high = [ratio["quartile_3"] - ratio["median"] for ratio in found]
             axes.errorbar(medians, positions, xerr=[low, high], fmt="o", capsize=3, label=label)
     axes.axvline(1, color="grey", linewidth=1)
     axes.set_xscale("log")
@@ -229,7 +250,3 @@ def plot(records: list[dict[str, Any]]) -> Any:
     axes.set_xlabel("ratio of seconds (median and quartiles)")
     figure.legend(loc="outside upper center", ncols=3)
     return figure
-
-
-def _quartiles(ratio: dict[str, float]) -> str:
-    return f"{ratio['quartile_1']:.3g}-{ratio['quartile_3']:.3g}"

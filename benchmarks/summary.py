@@ -75,21 +75,36 @@ def _seconds(entries: Sequence[dict[str, Any]], level: float) -> str:
     return value if isinstance(value, str) else f"{value:.2g}"
 
 
-def steps(runs: Sequence[dict[str, Any]], key: str = "step") -> list[record.Row]:
-    """Steps over their floor, or full passes over plain ones, of this version and of 0.1.0."""
-    keys = {
-        "step": ("step_to_floor", "baseline_to_floor"),
-        "full pass": ("full_pass_to_pass", "baseline_full_pass_to_pass"),
-    }
+def steps(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
+    """Steps over their floor, of this version and of 0.1.0."""
+    keys = {"0.2.0": "step_to_floor", "0.1.0": "baseline_to_floor"}
     rows = []
     for entries in zip(*(run["records"] for run in runs)):
-        name = entries[0]["model"] + (", `static_alloc`" if entries[0]["static_alloc"] else "")
-        row = {f"{key}, hybridized": name}
+        row = {"step, hybridized": _model(entries[0])}
         for run, entry in zip(runs, entries):
-            for version, column in zip(("0.2.0", "0.1.0"), keys[key]):
-                row[f"{version}, {run['versions']['mxnet']}"] = _quartiles(entry[column])
+            for version, key in keys.items():
+                row[f"{version}, {run['versions']['mxnet']}"] = _quartiles(entry[key])
         rows.append(row)
     return rows
+
+
+def passes(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
+    """Full passes over plain ones, of this version, of 0.1.0, and of a bare loop that adds."""
+    keys = {"0.2.0": "full_pass", "0.1.0": "baseline", "bare sum": "bare_sum"}
+    rows = []
+    for entries in zip(*(run["records"] for run in runs)):
+        for number, first in enumerate(entries[0]["passes"]):
+            row = {"full pass, hybridized": _model(entries[0]), "minibatches": first["batches"]}
+            for run, entry in zip(runs, entries):
+                for version, key in keys.items():
+                    ratio = entry["passes"][number][key]
+                    row[f"{version}, {run['versions']['mxnet']}"] = f"{ratio['median']:.2f}"
+            rows.append(row)
+    return rows
+
+
+def _model(entry: dict[str, Any]) -> str:
+    return entry["model"] + (", `static_alloc`" if entry["static_alloc"] else "")
 
 
 def methods(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
@@ -112,7 +127,7 @@ def _quartiles(ratio: dict[str, float]) -> str:
 def tables(*runs: dict[str, Any]) -> list[str]:
     """Those of the README, as Markdown, from one run or from one per MXNet."""
     if runs[0]["benchmark"] == "overhead":
-        return [record.as_text(steps(runs, key)) for key in ("step", "full pass")]
+        return [record.as_text(rows(runs)) for rows in (steps, passes)]
     if runs[0]["benchmark"] == "family":
         return [record.as_text(methods(runs))]
     (run,) = runs
