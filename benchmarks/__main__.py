@@ -38,15 +38,18 @@ def main() -> int:
         "(git archive COMMIT | tar x -C FOLDER)",
     )
     options = parser.parse_args()
+    benchmark = BENCHMARKS[options.name]
     saved = None
     if options.compare is not None:
         try:
             saved = record.load(options.compare, options.name)
+            saved_rows = benchmark.table(saved["records"])
         except (OSError, ValueError) as error:
             parser.error(f"--compare: {error}")
+        except (KeyError, TypeError):
+            parser.error(f"--compare: {options.compare} was written by another version")
     options.output.mkdir(parents=True, exist_ok=True)
 
-    benchmark = BENCHMARKS[options.name]
     settings: dict = {}
     if benchmark is overhead:
         settings["baseline"] = options.baseline
@@ -60,7 +63,7 @@ def main() -> int:
         print(f"\n{distributed.as_text(run['records'])}")
     if saved is not None:
         print(f"\ndivided by {options.compare} (MXNet {saved['versions']['mxnet']}):\n")
-        print(record.as_text(record.divide(rows, benchmark.table(saved["records"]))))
+        print(record.as_text(record.divide(rows, saved_rows)))
     figures = benchmark.plot(run["records"])
     pictures = []
     for name, figure in figures.items() if isinstance(figures, dict) else [("", figures)]:

@@ -13,7 +13,7 @@ import numpy as np
 from mxnet import gluon
 
 import gluon_svrg
-from gluon_svrg.passes.arrays import buffers_like, per_device
+from gluon_svrg.passes.arrays import Buffers, buffers_like, per_device
 from gluon_svrg.passes.multiples import assign_in_turn
 
 from . import models, record, timing
@@ -33,7 +33,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "MARS": ("MARSTrainer", {}, ""),
     "MARS, approximate": ("MARSTrainer", {"exact": False}, ""),
 }
-#: What MXNet takes for the arithmetic of SAGA, without the trainer: no step of it can take less.
+#: The arithmetic of SAGA in MXNet's operators, without the trainer.
 SUMS_ALONE = "gluon.Trainer and SAGA's sums"
 
 
@@ -96,7 +96,7 @@ def _sums_alone(workload: models.Workload) -> Callable[[], None]:
     """A step of `gluon.Trainer`, with the sums of SAGA between backward and the update."""
     trainer = gluon.Trainer(workload.net.collect_params(), "sgd", SETTINGS)
     grads = [parameter.list_grad() for parameter in workload.net.collect_params().values()]
-    v = per_device([[grad.as_nd_ndarray() for grad in row] for row in grads])[0]
+    v = per_device(Buffers(grads))[0]
     total, new_total, *rows = (
         per_device(buffers_like(grads))[0]
         for _ in range(BATCHES + 3)  # one row is spare
@@ -129,7 +129,6 @@ def table(records: list[dict[str, Any]]) -> list[record.Row]:
             "method": entry["method"],
             "step (ms)": 1e3 * entry["seconds"],
             "step / step of gluon.Trainer": entry["ratio"]["median"],
-            "quartiles": f"{entry['ratio']['quartile_1']:.3g}-{entry['ratio']['quartile_3']:.3g}",
         }
         for entry in records
     ]

@@ -59,6 +59,8 @@ def load(path: Path, name: str) -> dict[str, Any]:
 
 def as_text(rows: list[Row]) -> str:
     """Write a table in Markdown."""
+    if not rows:
+        return "(no row)"
     cells = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
     cells.insert(1, ["---"] * len(rows[0]))
     return "\n".join("| " + " | ".join(line) + " |" for line in cells)
@@ -70,7 +72,8 @@ def divide(rows: list[Row], saved: list[Row]) -> list[Row]:
     return [
         {
             name: value / other if isinstance(value, float) and other else value
-            for (name, value), other in zip(row.items(), others[_key(row)].values())
+            for name, value in row.items()
+            for other in [others[_key(row)].get(name)]
         }
         for row in rows
         if _key(row) in others

@@ -109,8 +109,8 @@ class LiveSum:
     ) -> None:
         """As `complete`, and keep the sum before, g, and the move ``g + b row``.
 
-        The move is computed first, and used again: with large arrays, all of this takes as long as
-        the memory that it reads and writes.
+        The move is computed first, and used again: the time of sums of large arrays is that of
+        reading and writing memory.
 
         Parameters
         ----------
