@@ -34,6 +34,7 @@ SUITES = {
     "passes/closure": ["interface", *FORMULA],
     "passes/estimate": [
         *FORMULA,
+        "stored::test_one_gradient_a_step",
         "part_of_network",
         "random_lock",
         "defects_random",
@@ -216,6 +217,7 @@ MUTANTS = {
         "sign of the row": ("(b * self.scale, per_device", "(-b * self.scale, per_device"),
         "a scaled row kept": ("[(1 / self.scale, sums)]", "[(1.0, sums)]"),
         "a move that does not scale with the loss": ("(self.scale, move)", "(1.0, move)"),
+        "no first term": ("else [(sums, [first])]", "else []"),
         "sign of the row in a move": ("(b, per_device(row)", "(-b, per_device(row)"),
         "what a single pass did not reach": (
             "        self.clear(touched)\n        return touched",
@@ -421,6 +423,10 @@ MUTANTS = {
             "[(vars(self), moved)]",
         ),
         "a row twice in an update": ("if batch_index in self._new_rows:", "if False:"),
+        "only some gradients of all minibatches": (
+            "if self._new_rows and len(",
+            "if None and len(",
+        ),
         "old mean of SAG": (
             "zip(per_device(self._next_sum), per_device(network.live_grads))",
             "zip(per_device(self._sum), per_device(network.live_grads))",

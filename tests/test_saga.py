@@ -109,6 +109,23 @@ def test_one_minibatch_is_gradient_descent(cls):
 
 
 @both
+def test_micro_batches_that_only_some_parameters_accumulate(cls):
+    """The others' gradients would be those of the last minibatch, and their rows those of all."""
+    net, loss_of, trainer = make(cls)
+    parameters(net)[0].grad_req = "add"
+    trainer.update_full_grads(loss_of, BATCHES)
+    step(trainer, loss_of, 0)
+    kit.clear(net)
+    trainer.correct_grads(lambda: loss_of(BATCHES[1]), batch_index=1)
+    before = everything(trainer, net)
+    with pytest.raises(RuntimeError, match="grad_req='add' and others 'write'"):
+        trainer.correct_grads(lambda: loss_of(BATCHES[2]), batch_index=2)
+    assert_unchanged(before, everything(trainer, net))
+    trainer.step(len(BATCHES[1]))
+    step(trainer, loss_of, 2)
+
+
+@both
 @pytest.mark.parametrize("devices", [None, contexts(2)])
 def test_a_first_pass_that_trains(cls, devices):
     """Indices need not be those of positions: here they have gaps, and come in any order."""

@@ -126,6 +126,8 @@ class SAGA(Method):
             If the table has no such row and cannot add it.
         ValueError
             If the row is part of the estimate already.
+        RuntimeError
+            If some gradients accumulate over minibatches, and others do not.
         """
         assert batch_index is not None and self._network is not None
         self._allocate(self._network)
@@ -133,6 +135,12 @@ class SAGA(Method):
             raise ValueError(
                 f"batch_index={batch_index} was used since the last update already, and a row "
                 "moves once an update. Call update(), or step() without a closure, before."
+            )
+        if self._new_rows and len(self._network.accumulated()) < len(self._network.trainable):
+            raise RuntimeError(
+                "Some parameters have grad_req='add' and others 'write', so that only some "
+                "gradients would be sums over this minibatch and the last ones. Give all the same "
+                "grad_req, or update after each minibatch."
             )
         stored = self._rows.get(batch_index)
         if stored is None:
