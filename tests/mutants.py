@@ -34,7 +34,7 @@ SUITES = {
     "passes/closure": ["interface", *FORMULA],
     "passes/estimate": [
         *FORMULA,
-        "stored::test_one_gradient_a_step",
+        "stored::test_the_oracle",
         "part_of_network",
         "random_lock",
         "defects_random",
