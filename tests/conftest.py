@@ -91,7 +91,7 @@ def pytest_terminal_summary(terminalreporter):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/run`."""
+    """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/long`."""
     seen = set()
     for item in items:
         groups = [group for mark in item.iter_markers("xdist_group") for group in mark.args]
