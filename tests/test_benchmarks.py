@@ -193,6 +193,13 @@ def test_many_rates_at_once():
         np.testing.assert_allclose(together.weights[number], alone.weights, rtol=1e-12)
 
 
+def test_a_run_is_divided_by_the_columns_that_another_has_too():
+    ours = [{"model": "MLP", "step": 6.0, "pass": 8.0}, {"model": "other", "step": 1.0}]
+    theirs = [{"model": "MLP", "step": 3.0, "baseline": 5.0, "pass": 2.0}]
+    assert record.divide(ours, theirs) == [{"model": "MLP", "step": 2.0, "pass": 4.0}]
+    assert record.as_text(record.divide(ours[1:], theirs)) == "(no row)"
+
+
 @pytest.mark.parametrize(
     ("name", "versions"),
     [

@@ -272,7 +272,7 @@ def _attempt(
             row = reference.grads if isinstance(reference, Row) else None
             if copy_to is None:
                 v.complete(recorded.counts, k, m, b, row)  # v += b row + k c m
-            else:
+            else:  # the same, keeping g and g + b row
                 assert m is not None and moved is not None
                 v.complete_moving(recorded.counts, k, m, b, row, copy_to, moved, then)
     passes = 1 if there is None else 2
