@@ -149,7 +149,7 @@ class RefreshingTrainer(ResumableTrainer):
         self, full: FullGradient, table: Table | None, coefficient: float | None
     ) -> None:
         """Turn the results of a pass into a snapshot."""
-        self._method.refresh(self._network, full.mean, full.in_objective, full.all_entries, table)
+        self._method.refresh(self._network, full, table)
         if coefficient is not None:
             self._method.coefficient = coefficient
         if table is not None:
@@ -314,7 +314,7 @@ class RefreshingTrainer(ResumableTrainer):
         means = self._method.full_grads if self._is_in_force() else []
         rows = zip(self._network.trainable, means)
         return {
-            parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
+            parameter: [_mxnet.like(grad, _mxnet.data(parameter)[0]) for grad in grads]
             for parameter, grads in rows
         } or None
 

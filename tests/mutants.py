@@ -6,6 +6,7 @@ text that stands there exactly once, and what takes its place.
 
 FORMULA = ["methods::test_variance_and_bias", "methods::test_trajectory"]
 SCALED = "methods::test_the_scale_of_the_losses_does_not_matter"
+LOADED = "identities::test_a_loaded_full_gradient_is_the_same_to_the_last_bit"
 
 #: The test files, or single tests of them, that must see a broken line of a module, the fast ones
 #: first; of the longest path that the module begins with.
@@ -28,7 +29,7 @@ SUITES = {
     ],
     "__main__": ["import"],
     "passes/": [*FORMULA, "random_lock", "accumulation", "part_of_network", "blocks", "interface"],
-    "passes/arrays": ["passes", "defects_interrupts"],
+    "passes/arrays": ["passes", *FORMULA, "defects_interrupts"],
     "passes/entries": ["passes"],
     "passes/multiples": ["passes"],
     "passes/closure": ["interface", *FORMULA],
@@ -49,13 +50,13 @@ SUITES = {
     "passes/probe": ["recursive", "networks", "passes", "blocks"],
     "passes/random_lock": ["random_lock"],
     "passes/sketch": ["passes", "random_lock"],
-    "passes/sums": [*FORMULA, SCALED, "stored", "accumulation", "blocks", "interface"],
+    "passes/sums": [*FORMULA, SCALED, LOADED, "stored", "accumulation", "blocks", "interface"],
     "methods/": [*FORMULA, "stored", "identities", "accumulation"],
     "methods/barzilai_borwein": ["barzilai_borwein"],
     "methods/mars": [*FORMULA, "recursive"],
     "methods/recursive": [*FORMULA, "recursive"],
     "methods/saga": [*FORMULA, "saga", SCALED, "methods::test_micro_batches_accumulate"],
-    "methods/svrg": [*FORMULA, "defects_frozen", "stored"],
+    "methods/svrg": [*FORMULA, LOADED, "defects_frozen", "stored"],
     "saving/": ["saving", "states"],
     "saving/pickles": ["saving_pickles"],
     "stores/": ["stores", "interface", "distributed"],
@@ -72,7 +73,12 @@ SUITES = {
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["interface", "states", "stores"],
-    "_mxnet/arrays": [*FORMULA, "defects_gradients"],
+    "_mxnet/arrays": [
+        *FORMULA,
+        LOADED,
+        "blocks::test_parameters_of_many_dimensions",
+        "defects_gradients",
+    ],
     "_mxnet/parameters": ["defects_threads"],
     "_mxnet/watched": ["methods::test_a_step_that_amp_skips_moves_nothing"],
     "_mxnet/kvstores": [
@@ -232,6 +238,14 @@ MUTANTS = {
             "(1.0, factor), sources, self._sums",
             "(1.0, 1.0), sources, self._sums",
         ),
+        "full gradient of other minibatches": (
+            "all(k * count * self.scale == 1 for count in counts)",
+            "any(k * count * self.scale == 1 for count in counts)",
+        ),
+        "full gradient missing where gradients are added apart": (
+            "sources = before, self._live_grads",
+            "sources = self._sums, self._live_grads",
+        ),
         "last gradient missing where gradients are added apart": (
             "(1.0, 1.0), sources, self._live_grads",
             "(0.0, 1.0), sources, self._live_grads",
@@ -359,6 +373,7 @@ MUTANTS = {
         ),
     },
     "passes/arrays": {
+        "factor of a copy": ("assign_multiple(factor, source", "assign_multiple(1.0, source"),
         "put back into a graph": (
             "    with mx.autograd.pause():\n        copy_all(before, targets)",
             "    copy_all(before, targets)",
@@ -452,9 +467,15 @@ MUTANTS = {
     },
     "methods/svrg": {
         "sign of the reference gradient": ("Terms(b=-alpha,", "Terms(b=alpha,"),
-        "sign of the full gradient": ("k=alpha,", "k=-alpha,"),
-        "old full gradient": ("            copy_all(mean, self._full_grads)\n", ""),
-        "old snapshot": ("            self.snapshot.move()\n", ""),
+        "sign of the full gradient": ("k=alpha / self._multiple", "k=-alpha / self._multiple"),
+        "old full gradient": (
+            "        copy_all(full.mean, self._full_grads, self._multiple)\n",
+            "",
+        ),
+        "a multiple of the full gradient": ("[[multiple / self._multiple for", "[[multiple for"),
+        "a multiple that is rounded": ("if is_exact else 1", "if is_exact or True else 1"),
+        "a multiple that is forgotten": ("        self._multiple = 1\n\n", "\n"),
+        "old snapshot": ("            self.snapshot.move()\n", "            pass\n"),
     },
     "stores/agreement": {
         "the failure of another worker not seen": ("if np.isnan(sums[0])", "if False"),
@@ -494,6 +515,8 @@ MUTANTS = {
         "settings dropped": ("vars(self._optimizer).update(settings)", "pass"),
     },
     "_mxnet/arrays": {
+        "shapes that oneDNN does not take": ("1 <= a.ndim <= 6 and ", ""),
+        "one array copied": ("[(node, output) for output", "[(node, 0) for output"),
         "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
         "factor of the first term": ("if factor == 1 else multiple", "if factor else multiple"),
         "sign of a term": ("else multiple(-factor, arrays", "else multiple(factor, arrays"),

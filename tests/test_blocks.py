@@ -285,3 +285,29 @@ def test_backward_adds_unless_the_operators_are_those_of_onednn(
     allowed = 1e-5 if dtype == "float32" else 1e-10
     for device in where:
         assert distance(values(net, device), oracle_weights(initial)) < allowed
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shape", [(3,), (2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 1, 1)])
+def test_parameters_of_many_dimensions(shape, dtype):
+    """oneDNN has six; minibatches of a power of two begin with a copy of the full gradient."""
+    rng = np.random.RandomState(3)
+    initial, X = rng.randn(*shape), rng.randn(12, *shape)
+    parameter = gluon.Parameter("weight", shape=shape, dtype=dtype, init=mx.init.Zero())
+    parameter.initialize()
+    parameter.set_data(array(initial, dtype))
+    trainer = SVRGTrainer([parameter], "sgd", {"learning_rate": 0.05})
+
+    def loss_of(index):
+        products = parameter.data() * array(X[index], dtype)
+        return ((products.reshape((len(index), -1)).sum(axis=1) - 1) ** 2) / 2
+
+    def gradient(weights, index):
+        errors = np.tensordot(X[index], weights[0], weights[0].ndim) - 1
+        return [np.tensordot(errors, X[index], 1)], len(index)
+
+    batches = np.split(np.arange(12), 3)
+    kit.train(trainer, loss_of, batches)
+    twin = oracle.SVRG(gradient, [initial])
+    kit.train_twin(twin, oracle.SGD(0.05), batches)
+    assert distance([parameter.data().asnumpy()], twin.weights) < 1e-5

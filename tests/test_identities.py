@@ -4,12 +4,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import HYBRIDIZE, full_gradients, gradients, move, refresh_cost
+from kit import HYBRIDIZE, full_gradients, gradients, make, move, refresh_cost
 from loops import plain_step, split_at, svrg_step
 from mxnet import autograd, gluon
 from problems import Dense, contexts, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import SVRGTrainer, _mxnet
 
 problems = st.builds(
     Dense,
@@ -175,3 +175,29 @@ def test_one_two_and_three_devices_agree(
             results.append(values(net, device))
     for result in results[1:]:
         assert distance(result, results[0]) < 1e-11
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize("size", [4, 6])
+def test_a_loaded_full_gradient_is_the_same_to_the_last_bit(
+    size, is_apart, devices, monkeypatch, tmp_path
+):
+    """After a refresh a trainer keeps a multiple of it, if that is exact; a file holds itself."""
+    if is_apart:  # the gradients are added in separate arrays
+        monkeypatch.setattr(_mxnet.arrays, "_LARGE", 1)
+    where, problem = contexts(devices), Dense("classification", hidden=(5,), seed=11)
+    runs = [make(problem, "float32", where, lock_random=False) for _ in range(2)]
+    (net, loss_of, trainer), (other_net, other_loss_of, other) = runs
+    trainer.update_full_grads(loss_of, problem.batches(size))
+    trainer.save_states(tmp_path / "states")
+    other.update_full_grads(other_loss_of, problem.batches(8))
+    other.load_states(tmp_path / "states")
+    for found, loaded in zip(full_gradients(trainer, net), full_gradients(other, other_net)):
+        np.testing.assert_array_equal(found, loaded)
+    for index in [*problem.batches(size), *problem.batches(3), *problem.batches(8)]:
+        trainer.correct_grads(lambda: loss_of(index))
+        other.correct_grads(lambda: other_loss_of(index))
+        for device in where:
+            for found, expected in zip(gradients(net, device), gradients(other_net, device)):
+                np.testing.assert_array_equal(found, expected)

@@ -194,6 +194,25 @@ def sums_of_multiples(count: int, sums: tuple[Sum, ...]) -> CachedOp:
     return graph.operator(heads, static_alloc=is_direct)
 
 
+def copies_of(arrays: Sequence[NDArray]) -> CachedOp:
+    """An operator that takes arrays like these, of one dtype, and gives copies of them.
+
+    One node may copy them all: for 162 arrays, its call takes 0.15 ms, where that of 162 nodes
+    takes 0.33 ms. But oneDNN raises an error there for some dtypes and shapes.
+    """
+    if all(dtype_name(a) == "float32" and 1 <= a.ndim <= 6 and a.size for a in arrays):
+        return _copies_in_one_node(len(arrays))
+    return sums_of_multiples(len(arrays), (((1.0, 0),),))
+
+
+@lru_cache(maxsize=8)
+def _copies_in_one_node(count: int) -> CachedOp:
+    graph = _Graph()
+    arrays = [graph.add("null") for _ in range(count)]
+    node = graph.add("amp_multicast", arrays, attrs={"num_outputs": str(count)})
+    return graph.operator([(node, output) for output in range(count)])
+
+
 @lru_cache(maxsize=8)
 def ones_like_each(count: int) -> CachedOp:
     """An operator that takes arrays, and gives arrays of ones like them."""
@@ -246,13 +265,19 @@ class _Graph:
         self._nodes.append({"op": op, "name": f"node{number}", "inputs": entries, **fields})
         return number
 
-    def operator(self, heads: Sequence[int], *, static_alloc: bool = True) -> CachedOp:
-        """Make the operator that computes some nodes; its inputs follow their order."""
+    def operator(
+        self, heads: Sequence[int | tuple[int, int]], *, static_alloc: bool = True
+    ) -> CachedOp:
+        """Make the operator that computes some nodes; its inputs follow their order.
+
+        A head is a node, or a node and the number of its output.
+        """
+        outputs = [(head, 0) if isinstance(head, int) else head for head in heads]
         nodes = self._nodes
         graph = {
             "nodes": nodes,
             "arg_nodes": [number for number, node in enumerate(nodes) if node["op"] == "null"],
-            "heads": [[head, 0, 0] for head in heads],
+            "heads": [[node, output, 0] for node, output in outputs],
             "attrs": json.loads(mx.sym.Variable("x").tojson())["attrs"],  # stamp of this MXNet
         }
         flags = [("static_alloc", static_alloc), ("forward_bulk_size", len(nodes))]

@@ -95,9 +95,8 @@ def is_sparse(parameter: Parameter) -> bool:
     return has_sparse_values(parameter) or parameter._grad_stype != "default"
 
 
-def gradients(parameter: Parameter) -> list[NDArray]:
-    """The gradient buffers of a parameter, one array per device; None for a frozen one."""
-    return parameter._grad
+#: The gradient buffers of a parameter, one array per device; None for a frozen one.
+gradients: Callable[[Parameter], list[NDArray]] = attrgetter("_grad")
 
 
 def replacing(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> Iterator[None]:

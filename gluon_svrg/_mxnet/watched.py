@@ -6,9 +6,6 @@ from typing import Any
 
 from mxnet.gluon import Parameter, Trainer
 
-from .gradients import fresh
-from .parameters import data, is_trainable
-
 
 class WatchedTrainer(Trainer):
     """A `gluon.Trainer` that calls hooks when gradients are reduced and when weights move.
@@ -34,7 +31,7 @@ class WatchedTrainer(Trainer):
         """Called when gradients are summed over devices and workers."""
 
     def on_update(self) -> None:
-        """Called when the optimizer is about to move the weights."""
+        """Called before the optimizer moves the weights; it can still fail."""
 
     def on_updated(self) -> None:
         """Called when the optimizer has moved the weights."""
@@ -58,10 +55,7 @@ class WatchedTrainer(Trainer):
         try:
             if scaler is not None and scaler.has_overflow(self._params):
                 return
-            if ignore_stale_grad or all(
-                map(all, fresh([data(p) for p in self._params if is_trainable(p)]))
-            ):
-                self.on_update()
+            self.on_update()
             super()._update(ignore_stale_grad)  # raises if a gradient is stale
             moves = True
         finally:

@@ -21,6 +21,7 @@ from mxnet.ndarray import NDArray
 
 from .._mxnet import Arrays
 from ..passes.estimate import Estimate, Terms
+from ..passes.full_pass import FullGradient
 from ..passes.network import Network
 from ..passes.points import Point
 from .table import Table
@@ -59,7 +60,7 @@ class Method:
 
     @property
     def full_grads(self) -> Arrays:
-        """The mean gradient, per trainable parameter and device."""
+        """A copy of the mean gradient, per trainable parameter and device."""
         return []
 
     @property
@@ -67,26 +68,15 @@ class Method:
         """How many gradients of minibatches are stored."""
         return 0
 
-    def refresh(
-        self,
-        network: Network,
-        mean: Arrays,
-        in_objective: list[bool],
-        entries: int,
-        table: Table | None,
-    ) -> None:
+    def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Make the current weights the reference, with the full gradient there.
 
         Parameters
         ----------
         network : Network
             The network at these weights.
-        mean : list of list of NDArray
-            The full gradient, per parameter and device; its memory is reused afterwards.
-        in_objective : list of bool
-            Per parameter: whether any loss depends on it.
-        entries : int
-            N: the loss entries of all data, over all workers.
+        full : FullGradient
+            The results of the pass over the data; their memory is reused afterwards.
         table : Table, optional
             The gradient of each minibatch, if they were stored.
         """

@@ -13,8 +13,9 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import buffers_like, copy_all, dense, per_device
+from ..passes.arrays import buffers_like, copies, copy_all, dense, per_device
 from ..passes.estimate import Estimate, Terms
+from ..passes.full_pass import FullGradient
 from ..passes.multiples import combine, times
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
@@ -98,7 +99,7 @@ class Recursive(Method):
     @property
     def full_grads(self) -> Arrays:
         """The estimate of the mean gradient, per trainable parameter and device."""
-        return [] if self.kept is None else self.kept.mean
+        return [] if self.kept is None else copies(self.kept.mean)
 
     def points(self) -> Iterator[Point]:
         """The reference, and the next reference."""
@@ -114,21 +115,14 @@ class Recursive(Method):
         """Start over at the next step."""
         self._pair, self._is_moving, self._just_reached = (None, None), False, []
 
-    def refresh(
-        self,
-        network: Network,
-        mean: Arrays,
-        in_objective: list[bool],
-        entries: int,
-        table: Table | None,
-    ) -> None:
+    def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Start over at the current weights: m is the full gradient."""
         kept = self._pair[0] or Kept(network, self.keeps_weights, self.keeps_mean)
         if kept.reference is not None:
             kept.reference.move()
         if self.keeps_mean:
-            copy_all(self.treated(network, mean), self.treated(network, kept.mean))
-        kept.in_objective = list(in_objective)
+            copy_all(self.treated(network, full.mean), self.treated(network, kept.mean))
+        kept.in_objective = list(full.in_objective)
         self._pair, self._is_moving = (kept, self._pair[1]), False
 
     def treated(self, network: Network, rows: Sequence[Any]) -> list[Any]:

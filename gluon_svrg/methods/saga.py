@@ -46,6 +46,7 @@ from .._mxnet import Arrays
 from ..passes import sketch
 from ..passes.arrays import buffers_like, per_device
 from ..passes.estimate import Estimate, Row, Terms
+from ..passes.full_pass import FullGradient
 from ..passes.memory import Growth, bytes_of_sums
 from ..passes.multiples import Assignment, assign_in_turn, combine
 from ..passes.network import Network
@@ -261,23 +262,16 @@ class SAGA(Method):
 
     # --- a new table ---------------------------------------------------------------------------
 
-    def refresh(
-        self,
-        network: Network,
-        mean: Arrays,
-        in_objective: list[bool],
-        entries: int,
-        table: Table | None,
-    ) -> None:
+    def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Take over the gradients of all minibatches at the current weights."""
         assert table is not None
         self.not_updated()
         self._allocate(network)
-        for means, sums in zip(per_device(mean), per_device(self._sum)):
-            combine([float(entries)], [means], sums)
+        for means, sums in zip(per_device(full.mean), per_device(self._sum)):
+            combine([float(full.all_entries)], [means], sums)
         rows = map(Stored, table.rows, table.counts, table.seeds)
         self._rows, self._spare = dict(enumerate(rows)), []
-        self._entries, self._in_objective = float(entries), in_objective
+        self._entries, self._in_objective = float(full.all_entries), full.in_objective
         self._is_complete = True
         self._weights_then = _sketch_of_weights(network)
 

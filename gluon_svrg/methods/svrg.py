@@ -22,11 +22,13 @@ from __future__ import annotations
 from typing import Any, Iterator, Sequence
 
 import numpy as np
+from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import buffers_like, copies, copy_all
+from ..passes.arrays import buffers_like, copy_all
 from ..passes.estimate import Row, Terms
+from ..passes.full_pass import FullGradient
 from ..passes.network import Network
 from ..passes.points import Point
 from ..saving.values import ByParameter
@@ -52,7 +54,8 @@ class SVRG(Method):
         self.coefficient = coefficient
         # Replaced at each refresh, in place.
         self.snapshot: Point | None = None
-        self._full_grads: Arrays = []
+        self._full_grads: Arrays = []  # times `_multiple`
+        self._multiple = 1
         self.table: Table | None = None
         self._in_objective: list[bool] = []
 
@@ -68,13 +71,17 @@ class SVRG(Method):
 
     @property
     def full_grads(self) -> Arrays:
-        """mu, per trainable parameter and device."""
-        return self._full_grads
+        """A copy of mu, per trainable parameter and device."""
+        return [[multiple / self._multiple for multiple in row] for row in self._full_grads]
 
     @property
     def num_rows(self) -> int:
         """How many gradients of minibatches are stored."""
         return len(self.table or ())
+
+    def _first_full_grads(self) -> Iterator[NDArray]:
+        """The full gradient on the first device, each array when it is asked for."""
+        return (row[0] / self._multiple for row in self._full_grads)
 
     def terms(self, batch_index: int | None = None) -> Terms:
         """What to add to g: ``- alpha r + alpha c mu``."""
@@ -86,7 +93,8 @@ class SVRG(Method):
             reference = self.stored().reference(batch_index)
             if not self.stored().is_confirmed:
                 reference = reference._replace(point=self.snapshot)
-        return Terms(b=-alpha, k=alpha, reference=reference, mean=self._full_grads)
+        mean = self._full_grads
+        return Terms(b=-alpha, k=alpha / self._multiple, reference=reference, mean=mean)
 
     def stored(self) -> Table:
         """The gradients of all minibatches. Raises if they were not stored."""
@@ -97,22 +105,19 @@ class SVRG(Method):
             )
         return self.table
 
-    def refresh(
-        self,
-        network: Network,
-        mean: Arrays,
-        in_objective: list[bool],
-        entries: int,
-        table: Table | None,
-    ) -> None:
+    def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
         if self.snapshot is None:
-            full_grads = copies(mean)
+            full_grads = buffers_like(network.live_grads)
             self.snapshot, self._full_grads = Point.copied(network), full_grads
         else:
             self.snapshot.move()
-            copy_all(mean, self._full_grads)
-        self._in_objective = in_objective
+        # Most minibatches have as many loss entries c as the first. Keep c mu, and not mu, so that
+        # steps need not multiply. With a power of two, nothing is rounded.
+        is_exact = full.of_first & (full.of_first - 1) == 0
+        self._multiple = full.of_first if is_exact else 1
+        copy_all(full.mean, self._full_grads, self._multiple)
+        self._in_objective = full.in_objective
         self.table = table
 
     def learning_rate(
@@ -121,7 +126,7 @@ class SVRG(Method):
         """The Barzilai-Borwein rate for a refresh at the current weights, or None."""
         if self.snapshot is None:
             return None
-        before = (row[0] for row in self.snapshot.weights), (row[0] for row in self._full_grads)
+        before = (row[0] for row in self.snapshot.weights), self._first_full_grads()
         weights = (row[0] for row in map(_mxnet.all_rows, network.trainable))
         return barzilai_borwein.learning_rate(
             before, (weights, (row[0] for row in mean)), wds, steps
@@ -134,6 +139,7 @@ class SVRG(Method):
     def discard(self) -> None:
         """Forget the snapshot and free its memory."""
         self.snapshot, self.table, self._full_grads, self._in_objective = None, None, [], []
+        self._multiple = 1
 
     def points(self) -> Iterator[Point]:
         """The snapshot, if there is one."""
@@ -155,7 +161,7 @@ class SVRG(Method):
         frozen = zip(network.frozen, self.snapshot.frozen or ())
         return {
             "weights": ByParameter(zip(trainable, (row[0] for row in self.snapshot.weights))),
-            "full_grads": ByParameter(zip(trainable, (row[0] for row in self._full_grads))),
+            "full_grads": ByParameter(zip(trainable, self._first_full_grads())),
             "frozen": ByParameter(
                 (number[p], list(values if _mxnet.is_auxiliary(p) else values[:1]))
                 for p, values in frozen

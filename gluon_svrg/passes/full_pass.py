@@ -47,6 +47,7 @@ class FullGradient(NamedTuple):
     in_objective: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     differentiated: int  # loss entries of this worker, each once
+    of_first: int  # loss entries of the first minibatch, on the first device that has any
 
 
 class Collective(Protocol):
@@ -102,7 +103,8 @@ def full_gradient(
     here = Point.untouched(network)
     total: LiveSum | None = None
     repeat = lock.mode == "auto" and not lock.locked
-    entries, losses, ever = 0, _LossSum(), [False] * len(network.trainable)
+    entries, of_first = 0, 0
+    losses, ever = _LossSum(), [False] * len(network.trainable)
     earlier: Recorded | None = None
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
@@ -146,6 +148,7 @@ def full_gradient(
             table.append(total, recorded.counts, seed)
         ever = list(map(or_, ever, reached))
         entries += recorded.entries
+        of_first = of_first or next(filter(None, recorded.counts), 0)
         losses.add(recorded)
     if not entries or total is None:
         raise ValueError(
@@ -168,7 +171,8 @@ def full_gradient(
             "values in the data."
         )
     counts = [count > 0 for count in sums[2:]]
-    return FullGradient(total.arrays, float(sums[1] / sums[0]), counts, int(sums[0]), entries)
+    mean_loss = float(sums[1] / sums[0])
+    return FullGradient(total.arrays, mean_loss, counts, int(sums[0]), entries, of_first)
 
 
 def once(

@@ -170,8 +170,12 @@ class Combination:
     def __call__(self) -> None:
         """Assign."""
         if self._operator is None and self._is_simple and self._comes_again:
-            sums = (tuple((float(f), n) for n, f in enumerate(self._terms[0])),)
-            self._operator = _mxnet.sums_of_multiples(len(self._outputs), sums)
+            factors = self._terms[0]
+            if factors == (1.0,):
+                self._operator = _mxnet.copies_of(self._outputs)
+            else:
+                sums = (tuple((float(f), n) for n, f in enumerate(factors)),)
+                self._operator = _mxnet.sums_of_multiples(len(self._outputs), sums)
         self._comes_again = True
         if self._operator is None:
             combine(*self._terms)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict
 from contextlib import contextmanager
+from operator import is_
 from typing import Any, Callable, Iterator, Sequence
 
 from mxnet.gluon import Parameter
@@ -71,7 +72,7 @@ class Network:
     def is_bound(self) -> bool:
         """Whether the parameters still have the arrays that are known here."""
         now = _array_lists(self.parameters)
-        return len(now) == len(self._lists) and all(a is b for a, b in zip(now, self._lists))
+        return len(now) == len(self._lists) and all(map(is_, now, self._lists))
 
     def bind(self, adds: bool, *, is_known: bool) -> None:
         """Bind to the current arrays of the parameters.
@@ -232,4 +233,4 @@ def _adds(parameter: Parameter) -> bool:
 
 
 def _array_lists(parameters: Sequence[Parameter]) -> list[Any]:
-    return [_mxnet.data(p) for p in parameters] + [_mxnet.gradients(p) for p in parameters]
+    return [*map(_mxnet.data, parameters), *map(_mxnet.gradients, parameters)]

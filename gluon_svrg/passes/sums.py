@@ -210,12 +210,20 @@ class SeparateSum(LiveSum):
             network.sums = buffers_like(network.live_grads)
         self.arrays = self._sums = network.sums
 
+    def put(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
+        """Begin with ``k c m``, or with zero, see `LiveSum.put`."""
+        if mean is not None and all(k * count * self.scale == 1 for count in counts):
+            self.arrays = mean  # the first gradient is added to it in the separate arrays
+        else:
+            self.arrays = self._sums
+            super().put(counts, k, mean)
+
     def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
         """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
-        touched = self.begin(recorded, point)
+        before, touched = self.arrays, self.begin(recorded, point)
         self.arrays = self._sums
         for device in range(len(touched[0])):
-            sources = self._sums, self._live_grads
+            sources = before, self._live_grads
             self._combine(device, (1.0, factor), sources, self._sums)
         return touched
 
