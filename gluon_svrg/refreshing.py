@@ -142,6 +142,7 @@ class RefreshingTrainer(ResumableTrainer):
             stack.callback(self._mark_points)
             scale = self._loss_scale.value
             full = full_gradient(self._network, closure, batches, self._lock, scale, done, table)
+            full = self._method.prepared(full)
             uninterrupted(partial(self._take_over, full, table, coefficient))
         return full.mean_loss
 

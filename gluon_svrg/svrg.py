@@ -144,7 +144,7 @@ class SVRGTrainer(VarianceReducedTrainer):
             network, steps = self._network, self._counters.inner_steps
             indices = list(map(network.parameters.index, network.trainable))
             wds = _mxnet.weight_decays(self.optimizer, indices)
-            rate = self._svrg.learning_rate(network, full.mean, wds, steps)
+            rate = self._svrg.learning_rate(network, full, wds, steps)
         super()._take_over(full, *args)
         if rate is not None:
             self.set_learning_rate(rate * (1 - self.optimizer.momentum))

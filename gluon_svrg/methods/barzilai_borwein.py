@@ -27,6 +27,7 @@ from ..passes.entries import in_numpy
 def learning_rate(
     before: tuple[Iterable[NDArray], Iterable[NDArray]],
     now: tuple[Iterable[NDArray], Iterable[NDArray]],
+    multiples: tuple[int, int],
     weight_decays: Sequence[float],
     steps: int,
 ) -> float | None:
@@ -35,7 +36,9 @@ def learning_rate(
     Parameters
     ----------
     before, now : pair of iterable of NDArray
-        The snapshot and its full gradient, an array for each parameter.
+        The snapshot and a multiple of its full gradient, an array for each parameter.
+    multiples : pair of int
+        Which multiples these are.
     weight_decays : sequence of float
         The weight decay of each parameter.
     steps : int
@@ -50,7 +53,7 @@ def learning_rate(
     for wd, *arrays in zip(weight_decays, *before, *now):
         for w, mu, new_w, new_mu in zip(*map(in_numpy, arrays)):
             dw = new_w.astype("float64") - w
-            dmu = new_mu.astype("float64") - mu
+            dmu = new_mu.astype("float64") / multiples[1] - mu.astype("float64") / multiples[0]
             squared += float(np.dot(dw, dw))
             product += float(np.dot(dw, dmu)) + wd * float(np.dot(dw, dw))
     denominator = steps * product

@@ -2,7 +2,8 @@
 
 A trainer calls, in this order::
 
-    refresh(...)               at update_full_grads
+    prepared(full)             at update_full_grads, when the full gradient is known
+    refresh(...)               right after it; must not be interrupted
     bind(network)              when parameters have new arrays
     terms(batch_index)         before each minibatch: v = g + b r + k c m
     estimated(...)             when the live gradients hold an estimate
@@ -68,6 +69,10 @@ class Method:
         """How many gradients of minibatches are stored."""
         return 0
 
+    def prepared(self, full: FullGradient) -> FullGradient:
+        """Change the results of a pass before they are taken over, in their own memory."""
+        return full
+
     def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Make the current weights the reference, with the full gradient there.
 
@@ -76,7 +81,7 @@ class Method:
         network : Network
             The network at these weights.
         full : FullGradient
-            The results of the pass over the data; their memory is reused afterwards.
+            What `prepared` has returned; its memory is reused afterwards.
         table : Table, optional
             The gradient of each minibatch, if they were stored.
         """

@@ -22,13 +22,13 @@ from __future__ import annotations
 from typing import Any, Iterator, Sequence
 
 import numpy as np
-from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import buffers_like, copy_all
+from ..passes.arrays import Buffers, buffers_like, copies, copy_all, per_device
 from ..passes.estimate import Row, Terms
 from ..passes.full_pass import FullGradient
+from ..passes.multiples import combine
 from ..passes.network import Network
 from ..passes.points import Point
 from ..saving.values import ByParameter
@@ -79,10 +79,6 @@ class SVRG(Method):
         """How many gradients of minibatches are stored."""
         return len(self.table or ())
 
-    def _first_full_grads(self) -> Iterator[NDArray]:
-        """The full gradient on the first device, each array when it is asked for."""
-        return (row[0] / self._multiple for row in self._full_grads)
-
     def terms(self, batch_index: int | None = None) -> Terms:
         """What to add to g: ``- alpha r + alpha c mu``."""
         alpha = float(np.float32(self.coefficient))
@@ -105,32 +101,41 @@ class SVRG(Method):
             )
         return self.table
 
+    def prepared(self, full: FullGradient) -> FullGradient:
+        """Multiply mu by the loss entries of a minibatch, if this rounds nothing.
+
+        Most minibatches have as many entries c as the first. With c mu instead of mu, steps need
+        not multiply.
+        """
+        multiple = full.of_first
+        if multiple & (multiple - 1):  # no power of two
+            return full
+        for means in per_device(full.mean):
+            combine([float(multiple)], [means], means)
+        return full._replace(multiple=multiple)
+
     def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
         if self.snapshot is None:
-            full_grads = buffers_like(network.live_grads)
+            full_grads = Buffers(copies(full.mean))
             self.snapshot, self._full_grads = Point.copied(network), full_grads
         else:
             self.snapshot.move()
-        # Most minibatches have as many loss entries c as the first. Keep c mu, and not mu, so that
-        # steps need not multiply. With a power of two, nothing is rounded.
-        is_exact = full.of_first & (full.of_first - 1) == 0
-        self._multiple = full.of_first if is_exact else 1
-        copy_all(full.mean, self._full_grads, self._multiple)
-        self._in_objective = full.in_objective
+            copy_all(full.mean, self._full_grads)
+        self._multiple, self._in_objective = full.multiple, full.in_objective
         self.table = table
 
     def learning_rate(
-        self, network: Network, mean: Arrays, wds: Sequence[float], steps: int
+        self, network: Network, full: FullGradient, wds: Sequence[float], steps: int
     ) -> Any:
         """The Barzilai-Borwein rate for a refresh at the current weights, or None."""
         if self.snapshot is None:
             return None
-        before = (row[0] for row in self.snapshot.weights), self._first_full_grads()
         weights = (row[0] for row in map(_mxnet.all_rows, network.trainable))
-        return barzilai_borwein.learning_rate(
-            before, (weights, (row[0] for row in mean)), wds, steps
-        )
+        before = (row[0] for row in self.snapshot.weights), (row[0] for row in self._full_grads)
+        now = weights, (row[0] for row in full.mean)
+        multiples = self._multiple, full.multiple
+        return barzilai_borwein.learning_rate(before, now, multiples, wds, steps)
 
     def confirm(self, batch_index: int) -> None:
         """Trust the stored gradients: one was computed again, and was the same."""
@@ -161,7 +166,9 @@ class SVRG(Method):
         frozen = zip(network.frozen, self.snapshot.frozen or ())
         return {
             "weights": ByParameter(zip(trainable, (row[0] for row in self.snapshot.weights))),
-            "full_grads": ByParameter(zip(trainable, self._first_full_grads())),
+            "full_grads": ByParameter(
+                zip(trainable, (row[0] / self._multiple for row in self._full_grads))
+            ),
             "frozen": ByParameter(
                 (number[p], list(values if _mxnet.is_auxiliary(p) else values[:1]))
                 for p, values in frozen

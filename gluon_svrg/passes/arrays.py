@@ -106,28 +106,26 @@ def rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, l
     return groups.items()
 
 
-def copy(sources: Sequence[NDArray], targets: Sequence[NDArray], factor: float = 1.0) -> None:
-    """Copy arrays to others of equal shapes; dense ones of one dtype perhaps times a factor."""
+def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
+    """Copy arrays to others of equal shapes."""
     # MXNet keeps 5 MB for each thread that has called one of these operators.
-    at_once = factor == 1 and not is_uninterrupted()
+    at_once = not is_uninterrupted()
     for dtype, rows in rows_by_dtype([sources, targets]):
         if dtype is not None and at_once:
             flat, outputs = map(list, zip(*rows))
             _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
             continue
         for source, target in rows:
-            if factor != 1:
-                _mxnet.assign_multiple(factor, source, target)
-            elif source.stype == target.stype and source.dtype == target.dtype:
+            if source.stype == target.stype and source.dtype == target.dtype:
                 source.copyto(target)
             else:
                 assign(dense(source), target)
 
 
-def copy_all(sources: Arrays, targets: Arrays, factor: float = 1.0) -> None:
-    """Copy arrays per parameter and device, see `copy`."""
+def copy_all(sources: Arrays, targets: Arrays) -> None:
+    """Copy arrays per parameter and device."""
     for column, target_column in zip(per_device(sources), per_device(targets)):
-        copy(column, target_column, factor)
+        copy(column, target_column)
 
 
 def put_back(before: Arrays, targets: Arrays) -> None:

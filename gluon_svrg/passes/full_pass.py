@@ -42,12 +42,13 @@ class Table(Protocol):
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Arrays  # per parameter and device, the same on all; in the memory of the pass
+    mean: Arrays  # times `multiple`, per parameter and device; in the memory of the pass
     mean_loss: float  # of all workers
     in_objective: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     differentiated: int  # loss entries of this worker, each once
     of_first: int  # loss entries of the first minibatch, on the first device that has any
+    multiple: int = 1  # see `Method.prepared`
 
 
 class Collective(Protocol):
