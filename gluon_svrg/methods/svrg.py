@@ -80,7 +80,7 @@ class SVRG(Method):
         return len(self.table or ())
 
     def terms(self, batch_index: int | None = None) -> Terms:
-        """What to add to g: ``- alpha r + alpha c mu``."""
+        """What to add to g: ``- alpha r + alpha c mu``, where a multiple of mu is kept."""
         alpha = float(np.float32(self.coefficient))
         if self.snapshot is None or not alpha:
             return Terms()

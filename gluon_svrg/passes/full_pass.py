@@ -48,7 +48,7 @@ class FullGradient(NamedTuple):
     all_entries: int  # of all workers
     differentiated: int  # loss entries of this worker, each once
     of_first: int  # loss entries of the first minibatch, on the first device that has any
-    multiple: int = 1  # see `Method.prepared`
+    multiple: int = 1  # what a method has multiplied the mean by
 
 
 class Collective(Protocol):
