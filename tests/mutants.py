@@ -43,6 +43,7 @@ SUITES = {
         "blocks",
     ],
     "passes/full_pass": [*FORMULA, "random_lock", "defects_random", "accumulation", "interface"],
+    "passes/losses": ["identities::test_the_mean_loss_of_many_minibatches"],
     "passes/interrupts": ["defects_leaks", "defects_interrupts"],
     "passes/network": ["part_of_network", "blocks", "accumulation", "interface", "methods"],
     "passes/outside": ["part_of_network", "defects_frozen"],
@@ -266,6 +267,13 @@ MUTANTS = {
         "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
         "a device without the mean": ("            total.copyto(target)\n", "            pass\n"),
         "infinite accepted": ("if not all_finite", "if None and all_finite"),
+    },
+    "passes/losses": {
+        "losses added twice": ("        self._recorded.clear()\n", ""),
+        "losses of one device": (
+            "for losses in alike.values():",
+            "for losses in [*alike.values()][:1]:",
+        ),
     },
     "methods/barzilai_borwein": {
         "old full gradient left out": (

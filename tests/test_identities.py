@@ -201,3 +201,17 @@ def test_a_loaded_full_gradient_is_the_same_to_the_last_bit(
         for device in where:
             for found, expected in zip(gradients(net, device), gradients(other_net, device)):
                 np.testing.assert_array_equal(found, expected)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_mean_loss_of_many_minibatches(devices):
+    """Losses are joined 64 minibatches at a time, and on each device."""
+    where, problem = contexts(devices), Dense("regression", samples=300, seed=4)
+    _, loss_of, trainer = make(problem, "float64", where)
+    losses = [each.asnumpy().astype("float64") for each in _listed(loss_of(np.arange(300)))]
+    found = trainer.update_full_grads(loss_of, problem.batches(2))
+    assert found == pytest.approx(np.concatenate(losses).mean(), rel=1e-6)  # 2.0: float32
+
+
+def _listed(losses):
+    return losses if isinstance(losses, list) else [losses]

@@ -31,7 +31,7 @@ class WatchedTrainer(Trainer):
         """Called when gradients are summed over devices and workers."""
 
     def on_update(self) -> None:
-        """Called before the optimizer moves the weights; it can still fail."""
+        """Called before the optimizer moves the weights; the update can still fail."""
 
     def on_updated(self) -> None:
         """Called when the optimizer has moved the weights."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
@@ -16,6 +15,7 @@ from .arrays import per_device
 from .batches import arguments
 from .closure import Loss, Recorded, check_repeatable
 from .entries import all_finite
+from .losses import LossSum
 from .multiples import combine
 from .network import Network, check_dependent
 from .points import Point
@@ -105,7 +105,7 @@ def full_gradient(
     total: LiveSum | None = None
     repeat = lock.mode == "auto" and not lock.locked
     entries, of_first = 0, 0
-    losses, ever = _LossSum(), [False] * len(network.trainable)
+    losses, ever = LossSum(), [False] * len(network.trainable)
     earlier: Recorded | None = None
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
@@ -266,39 +266,3 @@ def _take_mean(sums: Arrays, divisor: float) -> None:
     for total, *rest in sums:
         for target in rest:
             total.copyto(target)
-
-
-class _LossSum:
-    """A sum of losses that grows without waiting for the device.
-
-    It waits only if the device is more than 64 minibatches behind, because queued operations hold
-    data.
-    """
-
-    _FOLD = 64  # minibatches whose losses are kept before they are joined
-
-    def __init__(self) -> None:
-        self._recorded: list[Recorded] = []
-        self._partial: list[NDArray] = []
-
-    def add(self, recorded: Recorded) -> None:
-        self._recorded.append(recorded)
-        if len(self._recorded) == self._FOLD:
-            self._fold()
-
-    def total(self) -> float:
-        self._fold()
-        return sum(float(partial.asscalar()) for partial in self._partial)
-
-    def _fold(self) -> None:
-        alike: dict[Any, list[NDArray]] = {}
-        for recorded in self._recorded:
-            for loss, device, shape in zip(recorded.losses, recorded.devices, recorded.shapes):
-                flat = _mxnet.classic(loss)
-                flat = flat if len(shape) == 1 else flat.reshape((-1,))
-                alike.setdefault((device, flat.dtype), []).append(flat)
-        self._recorded.clear()
-        for partial in self._partial[-len(alike) :]:
-            partial.wait_to_read()
-        for losses in alike.values():
-            self._partial.append(mx.nd.concat(*losses, dim=0).astype("float64").sum())
