@@ -10,10 +10,10 @@ from mxnet.gluon import Parameter
 from . import checks
 from .methods.mars import MARS
 from .prox import ProxArgument
-from .recursive import RecursiveTrainer
+from .trainer import VarianceReducedTrainer
 
 
-class MARSTrainer(RecursiveTrainer):
+class MARSTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are corrected and clipped by MARS [1]_.
 
     The first step uses the gradient of its minibatch. All later steps replace that gradient by::
@@ -113,8 +113,6 @@ class MARSTrainer(RecursiveTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    _not_corrected = checks.NEEDS_CLOSURE
-
     def __init__(
         self,
         params: Mapping[str, Parameter] | Sequence[Parameter],
@@ -136,8 +134,6 @@ class MARSTrainer(RecursiveTrainer):
         checks.check_between(beta, "beta", 0, 1 - 2**-24)  # 1 in float32 is refused
         if clip is not None:
             checks.check_between(clip, "clip", 0, math.inf, open_low=True)
-        if not exact:
-            checks.refuse_compression(compression_params, "MARSTrainer(exact=False)")
         super().__init__(
             MARS(gamma, beta, clip, bool(exact), bool(include_vectors)),
             lock_random,

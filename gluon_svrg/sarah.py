@@ -6,13 +6,12 @@ from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import checks
 from .methods.sarah import SARAH
 from .prox import ProxArgument
-from .recursive import RecursiveTrainer
+from .trainer import VarianceReducedTrainer
 
 
-class SARAHTrainer(RecursiveTrainer):
+class SARAHTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
 
     `update_full_grads` computes the full gradient from time to time. In between, `step` replaces
@@ -118,7 +117,6 @@ class SARAHTrainer(RecursiveTrainer):
         lock_random: bool | str = "auto",
         prox: ProxArgument = None,
     ) -> None:
-        checks.refuse_compression(compression_params, "SARAHTrainer")
         super().__init__(
             SARAH(),
             lock_random,

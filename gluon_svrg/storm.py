@@ -9,10 +9,10 @@ from mxnet.gluon import Parameter
 from . import checks
 from .methods.storm import STORM
 from .prox import ProxArgument
-from .recursive import RecursiveTrainer
+from .trainer import VarianceReducedTrainer
 
 
-class STORMTrainer(RecursiveTrainer):
+class STORMTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by STORM [1]_.
 
     The first step uses the gradient of its minibatch. All later steps replace that gradient by::
@@ -97,8 +97,6 @@ class STORMTrainer(RecursiveTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    _not_corrected = checks.NEEDS_CLOSURE
-
     def __init__(
         self,
         params: Mapping[str, Parameter] | Sequence[Parameter],
@@ -113,7 +111,6 @@ class STORMTrainer(RecursiveTrainer):
         prox: ProxArgument = None,
     ) -> None:
         checks.check_between(mixing, "mixing", 0, 1)
-        checks.refuse_compression(compression_params, "STORMTrainer")
         super().__init__(
             STORM(mixing),
             lock_random,

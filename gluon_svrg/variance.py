@@ -135,13 +135,14 @@ def variance(
     True
     """
     check_closure(closure)
-    method, network, locked = trainer.ready_to_compare("variance")
+    work = trainer._compared("variance")
+    method, network, locked = work.method, work.network, work.lock.locked
     terms = method.terms(0 if method.needs_table else None)
     coefficient = -terms.b or 1.0
     here = Point.untouched(network)
     mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean or ()]
     moments = _Moments([row[0].size for row in network.weights], coefficient)
-    scale = trainer.loss_scale
+    scale = trainer._loss_scale.value
     with ExitStack() as stack:
         if locked:  # later random numbers do not depend on the data
             stack.callback(random_lock.start, random_lock.draw_seed())

@@ -19,10 +19,8 @@ SUITES = {
         "defects_frozen::test_coefficient_0_is_gluon_trainer_where_no_loss_reaches_a_parameter",
         *FORMULA,
     ],
-    "checking": ["defects_gradients", "defects_random", "interface"],
-    "counters": ["defects_schedules"],
-    "refreshing": ["defects_random"],
-    "resumable": ["defects_schedules"],
+    "registered": ["defects_schedules"],
+    "loading": ["defects_schedules"],
     "commands/datasets": [
         "compare::test_many_classes",
         "compare::test_labels_that_are_nearly_numbers",
@@ -52,6 +50,15 @@ SUITES = {
     "passes/random_lock": ["random_lock"],
     "passes/sketch": ["passes", "random_lock"],
     "passes/sums": [*FORMULA, SCALED, LOADED, "stored", "accumulation", "blocks", "interface"],
+    "methods/at_work": ["defects_gradients", "defects_random", "interface", *FORMULA],
+    "methods/live_gradients": [
+        "methods::test_micro_batches_accumulate",
+        "methods::test_a_step_that_amp_skips_moves_nothing",
+        "methods::test_an_update_that_fails_moves_nothing",
+        "defects_gradients",
+        "saga::test_micro_batches_that_only_some_parameters_accumulate",
+        "interface",
+    ],
     "methods/": [*FORMULA, "stored", "identities", "accumulation"],
     "methods/barzilai_borwein": ["barzilai_borwein"],
     "methods/mars": [*FORMULA, "recursive"],
@@ -81,8 +88,8 @@ SUITES = {
         "defects_gradients",
     ],
     "_mxnet/parameters": ["defects_threads"],
-    "_mxnet/watched": ["methods::test_a_step_that_amp_skips_moves_nothing"],
-    "_mxnet/kvstores": [
+    "_mxnet/open_trainer": [
+        "methods::test_a_step_that_amp_skips_moves_nothing",
         "distributed::test_convolutions",
         "distributed::test_ranks_that_start_apart_take_one_first_step",
     ],
@@ -131,7 +138,6 @@ MUTANTS = {
         ),
         "every optimizer": ("if not _mxnet.steps_along_gradient(optimizer):", "if False:"),
         "momentum of an instance": ('getattr(optimizer, "momentum", 0.0)', "0.0"),
-        "updated on the kvstore": ('"A prox" if prox is not None else ""', '""'),
         "float16 taken": ("if dtype not in", "if None and dtype not in"),
     },
     "_mxnet/optimizers": {
@@ -288,35 +294,48 @@ MUTANTS = {
         "negative curvature": ("if denominator <= 0:", "if denominator == 0:"),
     },
     "trainer": {
-        "no plain step": ("        if terms.is_plain:\n", "        if None and terms.is_plain:\n"),
-        "one micro-batch of many": (
-            "self._entries += found.entries",
-            "self._entries = found.entries",
+        "plain gradients taken": (
+            "if self._live.stage == NOTHING and (",
+            "if None and self._live.stage == NOTHING and (",
         ),
-        "moves when nothing was updated": ("self._method.not_updated()", "self._method.updated()"),
-        "entries kept": (
-            "self._method.updated()\n        self._entries = 0",
-            "self._method.updated()",
+        "moves when nothing was updated": (
+            "self._live.drop_next_state()",
+            "self._live.end()",
         ),
+        "updated on the kvstore": ('"A prox" if prox is not None else ""', '""'),
     },
-    "checking": {
-        "compared though nothing is known": (
-            "counters.compared = found.compared if compare else True",
-            "counters.compared = True",
+    "methods/live_gradients": {
+        "one micro-batch of many": (
+            "self.entries += found.entries",
+            "self.entries = found.entries",
         ),
+        "kept after the update": (
+            "[*changes, (vars(self), _empty())]",
+            "[*changes]",
+        ),
+        "the next state kept": ("if self._method.needs_reduced:\n            self.drop()", "pass"),
         "another backward not seen": (
             "        if overwritten:",
             "        if None and overwritten:",
         ),
-        "plain gradients taken": (
-            "if not self._is_corrected and (",
-            "if None and not self._is_corrected and (",
-        ),
+        "only some gradients of all minibatches": ("elif len(kinds) > 1 and", "elif None and"),
     },
-    "_mxnet/watched": {
+    "methods/at_work": {
+        "no plain step": ("        if terms.is_plain:\n", "        if None and terms.is_plain:\n"),
+        "compared though nothing is known": (
+            "counters.compared = found.compared if compare else True",
+            "counters.compared = True",
+        ),
+        "not compared after a refresh": ("        counters.compared = False\n", ""),
+    },
+    "_mxnet/open_trainer": {
         "moves when the update was skipped": (
-            "(self.on_updated if moves else self.on_not_updated)()",
-            "self.on_updated()",
+            "(self._on_updated if moves else self._on_not_updated)()",
+            "self._on_updated()",
+        ),
+        "layout of oneDNN sent": (
+            "                make_plain(parameter._data)\n",
+            "                pass\n",
         ),
     },
     "passes/closure": {
@@ -418,7 +437,7 @@ MUTANTS = {
     "methods/mars": {
         "another s": ("gamma * beta / (1 - beta)", "gamma * beta"),
         "not amplified": (
-            "factor = 1.0 if self.kept is None else 1 + self.s\n        for",
+            "factor = 1.0 if self.now is None else 1 + self.s\n        for",
             "factor = 1.0\n        for",
         ),
         "clipped as a sum": ("self.clip * scale * entries", "self.clip * scale"),
@@ -426,7 +445,7 @@ MUTANTS = {
     },
     "methods/recursive": {
         "the reference of the step before": (
-            "            reference.move()\n",
+            "            following.reference.move()\n",
             "            pass\n",
         ),
         "a sum for a mean": (
@@ -438,22 +457,18 @@ MUTANTS = {
         "sign of the row": ("_replace(b=-1.0,", "_replace(b=1.0,"),
         "row that is not in the sum": ("(1.0, moves), (1.0, sums)", "(0.0, moves), (1.0, sums)"),
         "a new row that is not in the sum": ("self._spare[-1] if is_new else", ""),
-        "one micro-batch of many": (" and not self._new_rows\n", "\n"),
+        "one micro-batch of many": (" and not pending\n", "\n"),
         "one device of many": ("len(self._network.devices) == 1", "True"),
-        "one worker of many": ("isinstance(entries, NDArray) or not self._has", "not self._has"),
+        "one worker of many": ("isinstance(entries, NDArray) or not all", "not all"),
         "mean that forgets nothing": ("[(-share, sums)]", "[(0 * share, sums)]"),
         "rows that scale with the loss": ("(1 / scale, estimates)", "(1.0, estimates)"),
         "a sum for a mean": ("k = 1 / entries if", "k = 1.0 if"),
-        "new entries not counted": ("else before + added", "else before"),
+        "new entries not counted": ("else self._entries + added", "else self._entries"),
         "old rows": (
-            "[(self._rows, self._new_rows), (vars(self), moved)]",
-            "[(vars(self), moved)]",
+            "            (self.table, live.rows),\n",
+            "",
         ),
-        "a row twice in an update": ("if batch_index in self._new_rows:", "if False:"),
-        "only some gradients of all minibatches": (
-            "if self._new_rows and len(",
-            "if None and len(",
-        ),
+        "a row twice in an update": ("if batch_index in pending:", "if False:"),
         "old mean of SAG": (
             "zip(per_device(self._next_sum), per_device(network.live_grads))",
             "zip(per_device(self._sum), per_device(network.live_grads))",
@@ -513,12 +528,6 @@ MUTANTS = {
         "one slot summed": ("for slot in slots[key]:  # in", "for slot in slots[key][:1]:  # in"),
         "weights not shared": ("self.kvstore.pull(key, out=list(arrays))", "pass"),
     },
-    "_mxnet/kvstores": {
-        "layout of oneDNN sent": (
-            "                make_plain(parameter._data)\n",
-            "                pass\n",
-        ),
-    },
     "stores/server": {
         "sums of gradients are updates": (
             "self._assign(index, weight, grad)",
@@ -541,7 +550,7 @@ MUTANTS = {
             "                pass\n",
         ),
     },
-    "counters": {
+    "registered": {
         "the first of a class": (
             "return max(chosen, key=in_common, default=None)",
             "return next(iter(chosen), None)",
@@ -551,10 +560,10 @@ MUTANTS = {
             "self._waiting = []",
         ),
     },
-    "resumable": {
+    "loading": {
         "a file that is not complete": (
-            "parts.update({name: self._loaded.part(name) for name in DEFERRED})",
-            "pass",
+            "late = {} if waiting is None else {name: waiting.part(name) for name in DEFERRED}",
+            "late = {}",
         ),
     },
     "saving/optimizer": {
@@ -581,12 +590,6 @@ MUTANTS = {
         "a traceback for Ctrl-C": (
             "    except KeyboardInterrupt:",
             "    except ZeroDivisionError:",
-        ),
-    },
-    "refreshing": {
-        "not compared after a refresh": (
-            "counters.compared = self._is_corrected = False",
-            "self._is_corrected = False",
         ),
     },
 }

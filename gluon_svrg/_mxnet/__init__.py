@@ -35,12 +35,12 @@ from .gradients import (
     take_fresh,
 )
 from .kvstores import (
-    OpenTrainer,
     barrier,
     is_native,
     registered_kvstores,
     send_to_servers,
 )
+from .open_trainer import OpenTrainer
 from .optimizers import class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
     all_rows,

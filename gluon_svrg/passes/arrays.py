@@ -37,6 +37,10 @@ class Column(List[NDArray]):
 class Buffers(List[List[NDArray]]):
     """Arrays per parameter and device, not to be replaced, so that MXNet is asked once for each."""
 
+    def __reduce__(self) -> Any:
+        """Copies look at their own arrays."""
+        return type(self), (list(self),)
+
     @cached_property
     def columns(self) -> list[Column]:
         """The arrays per device."""

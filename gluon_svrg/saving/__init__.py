@@ -37,11 +37,12 @@ from .objects import assign as assign_object
 from .objects import problems as object_problems
 from .objects import restored
 from .optimizer import OptimizerSettings, OptimizerStates
-from .saved import Part, Saved, header, most_bytes, read, write
+from .saved import NoPart, Part, Saved, header, most_bytes, read, write
 from .values import ByParameter, SavedArray, SavedObject, by_attributes
 
 __all__ = [
     "ByParameter",
+    "NoPart",
     "OptimizerSettings",
     "OptimizerStates",
     "Part",
