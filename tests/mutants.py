@@ -1,7 +1,8 @@
 """One broken line each, by the module that it stands in.
 
 A module is named by its path inside the package, as ``"methods/svrg"``. A mutant has a name, the
-text that stands there exactly once, and what takes its place.
+text that stands there exactly once, and what takes its place. If the text has moved, to another
+module or to another indentation, it is found where it stands once in the package.
 """
 
 FORMULA = ["methods::test_variance_and_bias", "methods::test_trajectory"]
@@ -58,7 +59,10 @@ SUITES = {
     "methods/recursive": [*FORMULA, "recursive"],
     "methods/saga": [*FORMULA, "saga", SCALED, "methods::test_micro_batches_accumulate"],
     "methods/svrg": [*FORMULA, LOADED, "defects_frozen", "stored"],
-    "saving/": ["saving", "states"],
+    "saving/": ["saving", "saving_files", "saving_names", "states"],
+    "saving/container": ["saving_files"],
+    "saving/disk": ["saving_files"],
+    "saving/matching": ["saving_names"],
     "saving/pickles": ["saving_pickles"],
     "stores/": ["stores", "interface", "distributed"],
     "stores/agreement": ["distributed::test_a_worker_that_fails_in_the_full_gradient"],
