@@ -67,7 +67,7 @@ def pairs(depth):
     return content
 
 
-def many(argument, function, count=20_000):
+def many(argument, function, count=1000):
     """What a function makes of one argument, many times."""
     call = b"j\x88\x13\x00\x00j\x89\x13\x00\x00\x85R"
     kept = function + b"r\x88\x13\x00\x000" + argument + b"r\x89\x13\x00\x000"
@@ -130,19 +130,19 @@ PICKLES = {
         "larger arrays than the parameters",
     ),
     "many bytes of one text": (
-        states(many(text("1" * 10**6), named("builtins", "bytearray"))), "larger arrays than",
+        states(many(text("1" * 10**5), named("builtins", "bytearray"))), "larger arrays than",
     ),
     "many sets of one list": (
         states(many(b"(" + b"".join(map(number, range(10_000))) + b"l",
                     named("builtins", "set"))), "larger arrays than",
     ),
     "many dense arrays of sparse ones": (
-        states(b"(" + mxnet_array(row_sparse(2**20, 1)) * 1000 + b"t"), "larger",
+        states(b"(" + mxnet_array(row_sparse(2**20, 1)) * 30 + b"t"), "larger",
     ),
     "many objects of one dict": (
         states(b"(" + b"".join(text(f"a{n}") + b"N" for n in range(20_000))
                + b"dr\x88\x13\x00\x000(" + (named("mxnet.optimizer", "SGD") + b")\x81"
-               + b"j\x88\x13\x00\x00b") * 20_000 + b"t"), "larger arrays than",
+               + b"j\x88\x13\x00\x00b") * 200 + b"t"), "larger arrays than",
     ),
     "nested pairs": (states(pairs(100)), "too deeply, or in a cycle"),
     "nested pairs, wide": (states(pairs(50)), "too deeply, or in a cycle"),

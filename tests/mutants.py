@@ -479,7 +479,6 @@ MUTANTS = {
         "any size": ("            if self._bytes_left < 0:", "            if False:"),
         "any length": ("if self.reads > _MOST_READS:", "if False:"),
         "one value many times": ("        if self._left < 0:\n", "        if False:\n"),
-        "any key": ("all(map(is_key, items))", "True"),
         "codes of extensions": ("not in _REFUSED", "!= 'persid'"),
     },
     "saving/values": {
