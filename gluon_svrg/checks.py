@@ -46,7 +46,7 @@ def check_rate_can_be_set(optimizer: Any, settings: Any, kvstore: Any) -> None:
             "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
             f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
         )
-    if kinds.is_asynchronous(kvstore):
+    if not kinds.kind_of(kvstore).reduces:
         raise ValueError(
             "barzilai_borwein=True needs the number of steps between two snapshots, which no "
             f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."

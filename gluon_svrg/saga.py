@@ -6,11 +6,14 @@ from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
+from ._docstrings import parameters_as
 from .methods.saga import SAG, SAGA
 from .prox import ProxArgument
+from .svrg import SVRGTrainer
 from .trainer import VarianceReducedTrainer
 
 
+@parameters_as(SVRGTrainer)
 class SAGATrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAGA [1]_.
 
@@ -25,12 +28,6 @@ class SAGATrainer(VarianceReducedTrainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict, list or tuple of Parameter
-        The parameters to optimize, as for `gluon.Trainer`.
-    optimizer : str or Optimizer
-        Any optimizer of MXNet, or registered with it.
-    optimizer_params : dict, optional
-        Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
         The kvstore, as for `gluon.Trainer`; it must reduce gradients, as all but 'dist_async' do.
         Workers share the mean, and each has the rows of its own minibatches.
@@ -42,10 +39,6 @@ class SAGATrainer(VarianceReducedTrainer):
         Whether a minibatch draws the same random numbers (dropout masks) each time. ``'auto'``
         detects them in `update_full_grads`, warns, and locks from then on. A first pass that trains
         does not look for them.
-    prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
-        workers.
 
     Raises
     ------
@@ -122,32 +115,12 @@ class SAGATrainer(VarianceReducedTrainer):
         )
 
 
+@parameters_as(SAGATrainer)
 class SAGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 
     This is like `SAGATrainer`, but the optimizer gets the mean of the table after the minibatch's
     row was replaced. The estimate is biased, but has less variance.
-
-    Parameters
-    ----------
-    params : ParameterDict, dict, list or tuple of Parameter
-        The parameters to optimize, as for `gluon.Trainer`.
-    optimizer : str or Optimizer
-        Any optimizer of MXNet, or registered with it.
-    optimizer_params : dict, optional
-        Keyword arguments of the optimizer when it is given by name.
-    kvstore : str or KVStore, default 'device'
-        As for `SAGATrainer`.
-    compression_params : dict, optional
-        Must be left out: an error that compression makes would stay in the mean.
-    update_on_kvstore : bool, optional
-        None and False are the same: the reduced gradient must come back before the update.
-    lock_random : bool or 'auto', default 'auto'
-        Whether a minibatch draws the same random numbers each time, as for `SAGATrainer`.
-    prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update is then on the
-        workers.
 
     Raises
     ------

@@ -20,6 +20,7 @@ import gluon_svrg.estimator
 import gluon_svrg.prox
 import gluon_svrg.schedule
 import gluon_svrg.variance
+from gluon_svrg._docstrings import parameters_as, parameters_in
 
 ROOT = Path(__file__).parent.parent
 README, GUIDE = ROOT / "README.md", ROOT / "notebooks" / "README.md"
@@ -88,6 +89,76 @@ def test_public_names_have_an_example(name):
     module, _, attribute = name.rpartition(".")
     text = inspect.getdoc(getattr(importlib.import_module(module), attribute))
     assert ">>> " in text or name == "gluon_svrg.variance.Variance"
+
+
+def test_what_trainers_share_is_written_once():
+    """`help` shows every parameter of each, see above; the files describe each in one place."""
+    found = {}
+    for name in ("SVRGTrainer", *FAMILY):
+        tree = TREES[Path(inspect.getfile(getattr(gluon_svrg, name)))]
+        (node,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+        for parameter, text in parameters_in(ast.get_docstring(node, clean=False)).items():
+            found.setdefault(text, []).append(f"{name}, {parameter}")
+    assert len(found) > 15
+    assert [places for places in found.values() if len(places) > 1] == []
+
+
+def test_parameters_of_another_class():
+    class First:
+        """One.
+
+        Parameters
+        ----------
+        a : int
+            Of the first.
+        b : int
+            Of the first, too.
+
+        Raises
+        ------
+        ValueError
+            Never.
+        """
+
+        def __init__(self, a, b):
+            pass
+
+    class Second(First):
+        """Two.
+
+        Raises
+        ------
+        TypeError
+            Never.
+        """
+
+    class Third(First):
+        """Three.
+
+        Parameters
+        ----------
+        c : str
+            Its own,
+            on two lines.
+        b : str
+            Another.
+
+        Returns
+        -------
+        """
+
+        def __init__(self, b, c, a):
+            pass
+
+    for cls in (First, Second, Third):  # as those of a module
+        cls.__doc__ = re.sub(r"^    ", "", cls.__doc__, flags=re.M)
+    a, b = "a : int\n    Of the first.\n", "b : int\n    Of the first, too.\n"
+    head = "Parameters\n----------\n"
+    second = inspect.getdoc(parameters_as(First)(Second))
+    assert second == f"Two.\n\n{head}{a}{b}\nRaises\n------\nTypeError\n    Never."
+    third = inspect.getdoc(parameters_as(Second)(Third))
+    own = "b : str\n    Another.\nc : str\n    Its own,\n    on two lines.\n"
+    assert third == f"Three.\n\n{head}{own}{a}\nReturns\n-------"
 
 
 def test_help_is_a_table_of_contents():

@@ -9,11 +9,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from . import checks, kinds
-from .alone import Alone
-from .horovod import HorovodKVStore
 from .interface import Workers
-from .parameter_servers import SynchronousServers
-from .server import ServerOptimizer
 
 
 class KVStoreTrainer(_mxnet.OpenTrainer):
@@ -54,8 +50,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         checks.check_compression(compression_params, kvstore)
         checks.check_sparse(parameters, kvstore)
         update = checks.where_to_update(parameters, kvstore, update_on_kvstore, updates_here)
-        if kvstore == "horovod":
-            kvstore = HorovodKVStore()
+        if not kinds.kind_of(kvstore).has_servers:  # these are created at the first use
+            kvstore = kinds.created(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
         self._known_workers: Workers | None = None
         self._sums: NDArray | None = None  # of a few numbers over the workers
@@ -67,21 +63,17 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         This is collective: no worker continues until all have called it.
         """
         if self._known_workers is None:
-            kvstore = self._wanted_kvstore
-            if isinstance(kvstore, str) and kinds.is_distributed(kvstore):
-                kvstore = self._wanted_kvstore = mx.kv.create(kvstore)
+            self._wanted_kvstore = kvstore = kinds.created(self._wanted_kvstore)
             updates = self._wanted_update is not False
-            self._known_workers = workers = kinds.workers_of(
+            self._known_workers = kinds.kind_of(kvstore)(
                 kvstore, len(self._all_parameters), updates
             )
-            if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
-                kvstore.set_optimizer(self._optimizer_for_kvstore())
-                workers.wait()
+            self._known_workers.prepare_servers(self._optimizer_for_kvstore)
         return self._known_workers
 
     def _must_start_kvstore(self) -> bool:
         """Whether there may be other workers, and the weights have not been shared yet."""
-        return not self._has_kvstore and not isinstance(self._workers, Alone)
+        return not self._has_kvstore and not self._workers.is_alone
 
     def _start_shared_kvstore(self) -> None:
         """Start the kvstore before a step, if there may be other workers."""
@@ -102,12 +94,9 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         The first gradients could overtake them: with `gluon.Trainer` and ``dist_sync``, weights
         became sums of gradients in up to 6 runs of 10.
         """
-        workers = self._workers
-        workers.updates = self._updates_on_kvstore
-        if not isinstance(workers, Alone):
-            workers.wait()
-        if isinstance(workers, SynchronousServers) and workers.updates:
-            workers.check_servers()
+        if not self._workers.is_alone:
+            self._workers.wait()
+        self._workers.check_servers()
 
     def _share_weights(self) -> None:
         """Start the kvstore and give all workers the same weights, for a pass over the data."""
@@ -121,13 +110,11 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
 
     def _optimizer_for_kvstore(self) -> Any:
         """Wrap the optimizer for servers, which update parameters and assign all other keys."""
-        workers = self._workers if kinds.is_distributed(self._wanted_kvstore) else None
-        if not isinstance(workers, SynchronousServers) or not workers.updates:
+        if not self._workers.updates:
             return self.optimizer
         checks.check_server_optimizer(self.optimizer, self._all_parameters)
         self.optimizer.rescale_grad = self._gradient_scale
-        optimizer: ServerOptimizer = workers.server_optimizer(self.optimizer)
-        return optimizer
+        return self._workers.server_optimizer(self.optimizer)
 
     def _prepare_push(self, batch_size: float) -> float:
         """If servers update: divide the gradients here, and send new settings to the servers.
