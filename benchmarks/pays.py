@@ -26,7 +26,7 @@ from . import models, record
 BATCH_SIZE = 32
 PASSES = 3  # of SVRG: a full gradient, and an epoch with two gradients a step
 POINTS = {"early": 1, "middle": 5, "late": 30}  # epochs of plain SGD before
-SEEDS = range(5)
+SEEDS = range(3)
 
 
 def cnn() -> gluon.HybridBlock:

@@ -3,8 +3,8 @@
 Weights start at zero, samples are shuffled for each epoch, SVRG takes a snapshot every other epoch.
 The learning rate is the one of the grid of `benchmarks convergence` that needs the fewest data
 passes to the last of `LEVELS` *without* such a start, the median over three other seeds. All starts
-have that rate. It is found with the NumPy reference, which takes the same steps as the trainer. So
-the trainer makes the trainings of the first seed only, and the reference these again and all others.
+have that rate. It is found with the NumPy reference, which takes the same steps as the trainer: the
+trainer makes the trainings of the first seed, the reference makes these again and all others.
 """
 
 from __future__ import annotations
