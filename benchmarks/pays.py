@@ -19,6 +19,7 @@ from mxnet import gluon
 from tqdm import tqdm
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.commands.palette import STYLES
 from gluon_svrg.variance import variance
 
 from . import models, record
@@ -30,11 +31,11 @@ SEEDS = range(3)
 
 
 def cnn() -> gluon.HybridBlock:
-    """Two convolutions with pooling, and a dense layer."""
+    """Two convolutions and two dense layers, as in notebook 07."""
     net = gluon.nn.HybridSequential()
     for channels in (8, 16):
-        net.add(gluon.nn.Conv2D(channels, 5, activation="relu"), gluon.nn.MaxPool2D(2))
-    net.add(gluon.nn.Dense(10))
+        net.add(gluon.nn.Conv2D(channels, 5, strides=2, activation="relu"))
+    net.add(gluon.nn.Dense(64, activation="relu"), gluon.nn.Dense(10))
     return net
 
 
@@ -260,7 +261,7 @@ def plot(records: list[dict[str, Any]]) -> Any:
     """Every measurement by its two numbers; the color says who won."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for name, marker in zip(dict.fromkeys(e["case"] for e in records), "os^D"):
-        for wins, color in ((True, "#0072B2"), (False, "#555555")):
+        for wins, color in ((True, STYLES["SVRG"].color), (False, STYLES["plain"].color)):
             shown = [e for e in records if e["case"] == name and (e["gain"] > 1) == wins]
             places = [e["noise"] for e in shown], [e["ratio"] for e in shown]
             label = f"{name}: {'SVRG' if wins else 'SGD'} wins"

@@ -15,6 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
+from gluon_svrg.commands.palette import BLUE, GREEN, VERMILION
+
 from . import convergence, curves, record
 from .methods import Method, Reference, Trained
 from .problems import NAMES, RIDGE, Problem, problem
@@ -133,16 +135,15 @@ def _record(
 
 
 def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """Medians of passes to each level; with a start, also over those without."""
+    """Medians of the passes to each level, from each start."""
     rows = []
     for name, size in dict.fromkeys((e["problem"], e["batch_size"]) for e in records):
-        for start in STARTS:
-            entries = _entries(records, name, size, start)
-            found = [_median(entries, level) for level in LEVELS]
-            row = {"problem": name, "batch size": str(size), "plain epochs": str(start)}
-            for level, median in zip(LEVELS, found):
-                row[f"{level:.0e}"] = f"{median:.1f}" if np.isfinite(median) else "-"
-            rows.append(row)
+        row = {"problem": name, "batch size": str(size)}
+        for level in LEVELS:
+            medians = [_median(_entries(records, name, size, start), level) for start in STARTS]
+            cells = ["-" if np.isinf(median) else f"{median:.1f}" for median in medians]
+            row[f"to {level:.0e}"] = " / ".join(cells)
+        rows.append(row)
     return rows
 
 
@@ -170,7 +171,7 @@ def plot(records: list[dict[str, Any]]) -> Any:
         sharey=True,
     )
     for ax, (name, size) in zip(axes.ravel(), cases):
-        for start, color in zip(STARTS, ("#0072B2", "#D55E00", "#009E73")):
+        for start, color in zip(STARTS, (BLUE, VERMILION, GREEN)):
             for number, entry in enumerate(_entries(records, name, size, start)):
                 label = None if number else f"{start} plain epoch{'s' * (start != 1)}"
                 gaps = [np.nan if gap is None else gap for gap in entry["gaps"]]
