@@ -506,7 +506,7 @@ def test_words_among_numbers_and_gaps_in_text(tmp_path):
 def test_the_delimiter_is_found(delimiter, tmp_path):
     path = tmp_path / "own.csv"
     lines = ['"first, or second; third",y', "1.5,0", "2.5,1", "3.5,0", "4.5,1"]
-    path.write_text("\n".join(delimiter.join(line.rsplit(",", 1)) for line in lines))
+    path.write_text("\n" + "\n".join(delimiter.join(line.rsplit(",", 1)) for line in lines))
     dataset = datasets.load(str(path), "y")
     np.testing.assert_allclose(dataset.X, scaled([1.5, 2.5, 3.5, 4.5]))
     assert (dataset.classes, dataset.notes) == (2, ())

@@ -124,7 +124,7 @@ def _read(path: Path) -> Any:
 
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            delimiter = _delimiter(file.readline())
+            delimiter = _delimiter(next((line for line in file if line.strip()), ""))
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
             table = pd.read_csv(
