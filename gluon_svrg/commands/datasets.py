@@ -145,7 +145,7 @@ def _read(path: Path) -> Any:
     table.columns = [name.strip() for name in table.columns]
     table = table.apply(lambda column: column.str.strip())
     if delimiter == ";":  # where it is common, so is a decimal comma
-        table = table.replace(_DECIMAL_COMMA, r"\1.\2", regex=True)
+        table = table.apply(lambda column: column.str.replace(_DECIMAL_COMMA, r"\1.\2", regex=True))
     return table
 
 
