@@ -87,7 +87,7 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
                 ]
                 if entries:
                     (line,) = ax.plot(
-                        *_median_curve(entries, what), style, color=color, linewidth=1.6
+                        *median_curve(entries, what), style, color=color, linewidth=1.6
                     )
                     handles.setdefault(method, line)
             ax.set_yscale("log")
@@ -113,7 +113,7 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
     return figure
 
 
-def _median_curve(entries: Sequence[dict[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray]:
+def median_curve(entries: Sequence[dict[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray]:
     """Where a training arrives at a gap, between checkpoints too; the median, as in the table."""
     levels = np.geomspace(1, FLOOR, 89)
     arrivals = []

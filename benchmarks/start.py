@@ -159,7 +159,7 @@ def _median(entries: Sequence[dict[str, Any]], level: float) -> float:
 
 
 def plot(records: list[dict[str, Any]]) -> Any:
-    """A panel for each problem and batch size: all seeds from each start."""
+    """A panel for each problem and batch size: the median of all seeds from each start."""
     cases = list(dict.fromkeys((e["problem"], e["batch_size"]) for e in records))
     columns = len({size for _, size in cases})
     figure, axes = plt.subplots(
@@ -172,10 +172,8 @@ def plot(records: list[dict[str, Any]]) -> Any:
     )
     for ax, (name, size) in zip(axes.ravel(), cases):
         for start, color in zip(STARTS, (BLUE, VERMILION, GREEN)):
-            for number, entry in enumerate(_entries(records, name, size, start)):
-                label = None if number else f"{start} plain epoch{'s' * (start != 1)}"
-                gaps = [np.nan if gap is None else gap for gap in entry["gaps"]]
-                ax.plot(entry["data_passes"], gaps, color=color, linewidth=0.7, label=label)
+            curve = curves.median_curve(_entries(records, name, size, start), "data_passes")
+            ax.plot(*curve, color=color, label=f"{start} plain epoch{'s' * (start != 1)}")
         ax.set_yscale("log")
         ax.set_ylim(LEVELS[-1], 1)
         ax.set_xlim(left=0)
