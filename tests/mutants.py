@@ -22,7 +22,9 @@ SUITES = {
     ],
     "registered": ["defects_schedules"],
     "loading": ["defects_schedules"],
+    "commands/training": ["compare::test_each_method_against_its_twin"],
     "commands/datasets": [
+        "compare::test_a_file_as_it_is",
         "compare::test_many_classes",
         "compare::test_labels_that_are_nearly_numbers",
     ],
@@ -174,6 +176,7 @@ MUTANTS = {
         "no doubling": ("self.first * 2 ** (taken - 1)", "self.first * taken"),
     },
     "variance": {
+        "noise without the signal": ("return self.plain / signal", "return self.plain"),
         "random numbers left seeded": (
             "            stack.callback(random_lock.start, random_lock.draw_seed())\n",
             "            pass\n",
@@ -594,8 +597,18 @@ MUTANTS = {
         ),
     },
     "commands/datasets": {
-        "any number of classes": ("        if classes > MOST_CLASSES:", "        if False:"),
-        "007 is a number": ("is None or _PADDED.match(cell) for", "is None for"),
+        "any number of classes": ("    if classes > MOST_CLASSES:", "    if False:"),
+        "007 is a number": (" or cells.str.match(_PADDED).any()", ""),
+        "a decimal comma is text": ('if delimiter == ";":', "if False:"),
+        "gaps filled with zero": ("fillna(numbers.mean())", "fillna(0)"),
+        "names of rows are inputs": (
+            "different > MOST_WORDS or 2 * different > len(known)",
+            "False",
+        ),
+    },
+    "commands/training": {
+        "a snapshot at the start": ("plain_epochs if method.refreshes else 0", "0"),
+        "a rate that does not fall": ("math.cos(math.pi * share)", "1"),
     },
     "__main__": {
         "a traceback for Ctrl-C": (
