@@ -21,10 +21,14 @@ import gluon_svrg.schedule
 import gluon_svrg.variance
 
 ROOT = Path(__file__).parent.parent
-README, GUIDE = ROOT / "README.md", ROOT / "notebooks" / "README.md"
-PROGRAMS = [README, GUIDE]  # whose code is run
+README, INDEX = ROOT / "README.md", ROOT / "notebooks" / "README.md"
+PAGES = sorted((ROOT / "notebooks" / "guide").glob("*.md"))
+TROUBLESHOOTING = ROOT / "notebooks" / "guide" / "troubleshooting.md"
+GUIDES = "".join(path.read_text() for path in (README, INDEX, *PAGES))
 DOCUMENTS = [
-    *PROGRAMS,
+    README,
+    INDEX,
+    *PAGES,
     ROOT / "benchmarks" / "README.md",
     ROOT / ".github" / "CONTRIBUTING.md",
     ROOT / "notebooks" / "README.several_machines.md",
@@ -117,16 +121,28 @@ def blocks(document, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize("document", PROGRAMS, ids=name_of)
-def test_code_runs_word_for_word(document, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace, text = {}, document.read_text()
+def has_code(document):
+    return bool(re.search(r"^```python(?: \w+)?$", document.read_text(), re.M))
+
+
+def run_blocks(document, namespace):
+    text = document.read_text()
     for found in re.finditer(r"^```python(?: (\w+))?\n(.*?)^```$", text, re.M | re.S):
         needed, block = found.groups()
         assert needed is None or needed in FAMILY
         if needed is None or needed in gluon_svrg.__all__:
             lines_before = "\n" * text.count("\n", 0, found.start(2))  # errors name their line
             exec(compile(lines_before + block, str(document), "exec"), namespace)
+
+
+@pytest.mark.parametrize("document", [README, *filter(has_code, PAGES)], ids=name_of)
+def test_code_runs_word_for_word(document, capsys, tmp_path, monkeypatch):
+    """Each page of the guide continues from the program of the index, and from no other page."""
+    monkeypatch.chdir(tmp_path)
+    namespace = {}
+    if document != README:
+        run_blocks(INDEX, namespace)
+    run_blocks(document, namespace)
     printed = capsys.readouterr().out
     if document == README:
         losses = [float(x) for x in re.findall(r"^epoch \d: mean loss ([\d.]+)$", printed, re.M)]
@@ -136,12 +152,13 @@ def test_code_runs_word_for_word(document, capsys, tmp_path, monkeypatch):
 
 def test_code_is_found():
     assert len(blocks(README, "python")) == 1
-    assert len(blocks(GUIDE, "python")) > 15
+    assert len(blocks(INDEX, "python")) == 1
+    assert sum(len(blocks(page, "python")) for page in PAGES) > 15
 
 
 @pytest.mark.xdist_group("clusters")
 def test_two_workers_train_what_the_guide_says(tmp_path):
-    (script,) = blocks(GUIDE, "python train.py")
+    (script,) = blocks(INDEX.parent / "guide" / "workers.md", "python train.py")
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, str(tmp_path / "train.py")]
     status, output = launch(["-n", 2, "-s", 1, "--", *command])
@@ -178,22 +195,26 @@ def test_release_notes_begin_with_this_version():
 
 
 def test_all_notebooks_are_in_the_index():
-    for notebook in GUIDE.parent.glob("*.ipynb"):
-        assert f"[{notebook.stem}]({notebook.name})" in GUIDE.read_text()
+    for notebook in INDEX.parent.glob("*.ipynb"):
+        assert f"[{notebook.stem}]({notebook.name})" in INDEX.read_text()
+
+
+def test_all_pages_are_in_the_index():
+    for page in PAGES:
+        assert f"](guide/{page.name})" in INDEX.read_text()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_in_the_guides(name):
-    assert re.search(rf"\b{name.rpartition('.')[2]}\b", README.read_text() + GUIDE.read_text())
+    assert re.search(rf"\b{name.rpartition('.')[2]}\b", GUIDES)
 
 
 def test_all_of_the_trainer_is_in_the_guides():
-    text = README.read_text() + GUIDE.read_text()
     members = [name for cls in gluon_svrg.SVRGTrainer.__mro__[:6] for name in vars(cls)]
     internal = ("on_", "all_", "holds_", "needs_", "ready_")  # between the rooms
     for name in members:
         if not name.startswith(("_", *internal)) and name not in ("epoch_count", "loss_scale"):
-            assert re.search(rf"\b{name}\b", text), name
+            assert re.search(rf"\b{name}\b", GUIDES), name
 
 
 # --- links -------------------------------------------------------------------------------------
@@ -208,7 +229,7 @@ def texts():
     """All that can have links: documents, and the text in notebooks."""
     for document in DOCUMENTS:
         yield document, document.read_text()
-    for notebook in GUIDE.parent.glob("*.ipynb"):
+    for notebook in INDEX.parent.glob("*.ipynb"):
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["cell_type"] == "markdown":
                 yield notebook, "".join(cell["source"])
@@ -285,8 +306,7 @@ def messages():
 
 def beginnings():
     """The messages of the table, without what differs: each a list of pieces, with its heading."""
-    _, _, tables = GUIDE.read_text().partition("\n## Troubleshooting\n")
-    for section in tables.split("\n### ")[1:]:
+    for section in TROUBLESHOOTING.read_text().split("\n## ")[1:]:
         for row in re.findall(r"^\| (`.*?) \|", section, re.M):
             for message in re.findall(r"`([^`]+)`", row):
                 pieces = [piece.strip() for piece in message.split("\u2026") if piece.strip()]
@@ -300,7 +320,7 @@ def is_in(pieces, text):
 def test_every_message_has_its_row():
     rows = [pieces for pieces, _ in beginnings()]
     missing = [m for m in messages() if not any(is_in(pieces, m[1]) for pieces in rows)]
-    assert not missing, "add these to the table in notebooks/README.md"
+    assert not missing, "add these to the tables in notebooks/guide/troubleshooting.md"
 
 
 def test_every_row_has_its_message():
