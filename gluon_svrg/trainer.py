@@ -147,11 +147,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         loss = None
         if closure is not None:
             self._work.method.check_index(batch_index, "step", type(self).__name__)
-            loss = self.correct_grads(closure, batch_index=batch_index)
+            loss = self._correct(closure, batch_index, is_half=False)
         elif batch_index is not None:
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
+        self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._live.show_marks(ignore_stale_grad)
         self._start_shared_kvstore()
         if self._overflows_on_kvstore():
@@ -211,16 +212,22 @@ class VarianceReducedTrainer(KVStoreTrainer):
         UserWarning
             If both gradients differ at the first step after a refresh (``lock_random='auto'``).
         """
+        self._work.method.check_index(batch_index, "correct_grads", type(self).__name__)
+        return self._correct(closure, batch_index, is_half=True)
+
+    def _correct(
+        self, closure: Callable[[], Loss], batch_index: int | None, *, is_half: bool
+    ) -> Loss:
+        """Compute an estimate; the user has the other half of the step if this is one half."""
         check_closure(closure)
-        work, live = self._work, self._live
-        work.method.check_index(batch_index, "correct_grads", type(self).__name__)
-        self._check_outside("correct_grads")
+        self._check_outside("correct_grads" if is_half else "step")
         self._start_with(closure)
-        live.make_room()
+        work, live, scale = self._work, self._live, self._loss_scale.value
+        before = live.make_room(is_half=is_half)
         terms = work.method.terms(batch_index, live) if self._is_in_force() else Terms()
-        found = work.estimate(closure, terms, self._loss_scale.value)
+        found = work.estimate(closure, terms, scale)
         self._loss_scale.let_optimizer_undo()
-        live.hold(batch_index, terms, found)
+        live.hold(batch_index, terms, found, before, scale)
         return found.loss
 
     def allreduce_grads(self) -> None:
@@ -232,6 +239,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             If `correct_grads` was not called before, or a backward has overwritten its result.
         """
         self._check_intact("allreduce_grads")
+        self._live.check_unchanged("allreduce_grads", self._loss_scale.of_live_grads)
         super().allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -263,7 +271,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if live.awaits_reduction:
             work.check_unchanged()
             entries = self._sum_over_workers([live.entries, *work.method.numbers(live)])
-            live.reduce(self._loss_scale.of_live_grads, entries)
+            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""

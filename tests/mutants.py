@@ -60,6 +60,7 @@ SUITES = {
         "methods::test_an_update_that_fails_moves_nothing",
         "defects_gradients",
         "saga::test_micro_batches_that_only_some_parameters_accumulate",
+        "histories",
         "interface",
     ],
     "methods/": [*FORMULA, "stored", "identities", "accumulation"],
@@ -327,6 +328,24 @@ MUTANTS = {
             "        if overwritten:",
             "        if None and overwritten:",
         ),
+        "a minibatch set to zero stays": (
+            "            if all_zero(",
+            "            if None and all_zero(",
+        ),
+        "what was there before counts": (
+            "            if known:\n",
+            "            if None and known:\n",
+        ),
+        "one minibatch kept apart": (
+            "            if self._is_apart:\n                combine(",
+            "            if False:\n                combine(",
+        ),
+        "one device kept apart": ("            sum_over_devices(self._apart)\n", ""),
+        "what the user made of V": (
+            "return self._apart if self._is_apart else self._network.live_grads",
+            "return self._network.live_grads",
+        ),
+        "a lost change": ("if not (self._method.replaces_grads and", "if not (False and"),
         "only some gradients of all minibatches": ("elif len(kinds) > 1 and", "elif None and"),
     },
     "methods/at_work": {

@@ -56,6 +56,14 @@ class Live(Protocol):
         """Per trainable parameter: whether the loss of any minibatch depends on it."""
 
     @property
+    def total(self) -> Arrays:
+        """V as it was computed, per trainable parameter and device."""
+
+    @property
+    def total_scale(self) -> float | None:
+        """The scale of the total; None if it is that of the live gradients."""
+
+    @property
     def following(self) -> Any:
         """What `Method.reduced` has returned; None before that."""
 
@@ -70,6 +78,8 @@ class Method:
         the reduced gradient.
     keeps_errors : bool
         Whether an error of the reduction, as of compression, would stay in that state.
+    replaces_grads : bool
+        Whether `reduced` computes the gradient of the optimizer.
     needs_table : bool
         Whether a refresh keeps the gradient of each minibatch, and each minibatch has an index.
     can_store_grads : bool
@@ -88,6 +98,7 @@ class Method:
 
     needs_reduced = False
     keeps_errors = False
+    replaces_grads = False
     needs_table = False
     can_store_grads = False
     needs_closure = False
@@ -215,16 +226,17 @@ class Method:
         return ()
 
     def reduced(self, network: Network, live: Live, scale: float, entries: float | NDArray) -> Any:
-        """Use the reduced estimate V in the live gradients, and perhaps change it.
+        """Use the reduced estimate V, and perhaps change the live gradients.
 
         Parameters
         ----------
         network : Network
-            The network, whose live gradients hold V times the scale, on every device.
+            The network, whose live gradients hold V times the scale, on every device, or what the
+            user has made of it.
         live : Live
-            The minibatches of V.
+            The minibatches of V, and V as it was computed.
         scale : float
-            The scale of the losses.
+            The scale of the live gradients.
         entries : float or NDArray
             C: the loss entries over all devices, workers and micro-batches since the last update.
             With several workers an array of C and the sums of `numbers`.

@@ -62,6 +62,7 @@ class MARS(Recursive):
         Whether parameters of fewer than two dimensions are treated.
     """
 
+    replaces_grads = True
     needs_closure = True
     not_corrected = NEEDS_CLOSURE
 
@@ -128,10 +129,10 @@ class MARS(Recursive):
         return mx.nd.full((1,), self.clip * scale * entries, ctx=device, dtype="float64")
 
     def take_mean(
-        self, network: Network, scale: float, entries: float | NDArray, target: Arrays
+        self, network: Network, live: Live, scale: float, entries: float | NDArray, target: Arrays
     ) -> None:
         """Compute m for the next step: the mean gradient of this one, which is part of V."""
-        sums, target = (self.treated(network, rows) for rows in (network.live_grads, target))
+        sums, target = (self.treated(network, rows) for rows in (live.total, target))
         if self.now is None or not self.s:
             divide(sums, scale, entries, target)
         else:

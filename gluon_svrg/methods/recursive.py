@@ -144,14 +144,14 @@ class Recursive(Method):
             before = live.reached if now is None else now.in_objective
             following.in_objective = [a or b for a, b in zip(before, live.reached)]
         if self.keeps_mean:
-            self.take_mean(network, scale, entries, following.mean)
+            self.take_mean(network, live, live.total_scale or scale, entries, following.mean)
         return following
 
     def take_mean(
-        self, network: Network, scale: float, entries: float | NDArray, target: Arrays
+        self, network: Network, live: Live, scale: float, entries: float | NDArray, target: Arrays
     ) -> None:
-        """Compute ``m = V / C`` for the next step."""
-        divide(network.live_grads, scale, entries, target)
+        """Compute ``m = V / C`` for the next step, where V has a scale."""
+        divide(live.total, scale, entries, target)
 
     def before_update(self, network: Network, following: State) -> None:
         """Copy the weights, which are about to move, to the next reference."""

@@ -220,16 +220,16 @@ class SAGA(Method):
         else:
             (added,) = self.numbers(live)
         if isinstance(entries, NDArray) or not all(row.has_moved for row in live.rows.values()):
-            self._move_by(network, scale, entries)
+            self._move_by(live.total, live.total_scale or scale, entries)
         after = self._entries if self._is_complete else self._entries + added
         self._give(network, scale * entries / after)
         return after
 
-    def _move_by(self, network: Network, scale: float, entries: float | NDArray) -> None:
+    def _move_by(self, total: Arrays, scale: float, entries: float | NDArray) -> None:
         """Compute ``S + V - (C / N) S`` from the reduced V."""
         before = self._entries
         share = entries / before if isinstance(before, NDArray) or before else 0.0
-        columns = map(per_device, (network.live_grads, self._sum, self._next_sum))
+        columns = map(per_device, (total, self._sum, self._next_sum))
         for estimates, sums, targets in zip(*columns):
             # Not (1 - share) S: 1 - share is rounded the same way in each step, which adds up.
             assign_in_turn(
@@ -362,6 +362,8 @@ class SAGA(Method):
 
 class SAG(SAGA):
     """The optimizer gets the mean of the table."""
+
+    replaces_grads = True
 
     def handed_over(
         self, v: list[np.ndarray], entries: int, batch_index: int | None

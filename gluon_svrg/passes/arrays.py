@@ -165,3 +165,17 @@ def common_dtype(arrays: Sequence[NDArray]) -> Any:
         return None
     first, *rest = (array.dtype for array in arrays)
     return first if all(dtype == first for dtype in rest) else None
+
+
+def sum_over_devices(sums: Arrays) -> None:
+    """Add the arrays of all devices to those of the first."""
+    for total, *addends in sums:
+        for addend in addends:
+            total += addend.copyto(_mxnet.device_of(total))
+
+
+def copy_to_devices(arrays: Arrays) -> None:
+    """Copy the arrays of the first device to the others."""
+    for first, *rest in arrays:
+        for target in rest:
+            first.copyto(target)

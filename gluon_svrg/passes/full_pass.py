@@ -8,10 +8,9 @@ from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import _mxnet
 from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
-from .arrays import per_device
+from .arrays import copy_to_devices, per_device, sum_over_devices
 from .batches import arguments
 from .closure import Loss, Recorded, check_repeatable
 from .entries import all_finite
@@ -160,7 +159,7 @@ def full_gradient(
     if table is not None:
         total.put()
         table.add_to(total)
-    _sum_over_devices(total.arrays)
+    sum_over_devices(total.arrays)
     sums = workers.reach([entries, losses.total(), *ever])
     numbers = map(network.parameters.index, network.trainable)
     workers.sum({n: first for n, (first, *_) in zip(numbers, total.arrays)})
@@ -252,17 +251,8 @@ def _entries_of(recorded: Recorded) -> np.ndarray:
     return np.concatenate([loss.asnumpy().ravel() for loss in narrow])
 
 
-def _sum_over_devices(sums: Arrays) -> None:
-    """Add the sums of all devices to those of the first."""
-    for total, *addends in sums:
-        for addend in addends:
-            total += addend.copyto(_mxnet.device_of(total))
-
-
 def _take_mean(sums: Arrays, divisor: float) -> None:
     """Divide the sums of the first device, and copy them to the others."""
     first = per_device(sums)[0]
     combine([1 / divisor], [first], first)
-    for total, *rest in sums:
-        for target in rest:
-            total.copyto(target)
+    copy_to_devices(sums)
