@@ -28,10 +28,16 @@ class Field:
         Whether plain data can be such a value.
     problem : str
         The message if it cannot.
+    default : object, optional
+        The value for files without the field, of earlier versions; by default all have it.
     """
 
-    def __init__(self, is_valid: Callable[[Any], bool], problem: str) -> None:
-        self._is_valid, self._problem = is_valid, problem
+    default: Any = ...
+
+    def __init__(
+        self, is_valid: Callable[[Any], bool], problem: str, default: Any = ...
+    ) -> None:
+        self._is_valid, self._problem, self.default = is_valid, problem, default
 
     def encode(self, value: Any, network: Network) -> Any:
         """The value as plain data."""
@@ -191,6 +197,7 @@ class Fields:
         """Describe what is wrong with data from a file."""
         if data is None:
             return
+        data = self._completed(data)
         if not self._fields or not isinstance(data, dict) or set(data) != set(self._fields):
             yield self._other_form
             return
@@ -199,7 +206,14 @@ class Fields:
 
     def decode(self, data: dict[str, Any], network: Network) -> dict[str, Any]:
         """The values of data without problems."""
+        data = self._completed(data)
         return {name: field.decode(data[name], network) for name, field in self._fields.items()}
+
+    def _completed(self, data: Any) -> Any:
+        """Data with the defaults of fields that it lacks."""
+        fields = self._fields.items()
+        defaults = {name: field.default for name, field in fields if field.default is not ...}
+        return {**defaults, **data} if isinstance(data, dict) else data
 
 
 def trainable(network: Network) -> list[int]:

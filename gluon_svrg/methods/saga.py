@@ -332,6 +332,9 @@ class SAGA(Method):
                 "it does not say whether its table is complete",
             ),
             entries=Field(is_positive, "its table has no loss entries"),
+            weights_then=Field(
+                checks.is_sketch, "it does not say at which weights its table begins", default=None
+            ),
         )
 
     def values(self) -> dict[str, Any] | None:
@@ -348,6 +351,7 @@ class SAGA(Method):
             "is_complete": self._is_complete,
             "indices": list(self.table),
             "table": table,
+            "weights_then": self._weights_then,
         }
 
     def take(self, values: dict[str, Any], network: Network) -> None:
@@ -357,7 +361,7 @@ class SAGA(Method):
         assign(values["sum"], self._sum)
         self._fill(values["indices"], values["table"])
         self._entries, self._is_complete = values["entries"], values["is_complete"]
-        self.in_objective = values["in_objective"]
+        self.in_objective, self._weights_then = values["in_objective"], values["weights_then"]
 
 
 class SAG(SAGA):
@@ -389,4 +393,4 @@ def either(these: Sequence[bool], those: Sequence[bool]) -> list[bool]:
 def _sketch_of_weights(network: Network) -> np.ndarray:
     """A sketch that shows whether weights or frozen values have changed. Waits for the device."""
     still = [_mxnet.data(p) for p in network.frozen if not _mxnet.is_auxiliary(p)]
-    return sketch.sketch(network.weights + still)
+    return sketch.sketch(network.weights + still + network.outside.weights)

@@ -25,6 +25,7 @@ import numpy as np
 
 from .. import _mxnet
 from .._mxnet import Arrays
+from ..passes import sketch
 from ..passes.arrays import Buffers, buffers_like, copies, copy_all, per_device
 from ..passes.estimate import Row, Terms
 from ..passes.full_pass import FullGradient
@@ -69,7 +70,10 @@ class SVRG(Method):
         reference: Point | Row = self.snapshot
         if batch_index is not None:
             reference = self._stored().reference(batch_index)
-            if not self._stored().is_confirmed:
+            table = self._stored()
+            if table.outside is not None and not self._is_as_then(table.outside):
+                table.is_confirmed = True  # another trainer has moved what the closure uses
+            if not table.is_confirmed:
                 reference = reference._replace(point=self.snapshot)
         mean = self._full_grads
         return Terms(b=-alpha, k=alpha / self._multiple, reference=reference, mean=mean)
@@ -77,6 +81,10 @@ class SVRG(Method):
     def confirm(self, batch_index: int) -> None:
         """Trust the stored gradients: one was computed again, and was the same."""
         self._stored().is_confirmed = True
+
+    def _is_as_then(self, outside: np.ndarray) -> bool:
+        assert self.snapshot is not None
+        return np.array_equal(sketch.sketch(self.snapshot.network.outside.weights), outside)
 
     def _stored(self) -> Table:
         if self.table is None:
@@ -111,6 +119,8 @@ class SVRG(Method):
             copy_all(full.mean, self._full_grads)
         self._multiple, self.in_objective = full.multiple, full.in_objective
         self.table = table
+        if table is not None:
+            table.outside = sketch.sketch(network.outside.weights)
 
     def learning_rate(
         self, network: Network, full: FullGradient, wds: Sequence[float], steps: int
