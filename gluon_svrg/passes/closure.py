@@ -31,14 +31,14 @@ class Recorded(NamedTuple):
         """Loss entries over all devices."""
         return sum(self.counts)
 
-    def backward(self, factor: float = 1.0) -> None:
+    def backward(self, factor: float = 1.0, *, keep_graph: bool = False) -> None:
         """Differentiate the sum of all loss entries, times a factor."""
         heads = None
         if factor != 1:
             pairs = zip(self.losses, self.devices)
             heads = [_filled_like(self.factors, loss, device, factor) for loss, device in pairs]
         with _explained:
-            mx.autograd.backward(list(self.losses), heads)
+            mx.autograd.backward(list(self.losses), heads, retain_graph=keep_graph)
 
 
 def check_closure(closure: Any) -> None:
