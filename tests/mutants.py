@@ -245,8 +245,12 @@ MUTANTS = {
         ),
         "the operator of other factors": ("key = device, factors, id(", "key = device, id("),
         "factor missing": (
-            "recorded.backward(factor * self.scale)",
-            "recorded.backward(self.scale)",
+            "            recorded.backward(factor * self.scale)",
+            "            recorded.backward(self.scale)",
+        ),
+        "a factor that the loss rounds": (
+            "or not recorded.rounds(factor, self._live_grads.epsilon):",
+            "or True:",
         ),
         "factor missing where gradients are added apart": (
             "(1.0, factor), sources, self._sums",

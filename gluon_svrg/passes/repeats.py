@@ -22,8 +22,8 @@ from .points import Point
 from .random_lock import RandomLock
 from .sums import LiveSum, Observed
 
-#: Factors of a gradient that are rounded in other ways than 1.
-ROUNDED = (0.7, 0.9, 1.1)
+#: Factors of a gradient that are rounded in other ways than 1. Losses of all dtypes can hold them.
+ROUNDED = (0.6875, 0.8125, 1.125)
 #: The differences between two gradients that rounding explains, in units of those between factors.
 MARGIN = 8
 

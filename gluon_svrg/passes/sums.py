@@ -185,10 +185,19 @@ class LiveSum:
     def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
         """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
         before = None if self.observed is None else sketch.sketch(self.arrays)
-        recorded.backward(factor * self.scale)
+        if self.rounds_alike(factor) or not recorded.rounds(factor, self._live_grads.epsilon):
+            recorded.backward(factor * self.scale)
+        else:  # v + f g = f (v / f + g)
+            self._multiply(1 / factor)
+            recorded.backward(self.scale)
+            self._multiply(factor)
         if before is not None:
             self._observe(before, factor * self.scale)
         return point.take_touched()
+
+    def _multiply(self, factor: float) -> None:
+        for sums in per_device(self.arrays):
+            combine([factor], [sums], sums)
 
     def rounds_alike(self, factor: float) -> bool:
         """Whether backward rounds a gradient times a factor as it rounds the gradient."""
