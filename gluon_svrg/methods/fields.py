@@ -34,9 +34,7 @@ class Field:
 
     default: Any = ...
 
-    def __init__(
-        self, is_valid: Callable[[Any], bool], problem: str, default: Any = ...
-    ) -> None:
+    def __init__(self, is_valid: Callable[[Any], bool], problem: str, default: Any = ...) -> None:
         self._is_valid, self._problem, self.default = is_valid, problem, default
 
     def encode(self, value: Any, network: Network) -> Any:

@@ -93,7 +93,7 @@ class Table:
     def of_state(
         cls, state: dict[str, Any], numbers: Sequence[int], devices: Sequence[Any]
     ) -> Table:
-        """Make a table from a state. Files of 0.2.0 and before do not say whether it is confirmed."""
+        """Make a table from a state; before 0.3.0 none said whether it is confirmed."""
         table = cls()
         table.is_confirmed = state.get("is_confirmed", False)
         outside = state.get("outside")

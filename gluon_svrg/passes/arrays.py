@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Iterable, List, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
@@ -45,6 +46,11 @@ class Buffers(List[List[NDArray]]):
     def columns(self) -> list[Column]:
         """The arrays per device."""
         return [Column(map(classic, on_device)) for on_device in zip(*self)]
+
+    @cached_property
+    def epsilon(self) -> float:
+        """What the most precise of them rounds, relative to a number."""
+        return min(float(np.finfo(array.dtype).eps) for row in self for array in row)
 
     def copies(self) -> Arrays:
         """Copies, as classic arrays."""
