@@ -25,7 +25,8 @@ __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 class SVRGBatchProcessor(BatchProcessor):
     """Computes the SVRG estimate of each minibatch, so that the `Estimator` makes a step with it.
 
-    Use it together with a `FullGradHandler` and an `SVRGTrainer`.
+    Use it together with a `FullGradHandler` and an `SVRGTrainer`, or with an `STORMTrainer` or
+    `MARSTrainer` alone.
 
     Examples
     --------
@@ -73,9 +74,14 @@ class SVRGBatchProcessor(BatchProcessor):
         Raises
         ------
         RuntimeError
-            If there is no `FullGradHandler`.
+            If there is no `FullGradHandler`, and the trainer's method needs full gradients.
+        TypeError
+            If the trainer needs the position of each minibatch.
         """
-        if self._handler is None:
+        trainer = estimator.trainer
+        if isinstance(trainer, VarianceReducedTrainer):
+            trainer._check_estimator()
+        if self._handler is None and getattr(trainer, "_needs_refresh", True):
             raise RuntimeError(
                 "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
                 "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
@@ -208,6 +214,7 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
                 f"FullGradHandler needs an SVRGTrainer, got {type(estimator.trainer).__name__}. "
                 "Pass Estimator(..., trainer=SVRGTrainer(net.collect_params(), ...))."
             )
+        estimator.trainer._check_estimator()
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
             raise RuntimeError(
                 "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from functools import wraps
 from inspect import signature
+from numbers import Real
 from typing import Any, Callable, ClassVar, Iterator, Protocol
 
 import numpy as np
@@ -350,8 +351,8 @@ class Loopless(_Shown):
 
     Raises
     ------
-    ValueError
-        If the probability is not above 0 and at most 1.
+    TypeError, ValueError
+        If the probability is no number above 0 and at most 1, or the seed no whole number from 0.
 
     References
     ----------
@@ -372,10 +373,12 @@ class Loopless(_Shown):
     """
 
     def __init__(self, probability: float, seed: int = 0) -> None:
+        if isinstance(probability, bool) or not isinstance(probability, Real):
+            raise TypeError(f"probability must be a number, got {type(probability).__name__}.")
         if not 0 < probability <= 1:
             raise ValueError(f"probability must be above 0 and up to 1, got {probability}.")
         self.probability = float(probability)
-        self.seed = seed
+        self.seed = _natural(seed, "seed")
         self.asked = 0
 
     def due(self, trainer: Refreshed) -> bool:
@@ -564,6 +567,14 @@ def _positive(value: Any, name: str) -> int:
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
     if value <= 0:
         raise ValueError(f"{name} must be positive, got {value}.")
+    return int(value)
+
+
+def _natural(value: Any, name: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
+    if value < 0:
+        raise ValueError(f"{name} must be 0 or more, got {value}.")
     return int(value)
 
 

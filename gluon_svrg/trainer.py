@@ -17,7 +17,7 @@ from .methods.at_work import MethodAtWork
 from .methods.interface import Method
 from .methods.live_gradients import NOTHING, LiveGradients
 from .methods.table import Table
-from .passes.batches import initialize, one_pass
+from .passes.batches import check_data, initialize, one_pass
 from .passes.closure import Loss, check_closure
 from .passes.entries import all_finite
 from .passes.estimate import Terms
@@ -153,6 +153,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         else:
             self._check_intact("step")
         self._live.check_unchanged("step", self._loss_scale.of_live_grads)
+        if self._live.entries == 1 and batch_size > 1:
+            self._work.check_batch_size(batch_size, self._num_workers)
         self._live.show_marks(ignore_stale_grad)
         self._start_shared_kvstore()
         if self._overflows_on_kvstore():
@@ -410,6 +412,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         computes gradients.
         """
         check_closure(closure)
+        check_data(data, closure)
         method, loss_scale = self._work.method, self._loss_scale
         method.check_store_grads(store_grads or store, type(self).__name__)
         self._check_outside("update_full_grads")
@@ -560,6 +563,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
         parameters in float32.
         """
         return self._work.full_grads() if self._is_in_force() else None
+
+    @property
+    def _needs_refresh(self) -> bool:
+        """Whether this is the plain optimizer until a refresh, for `gluon_svrg.estimator`."""
+        return self._work.method.needs_refresh
+
+    def _check_estimator(self) -> None:
+        """Raise if Gluon's `Estimator` cannot train with this."""
+        if self._work.method.needs_table:
+            raise TypeError(
+                f"{type(self).__name__} needs batch_index, the position of each minibatch, which "
+                "an Estimator does not tell. Write the loop yourself, or use SVRGTrainer."
+            )
 
     def _compared(self, name: str) -> MethodAtWork:
         """The method at work, for `gluon_svrg.variance`; raise if it corrects nothing."""

@@ -177,6 +177,11 @@ def variance(
     True
     """
     check_closure(closure)
+    if not isinstance(trainer, VarianceReducedTrainer):
+        raise TypeError(
+            f"variance() needs a trainer of this package, got {type(trainer).__name__}: it "
+            "compares the gradients of SVRGTrainer and others with plain ones."
+        )
     work = trainer._compared("variance")
     method, network, locked = work.method, work.network, work.lock.locked
     terms = method.terms(0 if method.needs_table else None)

@@ -123,6 +123,7 @@ def test_micro_batches_that_only_some_parameters_accumulate(cls):
         trainer.correct_grads(lambda: loss_of(BATCHES[2]), batch_index=2)
     assert_unchanged(before, everything(trainer, net))
     trainer.step(len(BATCHES[1]))
+    kit.clear(net)
     step(trainer, loss_of, 2)
 
 

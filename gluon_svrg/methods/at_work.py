@@ -18,6 +18,7 @@ from ..passes.full_pass import Collective, FullGradient, full_gradient
 from ..passes.network import Network
 from ..passes.points import Point
 from ..passes.random_lock import RandomLock
+from ..passes.warnings import warn
 from .counters import Counters
 from .interface import Method
 from .table import Table
@@ -56,6 +57,9 @@ class MethodAtWork:
         self._here: Any = None  # the point of the current weights
         self._is_copy = False  # of another one, with arrays that backward does not know
         self.is_at_snapshot = False
+        self._warned: set[str] = set()
+        self._entries_of_data = 0  # loss entries of the last refresh
+        self._entries_since = 0  # that steps have differentiated since
         # Memory for stored gradients.
         self._budget = memory.Budget(*[""] * method.needs_table)
 
@@ -116,7 +120,7 @@ class MethodAtWork:
         self.method.discard()
         self.network.release()
         self._here = None
-        self.counters.inner_steps = 0
+        self.counters.inner_steps = self._entries_of_data = 0
 
     def _mark_points(self) -> None:
         """Let backward at the points write or add, as at the weights."""
@@ -147,7 +151,49 @@ class MethodAtWork:
         else:
             found = self._estimate(closure, terms, scale)
         self.counters.grad_evaluations += found.differentiated
+        self._look_at(found)
         return found
+
+    def _look_at(self, found: Estimate) -> None:
+        """Warn of what trains, but probably not as it was meant to."""
+        self._entries_since += found.entries
+        if (
+            self._entries_of_data
+            and self.method.needs_refresh
+            and self._entries_since > 10 * self._entries_of_data
+        ):
+            self._warn_once(
+                "old",
+                f"The snapshot is {self._entries_since // self._entries_of_data} data passes old. "
+                "Its full gradient helps less with each step. Call update_full_grads() every few "
+                "epochs, or discard_snapshot() to go on with the plain optimizer.",
+            )
+        loss = found.loss
+        if isinstance(loss, (list, tuple)) and "output" not in self._warned:
+            shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
+            for device, shape in shapes:
+                if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
+                    self._warn_once(
+                        "output",
+                        f"The closure returns losses of shapes {shape[:1]} and {shape}. Everything "
+                        "that it returns is differentiated: if one is the output of the network, "
+                        "return the loss alone, and keep the output by other means.",
+                    )
+
+    def check_batch_size(self, batch_size: float, workers: int) -> None:
+        """Warn if a loss of one entry, probably a mean already, is divided once more."""
+        if batch_size > workers:
+            self._warn_once(
+                "mean",
+                f"The closure returns one loss entry, and batch_size is {batch_size}, by which its "
+                "gradient is divided. If the loss is the mean over the minibatch, call step(1); "
+                "otherwise return the loss of each sample.",
+            )
+
+    def _warn_once(self, what: str, text: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warn(text)
 
     def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
         """Compute the estimate; at the first step after a refresh, compare two gradients."""
@@ -167,7 +213,7 @@ class MethodAtWork:
         repeated = self._first_look(closure, scale, compare=False)
         if row.point is not None and self.lock.mode is not False:
             again, is_known = check_row(row, row.point, closure, self.lock, scale)
-            repeated += again
+            repeated += 0 if row.is_checked_again else again
             if is_known:
                 self.method.confirm(row.number)
         found = estimate(self._here, closure, terms, self.lock, scale)
@@ -242,6 +288,7 @@ class MethodAtWork:
         counters.num_snapshots += 1
         counters.inner_steps = 0
         counters.grad_evaluations += full.differentiated
+        self._entries_of_data, self._entries_since = full.differentiated, 0
         counters.compared = False
         counters.adds, counters.probed = self.network.adds, True
 

@@ -82,6 +82,8 @@ class Method:
         Whether `reduced` computes the gradient of the optimizer.
     needs_table : bool
         Whether a refresh keeps the gradient of each minibatch, and each minibatch has an index.
+    needs_refresh : bool
+        Whether the method is the plain optimizer until the first refresh.
     can_store_grads : bool
         Whether gradients of minibatches can be stored.
     needs_closure : bool
@@ -100,6 +102,7 @@ class Method:
     keeps_errors = False
     replaces_grads = False
     needs_table = False
+    needs_refresh = False
     can_store_grads = False
     needs_closure = False
     not_corrected = NOT_CORRECTED

@@ -35,6 +35,8 @@ from .recursive import Recursive, State
 class SARAH(Recursive):
     """The weights before the last step, and the last estimate. Plain until the first refresh."""
 
+    needs_refresh = True
+
     def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
         """What to add to g: ``- r + c m``."""
         if self.now is None:

@@ -49,6 +49,7 @@ class SVRG(Method):
         rounds the hyperparameters of its optimizers.
     """
 
+    needs_refresh = True
     can_store_grads = True
 
     def __init__(self, coefficient: Schedule) -> None:
@@ -74,7 +75,9 @@ class SVRG(Method):
             if table.outside is not None and not self._is_as_then(table.outside):
                 table.is_confirmed = True  # another trainer has moved what the closure uses
             if not table.is_confirmed:
-                reference = reference._replace(point=self.snapshot)
+                reference = reference._replace(
+                    point=self.snapshot, is_checked_again=table.was_confirmed
+                )
         mean = self._full_grads
         return Terms(b=-alpha, k=alpha / self._multiple, reference=reference, mean=mean)
 

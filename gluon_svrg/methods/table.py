@@ -29,6 +29,8 @@ class Table:
         The seed of each minibatch's random numbers, if these are locked.
     is_confirmed : bool
         Whether a row has been computed again and was the same, or none can be.
+    was_confirmed : bool
+        Whether this was so in the file that the table comes from, and was counted there.
     outside : ndarray or None
         A sketch of the weights of others that the closure used in the full pass.
     """
@@ -38,6 +40,7 @@ class Table:
         self.counts: list[tuple[int, ...]] = []
         self.seeds: list[int | None] = []
         self.is_confirmed = False
+        self.was_confirmed = False
         self.outside: np.ndarray | None = None
 
     def __len__(self) -> int:
@@ -85,7 +88,7 @@ class Table:
             "rows": ByParameter(zip(numbers, together)),
             "counts": [list(counts) for counts in self.counts],
             "seeds": list(self.seeds),
-            "is_confirmed": self.is_confirmed,
+            "is_confirmed": self.is_confirmed or self.was_confirmed,
             "outside": self.outside,
         }
 
@@ -93,9 +96,9 @@ class Table:
     def of_state(
         cls, state: dict[str, Any], numbers: Sequence[int], devices: Sequence[Any]
     ) -> Table:
-        """Make a table from a state; before 0.3.0 none said whether it is confirmed."""
+        """Make a table from a state. It is confirmed again: the data may have changed."""
         table = cls()
-        table.is_confirmed = state.get("is_confirmed", False)
+        table.was_confirmed = state.get("is_confirmed", False)
         outside = state.get("outside")
         table.outside = None if outside is None else np.asarray(outside)
         table.counts = [tuple(counts) for counts in state["counts"]]

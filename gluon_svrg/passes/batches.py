@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from inspect import signature
 from itertools import chain
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
 from mxnet.gluon import Parameter
+from mxnet.gluon.data import Dataset
+from mxnet.io import DataIter
 
 from .. import _mxnet
 from .closure import Loss, forward
@@ -30,6 +33,26 @@ class Pass(NamedTuple):
 
     batches: Iterator[Any]
     say: Callable[[str], None]  # beside the progress bar, if there is one
+
+
+def check_data(data: Any, closure: Callable[..., Loss]) -> None:
+    """Raise if the items of data are not the minibatches of a closure."""
+    if isinstance(data, Dataset):
+        raise TypeError(
+            f"The data is a {type(data).__name__}, whose items are samples. Pass a DataLoader of "
+            "it, whose items are minibatches: DataLoader(dataset, batch_size=...)."
+        )
+    if not isinstance(data, DataIter):
+        return
+    try:
+        signature(closure).bind(None)
+    except TypeError as error:
+        raise TypeError(
+            f"The data is a {type(data).__name__}, and each of its batches is one object: write "
+            "closure(batch), and take batch.data[0] and batch.label[0]."
+        ) from error
+    except ValueError:  # a function of C has no signature
+        pass
 
 
 @contextmanager
@@ -62,8 +85,14 @@ def initialize(
     Raises
     ------
     RuntimeError
-        If no batch initializes a parameter.
+        If no batch initializes a parameter, or the user has not called ``initialize``.
     """
+    if any(not _mxnet.has_data(p) and not _mxnet.is_deferred(p) for p in parameters):
+        names = [p.name for p in parameters if not _mxnet.has_data(p) and not _mxnet.is_deferred(p)]
+        raise RuntimeError(
+            f"{', '.join(names[:4])}{', ...' * (len(names) > 4)} is not initialized. Call "
+            "net.initialize() first."
+        )
     seen: list[Any] = []
     while any(map(_mxnet.is_deferred, parameters)):
         try:

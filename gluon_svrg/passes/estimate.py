@@ -12,8 +12,8 @@ Each device has its own ``g``, ``r`` and ``c``.
 
 from __future__ import annotations
 
-from contextlib import ExitStack
-from typing import Callable, NamedTuple, Sequence
+from contextlib import ExitStack, contextmanager
+from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -41,6 +41,7 @@ class Row(NamedTuple):
     check_counts: Callable[[Sequence[int]], None]  # raises if they are not those of the row
     seed: int | None = None  # of its random numbers
     point: Point | None = None  # where to compute it again, if it must be checked
+    is_checked_again: bool = False  # and whether it was checked before, by the trainer of a file
 
 
 class Terms(NamedTuple):
@@ -187,8 +188,7 @@ def check_row(
         If it differs.
     """
     network = point.network
-    with ExitStack() as stack:
-        stack.enter_context(network.accumulating())
+    with _moved_on_after_an_error(row, lock), network.accumulating():
         network.hide_marks()
         v = new_sum(network, scale)
         v.observed = []
@@ -216,6 +216,17 @@ def check_row(
             for grad in row_of_devices:
                 zero([grad])
     return differentiated, not np.isnan(difference)
+
+
+@contextmanager
+def _moved_on_after_an_error(row: Row, lock: RandomLock) -> Iterator[None]:
+    """Draw other random numbers after an error than those of a row."""
+    try:
+        yield
+    except BaseException:
+        if row.seed is not None:
+            lock.move_on()
+        raise
 
 
 def _attempt(

@@ -70,6 +70,11 @@ def recognized(kvstore: Any) -> Any:
     name = name_of(kvstore).lower()
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name
+    if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
+        raise ValueError(
+            "kvstore='nccl' needs an MXNet that was built with NCCL, and this one was not. Use "
+            "kvstore='device'."
+        )
     registered = _mxnet.registered_kvstores()
     is_class = not isinstance(kvstore, str) and not _mxnet.is_native(kvstore)
     if name not in NATIVE and name not in registered and not is_class:

@@ -71,6 +71,11 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             self._known_workers.prepare_servers(self._optimizer_for_kvstore)
         return self._known_workers
 
+    @property
+    def _num_workers(self) -> int:
+        """The number of workers, 1 before the kvstore is created."""
+        return 1 if self._known_workers is None else self._known_workers.size
+
     def _must_start_kvstore(self) -> bool:
         """Whether there may be other workers, and the weights have not been shared yet."""
         return not self._has_kvstore and not self._workers.is_alone
