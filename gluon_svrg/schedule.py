@@ -373,11 +373,12 @@ class Loopless(_Shown):
     """
 
     def __init__(self, probability: float, seed: int = 0) -> None:
-        if isinstance(probability, bool) or not isinstance(probability, Real):
-            raise TypeError(f"probability must be a number, got {type(probability).__name__}.")
-        if not 0 < probability <= 1:
-            raise ValueError(f"probability must be above 0 and up to 1, got {probability}.")
-        self.probability = float(probability)
+        given: Any = probability
+        if isinstance(given, bool) or not isinstance(given, Real):
+            raise TypeError(f"probability must be a number, got {type(given).__name__}.")
+        if not 0 < given <= 1:
+            raise ValueError(f"probability must be above 0 and up to 1, got {given}.")
+        self.probability = float(given)
         self.seed = _natural(seed, "seed")
         self.asked = 0
 
