@@ -668,7 +668,7 @@ MUTANTS = {
         ),
     },
     "commands/training": {
-        "a snapshot at the start": ("plain_epochs if method.refreshes else 0", "0"),
+        "a snapshot at the start": ("settings.plain_epochs if method.refreshes else 0", "0"),
         "a rate that does not fall": ("math.cos(math.pi * share)", "1"),
     },
     "__main__": {

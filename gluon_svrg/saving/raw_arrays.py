@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ast
 import math
+import re
 import struct
 from typing import Any, Sequence
 
@@ -17,6 +18,7 @@ _MXNET_DTYPES: dict[int, Any] = {
     0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8", 7: "|b1", 8: "<i2",
     9: "<u2", 10: "<u4", 11: "<u8", 12: [("bfloat16", "<u2")],
 }  # fmt: skip
+_DTYPE = re.compile(r"[<>=|]?[a-zA-Z?]\w{,20}(\[\w{1,10}\])?")
 _STYPES = {0: "default", 1: "row_sparse"}
 _MAGIC = {0xF993FAC9: "legacy shape", 0xF993FACA: "NumPy shape"}
 _MOST_DIMENSIONS = 32
@@ -31,6 +33,8 @@ def dtype_of(name: Any) -> np.dtype:
     ValueError
         If it is no dtype of numbers or strings.
     """
+    if not (isinstance(name, str) and _DTYPE.fullmatch(name)):  # NumPy compiles some others
+        raise ValueError(f"it has an array of dtype {str(name)[:40]!r}, which is no number")
     try:
         dtype = np.dtype([("bfloat16", "<u2")]) if name == "bfloat16" else np.dtype(name)
     except Exception as error:
