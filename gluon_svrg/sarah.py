@@ -23,7 +23,7 @@ class SARAHTrainer(VarianceReducedTrainer):
         v = g - g_before + count * mean_grad,        then mean_grad = the mean of v
 
     where ``g_before`` is its gradient at the weights before the last step, and passes ``v`` to the
-    optimizer as `gluon.Trainer` does. Before the first refresh it *is* `gluon.Trainer`.
+    optimizer as `gluon.Trainer` does. Before the first refresh it is the plain optimizer.
 
     With a refresh every few steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With a
     refresh by the toss of a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a

@@ -24,7 +24,7 @@ class SVRGTrainer(VarianceReducedTrainer):
         g - coefficient * (g_snapshot - count * full_grad)
 
     before anything is reduced, compressed or pushed, and passes it to the optimizer and the kvstore
-    exactly as `gluon.Trainer` does. Without a snapshot it *is* `gluon.Trainer`.
+    exactly as `gluon.Trainer` does. Without a snapshot it trains as `gluon.Trainer` does.
 
     Parameters
     ----------

@@ -363,7 +363,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         closure : callable
-            Called with the items of each batch; returns the loss, as for `step`.
+            Called with the items of each batch, and by checks again with those of the first ones;
+            returns the loss, as for `step`.
         data : iterable
             The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``; any
             other is passed unchanged, ``closure(batch)``. If the data has a method ``reset``, as
@@ -607,8 +608,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def grad_evaluations(self) -> int:
         """The number of loss entries that this worker has differentiated.
 
-        Divide it by the size of the worker's data for the number of data passes. The checks
-        whether gradients add up and repeat are not counted: up to three minibatches per refresh.
+        Divide it by the size of the worker's data for the number of data passes. All gradients of
+        steps are counted. A refresh counts each minibatch once, but not its checks whether
+        gradients add up and repeat, which compute up to three minibatches again.
         """
         return self._work.counters.grad_evaluations
 

@@ -383,6 +383,11 @@ def test_all_notebooks_are_in_the_index():
         assert f"[{notebook.stem}]({notebook.name})" in INDEX.read_text()
 
 
+def test_pages_with_programs_say_what_these_continue_from():
+    for page in filter(has_code, PAGES):
+        assert "](../README.md#what-the-examples-share)" in page.read_text(), page
+
+
 def test_all_pages_are_in_the_index():
     for page in PAGES:
         assert f"](guide/{page.name})" in INDEX.read_text()
