@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 from functools import wraps
 from inspect import signature
-from numbers import Real
 from typing import Any, Callable, ClassVar, Iterator, Protocol
 
 import numpy as np
@@ -373,12 +372,11 @@ class Loopless(_Shown):
     """
 
     def __init__(self, probability: float, seed: int = 0) -> None:
-        given: Any = probability
-        if isinstance(given, bool) or not isinstance(given, Real):
-            raise TypeError(f"probability must be a number, got {type(given).__name__}.")
-        if not 0 < given <= 1:
-            raise ValueError(f"probability must be above 0 and up to 1, got {given}.")
-        self.probability = float(given)
+        if isinstance(probability, bool) or not isinstance(probability, (int, float, np.number)):
+            raise TypeError(f"probability must be a number, got {type(probability).__name__}.")
+        if not 0 < probability <= 1:
+            raise ValueError(f"probability must be above 0 and up to 1, got {probability}.")
+        self.probability = float(probability)
         self.seed = _natural(seed, "seed")
         self.asked = 0
 

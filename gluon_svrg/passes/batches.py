@@ -85,14 +85,8 @@ def initialize(
     Raises
     ------
     RuntimeError
-        If no batch initializes a parameter, or the user has not called ``initialize``.
+        If no batch initializes a parameter.
     """
-    if any(not _mxnet.has_data(p) and not _mxnet.is_deferred(p) for p in parameters):
-        names = [p.name for p in parameters if not _mxnet.has_data(p) and not _mxnet.is_deferred(p)]
-        raise RuntimeError(
-            f"{', '.join(names[:4])}{', ...' * (len(names) > 4)} is not initialized. Call "
-            "net.initialize() first."
-        )
     seen: list[Any] = []
     while any(map(_mxnet.is_deferred, parameters)):
         try:

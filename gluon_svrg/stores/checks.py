@@ -26,6 +26,11 @@ def check_devices(parameters: list[Parameter], kvstore: Any, update_on_kvstore: 
     """Raise if `gluon.Trainer` would let devices drift apart, or fail at the first step."""
     if not parameters:
         return
+    for p in parameters:
+        if not _mxnet.has_data(p) and not _mxnet.is_deferred(p):
+            raise RuntimeError(
+                f"{p.name} is not initialized. Call net.initialize() before you make the trainer."
+            )
     devices = _mxnet.devices(parameters[0])
     if kvstore is None and len(devices) > 1:
         raise ValueError(

@@ -1,0 +1,163 @@
+"""What users get wrong: each message says what to do, before anything is computed."""
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from problems import array
+
+from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
+from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
+from gluon_svrg.schedule import Loopless
+from gluon_svrg.variance import variance
+
+X, Y = np.arange(12.0).reshape(4, 3) / 10, np.ones((4, 1))
+
+
+def make(cls=SVRGTrainer, initialize=True, **options):
+    net = gluon.nn.Dense(1, in_units=3)
+    if initialize:
+        net.initialize()
+    loss_fn = gluon.loss.L2Loss()
+
+    def loss_of(x, y):
+        return loss_fn(net(x), y)
+
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, **options)
+    return net, trainer, loss_of
+
+
+def batch():
+    return array(X, "float32"), array(Y, "float32")
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def test_a_data_iter_and_a_closure_of_two_arguments():
+    _, trainer, loss_of = make()
+    data = mx.io.NDArrayIter(X.astype("float32"), Y.astype("float32"), 2)
+    with pytest.raises(TypeError, match="each of its batches is one object"):
+        trainer.update_full_grads(loss_of, data)
+    to_np = (lambda a: a.as_np_ndarray()) if mx.util.is_np_array() else (lambda a: a)
+    trainer.update_full_grads(lambda b: loss_of(to_np(b.data[0]), to_np(b.label[0])), data)
+
+
+def test_a_dataset():
+    _, trainer, loss_of = make()
+    data = gluon.data.ArrayDataset(X.astype("float32"), Y.astype("float32"))
+    with pytest.raises(TypeError, match="whose items are samples"):
+        trainer.update_full_grads(loss_of, data)
+
+
+def test_a_network_that_is_not_initialized():
+    with pytest.raises(RuntimeError, match=r"is not initialized. Call net.initialize\(\)"):
+        make(initialize=False)
+
+
+def test_a_step_inside_record_is_called_a_step():
+    _, trainer, loss_of = make()
+    with autograd.record(), pytest.raises(RuntimeError, match=r"^step\(\) was called inside"):
+        trainer.step(4, closure=lambda: loss_of(*batch()))
+
+
+def test_the_variance_of_a_plain_trainer():
+    net, _, loss_of = make()
+    plain = gluon.Trainer(net.collect_params(), "sgd")
+    with pytest.raises(TypeError, match="needs a trainer of this package, got Trainer"):
+        variance(plain, loss_of, [batch()])
+
+
+@pytest.mark.parametrize("seed", [-1, None, "a", 0.5, True])
+def test_the_seed_of_coins(seed):
+    with pytest.raises((TypeError, ValueError), match="seed must be"):
+        Loopless(0.5, seed)
+
+
+@pytest.mark.parametrize("probability", ["a", None, True])
+def test_the_probability_of_coins(probability):
+    with pytest.raises(TypeError, match="probability must be a number"):
+        Loopless(probability)
+
+
+def test_nccl_where_there_is_none():
+    if mx.runtime.Features().is_enabled("NCCL"):
+        pytest.skip("this build of MXNet has NCCL")
+    with pytest.raises(ValueError, match="built with NCCL"):
+        make(kvstore="nccl")
+
+
+# --- Estimator -----------------------------------------------------------------------------------
+
+
+def estimator(cls):
+    from mxnet.gluon.contrib.estimator import Estimator
+
+    net, trainer, _ = make(cls)
+    processor = SVRGBatchProcessor()
+    made = Estimator(net, gluon.loss.L2Loss(), trainer=trainer, batch_processor=processor)
+    made.logger.setLevel("ERROR")
+    data = gluon.data.ArrayDataset(X.astype("float32"), Y.astype("float32"))
+    return made, trainer, gluon.data.DataLoader(data, batch_size=2)
+
+
+def test_storm_in_an_estimator_needs_no_handler():
+    made, trainer, data = estimator(STORMTrainer)
+    made.fit(data, epochs=2)
+    assert trainer.inner_steps == 4
+
+
+def test_svrg_in_an_estimator_needs_its_handler():
+    made, _, data = estimator(SVRGTrainer)
+    with pytest.raises(RuntimeError, match="needs a FullGradHandler"):
+        made.fit(data, epochs=1)
+
+
+@pytest.mark.parametrize("handlers", [True, False])
+def test_saga_in_an_estimator_is_refused_before_a_pass(handlers):
+    made, trainer, data = estimator(SAGATrainer)
+    chosen = [FullGradHandler(data, update_freq=1)] if handlers else []
+    with pytest.raises(TypeError, match="which an Estimator does not tell"):
+        made.fit(data, epochs=1, event_handlers=chosen)
+    assert trainer.num_snapshots == 0
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+warns = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest.warns passes MXNet's on
+
+
+@warns
+def test_a_mean_loss_that_is_divided_again():
+    _, trainer, loss_of = make()
+    with pytest.warns(UserWarning, match="one loss entry, and batch_size is 4") as caught:
+        trainer.step(4, closure=lambda: loss_of(*batch()).mean())
+    assert [w.filename for w in caught if "loss entry" in str(w.message)] == [__file__]
+    trainer.step(4, closure=lambda: loss_of(*batch()).mean())  # once
+    _, trainer, loss_of = make()
+    trainer.step(1, closure=lambda: loss_of(*batch()).mean())
+
+
+@warns
+def test_an_output_that_is_returned():
+    net = gluon.nn.Dense(2, in_units=3)
+    net.initialize()
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+
+    def closure():
+        output = net(batch()[0])
+        return (output**2).sum(axis=1), output
+
+    with pytest.warns(UserWarning, match="Everything that it returns is differentiated"):
+        trainer.step(4, closure=closure)
+    trainer.step(4, closure=closure)  # once
+
+
+@warns
+def test_a_snapshot_that_is_never_renewed():
+    _, trainer, loss_of = make()
+    trainer.update_full_grads(loss_of, [batch()])
+    for _ in range(10):
+        trainer.step(4, closure=lambda: loss_of(*batch()))
+    with pytest.warns(UserWarning, match="The snapshot is 11 data passes old"):
+        trainer.step(4, closure=lambda: loss_of(*batch()))
