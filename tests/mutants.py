@@ -293,8 +293,8 @@ MUTANTS = {
         "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
         "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),
-        "a device not summed": ("total += addend.copyto(_mxnet.device_of(total))", "pass"),
-        "a device without the mean": ("            total.copyto(target)\n", "            pass\n"),
+        "a device not summed": ("    sum_over_devices(total.arrays)\n", ""),
+        "a device without the mean": ("    copy_to_devices(sums)\n", ""),
         "infinite accepted": ("if not all_finite", "if None and all_finite"),
     },
     "passes/repeats": {
@@ -388,7 +388,10 @@ MUTANTS = {
             "return self._network.live_grads",
         ),
         "a lost change": ("if not (self._method.replaces_grads and", "if not (False and"),
-        "only some gradients of all minibatches": ("elif len(kinds) > 1 and", "elif None and"),
+        "only some gradients of all minibatches": (
+            "            if len(kinds) > 1:",
+            "            if None:",
+        ),
     },
     "methods/at_work": {
         "no plain step": ("        if terms.is_plain:\n", "        if None and terms.is_plain:\n"),
