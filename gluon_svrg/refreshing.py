@@ -20,6 +20,7 @@ from .passes.interrupts import uninterrupted
 from .passes.network import Network, check_dtypes
 from .passes.random_lock import RandomLock
 from .resumable import ResumableTrainer
+from .stores import calls
 from .stores.agreement import agreement
 
 
@@ -124,6 +125,7 @@ class RefreshingTrainer(ResumableTrainer):
         size, coefficient = 2 + len(self.all_parameters), self._new_coefficient()
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size))
+            calls.refresh()
             batches, show = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(self.all_parameters, closure, batches)
             if not any(map(_mxnet.is_trainable, self.all_parameters)):

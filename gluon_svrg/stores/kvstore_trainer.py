@@ -7,7 +7,7 @@ from typing import Any
 import mxnet as mx
 
 from .. import _mxnet
-from . import checks, kinds
+from . import calls, checks, kinds
 from .alone import Alone
 from .horovod import HorovodKVStore
 from .interface import Workers
@@ -83,6 +83,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
                 kvstore.set_optimizer(self._optimizer_for_kvstore())
                 workers.wait()
+            elif not isinstance(workers, Alone):
+                calls.begin()
         return self._known_workers
 
     def _must_start_kvstore(self) -> bool:
@@ -109,6 +111,10 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             workers.wait()
         if isinstance(workers, SynchronousServers) and workers.updates:
             workers.check_servers()
+
+    def _allreduce_grads(self) -> None:
+        calls.step()
+        super()._allreduce_grads()
 
     def _share_weights(self) -> None:
         """Start the kvstore and give all workers the same weights, for a pass over the data."""
