@@ -14,6 +14,8 @@ _LARGEST = 2.0**128
 class UserError(Exception):
     """A problem that the user can fix, described in one line."""
 
+    status = 2  # of the command
+
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """Shows the default of each option that has one."""

@@ -24,7 +24,7 @@ examples:
   mpirun -np 4 gluon-svrg join -s 2 -- python train.py
   srun -n 4 gluon-svrg join -- python train.py
   mpirun -np 5 gluon-svrg join -n 2 -s 2 -- python train.py
-  gluon-svrg join --size 4 --scheduler train-0.train:9000 -- python train.py
+  gluon-svrg join --size 4 --scheduler train-0.train:9000 --token-file /etc/job -- python train.py
   mpirun -np 2 gluon-svrg join --horovod -- python train.py"""
 
 
@@ -61,6 +61,17 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         type=Path,
         default=Path(),
         help="A folder that all processes see, for this file.",
+    )
+    add(
+        "--token-file",
+        metavar="PATH",
+        type=Path,
+        help="A file with a secret that all processes of the job share, and nobody else knows.",
+    )
+    add(
+        "--no-authentication",
+        action="store_true",
+        help="Let whoever reaches --scheduler take part, on a network where all are trusted.",
     )
     add("--rank", metavar="N", type=natural, help="The rank, if no launcher sets it.")
     add("--size", metavar="N", type=positive, help="The number of processes.")
@@ -99,6 +110,8 @@ def run(options: argparse.Namespace) -> int:
         horovod=options.horovod,
         scheduler=options.scheduler,
         folder=options.folder,
+        token_file=options.token_file,
+        no_authentication=options.no_authentication,
         timeout=options.timeout,
         wait=options.wait,
         restarts=options.restart,
