@@ -22,7 +22,6 @@ UNEQUAL = {
     "a break": ("rsrssss", "rssssrssss"),
     "batch sizes": ("r" + 8 * "s" + "r", "r" + 2 * "s" + "r"),
     "only refreshes": ("rsr", "rs" + 400 * "s"),
-    "the first call": ("rss", "ssr"),
 }
 
 

@@ -15,11 +15,11 @@ from .horovod import HorovodWorkers
 from .launch import names_of
 from .local import LocalProcesses, Warden
 from .output import print_last_line, print_line
-from .proof import TOKEN, nonce, shared_secret
+from .proof import nonce, shared_secret
 from .ranks import Rank
 from .remote import RemoteProcesses
 from .rendezvous import TITLE, Meeting
-from .roles import LaunchError, Role, parameter_servers
+from .roles import TOKEN, LaunchError, Role, parameter_servers
 from .serve import serve
 from .signals import Interruptible
 from .supervise import Machine, supervise

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import secrets
 import signal
 import socket
 import subprocess
@@ -20,8 +19,7 @@ from ..stores.launcher import PLACE
 from . import warden
 from .output import print_line
 from .process import Process, State
-from .proof import TOKEN
-from .roles import LaunchError, Role
+from .roles import TOKEN, LaunchError, Role
 
 #: Seconds for processes to end by themselves before they are killed.
 PATIENCE = 3.0
@@ -148,7 +146,7 @@ class LocalProcesses:
         LaunchError
             If one cannot be started. None is left then.
         """
-        folder = Path(tempfile.gettempdir(), f"gluon-svrg-{secrets.token_hex(8)}")
+        folder = Path(tempfile.gettempdir(), f"gluon-svrg-{os.urandom(8).hex()}")
         outputs, commands = [], []
         for role in roles:
             reader, writer = os.pipe()

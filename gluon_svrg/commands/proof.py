@@ -13,9 +13,8 @@ import secrets
 from pathlib import Path
 
 from .arguments import UserError
+from .roles import TOKEN
 
-#: The variable that may hold the secret of a job.
-TOKEN = "GLUON_SVRG_TOKEN"
 _SHORTEST = 16
 
 

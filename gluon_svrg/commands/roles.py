@@ -6,6 +6,8 @@ import re
 import sys
 from typing import Any, NamedTuple, Sequence
 
+#: The variable that may hold the secret of a job.
+TOKEN = "GLUON_SVRG_TOKEN"
 _ADDRESS, _NUMBER, _PORT = r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "[0-9]{1,9}", "[0-9]{1,5}"
 _NAME = re.compile(r"scheduler|(server|worker) [0-9]{1,9}")
 #: All variables that a machine takes from another one, and their forms.

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from .._installed import find_mxnet
 from .arguments import Help, UserError, add_timeout, command_of, natural, not_negative, positive
-from .join import Settings, join
 from .ranks import find
 from .roles import LaunchError
 
@@ -103,6 +102,8 @@ def _address(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Join the job."""
+    from .join import Settings, join  # here, so that other commands start faster
+
     settings = Settings(
         command=command_of(options.script),
         workers=options.workers,

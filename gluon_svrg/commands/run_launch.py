@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from .._installed import find_mxnet
 from .arguments import Help, UserError, add_timeout, command_of, natural, positive
-from .launch import launch
 from .roles import LaunchError
-from .ssh import Host, launch_on
+
+if TYPE_CHECKING:
+    from .ssh import Host
 
 _DESCRIPTION = """\
 Start a scheduler, servers and workers of MXNet's distributed kvstores, on this machine or on those
@@ -84,6 +86,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
 
 
 def _hosts(text: str) -> list[Host]:
+    from .ssh import Host
+
     try:
         hosts = [Host.parse(word.strip()) for word in text.split(",")]
     except ValueError as error:
@@ -103,8 +107,12 @@ def run(options: argparse.Namespace) -> int:
     }
     try:
         if options.hosts:
+            from .ssh import launch_on
+
             settings["shell"] = options.ssh
             return launch_on(options.hosts, command, options.workers, options.servers, **settings)
+        from .launch import launch
+
         find_mxnet()
         return launch(command, options.workers, options.servers, **settings)
     except (ImportError, LaunchError) as error:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Callable, Iterator, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Callable, Iterator, NamedTuple, Sequence, Union
 
 from ..stores.calls import Calls
 from ..stores.launcher import allowed_silence
 from .local import LocalProcesses
 from .output import print_last_line
 from .process import State, ending
-from .remote import RemoteProcesses
 from .roles import Role, is_worker
 from .signals import Interruptible
 
@@ -25,7 +24,9 @@ _SETTLE = 0.3
 #: Seconds that another machine has to end its processes.
 _PATIENCE = 10.0
 
-Machine = Union[LocalProcesses, RemoteProcesses]
+if TYPE_CHECKING:
+    from .remote import RemoteProcesses
+Machine = Union[LocalProcesses, "RemoteProcesses"]
 
 
 class Death(NamedTuple):

@@ -13,7 +13,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -43,8 +42,7 @@ class Warden:
         while self._report_an_end():
             pass
         self._is_over.wait()
-        for path in job["folders"] + job["files"]:
-            shutil.rmtree(path, ignore_errors=True) if os.path.isdir(path) else _unlink(path)
+        _remove(job["folders"] + job["files"])
 
     def _start(self, job: dict) -> None:
         for command, variables, output in job["processes"]:
@@ -120,9 +118,14 @@ def _descendants(process: int) -> list[int]:
     return found
 
 
-def _unlink(path: str) -> None:
-    if os.path.exists(path):
-        os.unlink(path)
+def _remove(paths: list[str]) -> None:
+    import shutil  # here, so that the processes start earlier
+
+    for path in paths:
+        if os.path.isdir(path):
+            shutil.rmtree(path, ignore_errors=True)
+        elif os.path.exists(path):
+            os.unlink(path)
 
 
 def _tell(**message: object) -> None:
