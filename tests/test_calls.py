@@ -21,7 +21,7 @@ ENGINES = [
         marks=pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod"),
     ),
 ]
-#: The calls in which the two workers wait for one another, as the launcher names them. A worker that
+#: The calls in which two workers wait for one another, as the launcher names them. A worker that
 #: is ahead may begin some more steps, for MXNet's arrays wait in their stead.
 AHEAD = r"(refresh 2, after \d+ steps|step \d+, after 1 refresh)"
 WAITS = {
