@@ -88,7 +88,7 @@ def test_the_exit_status_is_kept_without_a_reader(marker):
 
 
 @pytest.mark.parametrize("kills", [10, 200])
-def test_the_launcher_is_killed_at_any_moment(kills, marker, capsys):
+def test_the_launcher_is_killed_at_any_moment(kills, marker, record_property):
     """With other processes that keep the machine busy: nothing of the job survives."""
     busy = [
         subprocess.Popen(
@@ -114,11 +114,11 @@ def test_the_launcher_is_killed_at_any_moment(kills, marker, capsys):
         for other in busy:
             other.kill()
             other.wait()
-    with capsys.disabled():
-        print(
-            f"\n{kills} kills of the launcher, in {started} of which workers ran: nothing was "
-            f"left after {longest:.1f} s"
-        )
+    record_property(
+        "counted",
+        f"{kills} kills of the launcher, {started} when its workers ran: nothing was left after "
+        f"{longest:.1f} s",
+    )
     assert started
 
 
