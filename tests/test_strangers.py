@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 from jobs import GLUON_SVRG, assert_nothing_left, finish, start, wait_for
 
-from gluon_svrg.commands import proof, rendezvous, roles
+from gluon_svrg.commands import door, proof, rendezvous, roles
 from gluon_svrg.commands.signals import Interruptible
 
 pytestmark = pytest.mark.xdist_group("clusters")
@@ -163,7 +163,7 @@ class Director:
 
     def _direct(self, listener, key):
         with contextlib.suppress(Exception):
-            self.guests = rendezvous.receive(listener, 2, key, 30, Interruptible())
+            self.guests = door.receive(listener, 2, key, 30, Interruptible())
             (guest,) = self.guests
             channel = rendezvous.channel(guest.socket, guest.session, is_root=True)
             channel.open(lambda message: None)
@@ -311,7 +311,7 @@ def test_clients_without_the_secret(tmp_path, marker):
 
 def test_nobody_can_repeat_what_was_said(tmp_path):
     """Not even to be let in, by the proof of a process that was."""
-    with rendezvous.listen(0, "127.0.0.1") as listener:
+    with door.listen(0, "127.0.0.1") as listener:
         first = Director(listener, KEY, [])
         address = listener.getsockname()
         with socket.create_connection(address, 10) as one:

@@ -8,9 +8,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-from . import rendezvous
+from . import door, rendezvous
 from .addresses import candidates
 from .arguments import UserError
+from .door import TITLE
 from .horovod import HorovodWorkers
 from .launch import names_of
 from .local import LocalProcesses, Warden
@@ -18,7 +19,7 @@ from .output import print_last_line, print_line
 from .proof import nonce, shared_secret
 from .ranks import Rank
 from .remote import RemoteProcesses
-from .rendezvous import TITLE, Meeting
+from .rendezvous import Meeting
 from .roles import TOKEN, LaunchError, Role, parameter_servers
 from .serve import serve
 from .signals import Interruptible
@@ -163,7 +164,7 @@ def _direct(me: Rank, settings: Settings, secret: str, interrupted: Interruptibl
 
 def _meet(
     me: Rank, settings: Settings, secret: str, interrupted: Interruptible
-) -> list[rendezvous.Guest]:
+) -> list[door.Guest]:
     """Wait for the others. Only meanwhile does the file with the address exist."""
     path = _path(me, settings)
     if path is None:
@@ -172,10 +173,10 @@ def _meet(
         is_open = secret or settings.no_authentication
         if is_open and _is_this_machine(address) and name not in ("localhost", address):
             address = ""  # other machines know this one by another address
-        with rendezvous.listen(int(port), address) as listener:
+        with door.listen(int(port), address) as listener:
             key = Meeting([], 0).key(secret)
-            return rendezvous.receive(listener, me.size, key, settings.wait, interrupted)
-    with rendezvous.listen(0, "127.0.0.1" if me.is_one_machine else "") as listener:
+            return door.receive(listener, me.size, key, settings.wait, interrupted)
+    with door.listen(0, "127.0.0.1" if me.is_one_machine else "") as listener:
         with suppress(OSError):
             earlier = Meeting.read(path)
             if earlier is not None and earlier.is_open():
@@ -189,12 +190,12 @@ def _meet(
             except OSError as error:
                 raise UserError(f"cannot write {path}: {error.strerror}") from error
             key = meeting.key(secret)
-            return rendezvous.receive(listener, me.size, key, settings.wait, interrupted)
+            return door.receive(listener, me.size, key, settings.wait, interrupted)
         finally:
             remover.close()
 
 
-def _machine(guest: rendezvous.Guest, root: str, timeout: float) -> RemoteProcesses:
+def _machine(guest: door.Guest, root: str, timeout: float) -> RemoteProcesses:
     host = guest.host if guest.host != socket.gethostname() else guest.address
     channel = rendezvous.channel(guest.socket, guest.session, is_root=True)
     machine = RemoteProcesses(channel, "" if guest.is_local else host, timeout, print_line)
