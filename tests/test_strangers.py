@@ -18,9 +18,9 @@ from gluon_svrg.commands import door, proof, rendezvous, roles
 from gluon_svrg.commands.signals import Interruptible
 
 pytestmark = pytest.mark.xdist_group("clusters")
-SECRET = "a secret of at least 16 characters"
-KEY = rendezvous.Meeting([], 0).key(SECRET)
-OPEN = rendezvous.Meeting([], 0).key("")  # without a secret, on this machine
+SECRET = "a secret of at least 16 bytes, \u043d\u0435 ASCII"
+KEY = rendezvous.Meeting([], 0).key(SECRET.encode())
+OPEN = rendezvous.Meeting([], 0).key(b"")  # without a secret, on this machine
 
 
 def free_port():
@@ -124,7 +124,7 @@ def test_a_file_that_others_can_write(whose, tmp_path, marker):
     path = tmp_path / ".gluon-svrg-job"
     with socket.create_server(("127.0.0.1", 0)) as listener:
         meeting = rendezvous.Meeting(["127.0.0.1"], listener.getsockname()[1], "t" * 64)
-        key = meeting.key("")
+        key = meeting.key(b"")
         if whose == "a pipe":
             os.mkfifo(path, 0o600)
         else:
@@ -492,7 +492,7 @@ def test_the_file_is_of_use_to_its_owner_only(tmp_path, marker):
     wait_for(path, first)
     assert path.stat().st_mode & 0o777 == 0o600
     meeting = rendezvous.Meeting.read(path)
-    assert not knock(meeting.port, hello(meeting.key("")))
+    assert not knock(meeting.port, hello(meeting.key(b"")))
     second = join(1, tmp_path, GLUON_SVRG_TOKEN=SECRET)
     outputs = [finish(process) for process in (first, second)]
     assert [first.returncode, second.returncode] == [7, 7], outputs

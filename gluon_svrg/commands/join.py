@@ -63,7 +63,7 @@ def join(me: Rank, settings: Settings) -> int:
         return (_direct if me.rank == 0 else _follow)(me, settings, secret, interrupted)
 
 
-def _secret(me: Rank, settings: Settings) -> str:
+def _secret(me: Rank, settings: Settings) -> bytes:
     """What all processes of the job know, and nobody else; empty if nothing.
 
     Raises
@@ -71,15 +71,17 @@ def _secret(me: Rank, settings: Settings) -> str:
     UserError
         If there is nothing, and others could take part in the job.
     """
-    secret = shared_secret(settings.token_file) or me.secret
+    given = shared_secret(settings.token_file)
+    secret = given or me.secret
     if settings.no_authentication:
-        if secret is not None or settings.scheduler is None:
+        if given is not None or settings.scheduler is None:
             raise UserError("--no-authentication is for --scheduler without a token")
         print_line(
             f"{TITLE}: --no-authentication: whoever reaches {settings.scheduler}, or listens "
             "there, can take part in this job and choose what its workers connect to"
         )
-    elif secret is None and settings.scheduler is not None:
+        return b""
+    if secret is None and settings.scheduler is not None:
         name = settings.scheduler.rpartition(":")[0]
         if me.size > 1 and not _is_this_machine(_resolved(name)):
             raise UserError(
@@ -87,7 +89,7 @@ def _secret(me: Rank, settings: Settings) -> str:
                 f"know, so that nobody else takes part: set --token-file or {TOKEN}. Where "
                 "everybody is trusted, use --no-authentication"
             )
-    return secret or ""
+    return secret or b""
 
 
 def _resolved(name: str) -> str | None:
@@ -129,7 +131,7 @@ def names_for(settings: Settings, size: int) -> list[list[str]]:
     return [[role] for role in roles] + [[]] * (size - len(roles))
 
 
-def _direct(me: Rank, settings: Settings, secret: str, interrupted: Interruptible) -> int:
+def _direct(me: Rank, settings: Settings, secret: bytes, interrupted: Interruptible) -> int:
     horovod = HorovodWorkers() if settings.horovod else None
     here = LocalProcesses(settings.command, settings.timeout)
     guests = _meet(me, settings, secret, interrupted) if me.size > 1 else []
@@ -163,7 +165,7 @@ def _direct(me: Rank, settings: Settings, secret: str, interrupted: Interruptibl
 
 
 def _meet(
-    me: Rank, settings: Settings, secret: str, interrupted: Interruptible
+    me: Rank, settings: Settings, secret: bytes, interrupted: Interruptible
 ) -> list[door.Guest]:
     """Wait for the others. Only meanwhile does the file with the address exist."""
     path = _path(me, settings)
@@ -205,7 +207,7 @@ def _machine(guest: door.Guest, root: str, timeout: float) -> RemoteProcesses:
     return machine
 
 
-def _follow(me: Rank, settings: Settings, secret: str, interrupted: Interruptible) -> int:
+def _follow(me: Rank, settings: Settings, secret: bytes, interrupted: Interruptible) -> int:
     path = _path(me, settings)
 
     def find() -> Meeting | None:

@@ -18,7 +18,7 @@ from .roles import TOKEN
 _SHORTEST = 16
 
 
-def shared_secret(file: Path | None) -> str | None:
+def shared_secret(file: Path | None) -> bytes | None:
     """The secret that the user has given to all processes of the job.
 
     Raises
@@ -27,18 +27,15 @@ def shared_secret(file: Path | None) -> str | None:
         If it cannot be read, or can be guessed.
     """
     try:
-        text = os.environ.get(TOKEN) if file is None else file.read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is no text"
-        raise UserError(f"cannot read --token-file {file}: {reason}") from error
-    if text is None:
-        return None
-    if len(text.strip()) < _SHORTEST:
+        secret = os.environb.get(TOKEN.encode()) if file is None else file.read_bytes()
+    except OSError as error:
+        raise UserError(f"cannot read --token-file {file}: {error.strerror}") from error
+    if secret is not None and len(secret.strip()) < _SHORTEST:
         raise UserError(
             f"the token of {TOKEN if file is None else file} is too short: expected at least "
             f"{_SHORTEST} characters, as of python -c 'import secrets; print(secrets.token_hex())'"
         )
-    return text.strip()
+    return None if secret is None else secret.strip()
 
 
 def nonce() -> str:

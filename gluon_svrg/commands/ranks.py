@@ -16,7 +16,7 @@ class Rank(NamedTuple):
     job: str  # distinguishes this job from others in one folder
     starter: str | None = None  # an address of the machine that has started it
     launcher: bool = False  # whether the launcher keeps running, so that its death ends the job
-    secret: str | None = None  # what the launcher tells the processes of this job only
+    secret: bytes | None = None  # what the launcher tells the processes of this job only
     is_one_machine: bool = False  # whether all of them run here
 
 
@@ -37,7 +37,7 @@ def find(environment: Mapping[str, str], rank: int | None = None, size: int | No
     """
     found = next(filter(None, (ask(environment) for ask in _LAUNCHERS)), None)
     known_rank, known_size, job, starter, here = found or (None, None, "job", None, None)
-    secret = environment.get(_OPEN_MPI_SECRET) if job.startswith("mpi-") else None
+    secret = environment.get(_OPEN_MPI_SECRET, "") if job.startswith("mpi-") else ""
     stays = found is not None and job != "kubernetes"
     rank = known_rank if rank is None else rank
     size = known_size if size is None else size
@@ -50,7 +50,7 @@ def find(environment: Mapping[str, str], rank: int | None = None, size: int | No
         raise UserError(f"rank {rank} does not know how many processes there are: set --size")
     if rank >= size:
         raise UserError(f"rank {rank} does not fit a job of size {size}: ranks count from 0")
-    return Rank(rank, size, job, starter, stays, secret, here == size)
+    return Rank(rank, size, job, starter, stays, secret.encode() or None, here == size)
 
 
 _Found = tuple  # rank, size or None, job, starter or None, number of processes here or None

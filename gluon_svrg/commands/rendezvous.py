@@ -63,9 +63,9 @@ class Meeting(NamedTuple):
             except (ValueError, TypeError, RecursionError):
                 return None
 
-    def key(self, secret: str) -> bytes:
+    def key(self, secret: bytes) -> bytes:
         """What the processes of the job know, and nobody else."""
-        return f"{secret}\n{self.token}".encode()
+        return secret + b"\n" + self.token.encode()
 
     def is_open(self) -> bool:
         """Whether rank 0 still waits there for other ranks."""
@@ -85,7 +85,7 @@ class _NoProofError(OSError):
 
 def connect(
     find: Callable[[], Meeting | None],
-    secret: str,
+    secret: bytes,
     rank: int,
     size: int,
     seconds: float,

@@ -7,7 +7,7 @@ import os
 from pathlib import Path
 
 from .._installed import find_mxnet
-from .arguments import Help, UserError, add_timeout, command_of, natural, not_negative, positive
+from .arguments import Help, UserError, add_job_options, command_of, natural, not_negative, positive
 from .ranks import find
 from .roles import LaunchError
 
@@ -39,14 +39,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add = parser.add_argument
     add("-n", "--workers", metavar="WORKERS", type=positive, help="Give each process one role.")
-    add(
-        "-s",
-        "--servers",
-        metavar="SERVERS",
-        type=positive,
-        default=1,
-        help="How many processes sum the gradients.",
-    )
     add("--horovod", action="store_true", help="Start Horovod workers instead.")
     add(
         "--scheduler",
@@ -81,15 +73,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default=600.0,
         help="How long the processes wait for each other at the start.",
     )
-    add(
-        "--restart",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="How often to restart the job after a death.",
-    )
-    add_timeout(parser)
-    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="The command of each worker.")
+    add_job_options(parser)
     parser.set_defaults(run=run)
 
 

@@ -6,7 +6,7 @@ import argparse
 from typing import TYPE_CHECKING
 
 from .._installed import find_mxnet
-from .arguments import Help, UserError, add_timeout, command_of, natural, positive
+from .arguments import Help, UserError, add_job_options, command_of, positive
 from .roles import LaunchError
 
 if TYPE_CHECKING:
@@ -47,14 +47,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="How many processes train.",
     )
     add(
-        "-s",
-        "--servers",
-        metavar="SERVERS",
-        type=positive,
-        default=1,
-        help="How many processes sum the gradients.",
-    )
-    add(
         "-H",
         "--hosts",
         metavar="HOSTS",
@@ -68,20 +60,12 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="The command that reaches a machine, with its options.",
     )
     add(
-        "--restart",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="How often to restart the job after a death.",
-    )
-    add(
         "--port",
         metavar="P",
         type=positive,
         help="The port of the scheduler. By default, a free one.",
     )
-    add_timeout(parser)
-    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="The command of each worker.")
+    add_job_options(parser)
     parser.set_defaults(run=run)
 
 
