@@ -205,11 +205,11 @@ REFUSED = [
 ]
 
 
-@pytest.mark.parametrize("role", REFUSED, ids=str)
-def test_what_rank_0_may_not_send(role):
+def test_what_rank_0_may_not_send():
     assert roles.checked([["worker 0", NEEDED]]) == [("worker 0", NEEDED)]
-    with pytest.raises((ValueError, TypeError)):
-        roles.checked([["scheduler", {}], role])
+    for role in REFUSED:
+        with pytest.raises((ValueError, TypeError)):
+            pytest.fail(str(roles.checked([["scheduler", {}], role])))
 
 
 def test_all_that_a_job_needs_may_be_sent():
