@@ -81,27 +81,31 @@ def _secret(me: Rank, settings: Settings) -> bytes:
             "there, can take part in this job and choose what its workers connect to"
         )
         return b""
-    if secret is None and settings.scheduler is not None:
-        name = settings.scheduler.rpartition(":")[0]
-        if me.size > 1 and not _is_this_machine(_resolved(name)):
-            raise UserError(
-                f"--scheduler {settings.scheduler} needs a secret that all processes of the job "
-                f"know, so that nobody else takes part: set --token-file or {TOKEN}. Where "
-                "everybody is trusted, use --no-authentication"
-            )
+    if me.size > 1 and settings.scheduler is not None:
+        _address_of(settings, secret or b"")  # to fail early
     return secret or b""
 
 
-def _resolved(name: str) -> str | None:
-    """The address of a name; None if it has none yet, as in a cluster."""
+def _address_of(settings: Settings, secret: bytes) -> str | None:
+    """The address of --scheduler; None if the name has none yet, as in a cluster.
+
+    Raises
+    ------
+    UserError
+        If it is on another machine, and others could take part in the job.
+    """
     try:
-        return socket.gethostbyname(name)
+        address = socket.gethostbyname(str(settings.scheduler).rpartition(":")[0])
     except OSError:
-        return None
-
-
-def _is_this_machine(address: str | None) -> bool:
-    return address is not None and address.startswith("127.")
+        address = None
+    is_here = address is not None and address.startswith("127.")
+    if not (secret or settings.no_authentication or is_here):
+        raise UserError(
+            f"--scheduler {settings.scheduler} needs a secret that all processes of the job know, "
+            f"so that nobody else takes part: set --token-file or {TOKEN}. Where everybody is "
+            "trusted, use --no-authentication"
+        )
+    return address
 
 
 def names_for(settings: Settings, size: int) -> list[list[str]]:
@@ -171,9 +175,9 @@ def _meet(
     path = _path(me, settings)
     if path is None:
         name, _, port = str(settings.scheduler).rpartition(":")
-        address = _resolved(name) or ""
+        address = _address_of(settings, secret) or ""
         is_open = secret or settings.no_authentication
-        if is_open and _is_this_machine(address) and name not in ("localhost", address):
+        if is_open and address.startswith("127.") and name not in ("localhost", address):
             address = ""  # other machines know this one by another address
         with door.listen(int(port), address) as listener:
             key = Meeting([], 0).key(secret)
@@ -213,13 +217,9 @@ def _follow(me: Rank, settings: Settings, secret: bytes, interrupted: Interrupti
     def find() -> Meeting | None:
         if path is not None:
             return Meeting.read(path)
-        name, _, port = str(settings.scheduler).rpartition(":")
-        address = _resolved(name)
-        if address is None:  # a cluster's host names may appear late
-            return None
-        if not (secret or settings.no_authentication or _is_this_machine(address)):
-            raise UserError(f"{name} has become another machine, and there is no token")
-        return Meeting([address], int(port))
+        address = _address_of(settings, secret)
+        port = int(str(settings.scheduler).rpartition(":")[2])
+        return None if address is None else Meeting([address], port)
 
     connection, session = rendezvous.connect(
         find, secret, me.rank, me.size, settings.wait, interrupted
