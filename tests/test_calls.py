@@ -75,6 +75,13 @@ def test_a_worker_that_is_slow_in_its_own_code(kvstore, tmp_path, marker):
     assert_nothing_left(marker)
 
 
+@pytest.mark.jobs
+def test_steps_of_dist_async_wait_for_nobody(tmp_path, marker):
+    process, output = run(tmp_path, "more steps", "dist_async")
+    assert process.returncode == 0, output
+    assert_nothing_left(marker)
+
+
 def made(text):
     """What a worker reports that has begun some calls."""
     steps = text.count("s")
