@@ -6,7 +6,17 @@ import argparse
 import sys
 from pathlib import Path
 
-from . import convergence, distributed, family, memory, overhead, record, scaling
+from . import (
+    convergence,
+    distributed,
+    family,
+    memory,
+    overhead,
+    pays,
+    record,
+    scaling,
+    start,
+)
 
 BENCHMARKS = {
     "overhead": overhead,
@@ -15,6 +25,8 @@ BENCHMARKS = {
     "distributed": distributed,
     "family": family,
     "convergence": convergence,
+    "start": start,
+    "pays": pays,
 }
 
 

@@ -6,29 +6,40 @@ from typing import Any, Sequence
 
 import matplotlib.pyplot as plt
 import numpy as np
+from matplotlib.colors import to_hex, to_rgb
+
+from gluon_svrg.commands.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
 
 from .problems import NAMES
 
 FLOOR = 1e-10  # of the axis: there trainings end
 
-#: color, line style
+
+def _mixed(color: str, other: str, share: float = 0.5) -> str:
+    """A color with a share of another one."""
+    parts = zip(to_rgb(color), to_rgb(other))
+    return to_hex([(1 - share) * one + share * two for one, two in parts])
+
+
+#: Color and line of each solver: those of its method, and shades of these for other packages, whose
+#: lines are dashed.
 STYLES = {
-    "SVRGTrainer": ("#1f4e9c", "-"),
-    "SVRGTrainer, 1/(3 L_max)": ("#7aa5e0", "-"),
-    "SVRGTrainer, float32": ("#9b59b6", "-"),
-    "SVRGTrainer, stored": ("#1a9850", "-"),
-    "SVRGTrainer, loopless": ("#e6850e", "-"),
-    "SVRGTrainer, Barzilai-Borwein": ("#56b4e9", "-."),
-    "SAGATrainer": ("#009e73", "-."),
-    "SAGTrainer": ("#cc79a7", "-."),
-    "SARAHTrainer": ("#b8860b", "-."),
-    "gluon.Trainer, SGD": ("#777777", "-"),
-    "SVRG in NumPy": ("black", ":"),
-    "sklearn SAG": ("#d62728", "--"),
-    "sklearn SAGA": ("#ff9896", "--"),
-    "copt SVRG": ("#17becf", "--"),
-    "copt SAGA": ("#0b6b75", "--"),
-    "nemos ProxSVRG": ("#8c564b", "--"),
+    "SVRGTrainer": (BLUE, "-"),
+    "SVRGTrainer, 1/(3 L_max)": (BLUE, ":"),
+    "SVRGTrainer, float32": (_mixed(BLUE, "white", 0.6), "-"),
+    "SVRGTrainer, stored": (BLUE, "--"),
+    "SVRGTrainer, loopless": (_mixed(BLUE, "black"), "-"),
+    "SVRGTrainer, Barzilai-Borwein": (_mixed(BLUE, "black"), "-."),
+    "SAGATrainer": (GREEN, "-"),
+    "SAGTrainer": (ORANGE, "-"),
+    "SARAHTrainer": (PURPLE, "-"),
+    "gluon.Trainer, SGD": (GREY, "-"),
+    "SVRG in NumPy": (BLACK, ":"),
+    "sklearn SAG": (_mixed(ORANGE, "black"), "--"),
+    "sklearn SAGA": (_mixed(GREEN, "black"), "--"),
+    "copt SVRG": (_mixed(BLUE, "white", 0.6), "--"),
+    "copt SAGA": (_mixed(GREEN, "white", 0.4), "--"),
+    "nemos ProxSVRG": (SKY, "--"),
 }
 
 
@@ -76,7 +87,7 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
                 ]
                 if entries:
                     (line,) = ax.plot(
-                        *_median_curve(entries, what), style, color=color, linewidth=1.6
+                        *median_curve(entries, what), style, color=color, linewidth=1.6
                     )
                     handles.setdefault(method, line)
             ax.set_yscale("log")
@@ -102,7 +113,7 @@ def draw(records: list[dict[str, Any]], what: str, label: str) -> Any:
     return figure
 
 
-def _median_curve(entries: Sequence[dict[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray]:
+def median_curve(entries: Sequence[dict[str, Any]], what: str) -> tuple[np.ndarray, np.ndarray]:
     """Where a training arrives at a gap, between checkpoints too; the median, as in the table."""
     levels = np.geomspace(1, FLOOR, 89)
     arrivals = []

@@ -15,7 +15,7 @@ from mxnet.gluon.contrib.estimator.event_handler import (
 from mxnet.gluon.utils import split_and_load
 
 from . import _mxnet
-from .counters import EpochCount
+from .registered import EpochCount
 from .schedule import EveryEpochs
 from .trainer import VarianceReducedTrainer
 

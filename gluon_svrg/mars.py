@@ -8,12 +8,15 @@ from typing import Any, Mapping, Sequence
 from mxnet.gluon import Parameter
 
 from . import checks
+from ._docstrings import parameters_as
 from .methods.mars import MARS
 from .prox import ProxArgument
-from .recursive import RecursiveTrainer
+from .storm import STORMTrainer
+from .trainer import VarianceReducedTrainer
 
 
-class MARSTrainer(RecursiveTrainer):
+@parameters_as(STORMTrainer)
+class MARSTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are corrected and clipped by MARS [1]_.
 
     The first step uses the gradient of its minibatch. All later steps replace that gradient by::
@@ -26,18 +29,8 @@ class MARSTrainer(RecursiveTrainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict, list or tuple of Parameter
-        The parameters to optimize, as for `gluon.Trainer`.
-    optimizer : str or Optimizer
-        Any optimizer of MXNet, or registered with it.
-    optimizer_params : dict, optional
-        Keyword arguments of the optimizer when it is given by name.
-    kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
     compression_params : dict, optional
         Gradient compression, as for `gluon.Trainer`; not with ``exact=False``.
-    update_on_kvstore : bool, optional
-        None or False: the reduced gradient is needed before the update.
     gamma : float, default 0.025
         How much of the correction to use; 0 is the plain optimizer, with clipping.
     beta : float, default 0.95
@@ -51,14 +44,6 @@ class MARSTrainer(RecursiveTrainer):
     include_vectors : bool, default False
         Whether parameters of one dimension, such as biases, are corrected and clipped as well. The
         paper leaves them to the plain optimizer.
-    lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). At the first
-        step that has a reference, ``'auto'`` compares two gradients of a minibatch at the same
-        weights. If they differ, it warns and locks from then on.
-    prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
-        the workers.
 
     Raises
     ------
@@ -113,8 +98,6 @@ class MARSTrainer(RecursiveTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    _not_corrected = checks.NEEDS_CLOSURE
-
     def __init__(
         self,
         params: Mapping[str, Parameter] | Sequence[Parameter],
@@ -136,8 +119,6 @@ class MARSTrainer(RecursiveTrainer):
         checks.check_between(beta, "beta", 0, 1 - 2**-24)  # 1 in float32 is refused
         if clip is not None:
             checks.check_between(clip, "clip", 0, math.inf, open_low=True)
-        if not exact:
-            checks.refuse_compression(compression_params, "MARSTrainer(exact=False)")
         super().__init__(
             MARS(gamma, beta, clip, bool(exact), bool(include_vectors)),
             lock_random,

@@ -1,9 +1,9 @@
-"""A trainer that applies proximal operators after each update."""
+"""Proximal operators, applied after each update."""
 
 from __future__ import annotations
 
 import re
-from typing import Any, Iterable, Iterator, Mapping
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -11,70 +11,55 @@ from mxnet.gluon import Parameter
 from . import _mxnet
 from .prox import Prox, ProxArgument
 from .stores.checks import parameters_of
-from .stores.kvstore_trainer import KVStoreTrainer
 
 
-class ProximalTrainer(KVStoreTrainer):
-    """A `gluon.Trainer` that applies a proximal operator to weights after each update.
+class ProximalOperators:
+    """The operators of a trainer's parameters, applied to the weights that an update has moved.
 
     Parameters
     ----------
-    params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
-        As for `gluon.Trainer`.
-    prox : Prox or dict, optional
+    prox : Prox, dict or None
         One operator for all parameters, or a dict. Its keys are parameters, or patterns of their
         names as for ``net.collect_params``. The first key that matches a parameter applies; None
         leaves the parameter alone.
+    params : ParameterDict, dict, list or tuple of Parameter
+        The trainer's parameters.
+    optimizer, optimizer_params
+        As for `gluon.Trainer`.
 
     Raises
     ------
     TypeError, ValueError
-        If `prox` is none of these, matches no parameter, or does not work with the optimizer, the
-        parameters or ``update_on_kvstore``.
+        If `prox` is none of these, matches no parameter, or does not work with the optimizer or the
+        parameters.
     """
 
-    def __init__(
-        self,
-        params: Any,
-        optimizer: Any,
-        optimizer_params: Any,
-        kvstore: Any,
-        compression_params: Any,
-        update_on_kvstore: Any,
-        prox: ProxArgument = None,
-    ) -> None:
-        operators = dict(_by_parameter(prox, params))
-        _check_optimizer(operators.values(), optimizer, optimizer_params)
-        for parameter, operator in operators.items():
+    def __init__(self, prox: ProxArgument, params: Any, optimizer: Any, settings: Any) -> None:
+        self._operators = dict(_by_parameter(prox, params))
+        _check_optimizer(self._operators.values(), optimizer, settings)
+        for parameter, operator in self._operators.items():
             _check_parameter(parameter, operator)
-        super().__init__(
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            "A prox" if prox is not None else "",
-        )
-        self._operators = operators
         self._moving: dict[int, list[bool]] = {}  # per parameter: on which devices
 
-    def on_update(self) -> None:
+    def note_moving(self, parameters: Sequence[Parameter]) -> None:
         """Note which weights the optimizer is about to move: those with fresh gradients."""
-        super().on_update()
         self._moving = {}
-        for index, parameter in enumerate(self.all_parameters if self._operators else ()):
+        for index, parameter in enumerate(parameters if self._operators else ()):
             if parameter in self._operators and _mxnet.is_trainable(parameter):
                 _check_parameter(parameter, self._operators[parameter])
                 (self._moving[index],) = _mxnet.fresh([_mxnet.data(parameter)])
 
-    def on_updated(self) -> None:
+    @property
+    def are_moving(self) -> bool:
+        """Whether an operator is waiting for a weight to move."""
+        return bool(self._moving)
+
+    def apply(self, parameters: Sequence[Parameter], optimizer: Any) -> None:
         """Apply the operators to the weights that have moved."""
-        super().on_updated()
         for index, flags in self._moving.items():
-            parameter = self.all_parameters[index]
+            parameter = parameters[index]
             operator = self._operators[parameter]
-            step = 0.0 if operator.is_projection else _step(self.optimizer, index)
+            step = 0.0 if operator.is_projection else _step(optimizer, index)
             for weight, has_moved in zip(map(_mxnet.classic, _mxnet.data(parameter)), flags):
                 if has_moved:
                     operator(weight, step).copyto(weight)

@@ -6,13 +6,15 @@ from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import checks
+from ._docstrings import parameters_as
 from .methods.sarah import SARAH
 from .prox import ProxArgument
-from .recursive import RecursiveTrainer
+from .svrg import SVRGTrainer
+from .trainer import VarianceReducedTrainer
 
 
-class SARAHTrainer(RecursiveTrainer):
+@parameters_as(SVRGTrainer)
+class SARAHTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
 
     `update_full_grads` computes the full gradient from time to time. In between, `step` replaces
@@ -29,12 +31,6 @@ class SARAHTrainer(RecursiveTrainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict, list or tuple of Parameter
-        The parameters to optimize, as for `gluon.Trainer`.
-    optimizer : str or Optimizer
-        Any optimizer of MXNet, or registered with it.
-    optimizer_params : dict, optional
-        Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
         The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
     compression_params : None
@@ -45,10 +41,6 @@ class SARAHTrainer(RecursiveTrainer):
         Whether both passes of a step draw the same random numbers (dropout masks). At the first
         step after a refresh, ``'auto'`` compares two gradients of a minibatch at the same weights.
         If they differ, it warns and locks from then on.
-    prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
-        the workers.
 
     Raises
     ------
@@ -118,7 +110,6 @@ class SARAHTrainer(RecursiveTrainer):
         lock_random: bool | str = "auto",
         prox: ProxArgument = None,
     ) -> None:
-        checks.refuse_compression(compression_params, "SARAHTrainer")
         super().__init__(
             SARAH(),
             lock_random,

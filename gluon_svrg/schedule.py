@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import math
 from functools import wraps
-from typing import Any, Callable, Iterator, Protocol
+from inspect import signature
+from typing import Any, Callable, ClassVar, Iterator, Protocol
 
 import numpy as np
 from mxnet.gluon.data import Sampler
@@ -41,10 +42,25 @@ def _also_named(**names: str) -> Callable[[Any], Any]:
     return decorate
 
 
+class _Shown:
+    """An object that is shown as the call that makes it, without arguments at their defaults."""
+
+    #: The attributes of arguments that have another name: files know these.
+    _ATTRIBUTES: ClassVar[dict[str, str]] = {"num_snapshots": "snapshots", "num_samples": "size"}
+
+    def __repr__(self) -> str:
+        shown: list[str] = []
+        for number, (name, parameter) in enumerate(signature(type(self)).parameters.items()):
+            value = getattr(self, self._ATTRIBUTES.get(name, name), parameter.default)
+            if value != parameter.default:
+                shown.append(f"{name}={value!r}" if number else repr(value))
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+
 # --- coefficients ------------------------------------------------------------------------------
 
 
-class Constant:
+class Constant(_Shown):
     """The same coefficient for all snapshots.
 
     Parameters
@@ -73,7 +89,7 @@ class Constant:
         return self.value
 
 
-class Linear:
+class Linear(_Shown):
     """A coefficient that falls linearly, constant between snapshots: alpha-SVRG [1]_.
 
     For snapshot ``s`` it is ``final + (initial - final) * (1 - s / num_snapshots)``, and ``final``
@@ -102,6 +118,8 @@ class Linear:
     --------
     >>> from gluon_svrg.schedule import Linear
     >>> falling = Linear(0.75, 3)
+    >>> falling
+    Linear(0.75, num_snapshots=3)
     >>> [falling(snapshot) for snapshot in range(4)]
     [0.75, 0.5, 0.25, 0.0]
     """
@@ -152,7 +170,7 @@ class Cosine(Linear):
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
-class Until:
+class Until(_Shown):
     """Variance reduction for the first snapshots only, then the plain optimizer at its own cost.
 
     Once it is over, `SVRGTrainer.update_full_grads` makes no pass over the data: it discards the
@@ -225,7 +243,7 @@ class Refreshed(Protocol):
 # --- refreshes ---------------------------------------------------------------------------------
 
 
-class EveryEpochs:
+class EveryEpochs(_Shown):
     """A refresh every few epochs, at the start of the epoch.
 
     Parameters
@@ -271,7 +289,7 @@ class EveryEpochs:
         return trainer.wants_snapshot or epoch % self.epochs == 0
 
 
-class EverySteps:
+class EverySteps(_Shown):
     """A refresh after a fixed number of steps.
 
     Parameters
@@ -316,7 +334,7 @@ class EverySteps:
         return trainer.wants_snapshot or trainer.inner_steps >= self.steps
 
 
-class Loopless:
+class Loopless(_Shown):
     """A refresh at each step with a given probability: L-SVRG [1]_.
 
     The coin of a step depends only on the seed and the number of the step, so it is the same on all
@@ -379,7 +397,7 @@ class Loopless:
         return trainer.wants_snapshot or bool(coin < self.probability)
 
 
-class Doubling:
+class Doubling(_Shown):
     """Refreshes after twice as many steps each time: SVRG++ [1]_.
 
     Parameters
@@ -436,7 +454,7 @@ class Doubling:
 _MOST = 2**62  # samples, more than any data has
 
 
-class Growing:
+class Growing(_Shown):
     """A number of samples that grows from draw to draw [1]_.
 
     Parameters
@@ -478,7 +496,7 @@ class Growing:
             return _MOST
 
 
-class PartialSampler(Sampler):
+class PartialSampler(_Shown, Sampler):
     """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
 
     Pass it to a `mxnet.gluon.data.DataLoader`, and pass that to `SVRGTrainer.update_full_grads`.

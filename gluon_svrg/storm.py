@@ -7,12 +7,15 @@ from typing import Any, Mapping, Sequence
 from mxnet.gluon import Parameter
 
 from . import checks
+from ._docstrings import parameters_as
 from .methods.storm import STORM
 from .prox import ProxArgument
-from .recursive import RecursiveTrainer
+from .sarah import SARAHTrainer
+from .trainer import VarianceReducedTrainer
 
 
-class STORMTrainer(RecursiveTrainer):
+@parameters_as(SARAHTrainer)
+class STORMTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by STORM [1]_.
 
     The first step uses the gradient of its minibatch. All later steps replace that gradient by::
@@ -24,18 +27,6 @@ class STORMTrainer(RecursiveTrainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict, list or tuple of Parameter
-        The parameters to optimize, as for `gluon.Trainer`.
-    optimizer : str or Optimizer
-        Any optimizer of MXNet, or registered with it.
-    optimizer_params : dict, optional
-        Keyword arguments of the optimizer when it is given by name.
-    kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
-    compression_params : None
-        Not for this trainer: an error in the mean gradient would stay in it.
-    update_on_kvstore : bool, optional
-        None or False: the reduced gradient is needed before the update.
     mixing : float, default 0.1
         The share of the fresh gradient, 0 to 1: the ``a`` of the paper. 1 is the plain optimizer,
         0 is SARAH that starts with one minibatch.
@@ -43,10 +34,6 @@ class STORMTrainer(RecursiveTrainer):
         Whether both passes of a step draw the same random numbers (dropout masks). At the first
         step that has a reference, ``'auto'`` compares two gradients of a minibatch at the same
         weights. If they differ, it warns and locks from then on.
-    prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
-        the workers.
 
     Raises
     ------
@@ -97,8 +84,6 @@ class STORMTrainer(RecursiveTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    _not_corrected = checks.NEEDS_CLOSURE
-
     def __init__(
         self,
         params: Mapping[str, Parameter] | Sequence[Parameter],
@@ -113,7 +98,6 @@ class STORMTrainer(RecursiveTrainer):
         prox: ProxArgument = None,
     ) -> None:
         checks.check_between(mixing, "mixing", 0, 1)
-        checks.refuse_compression(compression_params, "STORMTrainer")
         super().__init__(
             STORM(mixing),
             lock_random,

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable, Iterator, Mapping, Sequence, Union
+from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import _mxnet, checks, saving
+from . import _mxnet, checks
+from .methods.coefficient import Schedule
 from .methods.svrg import SVRG
+from .methods.table import Table
 from .passes.full_pass import FullGradient
 from .prox import ProxArgument
 from .trainer import VarianceReducedTrainer
-
-#: A coefficient, or a function from the snapshot's index to the coefficient.
-Coefficient = Union[float, Callable[[int], float]]
 
 
 class SVRGTrainer(VarianceReducedTrainer):
@@ -112,18 +110,16 @@ class SVRGTrainer(VarianceReducedTrainer):
         compression_params: dict[str, Any] | None = None,
         update_on_kvstore: bool | None = None,
         *,
-        coefficient: Coefficient = 1.0,
+        coefficient: Schedule = 1.0,
         lock_random: bool | str = "auto",
         barzilai_borwein: bool = False,
         prox: ProxArgument = None,
     ) -> None:
-        checks.check_coefficient(coefficient)
         if not isinstance(barzilai_borwein, bool):
             raise TypeError(f"barzilai_borwein must be True or False, got {barzilai_borwein!r}.")
         if barzilai_borwein:
             checks.check_rate_can_be_set(optimizer, optimizer_params, kvstore)
-        in_force = _coefficient_of(coefficient, 0)
-        self._svrg = SVRG(in_force)
+        self._svrg = SVRG(coefficient)
         super().__init__(
             self._svrg,
             lock_random,
@@ -135,100 +131,26 @@ class SVRGTrainer(VarianceReducedTrainer):
             update_on_kvstore,
             prox,
         )
-        self._coefficient_schedule = coefficient
         self._sets_rate = barzilai_borwein
 
-    def _take_over(self, full: FullGradient, *args: Any) -> None:
-        rate = None
-        if self._sets_rate and self._svrg.has_reference:
-            network, steps = self._network, self._counters.inner_steps
-            indices = list(map(network.parameters.index, network.trainable))
-            wds = _mxnet.weight_decays(self.optimizer, indices)
-            rate = self._svrg.learning_rate(network, full, wds, steps)
-        super()._take_over(full, *args)
+    def _take_over(self, full: FullGradient, table: Table | None) -> None:
+        rate = self._barzilai_borwein_rate(full) if self._sets_rate else None
+        super()._take_over(full, table)
         if rate is not None:
             self.set_learning_rate(rate * (1 - self.optimizer.momentum))
+
+    def _barzilai_borwein_rate(self, full: FullGradient) -> float | None:
+        """The rate from the last two snapshots, without momentum."""
+        network = self._work.network
+        indices = list(map(network.parameters.index, network.trainable))
+        wds = _mxnet.weight_decays(self.optimizer, indices)
+        return self._svrg.learning_rate(network, full, wds, self.inner_steps)
 
     @property
     def coefficient(self) -> float:
         """How much of the control variate is used. Can be set to a number or a callable."""
-        return self._method.coefficient
+        return self._svrg.coefficient.value
 
     @coefficient.setter
-    def coefficient(self, value: Coefficient) -> None:
-        checks.check_coefficient(value)
-        in_force = _coefficient_of(value, max(self.num_snapshots - 1, 0))
-        self._coefficient_schedule, self._method.coefficient = value, in_force
-
-    def _is_over(self) -> bool:
-        is_over = getattr(self._coefficient_schedule, "is_over", None)
-        return is_over is not None and bool(is_over(self.num_snapshots))
-
-    def _new_coefficient(self) -> float | None:
-        return _coefficient_of(self._coefficient_schedule, self.num_snapshots)
-
-    def _coefficient_part(self) -> Any:
-        return CoefficientPart(self)
-
-
-class CoefficientPart:
-    """The current coefficient and its schedule, as a part of a file.
-
-    Parameters
-    ----------
-    trainer : SVRGTrainer
-        The trainer that uses the coefficient.
-    """
-
-    def __init__(self, trainer: SVRGTrainer) -> None:
-        self._trainer = trainer
-
-    def state(self) -> dict[str, Any]:
-        """The coefficient, and its schedule: a number, an object, or the word "function"."""
-        schedule: Any = self._trainer._coefficient_schedule
-        if not callable(schedule):
-            schedule = float(schedule)
-        elif hasattr(schedule, "__name__"):
-            schedule = "function"
-        return {"schedule": schedule, "coefficient": self._trainer.coefficient}
-
-    def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        if not isinstance(state, dict) or set(state) != {"schedule", "coefficient"}:
-            yield "its coefficient has another form"
-            return
-        for value in (state["coefficient"], state["schedule"]):
-            if isinstance(value, float) and not 0 <= value < math.inf:
-                yield f"its coefficient is {value}"
-        if not isinstance(state["coefficient"], float):
-            yield "its coefficient is no number"
-        saved, live = state["schedule"], self.state()["schedule"]
-        was, is_now = map(_kind, (saved, live))
-        if was != is_now:
-            yield f"the coefficient was {was} and is {is_now} here"
-        elif isinstance(saved, saving.SavedObject):
-            yield from saving.object_problems(saved, live, "the coefficient")
-
-    def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        trainer, schedule = self._trainer, state["schedule"]
-        if isinstance(schedule, saving.SavedObject):
-            saving.assign_object(schedule, trainer._coefficient_schedule)
-        elif isinstance(schedule, float):
-            trainer._coefficient_schedule = schedule
-        trainer._method.coefficient = state["coefficient"]
-
-
-def _kind(schedule: Any) -> str:
-    if isinstance(schedule, saving.SavedObject):
-        return schedule.class_name
-    if isinstance(schedule, (float, str)):
-        return "a number" if isinstance(schedule, float) else schedule
-    return type(schedule).__name__
-
-
-def _coefficient_of(schedule: Coefficient, index: int) -> float:
-    """The coefficient for a snapshot."""
-    value = schedule(index) if callable(schedule) else schedule
-    checks.check_number(value, "coefficient")
-    return float(value)
+    def coefficient(self, value: Schedule) -> None:
+        self._svrg.coefficient.change(value, max(self.num_snapshots - 1, 0))

@@ -1,25 +1,44 @@
-"""The step of every trainer, from the call of the closure to the optimizer."""
+"""The trainer of all methods: what happens in a step and in a refresh, in which order."""
 
 from __future__ import annotations
 
-from typing import Any, Callable
+import os
+from collections import deque
+from contextlib import AbstractContextManager, ExitStack
+from functools import partial
+from typing import Any, Callable, Iterable
 
-import mxnet as mx
+from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import checks
-from .checking import CheckingTrainer
+from . import _mxnet, checks, saving
+from .loading import LoadedStates
+from .methods.at_work import MethodAtWork
 from .methods.interface import Method
+from .methods.live_gradients import NOTHING, LiveGradients
+from .methods.table import Table
+from .passes.batches import initialize, one_pass
 from .passes.closure import Loss, check_closure
-from .passes.estimate import Terms, plain
+from .passes.entries import all_finite
+from .passes.estimate import Terms
+from .passes.full_pass import FullGradient
+from .passes.interrupts import uninterrupted
+from .passes.network import check_dtypes
 from .passes.random_lock import RandomLock
+from .prox import ProxArgument
+from .proximal import ProximalOperators
+from .registered import EpochCount, Registered
+from .stores import calls
+from .stores.agreement import agreement
+from .stores.kvstore_trainer import KVStoreTrainer
 
 
-class VarianceReducedTrainer(CheckingTrainer):
+class VarianceReducedTrainer(KVStoreTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
-    It computes gradients where its method says, lets the method update its state, and passes the
-    gradients to MXNet's kvstore and optimizer.
+    It says what happens in which order. Its parts own what they change: the method at work, what
+    the live gradients hold, the proximal operators, and states that were loaded. The kvstore is
+    that of its base class.
 
     Parameters
     ----------
@@ -27,12 +46,53 @@ class VarianceReducedTrainer(CheckingTrainer):
         Decides what to add to a minibatch's gradient.
     lock_random : bool or 'auto'
         Whether both passes of a step draw the same random numbers.
-    *args, **kwargs
-        The arguments of `gluon.Trainer`.
+    params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
+        As for `gluon.Trainer`.
+    prox : Prox, dict or None
+        The operators to apply after each update.
     """
 
-    def __init__(self, method: Method, lock_random: Any, *args: Any, **kwargs: Any) -> None:
-        super().__init__(method, RandomLock(lock_random), *args, **kwargs)
+    def __init__(
+        self,
+        method: Method,
+        lock_random: Any,
+        params: Any,
+        optimizer: Any,
+        optimizer_params: Any,
+        kvstore: Any,
+        compression_params: Any,
+        update_on_kvstore: Any,
+        prox: ProxArgument = None,
+    ) -> None:
+        name = type(self).__name__
+        method.check_compression(compression_params, name)
+        self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
+        super().__init__(
+            params,
+            optimizer,
+            optimizer_params,
+            kvstore,
+            compression_params,
+            update_on_kvstore,
+            name if method.needs_reduced else "A prox" if prox is not None else "",
+        )
+        self._work = MethodAtWork(method, lock_random, self._all_parameters)
+        self._live = LiveGradients(method, self._work.network)
+        self._loaded = LoadedStates(params)
+        self._registered = Registered()
+
+    def __repr__(self) -> str:
+        method, counters = self._work.method, self._work.counters
+        about = [type(self.optimizer).__name__.lower()]
+        if method.needs_table:
+            about.append(f"{len(method.table or ())} gradients stored")
+        else:
+            about.append(f"snapshot {self.num_snapshots}" if self.has_snapshot else "no snapshot")
+        if method.has_reference:
+            about.append(f"{counters.inner_steps} steps since")
+        if method.coefficient is not None:
+            about.append(f"coefficient {method.coefficient.value:g}")
+        return f"{type(self).__name__}({', '.join(about)})"
 
     # --- a step --------------------------------------------------------------------------------
 
@@ -54,13 +114,15 @@ class VarianceReducedTrainer(CheckingTrainer):
             Whether to continue if backward did not reach a parameter, as in `gluon.Trainer`. Such
             a parameter is still updated if its mean gradient, a part of the estimate, is not zero.
         closure : callable
-            Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It is
-            called twice if there is a snapshot, otherwise once, and must compute the same loss each
-            time. Its last call is at the current weights. Without a snapshot you may leave it out,
-            after your own backward.
+            Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It must
+            compute the same loss each time, and its last call is at the current weights. It is
+            called twice if the method compares with other weights; once if it does not, or there is
+            nothing to compare with; and up to twice more in the first step after a refresh, which
+            is checked. You may leave it out after `correct_grads`, and after your own backward
+            where the trainer is the plain optimizer.
         batch_index : int, optional
-            The position of this minibatch in the data of ``update_full_grads``, if gradients were
-            stored. The closure is then called only once. Without a snapshot it has no effect.
+            The position of this minibatch in the data, from 0, on each worker. `SAGATrainer` and
+            `SAGTrainer` always need it; `SVRGTrainer` takes it if gradients were stored.
 
         Returns
         -------
@@ -70,30 +132,37 @@ class VarianceReducedTrainer(CheckingTrainer):
         Raises
         ------
         RuntimeError
-            If there is a snapshot, but neither a closure nor an earlier call of `correct_grads`; if
-            a backward has overwritten the result of `correct_grads`.
-        TypeError, ValueError, IndexError, RuntimeError
-            If the closure does not return a loss that depends on the parameters, or there is no
-            stored gradient for it; see `correct_grads`.
+            If the method needs an estimate, but there is neither a closure nor an earlier call of
+            `correct_grads`; if a backward has overwritten the result of `correct_grads`.
+        TypeError, ValueError, IndexError, MemoryError, RuntimeError
+            As `correct_grads`.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
+
+        Notes
+        -----
+        What changes with a step takes effect when the update has run. A step that raises an
+        exception, or that AMP skips, changes nothing.
         """
         checks.check_flag(ignore_stale_grad)
-        if closure is None and batch_index is not None:
+        loss = None
+        if closure is not None:
+            self._work.method.check_index(batch_index, "step", type(self).__name__)
+            loss = self._correct(closure, batch_index, is_half=False)
+        elif batch_index is not None:
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
-        loss = None if closure is None else self.correct_grads(closure, batch_index=batch_index)
-        if closure is None:
+        else:
             self._check_intact("step")
-        self._mark_reached(ignore_stale_grad)
-        if self._must_start_kvstore():
-            self._start_kvstore()
-        if self._has_overflow_before_push():
+        self._live.check_unchanged("step", self._loss_scale.of_live_grads)
+        self._live.show_marks(ignore_stale_grad)
+        self._start_shared_kvstore()
+        if self._overflows_on_kvstore():
             self._loss_scale.skip()
         else:
             try:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
             except BaseException:
-                self.on_not_updated()
+                self._on_not_updated()
                 raise
         self._finish_step()
         return loss
@@ -102,14 +171,17 @@ class VarianceReducedTrainer(CheckingTrainer):
         """Leave the estimate of a minibatch's gradient in `Parameter.grad`.
 
         This is the first half of `step`. The second half is `step` without a closure, or
-        `allreduce_grads` and `update`. In between, you can clip or inspect the gradients.
+        `allreduce_grads` and `update`. In between, you can clip or inspect the gradients. A state
+        that changes with a step is computed from the result of `allreduce_grads`, before you clip
+        it, and takes effect in `update`. With SAG, the optimizer's gradient exists only after
+        `allreduce_grads`.
 
         Parameters
         ----------
         closure : callable
             Returns the loss of this minibatch, as for `step`.
         batch_index : int, optional
-            Its position among the stored gradients, as for `step`.
+            The position of this minibatch, as for `step`.
 
         Returns
         -------
@@ -119,53 +191,45 @@ class VarianceReducedTrainer(CheckingTrainer):
         Raises
         ------
         TypeError
-            If the closure is not callable or returns no loss; if the index is not an integer.
+            If the closure is not callable or returns no loss; if the index is missing, is not
+            wanted, or is not an integer.
         IndexError
             If no gradient is stored at this index.
         ValueError
             If the loss is on a device without parameters, or depends on none of them; if its number
-            of entries differs from that of the stored minibatch.
+            of entries differs from that of the stored minibatch; if the index of a table was
+            already used since the last update and gradients accumulate (``grad_req='add'``).
+        MemoryError
+            If there is no memory for another row of a table.
         RuntimeError
             If the closure called backward itself, assigned a parameter, or computed something else
             in its second call (see `lock_random`); inside `at_snapshot`; if parameters have changed
             in shape, dtype, device or ``grad_req`` since the snapshot; if no gradients are stored,
-            or the stored one differs at the first step after a refresh.
+            or the stored one differs at the first step after a refresh (unless
+            ``lock_random=False``).
 
         Warns
         -----
         UserWarning
             If both gradients differ at the first step after a refresh (``lock_random='auto'``).
         """
+        self._work.method.check_index(batch_index, "correct_grads", type(self).__name__)
+        return self._correct(closure, batch_index, is_half=True)
+
+    def _correct(
+        self, closure: Callable[[], Loss], batch_index: int | None, *, is_half: bool
+    ) -> Loss:
+        """Compute an estimate; the user has the other half of the step if this is one half."""
         check_closure(closure)
-        checks.check_index(batch_index)
-        self._check_outside("correct_grads")
-        self._get_ready(closure)
-        is_in_force = self._is_in_force()
-        if self._method.needs_reduced and not any(p.grad_req == "add" for p in self.all_parameters):
-            self.on_not_updated()  # an estimate that was not used is overwritten
-        terms = self._method.terms(batch_index) if is_in_force else Terms()
-        self._is_corrected = False
-        scale = self._loss_scale.value
-        if terms.is_plain:
-            found = plain(self.all_parameters, closure, scale)
-        else:
-            found = self._estimate(closure, terms, scale)
-            self._reached = [a or b for a, b in zip(found.reached, self._reached or found.reached)]
+        self._check_outside("correct_grads" if is_half else "step")
+        self._start_with(closure)
+        work, live, scale = self._work, self._live, self._loss_scale.value
+        before = live.make_room(is_half=is_half)
+        terms = work.method.terms(batch_index, live) if self._is_in_force() else Terms()
+        found = work.estimate(closure, terms, scale)
         self._loss_scale.let_optimizer_undo()
-        self._entries += found.entries
-        self._is_reduced = False
-        self._method.estimated(batch_index, terms, found)
-        self._counters.grad_evaluations += found.differentiated
-        self._is_corrected = True
+        live.hold(batch_index, terms, found, before, scale)
         return found.loss
-
-    # --- what happens between gradients and weights --------------------------------------------
-
-    def _mark_reached(self, ignore_stale_grad: bool) -> None:
-        """Mark the live gradients as `gluon.Trainer` expects."""
-        if self._reached is not None:
-            self._network.show_marks(self._reached)
-            self._network.show_marks(self._method.in_objective if ignore_stale_grad else ())
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
@@ -176,6 +240,7 @@ class VarianceReducedTrainer(CheckingTrainer):
             If `correct_grads` was not called before, or a backward has overwritten its result.
         """
         self._check_intact("allreduce_grads")
+        self._live.check_unchanged("allreduce_grads", self._loss_scale.of_live_grads)
         super().allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -193,58 +258,511 @@ class VarianceReducedTrainer(CheckingTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
-        method = self._method
-        is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
-        if is_moving and self._is_corrected and not self._is_reduced:
-            raise RuntimeError(checks.NOT_REDUCED.format(method=type(method).__name__))
+        self._live.check_reduced()
         self._check_intact("update")
-        self._mark_reached(ignore_stale_grad)
+        self._live.show_marks(ignore_stale_grad)
         super().update(batch_size, ignore_stale_grad)
         self._finish_step()
 
-    def _finish_step(self) -> None:
-        self._is_corrected, self._reached = False, None
-        if self._method.has_reference:
-            self._counters.inner_steps += 1
+    # `gluon.Trainer` calls these, in this order, in a step.
 
-    def on_reduced(self) -> None:
+    def _on_reduced(self) -> None:
         """Let the method compute its next state from V and its loss entries C."""
-        if self._method.needs_reduced and self._is_corrected and not self._is_reduced:
-            self._is_reduced = True
-            self._check_unchanged()
-            entries = self._total_entries()
-            self._method.reduced(self._network, self._loss_scale.of_live_grads, entries)
+        live, work = self._live, self._work
+        if live.awaits_reduction:
+            work.check_unchanged()
+            entries = self._sum_over_workers([live.entries, *work.method.numbers(live)])
+            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
-    def _total_entries(self) -> float | NDArray:
-        """The loss entries of the live gradients, over all workers; does not wait for them."""
-        if self._workers.size == 1:
-            return self._entries
-        numbers = mx.nd.array([self._entries, *self._method.numbers])
-        if self._total is None:
-            self._total = mx.nd.zeros_like(numbers)
-        # Use the same array each time, so that a worker sends no sum before the last one has
-        # returned. Otherwise a server could add two pushes of one worker and none of another.
-        numbers.copyto(self._total)
-        self._workers.sum_arrays({len(self.all_parameters): self._total})
-        return self._total.copy()
+    def _on_update(self) -> None:
+        """Let the parts see the weights before the optimizer moves them."""
+        self._prox.note_moving(self._work.network.parameters)
+        self._live.prepare_update()
 
-    def on_update(self) -> None:
-        """Let the method see the weights before the optimizer moves them."""
-        super().on_update()
-        self._method.before_update(self._network)
+    def _on_updated(self) -> None:
+        """Let the method's next state take effect, and apply the proximal operators."""
+        self._live.end()
+        if self._prox.are_moving:
+            self._prox.apply(self._work.network.parameters, self.optimizer)
 
-    def on_updated(self) -> None:
-        """Let the method's next state take effect."""
-        self._method.updated()
-        self._entries = 0
-        super().on_updated()
-
-    def on_not_updated(self) -> None:
+    def _on_not_updated(self) -> None:
         """Keep the method's old state."""
-        self._method.not_updated()
-        self._entries = 0
-        self._is_corrected &= not self._method.needs_reduced  # the next state would not match them
+        self._live.drop_next_state()
 
-    def holds_all_rows(self) -> bool:
+    def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
-        return self._network.is_elsewhere
+        return self._work.network.is_elsewhere
+
+    def _finish_step(self) -> None:
+        self._live.drop()  # of a step that was skipped
+        if self._work.method.has_reference:
+            self._work.counters.inner_steps += 1
+
+    # --- before a step -------------------------------------------------------------------------
+
+    def _start_with(self, closure: Callable[[], Any]) -> None:
+        """Prepare a pass: parameters, kvstore, and a snapshot that fits the parameters."""
+        work = self._work
+        is_new = work.method.has_reference and not work.is_bound
+        if is_new or self._loaded.is_waiting or self._must_start_kvstore():
+            deque(initialize(work.network.parameters, closure, iter([()])))
+            self._start_kvstore()
+        if self._is_in_force():
+            work.check_unchanged()
+
+    def _is_in_force(self) -> bool:
+        """Whether the method corrects gradients now."""
+        self._apply_loaded()
+        return self._work.method.has_reference
+
+    def _check_intact(self, name: str) -> None:
+        """Raise unless the live gradients hold what `correct_grads` left."""
+        self._check_outside(name)
+        method = self._work.method
+        if self._live.stage == NOTHING and (self._is_in_force() or method.needs_closure):
+            raise RuntimeError(method.not_corrected.format(name=name, method=type(method).__name__))
+        self._live.check_intact(name)
+
+    def _check_outside(self, name: str) -> None:
+        """Raise if the trainer must not be called here."""
+        if _mxnet.is_recording():
+            raise RuntimeError(
+                f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
+                "the trainer records what the closure computes by itself."
+            )
+        if self._work.is_at_snapshot:
+            raise RuntimeError(
+                f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
+                "computes with other weights. Call it after the block."
+            )
+
+    def _overflows_on_kvstore(self) -> bool:
+        """Whether gradients must not reach a kvstore that would update with them."""
+        if not self._loss_scale.is_on:
+            return False
+        self._start_kvstore()
+        if not self._updates_on_kvstore:
+            return False  # MXNet looks at them itself, after they are reduced
+        trainable = filter(_mxnet.is_trainable, self._work.network.parameters)
+        return not all_finite(grad for p in trainable for grad in _mxnet.gradients(p))
+
+    # --- a refresh -----------------------------------------------------------------------------
+
+    def update_full_grads(
+        self,
+        closure: Callable[..., Loss],
+        data: Iterable[Any],
+        *,
+        store_grads: bool = False,
+        progress: bool = False,
+        store: bool = False,
+    ) -> float:
+        """Take a snapshot of the parameters and compute the full gradient there.
+
+        Parameters
+        ----------
+        closure : callable
+            Called with the items of each batch; returns the loss, as for `step`.
+        data : iterable
+            The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``; any
+            other is passed unchanged, ``closure(batch)``. If the data has a method ``reset``, as
+            `mx.io.DataIter` has, it is called before and after the pass.
+        store_grads : bool, default False
+            Whether to keep the gradient of each minibatch, by its position in the data, so that
+            ``step(..., batch_index=i)`` takes one gradient instead of two. Use it for small models
+            and fixed minibatches: it takes the memory of the gradients once for each minibatch,
+            and twice during a refresh.
+        progress : bool, default False
+            Whether to show a progress bar (needs tqdm), with the memory of stored gradients.
+        store : bool, default False
+            The name of ``store_grads`` in version 0.1.0.
+
+        Returns
+        -------
+        float
+            The mean loss over all loss entries, at the snapshot. If the coefficient's schedule is
+            over (`gluon_svrg.schedule.Until`), there is no pass and no snapshot, and this is nan.
+
+        Raises
+        ------
+        TypeError, ValueError, RuntimeError
+            As `correct_grads`; ValueError if there is no data or no parameter with gradients.
+        FloatingPointError
+            If the full gradient is not finite.
+        MemoryError
+            If there is no memory to store the gradients. It is raised before the pass if
+            ``len(data)`` tells how many there are, and otherwise during it.
+
+        Warns
+        -----
+        UserWarning
+            With ``lock_random='auto'``, if a minibatch has another loss or gradient the second
+            time: the network draws random numbers, which are locked from now on.
+
+        Notes
+        -----
+        The full gradient is the mean over all loss entries of all batches and devices. The pass
+        waits for the device once. With ``lock_random='auto'`` it also waits at each of the first
+        three minibatches, whose losses it computes twice to detect random numbers. The gradients in
+        `Parameter.grad` and the marks of stale gradients do not change. If an exception is raised,
+        nothing changes: weights, auxiliary states, counters and the previous snapshot stay. In
+        addition to the parameters, this needs twice their memory, three times at its peak, and a
+        copy of the frozen ones; once more for large float32 parameters on a CPU, where oneDNN
+        computes gradients.
+        """
+        check_closure(closure)
+        method, loss_scale = self._work.method, self._loss_scale
+        method.check_store_grads(store_grads or store, type(self).__name__)
+        self._check_outside("update_full_grads")
+        if self._is_over():
+            self.discard_snapshot()
+            return float("nan")
+        with loss_scale.kept_on_error(), self._work.lock.kept_on_error():
+            while True:
+                table = Table() if store_grads or store or method.needs_table else None
+                try:
+                    return self._refresh(closure, data, progress, table)
+                except FloatingPointError:
+                    if not loss_scale.halve(data):
+                        raise
+
+    def _refresh(
+        self,
+        closure: Callable[..., Loss],
+        data: Iterable[Any],
+        progress: bool,
+        table: Table | None,
+    ) -> float:
+        """Make a pass over the data, then take over all of its results or none."""
+        work, parameters = self._work, self._work.network.parameters
+        size = 2 + len(parameters)
+        if work.method.coefficient is not None:
+            work.method.coefficient.ask(self.num_snapshots)
+        with ExitStack() as stack:
+            ready = stack.enter_context(agreement(self._workers, size))
+            calls.refresh()
+            batches, show = stack.enter_context(one_pass(data, progress=progress))
+            batches = initialize(parameters, closure, batches)
+            if not any(map(_mxnet.is_trainable, parameters)):
+                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+            if table is not None:
+                batches = work.with_memory(batches, data, show)
+            check_dtypes(parameters)
+            ready.reach([0.0])
+            done = stack.enter_context(agreement(self._workers, size))
+            self._share_weights()
+            self._apply_loaded()  # otherwise it would overwrite this snapshot later
+            stack.enter_context(work.refreshing())
+            full = work.full_gradient(closure, batches, self._loss_scale.value, done, table)
+            uninterrupted(partial(self._take_over, full, table))
+        return full.mean_loss
+
+    def _take_over(self, full: FullGradient, table: Table | None) -> None:
+        """Turn the results of a pass into a snapshot."""
+        self._live.drop()
+        self._work.take_over(full, table)
+
+    def _is_over(self) -> bool:
+        """Whether no more refreshes will be made."""
+        coefficient = self._work.method.coefficient
+        return coefficient is not None and coefficient.is_over(self.num_snapshots)
+
+    # --- the snapshot --------------------------------------------------------------------------
+
+    def at_snapshot(self) -> AbstractContextManager[None]:
+        """Let the network compute at the snapshot, inside a ``with`` block.
+
+        All of the trainer's parameters have the snapshot's values, including frozen ones and
+        auxiliary states; only the auxiliary states are copied. Inside the block, do not assign
+        values; the trainer refuses to take a step. A backward leaves its gradients in
+        `Parameter.grad` as usual.
+
+        Returns
+        -------
+        context manager
+
+        Raises
+        ------
+        RuntimeError
+            Without a snapshot, and inside another such block.
+        """
+        self._check_outside("at_snapshot")
+        method = self._work.method
+        if method.needs_table:
+            raise RuntimeError(
+                f"at_snapshot() needs a snapshot, and {type(self).__name__} has none: it keeps a "
+                "table of gradients, each taken at other weights."
+            )
+        point = self._work.point if self._is_in_force() else None
+        if point is None and method.has_reference:
+            raise RuntimeError(
+                f"{type(method).__name__} keeps no weights as it is set up here, so there is "
+                "no snapshot to compute at."
+            )
+        if point is None:
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+        self._work.check_unchanged()
+        return self._work.at_point(point)
+
+    def at_current_weights(self) -> AbstractContextManager[Any]:
+        """Keep the network at its current weights, inside a ``with`` block, for another thread.
+
+        During `step` and `update_full_grads` the network computes with other weights part of the
+        time, in all threads. A thread that predicts meanwhile waits here for its turn.
+
+        Returns
+        -------
+        context manager
+            Only one thread is inside such a block at a time, and none while the network computes
+            with other weights.
+
+        Examples
+        --------
+        >>> from mxnet import gluon
+        >>> from gluon_svrg import SVRGTrainer
+        >>> net = gluon.nn.Dense(1, in_units=2)
+        >>> net.initialize()
+        >>> trainer = SVRGTrainer(net.collect_params(), 'sgd')
+        >>> with trainer.at_current_weights():
+        ...     weight = net.weight.data().asnumpy()
+        """
+        return self._work.network.lock
+
+    def discard_snapshot(self) -> None:
+        """Go back to the plain optimizer, and free the memory of the snapshot or of the table.
+
+        A method that needs neither a refresh nor a snapshot starts over.
+        """
+        self._check_outside("discard_snapshot")
+        self._live.drop()
+        self._work.discard()
+        self._loaded.drop_snapshot()
+
+    @property
+    def has_snapshot(self) -> bool:
+        """Whether there is a snapshot; a loaded one may wait until parameters are initialized."""
+        method = self._work.method
+        return method.has_snapshot or (self._loaded.has_snapshot and not method.needs_table)
+
+    @property
+    def wants_snapshot(self) -> bool:
+        """Whether there is no snapshot, and a refresh would take one."""
+        return not (self.has_snapshot or self._work.method.needs_table or self._is_over())
+
+    @property
+    def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the snapshot's values, per parameter and device. None without a snapshot."""
+        return self._work.snapshot() if self._is_in_force() else None
+
+    @property
+    def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the full gradient, per parameter and device. None without one.
+
+        The *mean* over all loss entries of all data, or the method's estimate of it; for float16
+        parameters in float32.
+        """
+        return self._work.full_grads() if self._is_in_force() else None
+
+    def _compared(self, name: str) -> MethodAtWork:
+        """The method at work, for `gluon_svrg.variance`; raise if it corrects nothing."""
+        self._check_outside(name)
+        work, is_in_force = self._work, self._is_in_force()
+        is_table = work.method.needs_table
+        if not is_in_force or (not work.method.table if is_table else work.method.terms().is_plain):
+            raise RuntimeError(
+                f"{name}() has nothing to compare gradients with: "
+                + ("the table is empty. " if is_table else "there is no snapshot. ")
+                + "Call update_full_grads() first, or take a step with a method that needs none."
+            )
+        work.check_unchanged()
+        return work
+
+    # --- counters and settings -----------------------------------------------------------------
+
+    @property
+    def num_snapshots(self) -> int:
+        """The number of snapshots taken."""
+        return self._work.counters.num_snapshots
+
+    @property
+    def inner_steps(self) -> int:
+        """The number of steps since the last snapshot; 0 without one."""
+        return self._work.counters.inner_steps
+
+    @property
+    def grad_evaluations(self) -> int:
+        """The number of loss entries that this worker has differentiated.
+
+        Divide it by the size of the worker's data for the number of data passes. The checks
+        whether gradients add up and repeat are not counted: up to three minibatches per refresh.
+        """
+        return self._work.counters.grad_evaluations
+
+    @property
+    def learning_rate(self) -> float:
+        """The optimizer's learning rate. Can be set."""
+        return Trainer.learning_rate.fget(self)
+
+    @learning_rate.setter
+    def learning_rate(self, value: float) -> None:
+        self.set_learning_rate(value)
+
+    @property
+    def lock_random(self) -> bool | str:
+        """Whether both passes of a step draw the same random numbers. Can be set."""
+        return self._work.lock.mode
+
+    @lock_random.setter
+    def lock_random(self, value: bool | str) -> None:
+        self._work.lock = RandomLock(value)
+        self._work.counters.compared = False
+
+    @property
+    def _loss_scale(self) -> _mxnet.LossScale:
+        """The loss scale of AMP. It keeps the trainer, so nothing must keep it."""
+        return _mxnet.LossScale(self)
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def save_states(self, fname: str | os.PathLike[str]) -> None:
+        """Save the complete state of training, except the weights, to a file.
+
+        The file holds the states and counters of the optimizer and its scheduler, the snapshot with
+        its frozen values and auxiliary states, the full gradient, stored gradients, all counters,
+        the coefficient with the state of its schedule, registered schedules, the random lock, and
+        AMP's loss scaler. With the weights (``net.save_parameters``), training resumes to the last
+        bit, even in the middle of an epoch.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file; a link is followed. If saving is interrupted, the old file or the new one is
+            complete. This does not hold where the file can be written but not its folder.
+
+        Raises
+        ------
+        TypeError
+            If an optimizer or schedule has an attribute that is no plain data.
+        OSError
+            If the file cannot be written.
+
+        See Also
+        --------
+        export_optimizer_states : The part that `gluon.Trainer` can load.
+        """
+        self._check_outside("save_states")
+        self._check_states_are_here("save_states")
+        if self._work.is_ready:
+            self._apply_loaded()
+        self._loaded.save(fname, self._header(), self._parts())
+
+    def load_states(self, fname: str | os.PathLike[str]) -> None:
+        """Load a file of `save_states` or of `gluon.Trainer.save_states`.
+
+        This works before the first step and with deferred parameters: the file is checked at once,
+        and applied when it is needed and the parameters are initialized. Load the weights before or
+        after it. A file of `gluon.Trainer` has no snapshot, so there is none afterwards.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file. It is read and checked completely before anything changes. It cannot run
+            code: it holds arrays and plain data for the trainer's own optimizer and schedules.
+            Parameters are matched by name.
+
+        Raises
+        ------
+        ValueError
+            If the file is damaged or of another kind, or does not fit the parameters, the
+            optimizer or the schedules of this trainer; nothing changes then.
+        OSError
+            If the file cannot be read.
+        """
+        self._check_outside("load_states")
+        self._check_states_are_here("load_states")
+        self._loaded.load(fname, self._header(), self._parts(), self._work.network.parameters)
+        self._live.drop()
+        self._work.method.discard()
+
+    def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
+        """Save the part of the state that `gluon.Trainer.load_states` can load.
+
+        Parameters
+        ----------
+        fname : str or path
+            The file, as for `save_states`.
+
+        Raises
+        ------
+        RuntimeError
+            If parameters are not initialized yet.
+        OSError
+            If the file cannot be written.
+        """
+        self._check_outside("export_optimizer_states")
+        self._check_states_are_here("export_optimizer_states")
+        if not self._work.is_ready:
+            raise RuntimeError(
+                "There are no optimizer states to export before the parameters are initialized. "
+                "Run a forward pass first."
+            )
+        self._start_kvstore()
+        self._apply_loaded()
+        saving.write_bytes(fname, self._all_updaters[0].get_states(dump_optimizer=True))
+
+    def register(self, schedule: Any) -> None:
+        """Save and load the state of a schedule, or of a sampler, together with this trainer's.
+
+        Refresh schedules of `gluon_svrg.schedule` register themselves at the first call of ``due``.
+        If a file was loaded before, the schedule takes over its saved state.
+
+        Parameters
+        ----------
+        schedule : object
+            Its attributes are saved, and must be plain data. Several objects of one class are
+            distinguished by their settings, or else by the order in which they were registered.
+
+        Raises
+        ------
+        ValueError
+            If its saved state does not fit.
+        """
+        self._registered.add(schedule)
+
+    @property
+    def epoch_count(self) -> EpochCount:
+        """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
+        return self._registered.shared(EpochCount)
+
+    def _header(self) -> dict[str, Any]:
+        network = self._work.network
+        name = type(self._work.method).__name__
+        return self._loaded.header(name, network.parameters, len(network.devices))
+
+    def _parts(self) -> dict[str, Any]:
+        """All parts of a file."""
+        work, parameters = self._work, self._work.network.parameters
+        return {
+            "optimizer": saving.OptimizerSettings(self.optimizer, parameters),
+            "counters": work.counters,
+            "lock": work.lock,
+            "coefficient_schedule": work.method.coefficient or saving.NoPart(),
+            "schedules": self._registered,
+            "scaler": self._loss_scale,
+            "optimizer_states": saving.OptimizerStates(
+                self.optimizer, self._all_updaters, parameters
+            ),
+            "method": work,
+        }
+
+    def _apply_loaded(self) -> None:
+        """Apply what was loaded, once the parameters are initialized; raise if a snapshot waits."""
+        if self._loaded.is_waiting and self._work.is_ready:
+            self._start_kvstore()
+            self._work.bind()
+            self._loaded.apply(self._header(), self._parts())
+        if self._loaded.has_snapshot:
+            raise RuntimeError(
+                "The snapshot that was loaded waits for the parameters to be initialized. Load "
+                "them (net.load_parameters), run a forward pass, or take a step with a closure."
+            )

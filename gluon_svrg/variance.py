@@ -35,15 +35,17 @@ class Variance:
     plain : float
         Variance of the plain gradient.
     svrg : float
-        Variance of the estimate of the trainer's method, as the optimizer gets it.
+        The first name of `estimate`.
     ratio : float
-        ``svrg / plain``; below 1 the method helps.
+        ``estimate / plain``; below 1 the method reduces the variance.
     bias : float
         Norm of the difference between the mean of the estimate and the mean gradient. SVRG and
         SAGA have no bias, up to rounding, on their own data without random numbers. With dropout
         they have one, because the masks here are not those of the full gradient.
-    cosine_distance_plain, cosine_distance_svrg : float
-        Mean of ``1 - cos`` over all pairs of different minibatches.
+    cosine_distance_plain : float
+        Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches.
+    cosine_distance_svrg : float
+        The first name of `cosine_distance_estimate`.
     best_coefficient : float
         The factor of the subtracted term (for SVRG ``r - c mu``) that would minimize the variance,
         for all parameters together; nan if that term does not vary.
@@ -69,6 +71,46 @@ class Variance:
     distance: float
     gradient_norm: float
     minibatches: int
+
+    @property
+    def estimate(self) -> float:
+        """Variance of the estimate of the trainer's method, as the optimizer gets it.
+
+        Returns
+        -------
+        float
+            The same as ``svrg``, its name from when SVRG was the only method.
+        """
+        return self.svrg
+
+    @property
+    def cosine_distance_estimate(self) -> float:
+        """Mean of ``1 - cos`` over all pairs of estimates of different minibatches.
+
+        Returns
+        -------
+        float
+            The same as ``cosine_distance_svrg``, its name from when SVRG was the only method.
+        """
+        return self.cosine_distance_svrg
+
+    @property
+    def noise(self) -> float:
+        """Noise over signal of the plain gradient of one minibatch, at the current weights.
+
+        Where it is small, variance is not what slows the training: a method that spends a second
+        gradient on less variance then loses, however small `ratio` is.
+
+        Returns
+        -------
+        float
+            ``plain / gradient_norm ** 2``: the mean squared distance of the mean gradient of a
+            minibatch from the mean gradient of all data, over the squared norm of the latter. It
+            has no unit, falls about as the size of minibatches grows, and is inf where the mean
+            gradient is zero. Without bias, ``noise * ratio`` is the same for the estimate.
+        """
+        signal = self.gradient_norm**2
+        return self.plain / signal if signal > 0 else float("inf")
 
 
 def variance(
@@ -135,13 +177,14 @@ def variance(
     True
     """
     check_closure(closure)
-    method, network, locked = trainer.ready_to_compare("variance")
+    work = trainer._compared("variance")
+    method, network, locked = work.method, work.network, work.lock.locked
     terms = method.terms(0 if method.needs_table else None)
     coefficient = -terms.b or 1.0
     here = Point.untouched(network)
     mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean or ()]
     moments = _Moments([row[0].size for row in network.weights], coefficient)
-    scale = trainer.loss_scale
+    scale = trainer._loss_scale.value
     with ExitStack() as stack:
         if locked:  # later random numbers do not depend on the data
             stack.callback(random_lock.start, random_lock.draw_seed())

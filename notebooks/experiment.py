@@ -12,9 +12,7 @@ from PIL import Image as Pillow
 #: The kept outputs come from the full run; tests run a short one.
 FULL = os.environ.get("GLUON_SVRG_FULL") == "1"
 
-#: The colours of Okabe and Ito, which colour-blind readers can tell apart.
-BLACK, ORANGE, SKY, GREEN = "#000000", "#E69F00", "#56B4E9", "#009E73"
-YELLOW, BLUE, VERMILION, PURPLE = "#F0E442", "#0072B2", "#D55E00", "#CC79A7"
+plt.rcParams["figure.dpi"] = 110
 
 
 def say_which_run():
@@ -113,7 +111,7 @@ def legend_below(axes, **options):
 
 
 def show(figure):
-    """The figure as a PNG of 64 colours, which is a quarter as large as one of all colours."""
+    """The figure as a PNG of 64 colors, which is a quarter as large as one of all colors."""
     full, small = BytesIO(), BytesIO()
     figure.savefig(full, format="png", bbox_inches="tight")
     plt.close(figure)

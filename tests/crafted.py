@@ -1,9 +1,14 @@
 """Crafted files, and a program that loads them with little memory: ``python crafted.py FOLDER``."""
 
+import codecs
+import collections
 import hashlib
 import io
+import os
 import pickle
+import random
 import resource
+import signal
 import struct
 import sys
 import time
@@ -62,6 +67,13 @@ def pairs(depth):
     return content
 
 
+def many(argument, function, count=1000):
+    """What a function makes of one argument, many times."""
+    call = b"j\x88\x13\x00\x00j\x89\x13\x00\x00\x85R"
+    kept = function + b"r\x88\x13\x00\x000" + argument + b"r\x89\x13\x00\x000"
+    return kept + b"(" + call * count + b"t"
+
+
 class Runs:
     """Would run a command."""
 
@@ -117,6 +129,21 @@ PICKLES = {
                + b"r\x88\x13\x00\x000(" + b"j\x88\x13\x00\x00" * 20_000 + b"t"),
         "larger arrays than the parameters",
     ),
+    "many bytes of one text": (
+        states(many(text("1" * 10**5), named("builtins", "bytearray"))), "larger arrays than",
+    ),
+    "many sets of one list": (
+        states(many(b"(" + b"".join(map(number, range(10_000))) + b"l",
+                    named("builtins", "set"))), "larger arrays than",
+    ),
+    "many dense arrays of sparse ones": (
+        states(b"(" + mxnet_array(row_sparse(2**20, 1)) * 30 + b"t"), "larger",
+    ),
+    "many objects of one dict": (
+        states(b"(" + b"".join(text(f"a{n}") + b"N" for n in range(20_000))
+               + b"dr\x88\x13\x00\x000(" + (named("mxnet.optimizer", "SGD") + b")\x81"
+               + b"j\x88\x13\x00\x00b") * 200 + b"t"), "larger arrays than",
+    ),
     "nested pairs": (states(pairs(100)), "too deeply, or in a cycle"),
     "nested pairs, wide": (states(pairs(50)), "too deeply, or in a cycle"),
     "nested keys": (
@@ -135,7 +162,7 @@ PICKLES = {
     "built twice": (states(mxnet_array(RAW) + b"}b"), "twice"),
     "an optimizer in place of a state": (states(OPTIMIZER), "and must be"),
     "nothing on the stack": (b"\x80\x02R.", "it is damaged"),
-    "a mark for a value": (b"\x80\x02(.", "it has a value of type object"),
+    "a mark for a value": (b"\x80\x02(.", "it is damaged"),
 }  # fmt: skip
 
 
@@ -217,5 +244,59 @@ def main(folder, megabytes=300):
         print(f"{path.name}\t{time.monotonic() - start:.1f}\t{found}", flush=True)
 
 
+#: Operations of pickles, and numbers that are read as sizes.
+PIECES = [*(bytes([code]) for code in pickle._Unpickler.dispatch), OPTIMIZER]
+PIECES += [b"\xff\xff\xff\xff", struct.pack("<Q", 2**40), named("os", "system")]
+
+
+def mutated(content, others, rng):
+    """A pickle with a few random changes."""
+    content = bytearray(content)
+    for _ in range(rng.randint(1, 3)):
+        place, end = sorted(rng.randrange(len(content) + 1) for _ in range(2))
+        end = min(end, place + rng.choice([0, 1, 2, 8, 200]))
+        other = rng.choice(others)
+        start = rng.randrange(len(other))
+        content[place:end] = rng.choice([
+            b"", bytes([rng.randrange(256)]), rng.choice(PIECES), content[place:end] * 2,
+            content[place:end] * 50, other[start : start + rng.choice([2, 10, 100])],
+        ])  # fmt: skip
+    return bytes(content)
+
+
+def many_mutated(count, seed, megabytes=100, seconds=10):
+    """Read changed pickles: nothing may run, take long or take more memory than that."""
+    from saving_kit import Training
+
+    from gluon_svrg.saving import pickles
+
+    run = Training("adam")
+    run.step(1)
+    rng = random.Random(seed)
+    bases = [content for content, _ in PICKLES.values() if len(content) < 5000]
+    bases += [pickle.dumps((run.updaters[0].states, run.optimizer), n) for n in range(2, 6)] * 20
+    bases.append(b"\x80\x02" + pickle.dumps(({0: Runs(os.system, "true")}, 0), 0))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    limit = used + megabytes * 2**20
+    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
+    codecs.lookup("raw-unicode-escape")  # of Python, loaded at its first use
+    events, found = [], collections.Counter()
+    sys.addaudithook(lambda event, arguments: events.append(event))
+    for number in range(count):
+        content = mutated(rng.choice(bases), bases, rng)
+        signal.alarm(seconds)  # ends the process
+        events.clear()
+        try:
+            pickles.loads(content, 2**24)
+            found["loaded"] += 1
+        except ValueError:
+            found["refused"] += 1
+        assert not events, (number, events)
+    print(*(f"{count} {what}" for what, count in sorted(found.items())), sep=", ")
+
+
 if __name__ == "__main__":
-    main(sys.argv[1])
+    if sys.argv[1] == "mutated":
+        many_mutated(int(sys.argv[2]), int(sys.argv[3]))
+    else:
+        main(sys.argv[1])

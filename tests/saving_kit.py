@@ -1,10 +1,12 @@
-"""What tests of files share: a `gluon.Trainer` taken apart, and parts that are toys."""
+"""What tests of files share: a `gluon.Trainer` taken apart, a toy of a part, and comparisons."""
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
 from gluon_svrg import saving
+
+HERE = mx.__version__[0]
 
 
 class Toy:
@@ -134,3 +136,33 @@ class Training:
         if isinstance(value, (mx.lr_scheduler.LRScheduler, mx.optimizer.Optimizer)):
             return self.flat(vars(value))
         return value
+
+
+def scheduled(**kwargs):
+    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.02)
+    return {"learning_rate": 0.02, "lr_scheduler": scheduler, **kwargs}
+
+
+def assert_same(these, those):
+    assert len(these) == len(those)
+    for this, that in zip(these, those):
+        np.testing.assert_array_equal(this, that)
+
+
+def both_go_on(one, other, steps=3):
+    for run in (one, other):
+        mx.random.seed(3)
+        run.step(steps, seed=5)
+    assert_same(one.weights(), other.weights())
+
+
+class Chain(mx.lr_scheduler.LRScheduler):
+    """A scheduler of schedulers."""
+
+    def __init__(self, *schedulers):
+        super().__init__(base_lr=0.1)
+        self.parts = list(schedulers)
+        self.more = {"last": (1, schedulers[-1])}
+
+    def __call__(self, num_update):
+        return sum(scheduler(num_update) for scheduler in self.parts)

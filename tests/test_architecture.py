@@ -108,6 +108,23 @@ def test_imports_go_down_only():
     assert upward == []
 
 
+def test_only_one_module_knows_the_kinds_of_workers():
+    """All others ask workers what they can do."""
+    kinds = {f"gluon_svrg.stores.{name}" for name in ("alone", "collective", "parameter_servers")}
+    kinds.add("gluon_svrg.stores.horovod")
+    found = {name for name, others in imports().items() if kinds & set(others)}
+    assert found - kinds == {"gluon_svrg.stores.kinds"}
+    for name, tree in modules().items():
+        asked = [node for node in ast.walk(tree) if is_asked_for_its_kind(node)]
+        assert not asked, f"{name}, line {asked[0].lineno}"
+
+
+def is_asked_for_its_kind(node):
+    """Whether a node is ``isinstance(workers, ...)``."""
+    is_call = isinstance(node, ast.Call) and isinstance(node.func, ast.Name)
+    return is_call and node.func.id == "isinstance" and "workers" in ast.dump(node.args[0])
+
+
 # --- private names -------------------------------------------------------------------------------
 
 

@@ -12,7 +12,17 @@ import pytest
 from cluster import run
 from mxnet import autograd
 
-from benchmarks import convergence, distributed, methods, network, problems, record, summary
+from benchmarks import (
+    convergence,
+    distributed,
+    methods,
+    network,
+    pays,
+    problems,
+    record,
+    start,
+    summary,
+)
 
 PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 OUTER_ITERATION = 3  # data passes: a full gradient, and two gradients for each of n steps
@@ -182,6 +192,31 @@ def test_barzilai_borwein_beside_the_best_rate(name, size, ratio):
     assert passes(trained, "BB", 3, 150, levels=[1e-9]) == pytest.approx(own, abs=0.3)
 
 
+@pytest.mark.parametrize("plain_epochs", [0, 1, 3])
+def test_a_plain_start(plain_epochs):
+    """The trainer and NumPy see the same; SVRG begins after the plain epochs."""
+    problem = problems.problem("breast_cancer")
+    solvers = (
+        methods.Reference(problem, 0.7, 32),
+        methods.Trained(problem, methods.Method("SVRG"), 0.7, 32),
+    )
+    ours, theirs = (list(start.train(solver, 5, plain_epochs, 8)) for solver in solvers)
+    np.testing.assert_allclose(theirs, ours, rtol=1e-9)
+    np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-10)
+    done = [passes for passes, _ in ours]
+    ends = np.cumsum([*[1] * plain_epochs, *[3, 2] * 3])  # of epochs
+    assert {round(end, 9) for end in ends if end <= 8} <= {round(value, 9) for value in done}
+    steps = np.diff([0.0, *done])
+    assert max(steps[:plain_epochs]) < 0.2 < 1 < max(steps)  # no full gradient, then one
+    assert 8 <= done[-1] < 8.5
+
+
+def test_the_rate_of_a_search_is_no_end():
+    losses = {-3: 0.5, -2: 0.4, -1: 0.1, 0: 0.3, 1: np.inf, 2: np.inf}
+    for guess in (-2, -1, 0, 1):
+        assert pays._lowest(losses.__getitem__, guess) == (-1, 0.1)
+
+
 def test_many_rates_at_once():
     problem = problems.problem("breast_cancer")
     rates = np.array([0.1, 1.0])
@@ -214,6 +249,18 @@ def test_the_tables_are_those_of_the_saved_runs(name, versions):
     document = (root / "README.md").read_text()
     for table in summary.tables(*(json.loads(path.read_text()) for path in paths)):
         assert table in document
+
+
+@pytest.mark.parametrize("benchmark", [start, pays])
+def test_the_table_is_that_of_the_saved_run(benchmark):
+    root = Path(__file__).parent.parent
+    name = benchmark.__name__.rpartition(".")[2]
+    run = json.loads((root / f"benchmarks/results/{name}-mxnet-1.9.1.json").read_text())
+    table = record.as_text(benchmark.table(run["records"]))
+    assert table in (root / "benchmarks" / "README.md").read_text()
+    if benchmark is start:
+        notebook = json.loads((root / "notebooks" / "02_linear_convergence.ipynb").read_text())
+        assert any(table in "".join(cell["source"]) for cell in notebook["cells"])
 
 
 def test_the_tables_of_exchanges_are_those_of_the_saved_run():

@@ -13,6 +13,7 @@ import sklearn.datasets
 
 from gluon_svrg.commands import cli, datasets, plot, report
 from gluon_svrg.commands.compare import compare, next_rates
+from gluon_svrg.commands.palette import STYLES
 from gluon_svrg.commands.settings import LADDER, LEARNING_RATES, METHODS, Settings
 from gluon_svrg.commands.training import Run
 
@@ -52,20 +53,21 @@ def test_svrg_reaches_what_no_plain_rate_reaches(tmp_path):
     done = run("breast_cancer", folder=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results" / "results.json").read_text())
-    gaps = {"plain": [], "SVRG": []}
+    gaps = {"plain": [], "plain-decay": [], "SVRG": []}
     for record in results["runs"]:
         if record["losses"][-1] is not None:
             gaps[record["method"]].append(min(record["losses"]) - results["best_known_loss"])
     assert 0 <= min(gaps["SVRG"]) < min(gaps["plain"]) / 1000
+    assert min(gaps["SVRG"]) < min(gaps["plain-decay"]) / 100
     passes = {record["data_passes"][-1] for record in results["runs"] if not record["diverged"]}
     # One minibatch more in each refresh shows that its gradients can be added up.
-    assert min(passes) == 50.0 and max(passes) < 51
+    assert min(passes) == 51.0 and max(passes) < 52
     assert (tmp_path / "results" / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    header, _, plain, svrg = done.stdout.splitlines()[:4]
+    header, _, plain, decay, svrg = done.stdout.splitlines()[:5]
     assert [word for word in header.split() if word != "data"] == [
         *("method", "best", "rate", "loss", "gap", "|gradient|", "accuracy", "passes", "seconds")
     ]
-    assert plain.split()[0] == "sgd"
+    assert (plain.split()[0], decay.split()[0]) == ("sgd", "sgd-decay")
     assert svrg.split()[:3] == ["SVRG", "+", "sgd"]
     assert "0.005 |w|^2 over all weights and biases (--weight-decay 0.01)" in done.stdout
     assert "gap: the distance to the minimum\n" in done.stdout
@@ -78,7 +80,7 @@ def test_svrg_reaches_what_no_plain_rate_reaches(tmp_path):
 def test_all_methods(tmp_path):
     options = [
         "--methods",
-        " SGD,svrg,alpha-svrg,saga,sag,sarah,storm, mars",
+        " SGD,sgd-decay,svrg,alpha-svrg,saga,sag,sarah,storm, mars",
         "--weight-decay",
         0.1,
     ]
@@ -86,7 +88,7 @@ def test_all_methods(tmp_path):
     done = run("breast_cancer", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
     results = json.loads((tmp_path / "results" / "results.json").read_text())
-    titles = ["plain", "SVRG", "alpha-SVRG", "SAGA", "SAG", "SARAH", "STORM", "MARS"]
+    titles = ["plain", "plain-decay", "SVRG", "alpha-SVRG", "SAGA", "SAG", "SARAH", "STORM", "MARS"]
     assert list(results["best"]) == titles
     assert results["settings"]["methods"] == list(METHODS)
     assert results["settings"]["learning_rates"] == [0.03, 0.3]
@@ -95,11 +97,12 @@ def test_all_methods(tmp_path):
         records = [record for record in results["runs"] if record["method"] == title]
         assert [record["learning_rate"] for record in records] == [0.03, 0.3]
         for record in records:  # equal passes: at most one minibatch more, with its two gradients
-            assert 5 <= record["data_passes"][-1] <= 5 + 2 * 64 / 569
+            assert 6 <= record["data_passes"][-1] <= 6 + 2 * 64 / 569
     lines = done.stdout.splitlines()
-    assert [line.rsplit(maxsplit=7)[0].strip() for line in lines[2:10]] == [
+    assert [line.rsplit(maxsplit=7)[0].strip() for line in lines[2:11]] == [
         "sgd",
-        *(f"{title} + sgd" for title in titles[1:]),
+        "sgd-decay",
+        *(f"{title} + sgd" for title in titles[2:]),
     ]
     assert "0.05 |w|^2 over all weights and biases (--weight-decay 0.1)" in done.stdout
     assert (tmp_path / "results" / "curves.png").read_bytes()[:4] == b"\x89PNG"
@@ -109,17 +112,22 @@ SMALL = Settings(epochs=4, batch_size=64, weight_decay=0.03, learning_rates=(0.0
 
 
 def twin_of(name, gradient, weights):
-    if name == "sgd":
+    if name.startswith("sgd"):
         return oracle.Method(gradient, weights)
     return {"alpha-svrg": oracle.SVRG}.get(name, getattr(oracle, name.upper(), None))(
         gradient, weights
     )
 
 
-@pytest.mark.parametrize("name", METHODS)
-def test_each_method_against_its_twin(name):
+@pytest.mark.parametrize(
+    ("name", "plain_epochs"),
+    [*((name, 1) for name in METHODS), ("svrg", 0), ("alpha-svrg", 2), ("sarah", 2), ("saga", 2)],
+)
+def test_each_method_against_its_twin(name, plain_epochs):
     """Diabetes has 442 samples: the last minibatch has 58."""
-    dataset, settings = datasets.load("diabetes"), SMALL._replace(methods=(name,))
+    dataset = datasets.load("diabetes")
+    settings = SMALL._replace(methods=(name,), plain_epochs=plain_epochs)
+    budget = (10 + plain_epochs) * len(dataset.X)
     (record,) = compare(dataset, settings)["runs"]
     X, y, n, decay = dataset.X, dataset.y[:, None], 442, settings.weight_decay
 
@@ -136,10 +144,11 @@ def test_each_method_against_its_twin(name):
 
     twin = twin_of(name, gradient, [np.zeros((1, 10)), np.zeros(1)])
     optimizer, rng = oracle.SGD(0.05), np.random.RandomState(0)
-    cost = 1 if name in ("sgd", "saga", "sag") else 2
+    has_snapshots = name in ("svrg", "alpha-svrg", "sarah")
+    cost = 2 if has_snapshots or name in ("storm", "mars") else 1
     fixed = name in ("saga", "sag")
     order, evaluations, losses, passes = None, 0, [loss(twin.weights)], [0.0]
-    for epoch in range(10):
+    for epoch in range(13):
         if order is None or not fixed:
             order = rng.permutation(n)
         batches = list(enumerate(order[i : i + 64] for i in range(0, n, 64)))
@@ -147,22 +156,27 @@ def test_each_method_against_its_twin(name):
             batches = [batches[i] for i in rng.permutation(len(batches))]
         elif fixed:
             batches = [batches[i] for i in rng.randint(0, len(batches), len(batches))]
-        if "svrg" in name or name == "sarah":
-            if epoch % 2 == 0:
+        since = epoch - plain_epochs
+        if has_snapshots and since >= 0:
+            if since % 2 == 0:
                 twin.refresh([batch for _, batch in batches])
                 evaluations += n
             if name == "alpha-svrg":
-                twin.coefficient = oracle.rounded(0.75 * (1 - epoch // 2 / 2))
+                twin.coefficient = oracle.rounded(0.75 * (1 - since // 2 / 2))
         for row, batch in batches:
-            if evaluations >= 10 * n:
+            if evaluations >= budget:
                 break
+            if name == "sgd-decay":
+                optimizer.learning_rate = 0.025 * (1 + np.cos(np.pi * evaluations / budget))
+            is_plain = has_snapshots and since < 0
             is_first = name in ("storm", "mars") and evaluations == 0
-            evaluations += len(batch) * (1 if is_first else cost)
+            evaluations += len(batch) * (1 if is_first or is_plain else cost)
             twin.step(optimizer, batch, rows=[row])
         losses.append(loss(twin.weights))
         passes.append(evaluations / n)
-        if evaluations >= 10 * n:
+        if evaluations >= budget:
             break
+    assert evaluations >= budget
     np.testing.assert_allclose(record["data_passes"], passes, rtol=1e-14)
     # L2Loss of MXNet 2.0 returns float32, which rounds what STORM and MARS multiply losses by.
     is_rounded = name in ("storm", "mars") and mx.__version__.startswith("2")
@@ -171,7 +185,9 @@ def test_each_method_against_its_twin(name):
 
 def test_the_search_goes_on_at_an_end():
     """With this much weight decay, all built-in rates are too high."""
-    settings = Settings(epochs=1, batch_size=64, weight_decay=300.0)
+    settings = Settings(
+        epochs=1, plain_epochs=0, methods=("sgd", "svrg"), batch_size=64, weight_decay=300.0
+    )
     shown = []
     results = compare(
         datasets.load("diabetes"),
@@ -193,10 +209,10 @@ def test_rates_of_the_user_are_all():
     """A best rate at an end is marked, where there was a choice."""
     settings = Settings(epochs=1, batch_size=64, learning_rates=(1e-4, 1e-3))
     results = compare(datasets.load("diabetes"), settings)
-    assert len(results["runs"]) == 4
-    assert results["best_rate_at_an_end"] == ["plain", "SVRG"]
+    assert len(results["runs"]) == 6
+    assert results["best_rate_at_an_end"] == ["plain", "plain-decay", "SVRG"]
     table = report.table(results)
-    assert table.count(" 0.001* ") == 2
+    assert table.count(" 0.001* ") == 3
     assert "*: the lowest or highest rate that was tried; others may be better" in table
     results = compare(datasets.load("diabetes"), settings._replace(learning_rates=(1e-3,)))
     assert results["best_rate_at_an_end"] == []
@@ -275,6 +291,12 @@ def test_the_finding():
     assert found(0.5, SVRG=0.5 + 2**-20, SAGA=0.75, plain=0.875) == (
         "SVRG + adam comes closest to the minimum: 1e-06 (adam: 4e-01)"
     )
+    assert found(0.5, SVRG=0.5, plain=0.75, **{"plain-decay": 0.625}) == (
+        "SVRG + adam reaches the minimum (adam: 2e-01, adam-decay: 1e-01)"
+    )
+    assert found(0.5, SVRG=0.6, **{"plain-decay": 0.5}) == (
+        "adam-decay reaches the minimum (SVRG + adam: 1e-01)"
+    )
     assert found(0.5, SVRG=0.5, plain=0.75) == "SVRG + adam reaches the minimum (adam: 2e-01)"
     assert found(0.5, SAGA=0.5, SVRG=0.5) == "SAGA + adam and SVRG + adam reach the minimum"
     assert found(0.5, plain=0.6, SVRG=2.0) == "adam comes closest to the minimum: 1e-01"
@@ -293,18 +315,21 @@ def test_all_diverged(tmp_path):
     results = compare(dataset, Settings(epochs=1, batch_size=64, learning_rates=(30.0, 300.0)))
     report.write(results, tmp_path)
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    assert "diverged with every rate: sgd, SVRG + sgd" in report.table(results)
+    assert "diverged with every rate: sgd, sgd-decay, SVRG + sgd" in report.table(results)
 
 
 def test_every_method_is_in_the_help_and_has_a_style(capsys):
     with pytest.raises(SystemExit, match="0"):
         cli.main(["compare", "--help"])
-    text = " ".join(capsys.readouterr().out.split())
+    text = " ".join(capsys.readouterr().out.split()).replace("sgd- decay", "sgd-decay")
     assert f"{', '.join(METHODS)}." in text
-    assert "(default: sgd,svrg)" in text and "(default: 0.01)" in text
+    assert " ".join(datasets.RULES.split()) in text
+    assert "(default: sgd,sgd-decay,svrg)" in text and "(default: 0.01)" in text
     assert "these are 0.01, 0.03, 0.1, 0.3, 1, 3, and" in text
-    assert {method.title for method in METHODS.values()} == set(plot.STYLES)
-    assert len({*plot.STYLES.values()}) == len({colour for colour, _ in plot.STYLES.values()}) == 8
+    titles = {method.title for method in METHODS.values()}
+    assert titles <= set(STYLES)
+    assert len({STYLES[title] for title in titles}) == len(titles) == 9
+    assert len({STYLES[title].color for title in titles}) == 8  # of which a plain one has two
 
 
 # --- other options ------------------------------------------------------------------------------
@@ -314,7 +339,7 @@ def test_every_method_is_in_the_help_and_has_a_style(capsys):
     "arguments",
     [
         ["digits", "--model", "mlp", "--coefficient", "0.5", "--seed", "3"],
-        ["diabetes", "--optimizer", "adam", "--update-freq", "1"],
+        ["diabetes", "--optimizer", "adam", "--update-freq", "1", "--plain-epochs", "0"],
         ["diabetes", "--optimizer", "adagrad"],  # its states are float32
         ["breast_cancer", "--model", "mlp", "--optimizer", "lars"],
     ],
@@ -415,13 +440,96 @@ def test_many_classes(classes, tmp_path):
 def test_blank_lines_and_constant_columns(tmp_path):
     path = tmp_path / "own.csv"
     path.write_text("x,c,y\n1,7,0.5\n\n2,7,1.5\n3,7,x\n")
-    with pytest.raises(datasets.DataError, match="line 5 holds 'x'"):
+    with pytest.raises(datasets.DataError, match=r"'y' .* is not numeric: it holds 'x'"):
         datasets.load(str(path), "y", "regression")
     path.write_text("x,c,y\n1,7,0.5\n\n2,7,1.5\n3,7,2.75\n")
     dataset = datasets.load(str(path), "y")
     assert dataset.task == "regression"
     np.testing.assert_array_equal(dataset.X[:, 1], 0)
     np.testing.assert_allclose(dataset.X[:, 0].std(), 1)
+
+
+def scaled(*columns):
+    values = np.array(columns, dtype="float64").T
+    return (values - values.mean(axis=0)) / values.std(axis=0)
+
+
+def test_a_file_as_it_is(tmp_path):
+    """Text, gaps, names of rows, semicolons, decimal commas; a notice for what is changed."""
+    path = tmp_path / "own.csv"
+    path.write_text(
+        ";size;who;color; sold ;when;empty;price\n"
+        "0;1,5;Ann;red;yes;2020;;10,5\n"
+        "1;;Bob; blue;no;?;;20\n"
+        "2;2,5;Cid;red;yes;2021;NA;30\n"
+        "3;big;Dan;;no;2022;;\n"
+        "4;5;Eve;blue;no;2025;;40,5\n"
+        '5;-3;"Flo; Gus";red;yes;2020;;50\n',
+        encoding="utf-8-sig",
+    )
+    dataset = datasets.load(str(path), "price")
+    assert dataset.task == "regression"
+    np.testing.assert_allclose(dataset.y, scaled([10.5, 20, 30, 40.5, 50])[:, 0])
+    expected = scaled(
+        [1.5, 1.5, 2.5, 5, -3],
+        [0, 1, 0, 1, 0],  # blue
+        [1, 0, 1, 0, 1],  # red
+        [0, 1, 0, 1, 0],  # no
+        [1, 0, 1, 0, 1],  # yes
+        [2020, 2021.5, 2021, 2025, 2020],
+    )
+    np.testing.assert_allclose(dataset.X, expected, atol=1e-12)
+    assert dataset.notes == (
+        "rows left out, because they have no 'price': 1",
+        "column 'Unnamed: 0' left out, because it has no name",
+        "cells of column 'size' filled with its mean: 1",
+        "column 'who' left out, because it is text with too many different values: 5 in 5 rows",
+        "cells of column 'when' filled with its mean: 1",
+        "column 'empty' left out, because it is empty",
+    )
+
+
+def test_words_among_numbers_and_gaps_in_text(tmp_path):
+    columns = {"a": [1, "two", 3, "n/k"], "b": ["u", "", "u", "u"], "y": [0, 1, 0, 1]}
+    dataset = datasets.load(str(write_csv(tmp_path / "own.csv", columns)), "y")
+    np.testing.assert_allclose(
+        dataset.X, np.c_[[-1, 0, 1, 0] / np.sqrt(0.5), scaled([1, 0, 1, 1], [0, 1, 0, 0])]
+    )
+    assert dataset.notes == (
+        "cells of column 'a' that are no numbers, such as 'two', and so count as missing: 2",
+        "cells of column 'a' filled with its mean: 2",
+        "cells of column 'b' with 'missing' as their value: 1",
+    )
+
+
+@pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
+def test_the_delimiter_is_found(delimiter, tmp_path):
+    path = tmp_path / "own.csv"
+    lines = ['"first, or second; third",y', "1.5,0", "2.5,1", "3.5,0", "4.5,1"]
+    path.write_text("\n" + "\n".join(delimiter.join(line.rsplit(",", 1)) for line in lines))
+    dataset = datasets.load(str(path), "y")
+    np.testing.assert_allclose(dataset.X, scaled([1.5, 2.5, 3.5, 4.5]))
+    assert (dataset.classes, dataset.notes) == (2, ())
+
+
+@pytest.mark.parametrize("words", [100, 101])
+def test_text_with_many_values(words, tmp_path):
+    columns = {"x": [f"w{i % words}" for i in range(202)], "z": range(202), "y": [0, 1] * 101}
+    dataset = datasets.load(str(write_csv(tmp_path / "own.csv", columns)), "y")
+    assert dataset.X.shape == (202, 101 if words == datasets.MOST_WORDS else 1)
+    assert len(dataset.notes) == (words > datasets.MOST_WORDS)
+
+
+def test_notices_are_shown_and_kept(tmp_path):
+    columns = columns_of(sklearn.datasets.load_diabetes)
+    columns["x1"] = ["", *columns["x1"][1:]]
+    columns["city"] = ["Rome", "Oslo", "Bonn"] * 40
+    write_csv(tmp_path / "own.csv", columns)
+    done = run("own.csv", "--target", "y", *QUICK, folder=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (note,) = json.loads((tmp_path / "results" / "results.json").read_text())["notes"]
+    assert note == "cells of column 'x1' filled with its mean: 1"
+    assert f"own.csv: {note}\n" in done.stderr
 
 
 @pytest.mark.parametrize("name", datasets.BUNDLED)
@@ -441,12 +549,9 @@ BAD_FILES = {
     "no such column": (table_with(), ["--target", "z"], "no column 'z'; its columns are a, b, y"),
     "no target": (table_with(), [], "--target is missing"),
     "constant target": (table_with(y=[1] * 4), ["--target", "y"], "target 'y' .* constant"),
-    "text": (table_with(b=[1, "two", 3, 4]), ["--target", "y"], "'b' .* line 3 holds 'two'"),
-    "empty column": (table_with(b=[""] * 4), ["--target", "y"], "column 'b' .* is empty"),
-    "empty cell": (table_with(b=[1, 2, "", 4]), ["--target", "y"], "'b' .* no value in line 4"),
-    "NaN": (table_with(a=[1, "NaN", 3, 4]), ["--target", "y"], "'a' .* no value in line 3"),
-    "NaN target": (table_with(y=[1, 0, "nan", 0]), ["--target", "y"], "'y' .* no value in line 4"),
-    "infinity": (table_with(a=[1, "inf", 3, 4]), ["--target", "y"], "'a' .* line 3 holds 'inf'"),
+    "empty target": (table_with(y=["", "?", "nan", 1]), ["--target", "y"], "1 rows .* of 'y': too"),
+    "infinity": (table_with(a=[1, "inf", 3, 4]), ["--target", "y"], "are too large"),
+    "infinite target": (table_with(y=[1, 2.5, 7, "inf"]), ["--target", "y"], "are too large"),
     "too large": (table_with(a=[1e308, -1e308, 1e308, 3]), ["--target", "y"], "are too large"),
     "one number, written twice": (
         table_with(y=["1", "1.0", "1", "1.00"]),
@@ -456,20 +561,20 @@ BAD_FILES = {
     "words to regress": (
         table_with(y=["u", "v", "u", "v"]),
         ["--target", "y", "--task", "regression"],
-        "'y' .* is not numeric: line 2 holds 'u'",
+        "'y' .* is not numeric: it holds 'u'",
     ),
     "no class twice": (
         table_with(y=["u", "v", "w", "x"]),
         ["--target", "y"],
         "every row .* a class of its own",
     ),
-    "no features": ({"y": [0, 1, 0, 1]}, ["--target", "y"], "no column beside the target"),
-    "no rows": ({"a": [], "y": []}, ["--target", "y"], "0 rows of data"),
-    "nameless column": (
-        {"a": [1, 2], "": [3, 4], "y": [0, 1]},
+    "no features": ({"y": [0, 1, 0, 1]}, ["--target", "y"], "has no column to learn 'y' from$"),
+    "only names of rows": (
+        {"": [0, 1, 2, 3], "who": ["u", "v", "w", "x"], "y": [0, 1, 0, 1]},
         ["--target", "y"],
-        "a different name for each column",
+        r"to learn 'y' from \(column 'Unnamed: 0' left out, .* no name; column 'who' left out",
     ),
+    "no rows": ({"a": [], "y": []}, ["--target", "y"], "0 rows"),
 }
 
 
@@ -486,7 +591,8 @@ def test_bad_files(name, tmp_path):
     ("content", "message"),
     [
         (b"", "is empty"),
-        (b"a,y\n1,0\n2,1,7\n", "line 3 .* has 3 cells, expected 2"),
+        (b"a,y\n1,0\n2,1,7\n", "cannot read .* Expected 2 fields in line 3, saw 3"),
+        (b"a,y\n1,0,5\n2,1,7\n", "cannot read .* does not match length of data"),
         (b"\xff\xfe\x00\x01", "cannot read"),
     ],
 )
@@ -517,13 +623,28 @@ BAD_CALLS = {
     "model": (["digits", "--model", "cnn"], "invalid choice: 'cnn'"),
     "method": (
         ["digits", "--methods", "sgd,sgvr"],
-        "--methods: unknown method 'sgvr', choose from sgd, svrg, alpha-svrg, saga, sag, sarah, "
-        "storm, mars$",
+        "--methods: unknown method 'sgvr', choose from sgd, sgd-decay, svrg, alpha-svrg, saga, "
+        "sag, sarah, storm, mars$",
     ),
-    "no method": (["digits", "--methods", ""], "--methods: unknown method '', choose from sgd, sv"),
+    "no method": (
+        ["digits", "--methods", ""],
+        "--methods: unknown method '', choose from sgd, sgd",
+    ),
+    "plain method of another optimizer": (
+        ["digits", "--methods", "adam-decay"],
+        "--methods: unknown method 'adam-decay', choose from sgd, sgd-decay, svrg, ",
+    ),
+    "plain method by both names": (
+        ["digits", "--optimizer", "adam", "--methods", "adam,sgd"],
+        "--methods: 'sgd' appears twice, name each method once, from sgd, sgd-decay, ",
+    ),
+    "plain epochs": (
+        ["digits", "--plain-epochs", "-1"],
+        "--plain-epochs: expected 0 or a positive",
+    ),
     "method twice": (
         ["digits", "--methods", "sgd,SVRG,svrg"],
-        "--methods: 'svrg' appears twice, name each method once, from sgd, svrg, alpha-svrg, ",
+        "--methods: 'svrg' appears twice, name each method once, from sgd, sgd-decay, svrg, ",
     ),
     "rates": (
         ["digits", "--learning-rates", "0.1;0.2"],
@@ -576,7 +697,7 @@ def test_a_run_that_diverges_is_reported_as_it_is(tmp_path):
     options = ["--epochs", 30, "--batch-size", 1, "--learning-rates", "1,3"]
     done = run("wide.csv", "--target", "y", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "diverged with every rate: sgd, SVRG + sgd\n" in done.stdout
+    assert "diverged with every rate: sgd, sgd-decay, SVRG + sgd\n" in done.stdout
     results = json.loads((tmp_path / "results" / "results.json").read_text())
     assert any(record["diverged"] for record in results["runs"])
     assert any(record["losses"][-1] is None for record in results["runs"])

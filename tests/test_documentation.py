@@ -5,13 +5,18 @@ import doctest
 import importlib
 import inspect
 import json
+import logging
 import pkgutil
 import re
+import struct
 import sys
 from pathlib import Path
+from statistics import median
 
+import mxnet as mx
 import pytest
 from cluster import launch
+from mxnet import gluon
 from numpydoc.validate import validate
 
 import gluon_svrg
@@ -19,14 +24,21 @@ import gluon_svrg.estimator
 import gluon_svrg.prox
 import gluon_svrg.schedule
 import gluon_svrg.variance
+from gluon_svrg._docstrings import parameters_as, parameters_in
 
 ROOT = Path(__file__).parent.parent
-README, GUIDE = ROOT / "README.md", ROOT / "notebooks" / "README.md"
-PROGRAMS = [README, GUIDE]  # whose code is run
+README, INDEX = ROOT / "README.md", ROOT / "notebooks" / "README.md"
+GUIDE = ROOT / "notebooks" / "guide"
+PAGES = sorted(GUIDE.glob("*.md"))
+CHANGELOG = ROOT / ".github" / "CHANGELOG.md"
+GUIDES = "".join(path.read_text() for path in (README, INDEX, *PAGES))
 DOCUMENTS = [
-    *PROGRAMS,
+    README,
+    INDEX,
+    *PAGES,
     ROOT / "benchmarks" / "README.md",
     ROOT / ".github" / "CONTRIBUTING.md",
+    CHANGELOG,
     ROOT / "notebooks" / "README.several_machines.md",
 ]
 #: Trainers whose code is run, and whose messages are looked for, as soon as all of them are here.
@@ -89,6 +101,76 @@ def test_public_names_have_an_example(name):
     assert ">>> " in text or name == "gluon_svrg.variance.Variance"
 
 
+def test_what_trainers_share_is_written_once():
+    """`help` shows every parameter of each, see above; the files describe each in one place."""
+    found = {}
+    for name in ("SVRGTrainer", *FAMILY):
+        tree = TREES[Path(inspect.getfile(getattr(gluon_svrg, name)))]
+        (node,) = (n for n in tree.body if isinstance(n, ast.ClassDef) and n.name == name)
+        for parameter, text in parameters_in(ast.get_docstring(node, clean=False)).items():
+            found.setdefault(text, []).append(f"{name}, {parameter}")
+    assert len(found) > 15
+    assert [places for places in found.values() if len(places) > 1] == []
+
+
+def test_parameters_of_another_class():
+    class First:
+        """One.
+
+        Parameters
+        ----------
+        a : int
+            Of the first.
+        b : int
+            Of the first, too.
+
+        Raises
+        ------
+        ValueError
+            Never.
+        """
+
+        def __init__(self, a, b):
+            pass
+
+    class Second(First):
+        """Two.
+
+        Raises
+        ------
+        TypeError
+            Never.
+        """
+
+    class Third(First):
+        """Three.
+
+        Parameters
+        ----------
+        c : str
+            Its own,
+            on two lines.
+        b : str
+            Another.
+
+        Returns
+        -------
+        """
+
+        def __init__(self, b, c, a):
+            pass
+
+    for cls in (First, Second, Third):  # as those of a module
+        cls.__doc__ = re.sub(r"^    ", "", cls.__doc__, flags=re.M)
+    a, b = "a : int\n    Of the first.\n", "b : int\n    Of the first, too.\n"
+    head = "Parameters\n----------\n"
+    second = inspect.getdoc(parameters_as(First)(Second))
+    assert second == f"Two.\n\n{head}{a}{b}\nRaises\n------\nTypeError\n    Never."
+    third = inspect.getdoc(parameters_as(Second)(Third))
+    own = "b : str\n    Another.\nc : str\n    Its own,\n    on two lines.\n"
+    assert third == f"Three.\n\n{head}{own}{a}\nReturns\n-------"
+
+
 def test_help_is_a_table_of_contents():
     for name in [
         *PUBLIC[: len(gluon_svrg.__all__) - 1],
@@ -117,31 +199,141 @@ def blocks(document, language):
     return re.findall(rf"^```{language}\n(.*?)^```$", document.read_text(), re.M | re.S)
 
 
-@pytest.mark.parametrize("document", PROGRAMS, ids=name_of)
-def test_code_runs_word_for_word(document, capsys, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    namespace, text = {}, document.read_text()
+def has_code(document):
+    return bool(re.search(r"^```python(?: \w+)?$", document.read_text(), re.M))
+
+
+def run_blocks(document, namespace):
+    text = document.read_text()
     for found in re.finditer(r"^```python(?: (\w+))?\n(.*?)^```$", text, re.M | re.S):
         needed, block = found.groups()
         assert needed is None or needed in FAMILY
         if needed is None or needed in gluon_svrg.__all__:
             lines_before = "\n" * text.count("\n", 0, found.start(2))  # errors name their line
             exec(compile(lines_before + block, str(document), "exec"), namespace)
-    printed = capsys.readouterr().out
-    if document == README:
-        losses = [float(x) for x in re.findall(r"^epoch \d: mean loss ([\d.]+)$", printed, re.M)]
-        assert len(losses) == 3
-        assert losses[-1] < losses[0]
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if has_code(page)], ids=name_of)
+def test_code_runs_word_for_word(page, tmp_path, monkeypatch, caplog):
+    """Each page of the guide continues from the program of the index, and from no other page."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(logging.root, "handlers", [*logging.root.handlers])  # pages add one
+    namespace = {}
+    run_blocks(INDEX, namespace)
+    with caplog.at_level(logging.INFO):
+        run_blocks(page, namespace)
+    if page.stem == "logging":
+        assert_logged_as_shown(page, caplog.messages)
+        assert_in_tensorboard(tmp_path / "runs" / "svrg")
+
+
+def assert_logged_as_shown(page, messages):
+    """Line by line, but for the numbers after a point: the weights at the start are random."""
+    shown = re.findall(r"^INFO:training:(.*)$", page.read_text(), re.M)
+    shape, logged = (
+        [re.sub(r"\d+\.\d+", "#", line) for line in lines] for lines in (shown, messages)
+    )
+    assert shape == logged
+
+
+def assert_in_tensorboard(folder):
+    """Read the file of events: records of a length, a checksum of it, data and its checksum."""
+    from tensorboardX.proto import event_pb2
+
+    (path,) = folder.iterdir()
+    left, found = path.read_bytes(), {}
+    while left:
+        (length,) = struct.unpack("<Q", left[:8])
+        event = event_pb2.Event.FromString(left[12 : 12 + length])
+        for value in event.summary.value:
+            found.setdefault(value.tag, []).append((event.step, value.simple_value))
+        left = left[16 + length :]
+    assert [step for step, _ in found["variance/ratio"]] == [4, 6, 9]  # data passes
+    assert found["snapshot/number"] == [(2, 1), (7, 2)]
+    assert found["snapshot/mean_loss"][0][1] > found["snapshot/mean_loss"][1][1] > 0
+    assert all(value > 0 for _, value in found["variance/gradient_norm"])
+
+
+def run_readme(*changes):
+    """Run the README's program, with some of its text replaced; returns its names."""
+    (program,) = blocks(README, "python")
+    for old, new in changes:
+        assert old in program
+        program = program.replace(old, new)
+    namespace = {}
+    exec(compile(program, str(README), "exec"), namespace)
+    return namespace
+
+
+def test_the_program_prints_what_the_readme_shows(capsys):
+    run_readme()
+    line = r"^epoch \d: mean loss ([\d.]+)$"
+    printed = [float(x) for x in re.findall(line, capsys.readouterr().out, re.M)]
+    shown = re.findall(line, README.read_text(), re.M)
+    if not mx.__version__.startswith("1."):
+        (line,) = re.findall(r"on 2\.0, with other initial weights, (.*):", README.read_text())
+        shown = re.findall(r"[\d.]+", line)
+    assert printed == pytest.approx([float(number) for number in shown], abs=0.0015)
+    assert len(printed) == 3
+    assert printed == sorted(printed, reverse=True)
+
+
+@pytest.mark.convergence
+def test_what_the_recipe_can_cost():
+    """With momentum, the plain optimizer gets further, per epoch and per gradient."""
+
+    def median_loss(epochs, *changes):
+        losses = []
+        for seed in range(1, 6):
+            names = run_readme(
+                ("seed(1)", f"seed({seed})"),
+                ('{"learning_rate": 0.1}', '{"learning_rate": 0.1, "momentum": 0.9}'),
+                ("range(6)", f"range({epochs})"),
+                *changes,
+            )
+            trainer, samples = names["trainer"], len(names["data"])
+            passes = trainer.grad_evaluations / samples
+            losses.append(trainer.update_full_grads(names["loss_of"], names["train_data"]))
+        return median(losses), passes
+
+    plain = ("epoch % 2 == 1", "False")
+    found = [median_loss(10), median_loss(10, plain), median_loss(24, plain)]
+    print(found)
+    assert [passes for _, passes in found] == [24, 10, 24]
+    text = " ".join(README.read_text().split())
+    shown = re.search(r"was ([\d.]+) with SVRG and ([\d.]+) without, and ([\d.]+) after", text)
+    assert [loss for loss, _ in found] == pytest.approx(list(map(float, shown.groups())), rel=0.5)
+
+
+@pytest.mark.parametrize("lock, calls", [("auto", 32), (True, 30), (False, 30)])
+def test_how_often_a_refresh_calls_the_closure(lock, calls):
+    """The numbers of the page on the closure."""
+    namespace = {}
+    run_blocks(INDEX, namespace)
+    loss_of, data = namespace["loss_of"], namespace["train_data"]
+    trainer = namespace["new_trainer"](lock_random=lock)
+    namespace["net"](next(iter(data))[0])  # otherwise it is called once more, for the shapes
+    counted = []
+
+    def closure(X, y):
+        counted.append(len(X))
+        return loss_of(X, y)
+
+    trainer.update_full_grads(closure, data)
+    assert (len(data), len(counted)) == (29, calls)
+    assert trainer.grad_evaluations == 1797  # without the checks
+    assert f"{calls} times" in (GUIDE / "closure.md").read_text()
 
 
 def test_code_is_found():
     assert len(blocks(README, "python")) == 1
-    assert len(blocks(GUIDE, "python")) > 15
+    assert len(blocks(INDEX, "python")) == 1
+    assert sum(len(blocks(page, "python")) for page in PAGES) > 15
 
 
 @pytest.mark.xdist_group("clusters")
 def test_two_workers_train_what_the_guide_says(tmp_path):
-    (script,) = blocks(GUIDE, "python train.py")
+    (script,) = blocks(GUIDE / "workers.md", "python train.py")
     (tmp_path / "train.py").write_text(script)
     command = [sys.executable, str(tmp_path / "train.py")]
     status, output = launch(["-n", 2, "-s", 1, "--", *command])
@@ -153,6 +345,15 @@ def test_two_workers_train_what_the_guide_says(tmp_path):
         assert losses[-1] < losses[0] / 2
 
 
+def test_the_diff_and_the_program_are_one_recipe():
+    """All lines that the diff adds are in the program: rate, refresh rule, start."""
+    (block,), (program,) = blocks(README, "diff"), blocks(README, "python")
+    added = [line[1:] for line in block.splitlines() if re.match(r"\+ *\S", line)]
+    assert len(added) == 6
+    for line in added:
+        assert line in program.splitlines()
+
+
 def test_the_diff_is_a_program_on_both_sides():
     (block,) = blocks(README, "diff")
     for sign, other in ("+-", "-+"):
@@ -161,7 +362,7 @@ def test_the_diff_is_a_program_on_both_sides():
 
 
 def test_the_readme_is_short():
-    assert len(README.read_text().splitlines()) <= 280
+    assert len(README.read_text().split()) <= 1700
 
 
 def test_commands_are_one_line():
@@ -173,27 +374,88 @@ def test_commands_are_one_line():
 
 
 def test_release_notes_begin_with_this_version():
-    _, _, notes = README.read_text().partition("\n## Release notes\n")
-    assert notes.strip().startswith(f"**{gluon_svrg.__version__}**")
+    first, *_ = re.findall(r"^## (.*)$", CHANGELOG.read_text(), re.M)
+    assert first == gluon_svrg.__version__
 
 
 def test_all_notebooks_are_in_the_index():
-    for notebook in GUIDE.parent.glob("*.ipynb"):
-        assert f"[{notebook.stem}]({notebook.name})" in GUIDE.read_text()
+    for notebook in INDEX.parent.glob("*.ipynb"):
+        assert f"[{notebook.stem}]({notebook.name})" in INDEX.read_text()
+
+
+def test_all_pages_are_in_the_index():
+    for page in PAGES:
+        assert f"](guide/{page.name})" in INDEX.read_text()
 
 
 @pytest.mark.parametrize("name", PUBLIC)
 def test_public_names_are_in_the_guides(name):
-    assert re.search(rf"\b{name.rpartition('.')[2]}\b", README.read_text() + GUIDE.read_text())
+    assert re.search(rf"\b{name.rpartition('.')[2]}\b", GUIDES)
 
 
 def test_all_of_the_trainer_is_in_the_guides():
-    text = README.read_text() + GUIDE.read_text()
-    members = [name for cls in gluon_svrg.SVRGTrainer.__mro__[:6] for name in vars(cls)]
-    internal = ("on_", "all_", "holds_", "needs_", "ready_")  # between the rooms
+    members = set(dir(gluon_svrg.SVRGTrainer)) - set(dir(gluon.Trainer))
     for name in members:
-        if not name.startswith(("_", *internal)) and name not in ("epoch_count", "loss_scale"):
-            assert re.search(rf"\b{name}\b", text), name
+        if not name.startswith("_") and name != "epoch_count":
+            assert re.search(rf"\b{name}\b", GUIDES), name
+
+
+# --- calls in prose ----------------------------------------------------------------------------
+
+
+def public_classes():
+    for name in PUBLIC:
+        module, _, attribute = name.rpartition(".")
+        value = getattr(importlib.import_module(module), attribute)
+        if inspect.isclass(value):
+            yield attribute, value
+
+
+def calls_in(text):
+    """The calls of public classes in inline code, each with the class."""
+    for code in re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```$", "", text, flags=re.M | re.S)):
+        try:
+            tree = ast.parse(code)
+        except SyntaxError:  # no Python
+            continue
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", None) in CLASSES:
+                yield code, node, CLASSES[node.func.id]
+
+
+CLASSES = dict(public_classes())
+
+
+def test_calls_in_prose_have_the_arguments_of_the_code():
+    found = 0
+    for document in DOCUMENTS:
+        for code, node, cls in calls_in(document.read_text()):
+            found += 1
+            arguments = [
+                a for a in node.args if not (isinstance(a, ast.Constant) and a.value is ...)
+            ]
+            keywords = {keyword.arg: None for keyword in node.keywords}
+            signature = inspect.signature(cls)
+            try:
+                signature.bind_partial(*arguments, **keywords)
+            except TypeError as error:
+                raise AssertionError(f"{name_of(document)}: {code}: {error}") from None
+    assert found > 20
+
+
+@pytest.mark.parametrize("page", ["refreshes", "penalties"])
+def test_tables_of_signatures_name_keywords_and_defaults(page):
+    """The first column has signatures: each name is a keyword, each value its default."""
+    text = (GUIDE / f"{page}.md").read_text()
+    columns = "\n".join(re.findall(r"^\| (`[A-Z].*?`) \|", text, re.M))
+    found = list(calls_in(columns))
+    assert len(found) >= 5
+    for code, node, cls in found:
+        parameters = inspect.signature(cls).parameters
+        names = [a.id for a in node.args] + [keyword.arg for keyword in node.keywords]
+        assert names == list(parameters), code
+        for keyword in node.keywords:
+            assert ast.literal_eval(keyword.value) == parameters[keyword.arg].default, code
 
 
 # --- links -------------------------------------------------------------------------------------
@@ -208,7 +470,7 @@ def texts():
     """All that can have links: documents, and the text in notebooks."""
     for document in DOCUMENTS:
         yield document, document.read_text()
-    for notebook in GUIDE.parent.glob("*.ipynb"):
+    for notebook in INDEX.parent.glob("*.ipynb"):
         for cell in json.loads(notebook.read_text())["cells"]:
             if cell["cell_type"] == "markdown":
                 yield notebook, "".join(cell["source"])
@@ -285,8 +547,7 @@ def messages():
 
 def beginnings():
     """The messages of the table, without what differs: each a list of pieces, with its heading."""
-    _, _, tables = GUIDE.read_text().partition("\n## Troubleshooting\n")
-    for section in tables.split("\n### ")[1:]:
+    for section in (GUIDE / "troubleshooting.md").read_text().split("\n## ")[1:]:
         for row in re.findall(r"^\| (`.*?) \|", section, re.M):
             for message in re.findall(r"`([^`]+)`", row):
                 pieces = [piece.strip() for piece in message.split("\u2026") if piece.strip()]
@@ -300,7 +561,7 @@ def is_in(pieces, text):
 def test_every_message_has_its_row():
     rows = [pieces for pieces, _ in beginnings()]
     missing = [m for m in messages() if not any(is_in(pieces, m[1]) for pieces in rows)]
-    assert not missing, "add these to the table in notebooks/README.md"
+    assert not missing, "add these to the tables in notebooks/guide/troubleshooting.md"
 
 
 def test_every_row_has_its_message():

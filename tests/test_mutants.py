@@ -20,6 +20,7 @@ import gluon_svrg
 TESTS = Path(__file__).parent
 PACKAGE = Path(gluon_svrg.__file__).parent
 CLUSTERS = {"distributed", "launch"}  # test files that start clusters: one at a time
+SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in PACKAGE.rglob("*.py")}
 ALL = [(module, name) for module, mutants in MUTANTS.items() for name in mutants]
 
 
@@ -28,13 +29,30 @@ def suite_of(module):
 
 
 def mutated(module, name):
-    """The source with the change; the text that changes must stand there once."""
+    """The path of a file in the package, and its source with the change."""
     original, changed = MUTANTS[module][name]
-    source = (PACKAGE / f"{module}.py").read_text()
-    count = source.count(original)
-    assert count == 1, f"stands {count} times in {module}.py, and must once: {original!r}"
     assert changed != original
-    return source.replace(original, changed)
+    for shift in (0, 4, -4, 8, -8):
+        before, after = indented(original, shift), indented(changed, shift)
+        found = {path: source for path, source in SOURCES.items() if before in source}
+        own = Path(f"{module}.py")
+        places = {own: found[own]} if own in found else found
+        if places:
+            where = {str(path): source.count(before) for path, source in places.items()}
+            assert sum(where.values()) == 1, (
+                f"it must stand once, and stands in {where}: {before!r}"
+            )
+            ((path, source),) = places.items()
+            return path, source.replace(before, after)
+    raise AssertionError(f"it stands nowhere in the package: {original!r}")
+
+
+def indented(text, shift):
+    """The text with the lines that it indents moved to the right, or to the left."""
+    return "".join(
+        " " * shift + line[max(0, -shift) :] if line.startswith(" ") else line
+        for line in text.splitlines(keepends=True)
+    )
 
 
 def run_suite(folder, suite, deadline=400):
@@ -80,7 +98,22 @@ def test_each_mutant_changes_one_place(module):
         path, _, test = path.partition("::")
         assert f"def {test}(" in Path(path).read_text() or not test
     for name in MUTANTS[module]:
-        ast.parse(mutated(module, name))
+        ast.parse(mutated(module, name)[1])
+
+
+def test_a_text_that_has_moved_is_found(monkeypatch):
+    moved = {Path("new.py"): "if a:\n    if b:\n        c = 1\n", Path("old.py"): "a = 1\n"}
+    monkeypatch.setattr(sys.modules[__name__], "SOURCES", moved)
+    monkeypatch.setitem(MUTANTS, "old", {"moved": ("    if b:\n        c = 1\n", "    pass\n")})
+    assert mutated("old", "moved") == (Path("new.py"), "if a:\n    pass\n")
+    moved[Path("new.py")] = "if b:\n    c = 1\n"
+    assert mutated("old", "moved") == (Path("new.py"), "pass\n")
+    moved[Path("newer.py")] = "if b:\n    c = 1\n"
+    with pytest.raises(AssertionError, match=r"must stand once.*new.py.*newer.py"):
+        mutated("old", "moved")
+    moved.clear()
+    with pytest.raises(AssertionError, match="stands nowhere"):
+        mutated("old", "moved")
 
 
 def marks(module):
@@ -96,7 +129,8 @@ def marks(module):
 )
 def test_mutant(module, name, tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "gluon_svrg")  # with its compiled files, which save time
-    (tmp_path / "gluon_svrg" / f"{module}.py").write_text(mutated(module, name))
+    path, source = mutated(module, name)
+    (tmp_path / "gluon_svrg" / path).write_text(source)
     status, output = run_suite(tmp_path, files(suite_of(module)))
     assert status == 1, f"survived:\n{output[-2000:]}"
     assert "error during collection" not in output.lower()

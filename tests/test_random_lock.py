@@ -83,6 +83,22 @@ def test_unlocked_dropout_is_found_locked_and_reported_once(hybridize):
     assert trainer.lock_random == "auto"
 
 
+@pytest.mark.parametrize("lock_random", [False, "auto"])
+@pytest.mark.parametrize("coefficient", [0.3, 1.7])
+def test_factors_of_float64(lock_random, coefficient):
+    """A coefficient and a number of entries that are no powers of two."""
+    problem = Dense("classification", hidden=(5,), seed=11, samples=57)
+    net = problem.network()
+    own = {"lock_random": lock_random, "coefficient": coefficient}
+    trainer = SVRGTrainer(net.collect_params(), "sgd", **own)
+    loss_of, every = problem.closure(net), np.arange(57)
+    trainer.update_full_grads(loss_of, problem.batches(8))
+    trainer.correct_grads(lambda: loss_of(every))
+    for p, (mean, *_) in trainer.full_grads.items():
+        expected = 57 * mean.asnumpy()
+        np.testing.assert_allclose(p.grad().asnumpy(), expected, rtol=0, atol=1e-13)
+
+
 def test_left_unlocked():
     _, loss_of, trainer = make(False)
     trainer.update_full_grads(loss_of, PROBLEM.batches(8))

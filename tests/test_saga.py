@@ -91,7 +91,8 @@ def test_variance_where_the_number_of_entries_is_on_the_device(cls):
     for number in (0, 1):
         step(trainer, loss_of, number)
     expected = variance.variance(trainer, loss_of, BATCHES[:2])
-    trainer._method._entries = mx.nd.array([trainer._method._entries], dtype="float64")
+    method = trainer._work.method
+    method._entries = mx.nd.array([method._entries], dtype="float64")
     found = variance.variance(trainer, loss_of, BATCHES[:2])
     assert (found.svrg, found.bias) == pytest.approx((expected.svrg, expected.bias), rel=1e-12)
 

@@ -1,5 +1,6 @@
 """Pickles of `gluon.Trainer`, and files that were made to do harm: nothing runs, nothing bursts."""
 
+import copyreg
 import os
 import pickle
 import re
@@ -56,6 +57,19 @@ def test_crafted_files_take_little_memory_and_time(tmp_path):
         assert float(seconds) < 20, name
 
 
+@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
+def test_thousands_of_changed_pickles():
+    """Python reports whatever a program opens, imports, starts or compiles: there is nothing."""
+    command = [sys.executable, "-W", "ignore", str(TESTS / "crafted.py"), "mutated", "3000", "1"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=240,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr[-2000:]
+    loaded, refused = (int(part.split()[0]) for part in done.stdout.split(","))
+    assert loaded > 100 and refused > 1000 and loaded + refused == 3000
+
+
 @pytest.mark.parametrize("function", [os.system, eval])
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
 def test_nothing_runs(function, protocol, tmp_path):
@@ -67,6 +81,18 @@ def test_nothing_runs(function, protocol, tmp_path):
     name = f"{function.__module__}.{function.__name__}"
     found = load(content, tmp_path / "states")
     assert re.search(f"it contains ({name}|__builtin__.eval).*could run code", found), found
+    assert not (tmp_path / "owned").exists()
+
+
+def test_codes_of_extensions_are_refused(tmp_path):
+    """Python keeps what a code stands for, and does not ask the unpickler again."""
+    copyreg.add_extension("posix", "system", 240)
+    try:
+        assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
+        harm = b"\x82\xf0" + crafted.text(f"touch {tmp_path / 'owned'}") + b"\x85R"
+        assert "it is damaged" in load(crafted.states(harm), tmp_path / "states")
+    finally:
+        copyreg.remove_extension("posix", "system", 240)
     assert not (tmp_path / "owned").exists()
 
 

@@ -38,6 +38,37 @@ def test_coefficients(coefficient, expected):
     assert [coefficient(index) for index in range(8)] == pytest.approx(expected, abs=1e-12)
 
 
+@pytest.mark.parametrize(
+    "shown",
+    [
+        "Constant(0.5)",
+        "Linear(0.75, num_snapshots=10)",
+        "Cosine(1.0, num_snapshots=4, final=0.25)",
+        "Until(2)",
+        "Until(2, value=0.5)",
+        "EveryEpochs(2)",
+        "EverySteps(100)",
+        "Loopless(0.02, seed=1)",
+        "Doubling(3)",
+        "Growing(200)",
+        "PartialSampler(100, num_samples=10)",
+        "PartialSampler(100, num_samples=Growing(10, factor=3.0), seed=3, replacement=True)",
+    ],
+)
+def test_a_schedule_is_shown_as_the_call_that_makes_it(shown):
+    made = eval(shown, vars(schedule))
+    assert repr(made) == shown
+
+
+def test_a_schedule_of_a_user_is_shown_with_what_it_keeps():
+    class Mine(schedule.EverySteps):
+        def __init__(self, unused=False, steps=5):
+            super().__init__(steps)
+
+    assert repr(Mine()) == "Mine()"
+    assert repr(Mine(True, 7)) == "Mine(steps=7)"
+
+
 def test_a_coefficient_schedule_in_the_trainer():
     _, loss_of, trainer = make(coefficient=schedule.Linear(0.75, 3))
     found = []

@@ -12,7 +12,7 @@ from cluster import PACKAGE
 from loops import split_at
 from problems import Dense, contexts, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import SARAHTrainer, SVRGTrainer
 from gluon_svrg.stores.launcher import allowed_silence
 
 PROBLEM = Dense("classification", hidden=(5,), seed=4)
@@ -127,16 +127,12 @@ def test_refused_arguments_leave_the_parameters_alone():
     np.testing.assert_array_equal(values(net, where[0])[0], values(net, where[1])[0])
 
 
-class NeedsReduced(SVRGTrainer):
-    needs_reduced = True
-
-
 @pytest.mark.parametrize("kvstore", ["local", "device", "instance", "dist_sync"])
 def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
     where = contexts(2)
     net = PROBLEM.network("float64", where)
     instance = mx.kv.create("device") if kvstore == "instance" else kvstore
-    trainer = NeedsReduced(net.collect_params(), "sgd", SETTINGS, kvstore=instance)
+    trainer = SARAHTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=instance)
     if kvstore == "dist_sync":  # there is no cluster
         return
     train(net, where, trainer, epochs=1)
@@ -147,17 +143,17 @@ def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
 @pytest.mark.parametrize(
     ("kvstore", "update_on_kvstore", "message"),
     [
-        ("dist_async", None, "NeedsReduced needs .* never reduces gradients"),
-        ("dist_async", True, "NeedsReduced needs .* never reduces gradients"),
-        ("device", True, "NeedsReduced needs .* the kvstore keeps it"),
-        ("dist_sync", True, "NeedsReduced needs .* the kvstore keeps it"),
+        ("dist_async", None, "SARAHTrainer needs .* never reduces gradients"),
+        ("dist_async", True, "SARAHTrainer needs .* never reduces gradients"),
+        ("device", True, "SARAHTrainer needs .* the kvstore keeps it"),
+        ("dist_sync", True, "SARAHTrainer needs .* the kvstore keeps it"),
     ],
 )
 def test_where_the_reduced_gradient_does_not_come_back(kvstore, update_on_kvstore, message):
     net = PROBLEM.network("float64", contexts(2))
     settings = {"kvstore": kvstore, "update_on_kvstore": update_on_kvstore}
     with pytest.raises(ValueError, match=message):
-        NeedsReduced(net.collect_params(), "sgd", SETTINGS, **settings)
+        SARAHTrainer(net.collect_params(), "sgd", SETTINGS, **settings)
 
 
 def test_update_on_the_workers_with_dist_async_is_refused():

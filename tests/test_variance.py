@@ -52,9 +52,12 @@ def by_numpy(now, there, batches, coefficient):
     return {
         "plain": var(plain),
         "svrg": var(svrg),
+        "estimate": var(svrg),
+        "noise": var(plain) / ((weights @ plain) ** 2).sum(),
         "ratio": var(svrg) / var(plain),
         "cosine_distance_plain": cosine_distance(plain),
         "cosine_distance_svrg": cosine_distance(svrg),
+        "cosine_distance_estimate": cosine_distance(svrg),
         "best_coefficient": whole / var(control),
         "best_coefficients": best,
         "distance": np.linalg.norm(flat(now) - flat(there)),
@@ -92,6 +95,21 @@ def test_at_the_snapshot_there_is_none():
     assert found.svrg < 1e-12 * found.plain
     assert found.best_coefficient == pytest.approx(1)
     assert found.distance == 0
+
+
+def test_noise_where_there_is_no_gradient():
+    net = gluon.nn.Dense(1, in_units=2, use_bias=False)
+    net.initialize(mx.init.Zero())
+    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    data = [(array([[1.0, 0.0]], "float32"), array([[sign]], "float32")) for sign in (1, -1)]
+    loss_function = gluon.loss.L2Loss()
+
+    def loss_of(X, y):
+        return loss_function(net(X), y)
+
+    trainer.update_full_grads(loss_of, data)
+    found = variance(trainer, loss_of, data)
+    assert (found.plain, found.gradient_norm, found.noise) == (1.0, 0.0, np.inf)
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])

@@ -57,11 +57,6 @@ def put_states(updater: Any, states: dict[Any, Any]) -> None:
     updater.states_synced = dict.fromkeys(states, False)
 
 
-def pickled_states(updater: Any) -> bytes:
-    """The bytes that `gluon.Trainer` would save for an updater."""
-    return updater.get_states(dump_optimizer=True)
-
-
 def new_state(optimizer: Optimizer, index: Any, weight: NDArray) -> Any:
     """The initial state of an optimizer for a weight."""
     with warnings.catch_warnings():

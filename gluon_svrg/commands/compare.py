@@ -70,6 +70,7 @@ def compare(
         "task": dataset.task,
         "samples": len(dataset.X),
         "features": dataset.X.shape[1],
+        "notes": list(dataset.notes),
         "settings": settings._asdict(),
         "l2": settings.weight_decay,
         "dtype": model.dtype,

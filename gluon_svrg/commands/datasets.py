@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import csv
-import math
-import re
+import warnings
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -15,6 +14,23 @@ TASKS = ("classification", "regression")
 #: Memory is samples x classes, and the solver's time grows with the square of the classes: 2 s for
 #: 1,000 classes, more than 10 minutes for 20,000.
 MOST_CLASSES = 1000
+#: A text with more values is a name or a number of the row, and an input for each says nothing.
+MOST_WORDS = 100
+#: What pandas calls columns without a name; `DataFrame.to_csv` writes row numbers into one.
+NAMELESS = "Unnamed: "
+
+RULES = f"""\
+rules for a .csv file:
+  Its first line names the columns. Columns are separated by commas, semicolons, tabs or |. With
+  semicolons, 1,5 is read as 1.5. Empty cells, NA, NaN, null and ? are missing.
+  - Rows without a target are left out.
+  - A column where at least half of the cells are numbers is an input. Its other cells are missing,
+    and are filled with the mean of the column.
+  - Any other column is text. Each of its values is an input of 0 and 1, and "missing" is a value.
+    Text with more than {MOST_WORDS} values, or with fewer rows than two for each, is left out.
+    So are columns that are empty or have no name.
+  - All inputs are scaled to mean 0 and variance 1, and the target of a regression is, too.
+  A line on standard error says which cells, rows and columns were filled or left out."""
 
 
 class Dataset(NamedTuple):
@@ -29,6 +45,7 @@ class Dataset(NamedTuple):
     y: np.ndarray
     task: str
     classes: int  # 0 for a regression
+    notes: tuple[str, ...] = ()  # what was left out of a file, or filled
 
 
 class DataError(ValueError):
@@ -77,133 +94,145 @@ def _bundled(name: str) -> Dataset:
 
 
 def _from_csv(path: Path, target: str | None, task: str | None) -> Dataset:
-    table = _read(path)
+    table, notes = _read(path), []
     names = list(table.columns)
     if target is None:
         raise DataError(f"--target is missing: name a column of {path} ({', '.join(names)})")
     if target not in names:
         raise DataError(f"{path} has no column {target!r}; its columns are {', '.join(names)}")
-    if len(names) < 2:
-        raise DataError(f"{path} has no column beside the target {target!r}")
-    labels = table.labels(target)
-    if len(set(labels)) == 1:
-        raise DataError(
-            f"the target {target!r} of {path} is constant ({labels[0]}): nothing to learn"
-        )
-    task = task or _infer_task(labels)
-    X = _standardized(np.array([table.numbers(name) for name in names if name != target]).T)
-    if task == "regression":
-        y = _standardized(table.numbers(target))
-        classes = 0
-    else:
-        words, y = np.unique(labels, return_inverse=True)
-        classes = len(words)
-        if classes == len(labels):
-            raise DataError(
-                f"every row of {path} is a class of its own in {target!r}: not a class label"
-            )
-        if classes > MOST_CLASSES:
-            raise DataError(
-                f"the target {target!r} of {path} has {classes} classes, and compare takes at most "
-                f"{MOST_CLASSES}: choose another column, or --task regression if it is a number"
-            )
+    unknown = int(table[target].isna().sum())
+    if unknown:
+        notes.append(f"rows left out, because they have no {target!r}: {unknown}")
+        table = table.dropna(subset=[target])
+    if len(table) < 2:
+        raise DataError(f"{path} has {len(table)} rows with a value of {target!r}: too few")
+    columns = (_inputs(table[name], notes) for name in names if name != target)
+    inputs = [values for values in columns if values is not None]
+    if not inputs:
+        left = f" ({'; '.join(notes)})" if notes else ""
+        raise DataError(f"{path} has no column to learn {target!r} from{left}")
+    X = _standardized(np.hstack(inputs))
+    y, task, classes = _outputs(table[target], task, path)
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
         raise DataError(f"{path} holds numbers that are too large")
-    return Dataset(path.stem, X, y.astype("float64"), task, classes)
+    return Dataset(path.stem, X, y, task, classes, tuple(notes))
 
 
-class _Table(NamedTuple):
-    """The cells of a CSV file, as text."""
+def _read(path: Path) -> Any:
+    """The cells of a file as text, in a table of pandas; missing ones are NaN."""
+    import pandas as pd
 
-    path: Path
-    lines: list[int]  # the line of each row in the file
-    columns: dict[str, list[str]]
-
-    def cells(self, name: str) -> list[str]:
-        """A column without missing values."""
-        cells = self.columns[name]
-        missing = [cell.lower() in ("", "nan", "na", "null") for cell in cells]
-        if all(missing):
-            raise DataError(f"the column {name!r} of {self.path} is empty")
-        if any(missing):
-            line = self.lines[missing.index(True)]
-            raise DataError(f"the column {name!r} of {self.path} has no value in line {line}")
-        return cells
-
-    def numbers(self, name: str) -> np.ndarray:
-        """A column of finite numbers."""
-        values = [_number(cell) for cell in self.cells(name)]
-        if None in values:
-            row = values.index(None)
-            raise DataError(
-                f"the column {name!r} of {self.path} is not numeric: line {self.lines[row]} holds "
-                f"{self.columns[name][row]!r}"
-            )
-        return np.array(values)
-
-    def labels(self, name: str) -> list[str]:
-        """A column of words or numbers, with equal numbers in the same form.
-
-        If a cell is in no form of a number, such as 007, all are words: 007 is not 7.
-        """
-        cells = self.cells(name)
-        if any(_number(cell) is None or _PADDED.match(cell) for cell in cells):
-            return cells
-        return [_canonical(cell) for cell in cells]
-
-
-def _read(path: Path) -> _Table:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            reader = csv.reader(file)
-            numbered = [(reader.line_num, row) for row in reader if row]
+            delimiter = _delimiter(next((line for line in file if line.strip()), ""))
+        with warnings.catch_warnings():
+            warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
+            table = pd.read_csv(
+                path,
+                sep=delimiter,
+                dtype=str,
+                index_col=False,
+                encoding="utf-8-sig",
+                skipinitialspace=True,
+                na_values=["?"],
+            )
     except FileNotFoundError:
         raise DataError(f"there is no file {path}") from None
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise DataError(f"cannot read {path}: {error}") from error
-    if not numbered:
-        raise DataError(f"{path} is empty")
-    names = [name.strip() for name in numbered.pop(0)[1]]
-    if len(set(names)) < len(names) or not all(names):
-        raise DataError(f"{path} needs a first line with a different name for each column")
-    if len(numbered) < 2:
-        raise DataError(f"{path} has {len(numbered)} rows of data: too few")
-    for line, row in numbered:
-        if len(row) != len(names):
-            raise DataError(f"line {line} of {path} has {len(row)} cells, expected {len(names)}")
-    columns = zip(*(row for _, row in numbered))
-    cells = {name: [cell.strip() for cell in column] for name, column in zip(names, columns)}
-    return _Table(path, [line for line, _ in numbered], cells)
+    except pd.errors.EmptyDataError:
+        raise DataError(f"{path} is empty") from None
+    except (OSError, ValueError, pd.errors.ParserWarning) as error:
+        raise DataError(f"cannot read {path}: {str(error).strip()}") from error
+    table.columns = [name.strip() for name in table.columns]
+    table = table.apply(lambda column: column.str.strip())
+    if delimiter == ";":  # where it is common, so is a decimal comma
+        table = table.apply(lambda column: column.str.replace(_DECIMAL_COMMA, r"\1.\2", regex=True))
+    return table
 
 
-_PADDED = re.compile(r"[+-]?0\d")
-_WHOLE = re.compile(r"[+-]?\d+(\.0*)?$")
-
-
-def _canonical(cell: str) -> str:
-    """The canonical form of a number; exact for whole numbers of any length."""
-    if _WHOLE.match(cell):
-        return str(int(cell.partition(".")[0]))
-    return f"{float(cell):.17g}"
-
-
-def _number(cell: str) -> float | None:
-    if "_" in cell:  # only Python accepts it in numbers
-        return None
+def _delimiter(line: str) -> str:
     try:
-        value = float(cell)
-    except ValueError:
+        return csv.Sniffer().sniff(line, delimiters=",;\t|").delimiter
+    except csv.Error:  # there is only one column
+        return ","
+
+
+_DECIMAL_COMMA = r"^([+-]?\d*),(\d+)$"
+_PADDED = r"[+-]?0\d"
+
+
+def _numbers(cells: Any) -> Any:
+    """The numbers in a column of text, NaN where there are none."""
+    import pandas as pd
+
+    return pd.to_numeric(cells, errors="coerce")
+
+
+def _inputs(cells: Any, notes: list[str]) -> np.ndarray | None:
+    """The inputs that a column becomes, of shape (rows, inputs), or None if it is left out."""
+    import pandas as pd
+
+    if cells.name.startswith(NAMELESS):
+        notes.append(f"column {cells.name!r} left out, because it has no name")
         return None
-    return value if math.isfinite(value) else None
+    known, numbers = cells.dropna(), _numbers(cells)
+    if known.empty:
+        notes.append(f"column {cells.name!r} left out, because it is empty")
+        return None
+    if 2 * numbers.count() >= len(known):
+        words = known[numbers[known.index].isna()]
+        if len(words):
+            notes.append(
+                f"cells of column {cells.name!r} that are no numbers, such as {words.iloc[0]!r}, "
+                f"and so count as missing: {len(words)}"
+            )
+        missing = int(numbers.isna().sum())
+        if missing:
+            notes.append(f"cells of column {cells.name!r} filled with its mean: {missing}")
+        return numbers.fillna(numbers.mean()).to_numpy(dtype="float64")[:, None]
+    different = known.nunique()
+    if different > MOST_WORDS or 2 * different > len(known):
+        notes.append(
+            f"column {cells.name!r} left out, because it is text with too many different values: "
+            f"{different} in {len(known)} rows"
+        )
+        return None
+    missing = len(cells) - len(known)
+    if missing:
+        notes.append(f"cells of column {cells.name!r} with 'missing' as their value: {missing}")
+    return pd.get_dummies(cells, dummy_na=missing > 0).to_numpy(dtype="float64")
 
 
-def _infer_task(labels: list[str]) -> str:
-    if any(_number(label) is None or _PADDED.match(label) for label in labels):
-        return "classification"
-    values = [_number(label) for label in labels]
-    few = len(set(labels)) <= min(20, len(labels) // 2)
-    whole = all(value == int(value) for value in values if value is not None)
-    return "classification" if few and whole else "regression"
+def _outputs(cells: Any, task: str | None, path: Path) -> tuple[np.ndarray, str, int]:
+    """The targets, the task, and the number of classes."""
+    numbers = _numbers(cells)
+    is_text = numbers.isna().any() or cells.str.match(_PADDED).any()  # 007 is a label, and not 7
+    labels, y = np.unique(cells if is_text else numbers, return_inverse=True)
+    classes = len(labels)
+    if classes == 1:
+        raise DataError(
+            f"the target {cells.name!r} of {path} is constant ({cells.iloc[0]}): nothing to learn"
+        )
+    if task is None:
+        few = classes <= min(20, len(cells) // 2)
+        is_class = is_text or (few and bool(np.all(labels == np.floor(labels))))
+        task = "classification" if is_class else "regression"
+    if task == "regression":
+        if numbers.isna().any():
+            raise DataError(
+                f"the target {cells.name!r} of {path} is not numeric: it holds "
+                f"{cells[numbers.isna()].iloc[0]!r}"
+            )
+        return _standardized(numbers.to_numpy(dtype="float64")), task, 0
+    if classes == len(cells):
+        raise DataError(
+            f"every row of {path} is a class of its own in {cells.name!r}: not a class label"
+        )
+    if classes > MOST_CLASSES:
+        raise DataError(
+            f"the target {cells.name!r} of {path} has {classes} classes, and compare takes at most "
+            f"{MOST_CLASSES}: choose another column, or --task regression if it is a number"
+        )
+    return y.astype("float64"), task, classes
 
 
 def _standardized(values: np.ndarray) -> np.ndarray:

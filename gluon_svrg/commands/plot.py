@@ -8,24 +8,15 @@ from typing import Any
 import numpy as np
 
 from .model import RESOLUTION
-
-#: Color and marker of each method, in the color-blind safe palette of Okabe and Ito.
-STYLES = {
-    "plain": ("#555555", "o"),
-    "SVRG": ("#0072B2", "s"),
-    "alpha-SVRG": ("#56B4E9", "D"),
-    "SAGA": ("#009E73", "^"),
-    "SAG": ("#E69F00", "v"),
-    "SARAH": ("#CC79A7", "P"),
-    "STORM": ("#D55E00", "h"),
-    "MARS": ("#000000", "*"),
-}
+from .palette import STYLES
 
 
 def name_of(method: str, results: dict[str, Any]) -> str:
-    """The name of a method; the plain one has the name of its optimizer."""
-    optimizer = results["settings"]["optimizer"]
-    return str(optimizer) if method == "plain" else f"{method} + {optimizer}"
+    """The name of a method; the plain ones have the name of their optimizer."""
+    optimizer = str(results["settings"]["optimizer"])
+    if method.startswith("plain"):
+        return method.replace("plain", optimizer)
+    return f"{method} + {optimizer}"
 
 
 def gap(loss: float, results: dict[str, Any]) -> float:
@@ -34,7 +25,7 @@ def gap(loss: float, results: dict[str, Any]) -> float:
 
 
 def finding(results: dict[str, Any]) -> str:
-    """The result in a sentence: the best method, compared with the plain optimizer or the next."""
+    """The result in a sentence: the best method, compared with the plain ones or the next."""
     ended = {method: results["runs"][number] for method, number in results["best"].items()}
     losses = {method: run["losses"][-1] for method, run in ended.items() if not run["diverged"]}
     if not losses:
@@ -55,8 +46,8 @@ def finding(results: dict[str, Any]) -> str:
             found = f"{' and '.join(names[method] for method in there)} {reach} the minimum"
     if not others:
         return found
-    other = "plain" if "plain" in others else others[0]
-    return f"{found} ({names[other]}: {values[other]})"
+    rivals = [method for method in ("plain", "plain-decay") if method in others] or others[:1]
+    return f"{found} ({', '.join(f'{names[rival]}: {values[rival]}' for rival in rivals)})"
 
 
 def draw(results: dict[str, Any], path: Any) -> None:
@@ -107,8 +98,8 @@ def _draw_method(
     best = results["runs"][results["best"][method]]
     runs = [run for run in results["runs"] if run["method"] == method]
     runs.sort(key=lambda run: run["learning_rate"])
-    colour, marker = STYLES[method]
-    style = {"color": colour, "marker": marker, "markersize": 6}
+    color, marker, line = STYLES[method]
+    style = {"color": color, "marker": marker, "linestyle": line, "markersize": 6}
     heights = [_height(loss, results) for loss in best["losses"]]
     curves.plot(
         best["data_passes"],
@@ -122,10 +113,10 @@ def _draw_method(
     rates.plot([run["learning_rate"] for run in runs], ended, **style, linewidth=1.0)
     diverged = [run["learning_rate"] * shift for run in runs if run["diverged"]]
     top = rates.get_xaxis_transform()
-    rates.plot(diverged, [0.97] * len(diverged), "x", color=colour, transform=top)
+    rates.plot(diverged, [0.97] * len(diverged), "x", color=color, transform=top)
     if best["diverged"]:
         place = max(i for i, height in enumerate(heights) if math.isfinite(height))
-        curves.plot(best["data_passes"][place], heights[place], "x", color=colour, markersize=11)
+        curves.plot(best["data_passes"][place], heights[place], "x", color=color, markersize=11)
 
 
 def _draw_rounding(axes: Any, resolution: float) -> None:

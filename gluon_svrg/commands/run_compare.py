@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import errno
 import os
+import sys
 import tempfile
 from pathlib import Path
 from typing import Sequence
@@ -13,11 +14,13 @@ from .arguments import (
     Help,
     UserError,
     learning_rates,
+    natural,
     not_negative,
     one_or_more_of,
     positive,
     seed,
 )
+from .datasets import RULES
 from .settings import DEFAULT_METHODS, FIRST_ALPHA, LEARNING_RATES, METHODS, WEIGHT_DECAY, Settings
 
 _DESCRIPTION = """\
@@ -25,7 +28,9 @@ Train one model with a plain optimizer, SVRG and other methods, with the same le
 same number of data passes. Print a table of the best run of each method, and write curves.png and
 results.json."""
 
-_EPILOG = """\
+_EPILOG = f"""\
+{RULES}
+
 examples:
   gluon-svrg compare digits --model mlp --epochs 30
   gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
@@ -56,11 +61,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add(
         "--methods",
         metavar="NAMES",
-        type=one_or_more_of(list(METHODS), "method"),
         default=",".join(DEFAULT_METHODS),
         help=f"The methods to compare, separated by commas: {', '.join(METHODS)}. Here sgd means "
-        "the plain --optimizer. The coefficient of alpha-svrg falls linearly from "
-        f"{FIRST_ALPHA:g} to 0. SAGA and SAG train on fixed minibatches.",
+        "the plain --optimizer, whose own name works too, and sgd-decay the same with a learning "
+        "rate that falls to 0 like half a cosine. The coefficient of alpha-svrg falls linearly "
+        f"from {FIRST_ALPHA:g} to 0. SAGA and SAG train on fixed minibatches.",
     )
     add(
         "--learning-rates",
@@ -84,7 +89,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         type=positive,
         default=20,
         help="How many epochs SVRG trains. All other methods make as many data passes as SVRG, "
-        "including its full gradients.",
+        "including its full gradients and --plain-epochs.",
+    )
+    add(
+        "--plain-epochs",
+        metavar="N",
+        type=natural,
+        default=1,
+        help="Epochs of the plain optimizer before the first full gradient, of SVRG, alpha-SVRG "
+        "and SARAH, in addition to --epochs.",
     )
     add("--batch-size", metavar="N", type=positive, default=16, help="Samples in a minibatch.")
     add(
@@ -134,12 +147,15 @@ def run(options: argparse.Namespace) -> int:
             f"unknown optimizer {options.optimizer!r}: MXNet {mx.__version__} has "
             f"{', '.join(optimizers)}"
         )
+    options.methods = _methods_of(options)
     try:
         dataset = datasets.load(options.data, options.target, options.task)
         precision_of(options.optimizer)
     except ValueError as error:
         raise UserError(str(error)) from error
     _check_writable(options.output, (report.FIGURE, report.RECORD))
+    for note in dataset.notes:
+        print(f"{options.data}: {note}", file=sys.stderr)
     settings = Settings(**{name: getattr(options, name) for name in Settings._fields})
     with tqdm(unit="pass", disable=None) as bar:
 
@@ -155,12 +171,24 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
+def _methods_of(options: argparse.Namespace) -> tuple[str, ...]:
+    """The methods that were named; the plain ones go by the name of the optimizer, too."""
+    plain = {name: name.replace("sgd", options.optimizer.lower()) for name in ("sgd", "sgd-decay")}
+    typed = [word.strip().lower() for word in options.methods.split(",")]
+    names = [next((own for own in plain if plain[own] == name), name) for name in typed]
+    try:
+        return one_or_more_of(list(METHODS), "method")(",".join(names))
+    except argparse.ArgumentTypeError as error:
+        raise UserError(f"argument --methods: {error}") from error
+
+
 def _check_installed() -> None:
     from .._installed import require_mxnet
 
     try:
         require_mxnet()
         import matplotlib  # noqa: F401
+        import pandas  # noqa: F401
         import sklearn  # noqa: F401
         import tqdm  # noqa: F401
     except ModuleNotFoundError as error:

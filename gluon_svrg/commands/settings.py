@@ -12,6 +12,7 @@ class Method(NamedTuple):
     title: str  # in tables, plots and records
     trainer: str  # of `gluon_svrg`
     refreshes: bool = False  # whether it takes full gradients
+    decays: bool = False  # whether its learning rate falls to zero, like half a cosine
     has_table: bool = False  # whether its minibatches are fixed, with an index each
     draws: bool = False  # whether these are drawn with replacement after the first pass
 
@@ -19,6 +20,7 @@ class Method(NamedTuple):
 #: The methods, by the names that users type.
 METHODS = {
     "sgd": Method("plain", "SVRGTrainer"),  # which, without a snapshot, is `gluon.Trainer`
+    "sgd-decay": Method("plain-decay", "SVRGTrainer", decays=True),
     "svrg": Method("SVRG", "SVRGTrainer", refreshes=True),
     "alpha-svrg": Method("alpha-SVRG", "SVRGTrainer", refreshes=True),
     "saga": Method("SAGA", "SAGATrainer", has_table=True),
@@ -27,7 +29,7 @@ METHODS = {
     "storm": Method("STORM", "STORMTrainer"),
     "mars": Method("MARS", "MARSTrainer"),
 }
-DEFAULT_METHODS = ("sgd", "svrg")
+DEFAULT_METHODS = ("sgd", "sgd-decay", "svrg")
 
 #: The first coefficient of alpha-SVRG, as in its paper; it falls linearly to 0.
 FIRST_ALPHA = 0.75
@@ -49,6 +51,7 @@ class Settings(NamedTuple):
     learning_rates: tuple[float, ...] | None = None  # ascending; None: the built-in ones, and more
     weight_decay: float = WEIGHT_DECAY  # times half the squared norm of all parameters
     epochs: int = 20  # of SVRG; all other methods make as many data passes
+    plain_epochs: int = 1  # before these, where full gradients are taken
     batch_size: int = 16
     update_freq: int = 2
     coefficient: float = 1.0  # of SVRG
@@ -61,5 +64,6 @@ class Settings(NamedTuple):
 
     @property
     def data_passes(self) -> int:
-        """How many data passes each method makes: those of SVRG, full gradients included."""
-        return (2 if self.coefficient else 1) * self.epochs + self.num_snapshots
+        """How many data passes each method makes: those of SVRG, all included."""
+        gradients = (2 if self.coefficient else 1) * self.epochs
+        return self.plain_epochs + gradients + self.num_snapshots

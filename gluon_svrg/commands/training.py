@@ -49,7 +49,7 @@ def train(
     name : str
         One of `METHODS`.
     learning_rate : float
-        The constant learning rate.
+        The learning rate: constant, or at the start of a method that decays.
     on_epoch : callable
         Called with the number of data passes after each epoch.
 
@@ -60,6 +60,7 @@ def train(
         not finite.
     """
     settings, method, n = model.settings, METHODS[name], len(model.dataset.X)
+    plain_epochs = settings.plain_epochs if method.refreshes else 0
     model.reset()
     trainer = _trainer(model, name, learning_rate)
     budget = settings.data_passes * n
@@ -68,11 +69,15 @@ def train(
         mx.nd.waitall()
         start = time.perf_counter()
         try:
-            if method.refreshes and epoch % settings.update_freq == 0:
+            since = epoch - plain_epochs
+            if method.refreshes and since >= 0 and since % settings.update_freq == 0:
                 trainer.update_full_grads(model.loss_of, [batch for batch, _ in batches])
             for (X, y), index in batches:
                 if trainer.grad_evaluations >= budget:
                     break
+                if method.decays:
+                    share = trainer.grad_evaluations / budget
+                    trainer.set_learning_rate(learning_rate * 0.5 * (1 + math.cos(math.pi * share)))
                 trainer.step(len(X), closure=partial(model.loss_of, X, y), **index)
         except FloatingPointError:  # the full gradient is not finite
             losses[-1] = math.inf

@@ -72,7 +72,10 @@ def table(
         return
     if not (
         isinstance(state, dict)
-        and set(state) == {"rows", "counts", "seeds"}
+        and {"rows", "counts", "seeds"} <= set(state)
+        and set(state) <= {"rows", "counts", "seeds", "is_confirmed", "outside"}
+        and isinstance(state.get("is_confirmed", False), bool)
+        and is_sketch(state.get("outside"))
         and isinstance(state["counts"], list)
         and isinstance(state["seeds"], list)
         and isinstance(state["rows"], dict)
@@ -120,6 +123,13 @@ def flags(state: Any, chosen: Sequence[int]) -> Iterator[str]:
 def numbers_of(parameters: Sequence[Parameter], *, trainable: bool) -> list[int]:
     """The numbers of the parameters with gradients, or without."""
     return [n for n, p in enumerate(parameters) if _mxnet.is_trainable(p) is trainable]
+
+
+def is_sketch(value: Any) -> bool:
+    """Whether a value is None, or a sketch of weights."""
+    return value is None or (
+        isinstance(value, np.ndarray) and value.ndim == 1 and str(value.dtype) == "float64"
+    )
 
 
 def is_natural(value: Any, largest: int) -> bool:

@@ -43,7 +43,8 @@ from ..passes.arrays import per_device
 from ..passes.estimate import Terms
 from ..passes.multiples import combine, scale_to_norm
 from ..passes.network import Network
-from .recursive import Recursive, divide, on_device
+from .interface import Live
+from .recursive import NEEDS_CLOSURE, Recursive, State, divide, on_device
 
 
 class MARS(Recursive):
@@ -61,7 +62,9 @@ class MARS(Recursive):
         Whether parameters of fewer than two dimensions are treated.
     """
 
+    replaces_grads = True
     needs_closure = True
+    not_corrected = NEEDS_CLOSURE
 
     def __init__(
         self, gamma: float, beta: float, clip: float | None, exact: bool, include_vectors: bool
@@ -72,36 +75,44 @@ class MARS(Recursive):
         self.clip = clip
         self.include_vectors = include_vectors
         self.keeps_weights, self.keeps_mean = exact, not exact
+        self.keeps_errors = self.keeps_mean
 
-    def terms(self, batch_index: int | None = None) -> Terms:
+    def check_compression(self, compression_params: Any, trainer: str) -> None:
+        """Raise if gradients must not be compressed."""
+        super().check_compression(compression_params, f"{trainer}(exact=False)")
+
+    def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
         """What to add to g, all divided by 1 + s: ``- s r``, or ``- s c m``."""
         share = self.s / (1 + self.s)
-        if self.kept is None or not share:
+        if self.now is None or not share:
             return Terms()
         if not self.keeps_weights:
-            return Terms(k=-share, mean=self.kept.mean)
-        flags = self._is_treated(self.kept.network)
+            return Terms(k=-share, mean=self.now.mean)
+        flags = self._is_treated(self.now.network)
         if not any(flags):
             return Terms()
-        return Terms(b=-share, reference=self.kept.reference, only=None if all(flags) else flags)
+        return Terms(b=-share, reference=self.now.reference, only=None if all(flags) else flags)
 
-    def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
+    def reduced(
+        self, network: Network, live: Live, scale: float, entries: float | NDArray
+    ) -> State | None:
         """Compute m for the next step, multiply by 1 + s, and clip."""
-        super().reduced(network, scale, entries)
-        factor = 1.0 if self.kept is None else 1 + self.s
+        following = super().reduced(network, live, scale, entries)
+        factor = 1.0 if self.now is None else 1 + self.s
         for arrays in per_device(self.treated(network, network.live_grads)):
             if self.clip is not None:
                 scale_to_norm(arrays, factor, self._most(scale, entries, arrays[0]))
             elif factor != 1:
                 combine([factor], [arrays], arrays)
+        return following
 
     def handed_over(
         self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """Multiply by 1 + s, and clip."""
-        assert self.kept is not None
+        assert self.now is not None
         found = []
-        for part, is_treated in zip(v, self._is_treated(self.kept.network)):
+        for part, is_treated in zip(v, self._is_treated(self.now.network)):
             factor = 1 + self.s if is_treated else 1.0
             norm = factor * float(np.linalg.norm(part))
             if is_treated and self.clip is not None and norm > self.clip:
@@ -118,14 +129,14 @@ class MARS(Recursive):
         return mx.nd.full((1,), self.clip * scale * entries, ctx=device, dtype="float64")
 
     def take_mean(
-        self, network: Network, scale: float, entries: float | NDArray, target: Arrays
+        self, network: Network, live: Live, scale: float, entries: float | NDArray, target: Arrays
     ) -> None:
         """Compute m for the next step: the mean gradient of this one, which is part of V."""
-        sums, target = (self.treated(network, rows) for rows in (network.live_grads, target))
-        if self.kept is None or not self.s:
+        sums, target = (self.treated(network, rows) for rows in (live.total, target))
+        if self.now is None or not self.s:
             divide(sums, scale, entries, target)
         else:
-            before = self.treated(network, self.kept.mean)
+            before = self.treated(network, self.now.mean)
             divide(sums, scale, entries, target, self.s / (1 + self.s), before)
 
     def treated(self, network: Network, rows: Sequence[Any]) -> list[Any]:

@@ -14,19 +14,21 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .._mxnet import Arrays
 from ..passes.arrays import buffers_like, copies, copy_all, dense, per_device
-from ..passes.estimate import Estimate, Terms
 from ..passes.full_pass import FullGradient
 from ..passes.multiples import combine, times
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
-from ..saving.values import ByParameter
-from . import checks
-from .interface import Method
-from .svrg import assign_array
+from .fields import ArrayPerParameter, Fields, Flags, assign
+from .interface import Changes, Live, Method
 from .table import Table
 
+NEEDS_CLOSURE = (
+    "{name}() needs {method} gradients: pass step(batch_size, closure=...), or call "
+    "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
+)
 
-class Kept:
+
+class State:
     """The state that a step leaves for the next one.
 
     Frozen values are not kept: both passes of a step compute with the current ones.
@@ -46,6 +48,8 @@ class Kept:
         m, per trainable parameter and device; the same on all devices.
     in_objective : list of bool
         Per trainable parameter: whether any loss so far depends on it.
+    parameters : dict
+        Descriptions of the parameters that it belongs to.
     """
 
     def __init__(self, network: Network, keeps_weights: bool, keeps_mean: bool) -> None:
@@ -58,7 +62,7 @@ class Kept:
         if keeps_mean:
             self.mean = buffers_like(network.live_grads)
         self.in_objective = [False] * len(network.trainable)
-        self.were = descriptions(network)
+        self.parameters = descriptions(network)
 
 
 class Recursive(Method):
@@ -71,59 +75,54 @@ class Recursive(Method):
     """
 
     needs_reduced = True
+    keeps_errors = True
     keeps_weights = True
     keeps_mean = True
 
     def __init__(self) -> None:
-        # The current state, and the one that the next step writes to.
-        self._pair: tuple[Kept | None, Kept | None] = None, None
-        # During a step.
-        self._is_moving = False  # the second one will become the first
-        self._just_reached: list[bool] = []
+        super().__init__()
+        # The state before the next step, and memory for the one after it.
+        self._pair: tuple[State | None, State | None] = None, None
 
     @property
-    def kept(self) -> Kept | None:
+    def now(self) -> State | None:
         """The current state; None before the first step."""
         return self._pair[0]
 
     @property
     def has_reference(self) -> bool:
         """Whether there was a step, or a refresh, to compare the next minibatch with."""
-        return self.kept is not None
-
-    @property
-    def in_objective(self) -> Sequence[bool]:
-        """Per trainable parameter: whether m moves it."""
-        return self.kept.in_objective if self.kept is not None and self.keeps_mean else ()
+        return self.now is not None
 
     @property
     def full_grads(self) -> Arrays:
         """The estimate of the mean gradient, per trainable parameter and device."""
-        return [] if self.kept is None else copies(self.kept.mean)
+        return [] if self.now is None else copies(self.now.mean)
 
     def points(self) -> Iterator[Point]:
         """The reference, and the next reference."""
-        for kept in self._pair if self.has_reference else ():
-            if kept is not None and kept.reference is not None:
-                yield kept.reference
+        for state in self._pair if self.has_reference else ():
+            if state is not None and state.reference is not None:
+                yield state.reference
 
     def difference(self, network: Network) -> str:
         """Describe how the parameters differ from those at the reference; empty if they do not."""
-        return "" if self.kept is None else what_changed(self.kept.were, network)
+        return "" if self.now is None else what_changed(self.now.parameters, network)
 
     def discard(self) -> None:
         """Start over at the next step."""
-        self._pair, self._is_moving, self._just_reached = (None, None), False, []
+        self._pair, self.in_objective = (None, None), ()
 
     def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Start over at the current weights: m is the full gradient."""
-        kept = self._pair[0] or Kept(network, self.keeps_weights, self.keeps_mean)
-        if kept.reference is not None:
-            kept.reference.move()
+        now = self.now or State(network, self.keeps_weights, self.keeps_mean)
+        if now.reference is not None:
+            now.reference.move()
         if self.keeps_mean:
-            copy_all(self.treated(network, full.mean), self.treated(network, kept.mean))
-        kept.in_objective = list(full.in_objective)
-        self._pair, self._is_moving = (kept, self._pair[1]), False
+            copy_all(self.treated(network, full.mean), self.treated(network, now.mean))
+        now.in_objective = list(full.in_objective)
+        self._pair = now, self._pair[1]
+        self.in_objective = now.in_objective if self.keeps_mean else ()
 
     def treated(self, network: Network, rows: Sequence[Any]) -> list[Any]:
         """The rows of the parameters that the method treats: all of them."""
@@ -131,111 +130,78 @@ class Recursive(Method):
 
     # --- the state that changes with a step ----------------------------------------------------
 
-    def estimated(self, batch_index: int | None, terms: Terms, found: Estimate) -> None:
-        """Note which parameters the loss of a minibatch depends on."""
-        before = self._just_reached or found.reached
-        self._just_reached = [a or b for a, b in zip(before, found.reached)]
-
-    def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
+    def reduced(
+        self, network: Network, live: Live, scale: float, entries: float | NDArray
+    ) -> State | None:
         """Compute m for the next step: ``m = V / C``."""
-        following = self._following(network)
+        now, following = self._pair
+        if following is None:
+            following = State(network, self.keeps_weights, self.keeps_mean)
+            self._pair = now, following
         if isinstance(entries, NDArray):  # the losses of other workers may depend on any parameter
             following.in_objective = [True] * len(network.trainable)
         else:
-            before = self.kept.in_objective if self.kept is not None else self._just_reached
-            following.in_objective = [a or b for a, b in zip(before, self._just_reached)]
+            before = live.reached if now is None else now.in_objective
+            following.in_objective = [a or b for a, b in zip(before, live.reached)]
         if self.keeps_mean:
-            self.take_mean(network, scale, entries, following.mean)
-        self._is_moving = True
-
-    def take_mean(
-        self, network: Network, scale: float, entries: float | NDArray, target: Arrays
-    ) -> None:
-        """Compute ``m = V / C`` for the next step."""
-        divide(network.live_grads, scale, entries, target)
-
-    def _following(self, network: Network) -> Kept:
-        """The state for the next step."""
-        now, following = self._pair
-        if following is None:
-            following = Kept(network, self.keeps_weights, self.keeps_mean)
-            self._pair = now, following
+            self.take_mean(network, live, live.total_scale or scale, entries, following.mean)
         return following
 
-    def before_update(self, network: Network) -> None:
+    def take_mean(
+        self, network: Network, live: Live, scale: float, entries: float | NDArray, target: Arrays
+    ) -> None:
+        """Compute ``m = V / C`` for the next step, where V has a scale."""
+        divide(live.total, scale, entries, target)
+
+    def before_update(self, network: Network, following: State) -> None:
         """Copy the weights, which are about to move, to the next reference."""
-        if self._is_moving and self.keeps_weights:
-            reference = self._following(network).reference
-            assert reference is not None
-            reference.move()
+        if following.reference is not None:
+            following.reference.move()
 
-    def updated(self) -> None:
-        """Let the next state take effect."""
-        if self._is_moving:
-            self._pair = self._pair[::-1]
-        self._is_moving, self._just_reached = False, []
+    def changes(self, live: Live) -> Changes:
+        """The next state becomes the current one, whose memory is used again."""
+        following = live.following
+        if following is None:
+            return ()
+        moved = following.in_objective if self.keeps_mean else ()
+        return [(vars(self), {"_pair": (following, self.now), "in_objective": moved})]
 
-    def not_updated(self) -> None:
-        """Keep the current state."""
-        if self.kept is None:
-            self._pair = None, None
-        self._is_moving, self._just_reached = False, []
+    def dropped(self, live: Live) -> Changes:
+        """Free the memory of a first step."""
+        return [(vars(self), {"_pair": (None, None)})] if self.now is None else ()
 
-    # --- its state, to be saved with the trainer -----------------------------------------------
+    # --- files ---------------------------------------------------------------------------------
 
-    def state(self) -> Any:
+    @property
+    def fields(self) -> Fields:
+        """What of the state a file holds, as the method is set up."""
+        return Fields(
+            "its state of the last step has another form",
+            weights=ArrayPerParameter(
+                "weights before the last step", summed=False, is_kept=self.keeps_weights
+            ),
+            mean=ArrayPerParameter("mean gradient", summed=True, is_kept=self.keeps_mean),
+            in_objective=Flags(),
+        )
+
+    def values(self) -> dict[str, Any] | None:
         """The current state, which is the same on all devices."""
-        kept = self.kept
-        if kept is None:
+        now = self.now
+        if now is None:
             return None
-        number = {p: n for n, p in enumerate(kept.network.parameters)}
-        trainable = [number[p] for p in kept.network.trainable]
+        weights = None if now.reference is None else now.reference.weights
+        return {"weights": weights, "mean": now.mean, "in_objective": now.in_objective}
 
-        def first(rows: Arrays) -> ByParameter:
-            return ByParameter(zip(trainable, (row[0] for row in rows)))
-
-        return {
-            "weights": None if kept.reference is None else first(kept.reference.weights),
-            "mean": first(kept.mean) if kept.mean else None,
-            "in_objective": ByParameter(zip(trainable, kept.in_objective)),
-        }
-
-    def problems(self, state: Any, network: Network) -> Iterator[str]:
-        """Describe why a state cannot be assigned."""
-        if state is None:
-            return
-        if not isinstance(state, dict) or set(state) != {"weights", "mean", "in_objective"}:
-            yield "its state of the last step has another form"
-            return
-        parameters = network.parameters
-        chosen = checks.numbers_of(parameters, trainable=True)
-        expected = {
-            "weights": ("weights before the last step", self.keeps_weights, False),
-            "mean": ("mean gradient", self.keeps_mean, True),
-        }
-        for name, (what, is_kept, summed) in expected.items():
-            if not is_kept and state[name] is not None:
-                yield f"it has the {what}, which this method does not keep as it is set up here"
-            if is_kept and state[name] is None:
-                yield f"it lacks the {what}, which this method keeps as it is set up here"
-            elif is_kept:
-                yield from checks.by_parameter(state[name], what, parameters, chosen, summed=summed)
-        yield from checks.flags(state["in_objective"], chosen)
-
-    def assign(self, state: Any, network: Network) -> None:
-        """Take over a state that has no problems."""
-        self.discard()
-        if state is None:
-            return
-        kept = Kept(network, self.keeps_weights, self.keeps_mean)
-        number = {p: n for n, p in enumerate(network.parameters)}
-        rows = kept.reference.weights if kept.reference is not None else []
-        for p, weights in zip(network.trainable, rows):
-            assign_array([state["weights"][number[p]]], weights)
-        for p, means in zip(network.trainable, kept.mean):
-            assign_array([state["mean"][number[p]]], means)
-        kept.in_objective = [state["in_objective"][number[p]] for p in network.trainable]
-        self._pair = kept, None
+    def take(self, values: dict[str, Any], network: Network) -> None:
+        """Take over a state."""
+        now = State(network, self.keeps_weights, self.keeps_mean)
+        if now.reference is not None:
+            assign(values["weights"], now.reference.weights)
+        if self.keeps_mean:
+            assign(values["mean"], now.mean)
+        now.in_objective = values["in_objective"]
+        self._pair = now, None
+        self.in_objective = now.in_objective if self.keeps_mean else ()
 
 
 def divide(

@@ -28,19 +28,21 @@ from mxnet.ndarray import NDArray
 
 from ..passes.estimate import Terms
 from ..passes.network import Network
-from .recursive import Recursive
+from .interface import Live
+from .recursive import Recursive, State
 
 
 class SARAH(Recursive):
     """The weights before the last step, and the last estimate. Plain until the first refresh."""
 
-    def terms(self, batch_index: int | None = None) -> Terms:
+    def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
         """What to add to g: ``- r + c m``."""
-        if self.kept is None:
+        if self.now is None:
             return Terms()
-        return Terms(b=-1.0, k=1.0, reference=self.kept.reference, mean=self.kept.mean)
+        return Terms(b=-1.0, k=1.0, reference=self.now.reference, mean=self.now.mean)
 
-    def reduced(self, network: Network, scale: float, entries: float | NDArray) -> None:
+    def reduced(
+        self, network: Network, live: Live, scale: float, entries: float | NDArray
+    ) -> State | None:
         """Compute m for the next step, after the first refresh."""
-        if self.has_reference:
-            super().reduced(network, scale, entries)
+        return super().reduced(network, live, scale, entries) if self.has_reference else None

@@ -24,7 +24,8 @@ from __future__ import annotations
 import numpy as np
 
 from ..passes.estimate import Terms
-from .recursive import Recursive
+from .interface import Live
+from .recursive import NEEDS_CLOSURE, Recursive
 
 
 class STORM(Recursive):
@@ -38,14 +39,15 @@ class STORM(Recursive):
     """
 
     needs_closure = True
+    not_corrected = NEEDS_CLOSURE
 
     def __init__(self, mixing: float) -> None:
         super().__init__()
         self.mixing = float(np.float32(mixing))
 
-    def terms(self, batch_index: int | None = None) -> Terms:
+    def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
         """What to add to g: ``- (1 - mixing) r + (1 - mixing) c m``."""
         rest = 1 - self.mixing
-        if self.kept is None or not rest:
+        if self.now is None or not rest:
             return Terms()
-        return Terms(b=-rest, k=rest, reference=self.kept.reference, mean=self.kept.mean)
+        return Terms(b=-rest, k=rest, reference=self.now.reference, mean=self.now.mean)

@@ -28,7 +28,9 @@ class Table:
     seeds : list of int or None
         The seed of each minibatch's random numbers, if these are locked.
     is_confirmed : bool
-        Whether a row has been computed again and was the same.
+        Whether a row has been computed again and was the same, or none can be.
+    outside : ndarray or None
+        A sketch of the weights of others that the closure used in the full pass.
     """
 
     def __init__(self) -> None:
@@ -36,6 +38,7 @@ class Table:
         self.counts: list[tuple[int, ...]] = []
         self.seeds: list[int | None] = []
         self.is_confirmed = False
+        self.outside: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -82,14 +85,19 @@ class Table:
             "rows": ByParameter(zip(numbers, together)),
             "counts": [list(counts) for counts in self.counts],
             "seeds": list(self.seeds),
+            "is_confirmed": self.is_confirmed,
+            "outside": self.outside,
         }
 
     @classmethod
     def of_state(
         cls, state: dict[str, Any], numbers: Sequence[int], devices: Sequence[Any]
     ) -> Table:
-        """Make a table from a state. It is not confirmed: the data may have changed."""
+        """Make a table from a state; before 0.3.0 none said whether it is confirmed."""
         table = cls()
+        table.is_confirmed = state.get("is_confirmed", False)
+        outside = state.get("outside")
+        table.outside = None if outside is None else np.asarray(outside)
         table.counts = [tuple(counts) for counts in state["counts"]]
         table.seeds = list(state["seeds"])
         over = [state["rows"][number] for number in numbers]

@@ -6,6 +6,7 @@ from functools import cached_property
 from typing import Any, Iterable, List, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 from mxnet.ndarray.sparse import BaseSparseNDArray
 
@@ -37,10 +38,19 @@ class Column(List[NDArray]):
 class Buffers(List[List[NDArray]]):
     """Arrays per parameter and device, not to be replaced, so that MXNet is asked once for each."""
 
+    def __reduce__(self) -> Any:
+        """Copies look at their own arrays."""
+        return type(self), (list(self),)
+
     @cached_property
     def columns(self) -> list[Column]:
         """The arrays per device."""
         return [Column(map(classic, on_device)) for on_device in zip(*self)]
+
+    @cached_property
+    def epsilon(self) -> float:
+        """What the most precise of them rounds, relative to a number."""
+        return min(float(np.finfo(array.dtype).eps) for row in self for array in row)
 
     def copies(self) -> Arrays:
         """Copies, as classic arrays."""
@@ -161,3 +171,17 @@ def common_dtype(arrays: Sequence[NDArray]) -> Any:
         return None
     first, *rest = (array.dtype for array in arrays)
     return first if all(dtype == first for dtype in rest) else None
+
+
+def sum_over_devices(sums: Arrays) -> None:
+    """Add the arrays of all devices to those of the first."""
+    for total, *addends in sums:
+        for addend in addends:
+            total += addend.copyto(_mxnet.device_of(total))
+
+
+def copy_to_devices(arrays: Arrays) -> None:
+    """Copy the arrays of the first device to the others."""
+    for first, *rest in arrays:
+        for target in rest:
+            first.copyto(target)

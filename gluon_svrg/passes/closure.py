@@ -7,6 +7,7 @@ from math import prod
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
+import numpy as np
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
@@ -31,14 +32,22 @@ class Recorded(NamedTuple):
         """Loss entries over all devices."""
         return sum(self.counts)
 
-    def backward(self, factor: float = 1.0) -> None:
+    def rounds(self, factor: float, epsilon: float) -> bool:
+        """Whether a loss can hold a factor only with a larger relative error than epsilon.
+
+        MXNet 2.0's losses of float64 networks are float32, as its mean is.
+        """
+        kinds = {np.dtype(loss.dtype).type for loss in self.losses if _is_number(loss)}
+        return any(abs(float(kind(factor)) - factor) > epsilon * abs(factor) for kind in kinds)
+
+    def backward(self, factor: float = 1.0, *, keep_graph: bool = False) -> None:
         """Differentiate the sum of all loss entries, times a factor."""
         heads = None
         if factor != 1:
             pairs = zip(self.losses, self.devices)
             heads = [_filled_like(self.factors, loss, device, factor) for loss, device in pairs]
         with _explained:
-            mx.autograd.backward(list(self.losses), heads)
+            mx.autograd.backward(list(self.losses), heads, retain_graph=keep_graph)
 
 
 def check_closure(closure: Any) -> None:
@@ -106,6 +115,10 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
             f"at the snapshot, and {sum(counts)} when it was called again. It must compute the "
             "same each time: draw the minibatch before the step, not inside the closure."
         )
+
+
+def _is_number(loss: NDArray) -> bool:
+    return _mxnet.dtype_name(loss).startswith("float")  # NumPy does not have bfloat16
 
 
 def _filled_like(

@@ -23,6 +23,11 @@ def all_finite(arrays: Iterable[NDArray]) -> bool:
     return finite_on_host(groups[False]) and finite_on_device(groups[True])
 
 
+def all_zero(arrays: Iterable[NDArray]) -> bool:
+    """Whether all entries are zero. Waits for the device, usually for one array alone."""
+    return not any(piece.any() for array in arrays for piece in in_numpy(array))
+
+
 def finite_on_host(arrays: Iterable[NDArray]) -> bool:
     """As `all_finite`, in NumPy: a hundred times as fast as MXNet's operator on a CPU."""
     return all(np.isfinite(piece).all() for array in arrays for piece in in_numpy(array))

@@ -28,7 +28,9 @@ from .multiples import Assignment
 from .network import check_dependent
 from .points import Point
 from .random_lock import RandomLock
-from .sums import LiveSum, new_sum
+from .repeats import Repeated, Verdict, is_rounding, once
+from .repeats import compare as compare_gradients
+from .sums import LiveSum, Observed, new_sum
 
 
 class Row(NamedTuple):
@@ -141,33 +143,36 @@ def estimate(
     with network.accumulating():
         network.hide_marks()
         if not compare:
-            return _attempt(here, closure, terms, lock, scale, None)
+            return _attempt(here, closure, terms, lock, scale)
         auxiliaries = [p for p in network.frozen if _mxnet.is_auxiliary(p)]
         states = [_mxnet.data(p) for p in auxiliaries + network.outside.auxiliaries]
         before = copies(states)
-        spent = 0
+        differentiated = 0
         try:
             with lock.kept_on_error():
                 while True:
-                    sketches: list[np.ndarray] = []
-                    found = _attempt(here, closure, terms, lock, scale, sketches)
-                    spent += found.differentiated
-                    difference = _difference(sketches, terms.b)
-                    if not sketch.is_other(difference, network.live_grads):
-                        is_known = not np.isnan(difference)  # an overflow proves nothing
-                        return found._replace(differentiated=spent, compared=is_known)
-                    lock.turn_on("gradient", difference)
+                    found, verdict = _compared(here, closure, terms, lock, scale)
+                    differentiated += found.differentiated + verdict.differentiated
+                    if verdict.is_same and verdict.is_intact:
+                        break
                     copy_all(before, states)  # which the first attempt has changed
                     network.hide_marks()
+                    if verdict.is_same:
+                        found = _attempt(here, closure, terms, lock, scale)
+                        differentiated += found.differentiated
+                        break
         except BaseException:
             put_back(before, states)
             raise
+        return found._replace(differentiated=differentiated, compared=verdict.is_known)
 
 
 def check_row(
     row: Row, point: Point, closure: Callable[[], Loss], lock: RandomLock, scale: float
 ) -> tuple[int, bool]:
     """Compute the gradient of a row again, and check that it is the same.
+
+    Compute the estimate with this row afterwards: it moves on from the seed of the row.
 
     Returns
     -------
@@ -184,10 +189,9 @@ def check_row(
     network = point.network
     with ExitStack() as stack:
         stack.enter_context(network.accumulating())
-        if row.seed is not None:
-            stack.callback(lock.move_on)  # what is drawn next is not the same each time
         network.hide_marks()
         v = new_sum(network, scale)
+        v.observed = []
 
         def work() -> tuple[Recorded, Flags]:
             recorded = network.record(closure)
@@ -199,95 +203,137 @@ def check_row(
         with network.outside.protected(gradients=False):
             recorded, touched = point.at(work)
         check_dependent(touched)
-        again = sketch.sketch(v.arrays) / scale
+        stored = Observed(sketch.sketch(row.grads), 0.0)
+        found = Repeated((*v.observed, stored), (recorded,), point, closure, (), row.seed, scale)
+        difference, differentiated = found.difference(), recorded.entries
+        if sketch.is_other(difference, network.live_grads):
+            is_same, again = is_rounding(found)
+            differentiated += again
+            if not is_same:
+                in_words = sketch.in_words(difference)
+                raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
         for row_of_devices in network.accumulated():
             for grad in row_of_devices:
                 zero([grad])
-    difference = sketch.difference(again, sketch.sketch(row.grads))
-    if sketch.is_other(difference, network.live_grads):
-        in_words = sketch.in_words(difference)
-        raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
-    return recorded.entries, not np.isnan(difference)
+    return differentiated, not np.isnan(difference)
 
 
 def _attempt(
+    here: Point, closure: Callable[[], Loss], terms: Terms, lock: RandomLock, scale: float
+) -> Estimate:
+    """Compute the estimate, from one gradient or two."""
+    if isinstance(terms.reference, Point):
+        seed = lock.new_seed()
+        return _from_two(here, terms.reference, closure, terms, scale, seed, None)[0]
+    return _from_one(here, closure, terms, lock, scale)
+
+
+def _compared(
+    here: Point, closure: Callable[[], Loss], terms: Terms, lock: RandomLock, scale: float
+) -> tuple[Estimate, Verdict]:
+    """Compute the estimate, and compare g and r.
+
+    Where backward rounds r times b in another way than g, r is taken once more.
+    """
+    network, reference, seed = here.network, terms.reference, lock.new_seed()
+    assert isinstance(reference, Point)
+    total, differentiated = new_sum(network, scale), 0
+    seen: list[Observed] = []
+    total.observed = []
+    is_alone = not total.rounds_alike(terms.b)
+    if is_alone:
+        total.put()
+        with network.outside.protected(gradients=False):
+            alone, _ = once(reference, closure, (), total, seed)
+        differentiated = alone.entries
+    found, (there, recorded) = _from_two(here, reference, closure, terms, scale, seed, seen)
+    gradients = seen[1], (total.observed if is_alone else seen)[0]
+    pair = Repeated(gradients, (recorded, there), reference, closure, (), seed, scale)
+    verdict = compare_gradients(pair, lock)
+    return found._replace(differentiated=found.differentiated + differentiated), verdict
+
+
+def _from_two(
     here: Point,
+    reference: Point,
     closure: Callable[[], Loss],
     terms: Terms,
-    lock: RandomLock,
     scale: float,
-    sketches: list[np.ndarray] | None,
-) -> Estimate:
-    """Compute the estimate once; if there is a list, append sketches of v as it grows."""
+    seed: int | None,
+    seen: list[Observed] | None,
+) -> tuple[Estimate, tuple[Recorded, Recorded]]:
+    """Compute the estimate from gradients at two points; append both to a list, if there is one."""
     network = here.network
-    b, k, reference, m, copy_to, moved, only, then = terms
-    make = new_sum if isinstance(reference, Point) else LiveSum
-    v, seed = make(network, scale), lock.new_seed()
+    v = new_sum(network, scale)
+    v.observed = seen
 
-    def look() -> None:
-        if sketches is not None:
-            sketches.append(sketch.sketch(v.arrays))
+    def at_reference() -> tuple[Recorded, Flags]:
+        recorded = network.record(closure)  # now c is known
+        v.put(recorded.counts, terms.k, terms.mean)  # v = k c m
+        touched = v.add(recorded, reference, terms.b)  # v += b r
+        if terms.only is not None:
+            v.clear([[kept] * len(network.devices) for kept in terms.only])  # v = 0 for the rest
+        return recorded, touched
 
-    there: Recorded | None = None
+    def at_weights() -> tuple[Recorded, Flags]:
+        recorded = network.record(closure)
+        check_repeatable(there.counts, recorded.counts)
+        return recorded, v.end(recorded, here)  # v += g
+
+    random_lock.start(seed)
+    with network.outside.protected(gradients=False):
+        there, touched = reference.at(at_reference)
+    check_dependent(touched)
+    network.check_hidden()
+    random_lock.start(seed)
+    recorded, touched = here.at(at_weights)
+    found = Estimate(
+        recorded.loss,
+        recorded.entries,
+        2 * recorded.entries,
+        check_dependent(touched),
+        counts=recorded.counts,
+        seed=seed,
+    )
+    return found, (there, recorded)
+
+
+def _from_one(
+    here: Point, closure: Callable[[], Loss], terms: Terms, lock: RandomLock, scale: float
+) -> Estimate:
+    """Compute the estimate from the gradient at the weights, and a row of a table."""
+    network = here.network
+    b, k, m, row = terms.b, terms.k, terms.mean, terms.reference
+    assert not isinstance(row, Point)
+    v, seed, row_grads = LiveSum(network, scale), lock.new_seed(), None
     with ExitStack() as stack:
-        if isinstance(reference, Point):
-
-            def at_reference() -> tuple[Recorded, Flags]:
-                recorded = network.record(closure)  # now c is known
-                v.put(recorded.counts, k, m)  # v = k c m
-                look()
-                touched = v.add(recorded, reference, b)  # v += b r
-                look()
-                if only is not None:
-                    v.clear([[kept] * len(network.devices) for kept in only])  # v = 0 for the rest
-                    look()
-                return recorded, touched
-
-            random_lock.start(seed)
-            with network.outside.protected(gradients=False):
-                there, touched = reference.at(at_reference)
-            check_dependent(touched)
-            network.check_hidden()
-        elif isinstance(reference, Row) and reference.seed is not None:
-            seed = reference.seed
-            stack.callback(lock.move_on)  # what is drawn next is not the same each time
+        if row is not None:
+            row_grads = row.grads
+            if row.seed is not None:
+                seed = row.seed
+                stack.callback(lock.move_on)  # what is drawn next is not the same each time
 
         def at_weights() -> tuple[Recorded, Flags]:
             recorded = network.record(closure)
-            if there is not None:
-                check_repeatable(there.counts, recorded.counts)
-                return recorded, v.end(recorded, here)  # v += g
-            if isinstance(reference, Row):
-                reference.check_counts(recorded.counts)
-            return recorded, v.begin(recorded, here)  # v = g
+            if row is not None:
+                row.check_counts(recorded.counts)
+            return recorded, v.begin(recorded, here.writing)  # v = g
 
-        if there is None:
-            here = here.writing
         random_lock.start(seed)
-        recorded, touched = here.at(at_weights)
+        recorded, touched = here.writing.at(at_weights)
         reached = check_dependent(touched)
-        look()
-        if there is None:
-            network.check_hidden()
-            row = reference.grads if isinstance(reference, Row) else None
-            if copy_to is None:
-                v.complete(recorded.counts, k, m, b, row)  # v += b row + k c m
-            else:  # the same, keeping g and g + b row
-                assert m is not None and moved is not None
-                v.complete_moving(recorded.counts, k, m, b, row, copy_to, moved, then)
-    passes = 1 if there is None else 2
+        network.check_hidden()
+        if terms.copy_to is None:
+            v.complete(recorded.counts, k, m, b, row_grads)  # v += b row + k c m
+        else:  # the same, keeping g and g + b row
+            assert m is not None and terms.moved is not None
+            keep = terms.copy_to, terms.moved, terms.then
+            v.complete_moving(recorded.counts, k, m, b, row_grads, *keep)
     return Estimate(
         recorded.loss,
         recorded.entries,
-        passes * recorded.entries,
+        recorded.entries,
         reached,
         counts=recorded.counts,
         seed=seed,
     )
-
-
-def _difference(sketches: Sequence[np.ndarray], b: float) -> float:
-    """How much g and r differ, from sketches of v before and after each is added."""
-    (before, with_r), (without_g, with_g) = sketches[:2], sketches[-2:]
-    with np.errstate(invalid="ignore"):
-        return sketch.difference((with_r - before) / b, with_g - without_g)

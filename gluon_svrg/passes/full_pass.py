@@ -5,22 +5,21 @@ from __future__ import annotations
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
 
-import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import _mxnet
-from .._mxnet import Arrays, Flags
-from . import random_lock, sketch
-from .arrays import per_device
+from .._mxnet import Arrays
+from . import sketch
+from .arrays import copy_to_devices, per_device, sum_over_devices
 from .batches import arguments
-from .closure import Loss, Recorded, check_repeatable
+from .closure import Loss, Recorded
 from .entries import all_finite
 from .losses import LossSum
 from .multiples import combine
-from .network import Network, check_dependent
+from .network import Network
 from .points import Point
 from .probe import is_lost, probe
 from .random_lock import RandomLock
+from .repeats import loss_difference, once, record_again, twice
 from .sums import LiveSum, new_sum
 
 #: The number of minibatches whose loss is computed twice, to detect random numbers. Randomness in
@@ -118,26 +117,24 @@ def full_gradient(
                 total.put()
             if table is not None:
                 total.put()
-            seed, again = lock.new_seed(), repeat and number < REPEATED
-            seed = seed if again or table is not None else None
-            is_random = False
+            again = repeat and number < REPEATED
             if again and number == 0 and table is not None:
-                recorded, reached, is_random = twice(here, closure, inputs, total, lock, seed)
+                recorded, reached, seed, _ = twice(here, closure, inputs, total, lock)
             else:
-                recorded, reached = once(here, closure, inputs, total, seed)
-                if again:
-                    # No name for the other losses: what they were computed from would be kept.
-                    is_random = losses_differ(
-                        recorded,
-                        earlier or record_again(here, closure, inputs, seed),
-                        network,
-                        lock,
-                    )
-            earlier = None
-            if is_random and table is not None:  # keep one gradient, with its seed
                 seed = lock.new_seed()
-                total.put()
+                seed = seed if again or table is not None else None
                 recorded, reached = once(here, closure, inputs, total, seed)
+                is_random = again and _is_random(
+                    # No name for the other losses: what they were computed from would be kept.
+                    loss_difference(recorded, earlier or record_again(here, closure, inputs, seed)),
+                    network,
+                    lock,
+                )
+                if is_random and table is not None:  # keep a gradient whose seed is known
+                    seed = lock.new_seed()
+                    total.put()
+                    recorded, reached = once(here, closure, inputs, total, seed)
+            earlier = None
             if number == 0:
                 if network.adds and is_lost(here, closure, inputs, reached):
                     network.mark(here.weights)
@@ -160,7 +157,7 @@ def full_gradient(
     if table is not None:
         total.put()
         table.add_to(total)
-    _sum_over_devices(total.arrays)
+    sum_over_devices(total.arrays)
     sums = workers.reach([entries, losses.total(), *ever])
     numbers = map(network.parameters.index, network.trainable)
     workers.sum({n: first for n, (first, *_) in zip(numbers, total.arrays)})
@@ -176,93 +173,16 @@ def full_gradient(
     return FullGradient(total.arrays, mean_loss, counts, int(sums[0]), entries, of_first)
 
 
-def once(
-    here: Point,
-    closure: Callable[..., Loss],
-    inputs: Sequence[Any],
-    total: LiveSum,
-    seed: int | None,
-    factor: float = 1.0,
-) -> tuple[Recorded, list[bool]]:
-    """Add the gradient of a minibatch, and tell which parameters it reaches."""
-    random_lock.start(seed)
-    recorded, touched = here.at(_add_to, total, here, closure, inputs, factor)
-    return recorded, check_dependent(touched)
-
-
-def _add_to(
-    total: LiveSum, here: Point, closure: Callable[..., Loss], inputs: Sequence[Any], factor: float
-) -> tuple[Recorded, Flags]:
-    recorded = here.network.record(closure, inputs)
-    return recorded, total.add(recorded, here, factor)
-
-
-def twice(
-    here: Point,
-    closure: Callable[..., Loss],
-    inputs: Sequence[Any],
-    total: LiveSum,
-    lock: RandomLock,
-    seed: int | None,
-) -> tuple[Recorded, list[bool], bool]:
-    """Begin with half of the gradient of a minibatch twice, and compare both halves.
-
-    The sum must be zero.
-
-    Returns
-    -------
-    recorded : Recorded
-    reached : list of bool
-        Per parameter: whether the loss depends on it.
-    is_random : bool
-        Whether the halves differ; then random numbers are locked from now on.
-    """
-    recorded, reached = once(here, closure, inputs, total, seed, 0.5)
-    half = sketch.sketch(total.arrays)
-    once(here, closure, inputs, total, seed, 0.5)
-    with np.errstate(invalid="ignore"):
-        difference = sketch.difference(half, sketch.sketch(total.arrays) - half)
-    is_random = sketch.is_other(difference, total.arrays)
-    if is_random:
-        lock.turn_on("gradient", difference)
-    return recorded, reached, is_random
-
-
-def record_again(
-    here: Point, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
-) -> Recorded:
-    """Compute the loss of a minibatch with the random numbers of a seed."""
-    random_lock.start(seed)
-    return here.at(here.network.record, closure, inputs)
-
-
-def losses_differ(first: Recorded, second: Recorded, network: Network, lock: RandomLock) -> bool:
-    """Whether losses of one minibatch differ; then random numbers are locked from now on."""
-    check_repeatable(first.counts, second.counts)
-    difference = sketch.difference(*map(_entries_of, (first, second)))
-    is_random = sketch.is_other(difference, network.live_grads)
-    if is_random:
-        lock.turn_on("loss", difference)
-    return is_random
-
-
-def _entries_of(recorded: Recorded) -> np.ndarray:
-    """All losses in one array."""
-    narrow = (loss.astype("float32", copy=False) for loss in recorded.losses)
-    return np.concatenate([loss.asnumpy().ravel() for loss in narrow])
-
-
-def _sum_over_devices(sums: Arrays) -> None:
-    """Add the sums of all devices to those of the first."""
-    for total, *addends in sums:
-        for addend in addends:
-            total += addend.copyto(_mxnet.device_of(total))
+def _is_random(difference: float, network: Network, lock: RandomLock) -> bool:
+    """Whether two losses of a minibatch differ; if so, lock random numbers, with a warning."""
+    if not sketch.is_other(difference, network.live_grads, lock.locked):
+        return False
+    lock.turn_on("loss", difference)
+    return True
 
 
 def _take_mean(sums: Arrays, divisor: float) -> None:
     """Divide the sums of the first device, and copy them to the others."""
     first = per_device(sums)[0]
     combine([1 / divisor], [first], first)
-    for total, *rest in sums:
-        for target in rest:
-            total.copyto(target)
+    copy_to_devices(sums)

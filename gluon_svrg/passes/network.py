@@ -53,6 +53,10 @@ class Network:
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = Outside(parameters)
+        self._set_up()
+
+    def _set_up(self) -> None:
+        """Begin without arrays."""
         self.lock = threading.RLock()
         # Changes with the user's parameters.
         self.adds, self.is_known_to_add, self.may_add = True, False, False
@@ -63,9 +67,22 @@ class Network:
         self._accumulating: Arrays = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
+        self.weights: Arrays = []
+        self.aliases: Arrays = []
+        self.writing: Arrays = []
+        self.live_grads = Buffers()
         # Between two calls.
         self._overwritten: list[Parameter] = []
         self.is_elsewhere = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy keeps: it binds to the arrays of its own parameters."""
+        kept = ("parameters", "devices", "outside", "trainable", "frozen")
+        return {name: vars(self)[name] for name in kept}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._set_up()
+        vars(self).update(state)
 
     # --- binding to arrays ---------------------------------------------------------------------
 
@@ -87,7 +104,7 @@ class Network:
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
-        self.weights: Arrays = [_mxnet.data(p) for p in self.trainable]
+        self.weights = [_mxnet.data(p) for p in self.trainable]
         self.live_grads = Buffers(_mxnet.gradients(p) for p in self.trainable)
         self.aliases, self.writing = (
             [[_mxnet.guard(weight.detach()) for weight in row] for row in self.weights]

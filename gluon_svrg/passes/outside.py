@@ -40,6 +40,11 @@ class Outside:
         """The parameters that operators write to by themselves."""
         return [parameter for parameter in self._found if _mxnet.is_auxiliary(parameter)]
 
+    @property
+    def weights(self) -> list[list[NDArray]]:
+        """The values of the parameters that operators do not write to."""
+        return [_mxnet.data(p) for p in self._found if not _mxnet.is_auxiliary(p)]
+
     def protected(
         self, *, gradients: bool = True, search: bool = False
     ) -> AbstractContextManager[None]:

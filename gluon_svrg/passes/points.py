@@ -53,6 +53,11 @@ class Point:
         self._is_elsewhere = not (weights is network.aliases or weights is network.writing)
         self.bind()
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy keeps: it binds to the arrays of its own network."""
+        kept = ("network", "weights", "frozen", "_protected", "_is_elsewhere")
+        return {name: vars(self)[name] for name in kept}
+
     @classmethod
     def current(cls, network: Network) -> Point:
         """The current weights and states, where a step computes its gradient."""

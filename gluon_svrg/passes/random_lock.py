@@ -26,8 +26,8 @@ NOT_REPEATABLE = (
     "of its norm, although MXNet's random numbers were the same. The closure must compute the same "
     "each time: it must not draw a minibatch (next(iterator)), carry a state from call to call, or "
     "use random numbers from outside MXNet (custom operators do: MXNet does not seed them). Take "
-    "the minibatch, the state and the augmentation before the step; lock_random=False omits this "
-    "check."
+    "the minibatch, the state and the augmentation before the step; lock_random=True and "
+    "lock_random=False omit this check."
 )
 _LARGEST = 2**31 - 1  # MXNet takes 31 bits
 

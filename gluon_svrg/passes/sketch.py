@@ -20,8 +20,10 @@ from .._mxnet import Arrays
 from .arrays import SUMMED_IN, dense
 from .entries import alike
 
-#: Equal gradients differ by rounding at most; others differ by much more.
+#: What is called equal, relative to the norm. Random numbers that are not locked make much more.
 TOLERANCE = {"float64": 1e-6, "float32": 1e-4, "float16": 1e-2}
+#: Where they are locked, nothing but rounding is left.
+LOCKED_TOLERANCE = {"float64": 1e-8, "float32": 2e-6, "float16": 2e-3}
 
 _BUCKETS = 256
 _SIGNS = np.random.default_rng(0).choice([-1.0, 1.0], 1 << 17)
@@ -98,8 +100,20 @@ def difference(first: np.ndarray, second: np.ndarray) -> float:
 
     It is nan if either is not finite.
     """
+    return relative(distance(first, second), first)
+
+
+def distance(first: np.ndarray, second: np.ndarray, rounding: float = 0.0) -> float:
+    """The norm of the difference of two gradients, as far as rounding cannot have made it."""
     with np.errstate(invalid="ignore", over="ignore"):
-        distance, norm = float(np.linalg.norm(first - second)), float(np.linalg.norm(first))
+        found = float(np.linalg.norm(first - second)) - rounding
+    return 0.0 if found <= 0 else found
+
+
+def relative(distance: float, gradient: np.ndarray) -> float:
+    """A distance relative to the norm of a gradient; nan if either is not finite."""
+    with np.errstate(invalid="ignore", over="ignore"):
+        norm = float(np.linalg.norm(gradient))
     if not np.isfinite(distance + norm):
         return float("nan")
     if not distance:
@@ -107,14 +121,12 @@ def difference(first: np.ndarray, second: np.ndarray) -> float:
     return distance / norm if norm else float("inf")
 
 
-def is_other(relative: float, arrays: Iterable[Iterable[object]]) -> bool:
-    """Whether a difference is more than rounding; one that is nan proves nothing."""
-    return relative > min(TOLERANCE.values()) and relative > tolerance(arrays)
-
-
-def tolerance(arrays: Iterable[Iterable[object]]) -> float:
-    """The difference that rounding can make."""
-    return max(TOLERANCE[_mxnet.dtype_name(next(iter(row)))] for row in arrays)
+def is_other(relative: float, arrays: Iterable[Iterable[object]], locked: bool = False) -> bool:
+    """Whether a difference is too large for equal gradients; one that is nan proves nothing."""
+    tolerances = LOCKED_TOLERANCE if locked else TOLERANCE
+    if not relative > min(tolerances.values()):
+        return False
+    return relative > max(tolerances[_mxnet.dtype_name(next(iter(row)))] for row in arrays)
 
 
 def in_words(relative: float) -> str:

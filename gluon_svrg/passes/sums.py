@@ -12,16 +12,30 @@ and float16 gradients, `SeparateSum` adds in separate arrays, exactly by the for
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from math import frexp
+from typing import Any, Callable, NamedTuple, Sequence
 
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from .._mxnet import Arrays, Flags
+from . import sketch
 from .arrays import buffers_like, copy, per_device, zero
 from .closure import Recorded
 from .multiples import Assignment, Combination, assign_in_turn, combine
 from .network import Network
 from .points import Point
+
+
+class Observed(NamedTuple):
+    """A gradient that was added to a sum, of unscaled losses."""
+
+    sketch: np.ndarray
+    rounding: float  # the norm of what the addition may have rounded
+
+
+#: What an addition and a sketch round, relative to the sum, in units of its dtype.
+_ROUNDED = 32
 
 
 class LiveSum:
@@ -38,6 +52,8 @@ class LiveSum:
     ----------
     arrays : list of list of NDArray
         The sum so far, per parameter and device.
+    observed : list of Observed or None
+        If it is a list, gradients that are added are observed, which waits for the device.
     """
 
     # An operator is compiled for a count when that comes again. Most data have two, the size of a
@@ -49,6 +65,7 @@ class LiveSum:
         self._live_grads = network.live_grads
         self.arrays: Arrays = self._live_grads
         self._kept = network.combinations
+        self.observed: list[Observed] | None = None
 
     def put(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
         """Begin with ``k c m``, or with zero.
@@ -167,8 +184,33 @@ class LiveSum:
 
     def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
         """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
-        recorded.backward(factor * self.scale)
+        before = None if self.observed is None else sketch.sketch(self.arrays)
+        if self.rounds_alike(factor) or not recorded.rounds(factor, self._live_grads.epsilon):
+            recorded.backward(factor * self.scale)
+        else:  # v + f g = f (v / f + g)
+            self._multiply(1 / factor)
+            recorded.backward(self.scale)
+            self._multiply(factor)
+        if before is not None:
+            self._observe(before, factor * self.scale)
         return point.take_touched()
+
+    def _multiply(self, factor: float) -> None:
+        for sums in per_device(self.arrays):
+            combine([factor], [sums], sums)
+
+    def rounds_alike(self, factor: float) -> bool:
+        """Whether backward rounds a gradient times a factor as it rounds the gradient."""
+        return abs(frexp(factor)[0]) == 0.5
+
+    def _observe(self, before: np.ndarray | float, scale: float) -> None:
+        """Observe what was added to a sum since its sketch was taken."""
+        assert self.observed is not None
+        epsilon = max(np.finfo(array.dtype).eps for row in self.arrays for array in row)
+        with np.errstate(invalid="ignore", over="ignore"):
+            added = (sketch.sketch(self.arrays) - before) / scale
+            rounding = _ROUNDED * float(epsilon * np.linalg.norm(before)) / abs(scale)
+        self.observed.append(Observed(added, rounding))
 
     def begin(self, recorded: Recorded, point: Point) -> Flags:
         """Begin with the gradient of losses at a point where backward writes."""
@@ -176,6 +218,8 @@ class LiveSum:
         recorded.backward(self.scale)
         touched = point.take_touched()
         self.clear(touched)
+        if self.observed is not None:
+            self._observe(0.0, self.scale)
         return touched
 
     def end(self, recorded: Recorded, point: Point) -> Flags:
@@ -226,6 +270,10 @@ class SeparateSum(LiveSum):
             sources = before, self._live_grads
             self._combine(device, (1.0, factor), sources, self._sums)
         return touched
+
+    def rounds_alike(self, factor: float) -> bool:
+        """Always: backward takes no factor."""
+        return True
 
     def end(self, recorded: Recorded, point: Point) -> Flags:
         """Add the gradient of losses at a point, and leave the sum in the live gradients."""

@@ -35,18 +35,17 @@ optimizer. ``saved`` ties everything together. Only trainers import this package
 from .disk import write_bytes
 from .objects import assign as assign_object
 from .objects import problems as object_problems
-from .objects import restored
 from .optimizer import OptimizerSettings, OptimizerStates
-from .saved import Part, Saved, header, most_bytes, read, write
-from .values import ByParameter, SavedArray, SavedObject, by_attributes
+from .saved import NoPart, Part, Saved, header, most_bytes, read, write
+from .values import ByParameter, SavedObject, by_attributes
 
 __all__ = [
     "ByParameter",
+    "NoPart",
     "OptimizerSettings",
     "OptimizerStates",
     "Part",
     "Saved",
-    "SavedArray",
     "SavedObject",
     "assign_object",
     "by_attributes",
@@ -54,7 +53,6 @@ __all__ = [
     "most_bytes",
     "object_problems",
     "read",
-    "restored",
     "write",
     "write_bytes",
 ]

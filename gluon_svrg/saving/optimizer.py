@@ -8,6 +8,7 @@ drift apart.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
@@ -20,32 +21,6 @@ from . import objects
 from .values import ByParameter, SavedArray, SavedObject, arrays_in, by_attributes
 
 
-class _Keys:
-    """The updaters' names of parameters: positions, or keys of a kvstore, which have gaps."""
-
-    def __init__(self, keys: Sequence[int] | None, count: int) -> None:
-        self.keys = list(range(count)) if keys is None else list(keys)
-        self._positions = {key: position for position, key in enumerate(self.keys)}
-
-    def to_positions(self, by_key: dict[Any, Any]) -> ByParameter:
-        """Convert values by key to values by position."""
-        return ByParameter(
-            {self._positions[k]: v for k, v in by_key.items() if k in self._positions}
-        )
-
-    def to_keys(self, by_position: dict[int, Any]) -> dict[int, Any]:
-        """Convert values by position to values by key."""
-        return {self.keys[position]: value for position, value in by_position.items()}
-
-    def resolved(self, saved: Any) -> dict[int, Any]:
-        """Values by position, from a file with positions or with keys only."""
-        if isinstance(saved, ByParameter) or {*saved} <= {*range(len(self.keys))}:
-            return saved
-        if {*saved} <= {*self._positions}:
-            return self.to_positions(saved)
-        return saved  # with positions that do not exist
-
-
 class OptimizerSettings:
     """The attributes of an optimizer and its scheduler, with the counts of updates.
 
@@ -55,22 +30,15 @@ class OptimizerSettings:
         The optimizer of the trainer.
     parameters : sequence of Parameter
         The parameters of the trainer, in its order.
-    keys : sequence of int, optional
-        The updaters' names of the parameters; by default their positions.
     """
 
-    def __init__(
-        self,
-        optimizer: Any,
-        parameters: Sequence[Parameter],
-        keys: Sequence[int] | None = None,
-    ) -> None:
+    def __init__(self, optimizer: Any, parameters: Sequence[Parameter]) -> None:
         self._optimizer, self._parameters = optimizer, list(parameters)
-        self._keys = _Keys(keys, len(self._parameters))
 
     def state(self) -> dict[str, Any]:
         """The settings as plain data."""
-        found = settings(by_attributes(self._optimizer), mx.__version__, self._keys.to_positions)
+        place = partial(_of_parameters, len(self._parameters))
+        found = settings(by_attributes(self._optimizer), mx.__version__, place)
         return {**found, "counts": _up_to_date(found["counts"], self._devices())}
 
     def problems(self, state: Any) -> Iterator[str]:
@@ -81,9 +49,8 @@ class OptimizerSettings:
         found = [*objects.problems(saved, self._optimizer, "the optimizer", complete=same)]
         if not found:
             num_update = saved.attributes.get("num_update")
-            rows = counts and {d: self._keys.resolved(row) for d, row in counts.items()}
-            found += optimizers.count_problems(self._optimizer, num_update, rows)
-            found += self._index_problems([*(rows or {}).values(), *by_index.values()])
+            found += optimizers.count_problems(self._optimizer, num_update, counts)
+            found += self._index_problems([*(counts or {}).values(), *by_index.values()])
             for name, values in by_index.items():
                 found += _value_problems(name, values)
         if not found:
@@ -101,12 +68,10 @@ class OptimizerSettings:
             live = getattr(optimizer, name, None)
             if isinstance(live, dict):
                 other = {k: v for k, v in live.items() if type(k) is not int}
-                merged = self._keys.to_keys(self._keys.resolved(values))
-                setattr(optimizer, name, {**other, **objects.restored(merged)})
+                setattr(optimizer, name, {**other, **objects.restored(values)})
         if counts is not None:
-            rows = {d: self._keys.to_keys(self._keys.resolved(row)) for d, row in counts.items()}
             devices = self._devices()
-            optimizers.put_counts(optimizer, _for_devices(rows, devices), devices[0])
+            optimizers.put_counts(optimizer, _for_devices(counts, devices), devices[0])
 
     def _settable(self, saved: SavedObject, generation: str) -> SavedObject:
         """From another generation of MXNet, only the attributes that this one has too."""
@@ -122,7 +87,7 @@ class OptimizerSettings:
 
     def _index_problems(self, rows: list[Any]) -> Iterator[str]:
         for row in rows:
-            for position in self._keys.resolved(row):
+            for position in row:
                 if type(position) is not int or not 0 <= position < len(self._parameters):
                     yield (
                         f"its optimizer has parameter {position!r}, and there are "
@@ -153,6 +118,11 @@ class OptimizerSettings:
             return ""
         objects.assign(saved["lr_scheduler"], copied)
         return optimizers.scheduler_problem(copied, saved["num_update"])
+
+
+def _of_parameters(count: int, by_index: dict[Any, Any]) -> ByParameter:
+    """Values of the parameters, without those of parameters that another trainer has had."""
+    return ByParameter({index: by_index[index] for index in range(count) if index in by_index})
 
 
 def settings(saved: SavedObject, version: str, positions: Any = None) -> dict[str, Any]:
@@ -259,28 +229,21 @@ class OptimizerStates:
         The updaters of the devices, or the one of the kvstore.
     parameters : sequence of Parameter
         The parameters of the trainer, in its order.
-    keys : sequence of int, optional
-        The updaters' names of the parameters; by default their positions.
     """
 
     def __init__(
-        self,
-        optimizer: Any,
-        updaters: Sequence[Any],
-        parameters: Sequence[Parameter],
-        keys: Sequence[int] | None = None,
+        self, optimizer: Any, updaters: Sequence[Any], parameters: Sequence[Parameter]
     ) -> None:
         self._optimizer, self._updaters = optimizer, list(updaters)
         self._parameters = list(parameters)
-        self._keys = _Keys(keys, len(self._parameters))
 
     def state(self) -> dict[str, Any]:
         """The states of the first device, as plain data."""
-        by_key = optimizers.states(self._updaters[0]) if self._updaters else {}
+        by_index = optimizers.states(self._updaters[0]) if self._updaters else {}
         return {
             "mxnet": mx.__version__,
             "optimizer": type(self._optimizer).__name__,
-            "states": self._keys.to_positions(by_key),
+            "states": _of_parameters(len(self._parameters), by_index),
         }
 
     def problems(self, state: Any) -> Iterator[str]:
@@ -307,7 +270,7 @@ class OptimizerStates:
         found = {position: saved for position, (saved, _) in self._expected(state, shapes=False)}
         for updater in self._updaters:
             values = {position: objects.restored(saved) for position, saved in found.items()}
-            optimizers.put_states(updater, self._keys.to_keys(values))
+            optimizers.put_states(updater, values)
 
     def expected_bytes(self) -> int | None:
         """The memory of all states, or None while parameters are not initialized."""
@@ -321,7 +284,7 @@ class OptimizerStates:
 
     def _new(self, position: int) -> Any:
         weight = _mxnet.classic(_mxnet.data(self._parameters[position])[0])
-        return optimizers.new_state(self._optimizer, self._keys.keys[position], weight)
+        return optimizers.new_state(self._optimizer, position, weight)
 
     def _expected(self, state: Any, shapes: bool = True) -> Iterator[tuple[int, tuple[Any, Any]]]:
         """The saved state, in the form of this MXNet, and the expected one, by position."""
@@ -334,7 +297,7 @@ class OptimizerStates:
         ):
             raise ValueError("its optimizer's states are malformed")
         was = optimizers.generation(state["mxnet"])
-        for position, saved in self._keys.resolved(state["states"]).items():
+        for position, saved in state["states"].items():
             expected: Any = _UNKNOWN
             if 0 <= position < len(self._parameters):
                 parameter = self._parameters[position]

@@ -31,6 +31,21 @@ class Part(Protocol):
         """Take over a state without problems."""
 
 
+class NoPart:
+    """A part that a trainer does not have."""
+
+    def state(self) -> None:
+        """Nothing."""
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Report any state as a problem."""
+        if state is not None:
+            yield "it holds what this trainer does not have"
+
+    def assign(self, state: Any) -> None:
+        """Do nothing."""
+
+
 def header(
     method: str,
     parameters: Sequence[Parameter],

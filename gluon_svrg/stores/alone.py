@@ -14,6 +14,9 @@ from .interface import Workers
 class Alone(Workers):
     """One process, with one device or several."""
 
+    is_alone = True
+    can_update = True
+
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
         """Leave the arrays as they are."""
 

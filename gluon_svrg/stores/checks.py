@@ -32,7 +32,7 @@ def check_devices(parameters: list[Parameter], kvstore: Any, update_on_kvstore: 
             f"kvstore=None with {len(devices)} devices: each would be trained on its own data, and "
             "they would drift apart. Choose a kvstore, such as kvstore='device'."
         )
-    is_dropped = kvstore is None or (kvstore in kinds.NATIVE and not kinds.is_distributed(kvstore))
+    is_dropped = kvstore is None or (isinstance(kvstore, str) and kinds.kind_of(kvstore).is_alone)
     if update_on_kvstore and len(devices) == 1 and is_dropped:
         raise ValueError(
             "update_on_kvstore=True with one device: no kvstore is used there. Leave it out, or "
@@ -67,27 +67,27 @@ def where_to_update(
     ValueError
         If the kvstore cannot update there.
     """
-    is_asynchronous = kinds.is_asynchronous(kvstore)
+    kind = kinds.kind_of(kvstore)
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
     if needs_reduced:
         _check_gets_reduced(kvstore, update_on_kvstore, sparse, needs_reduced)
         return False
-    if update_on_kvstore is False and is_asynchronous:
+    if update_on_kvstore is False and not kind.reduces:
         raise ValueError(
             f"update_on_kvstore=False with kvstore={kinds.name_of(kvstore)!r}: its servers update "
             "at each push of any worker. Leave it out, or use a synchronous kvstore."
         )
-    if update_on_kvstore is False and sparse is not None and kinds.is_synchronous(kvstore):
+    if update_on_kvstore is False and sparse is not None and kind.has_servers:
         raise ValueError(
             f"update_on_kvstore=False, but {sparse.name} is a row_sparse weight, which only the "
             "kvstore can update. Leave it out."
         )
-    if update_on_kvstore and kinds.has_several_workers(kvstore):
+    if update_on_kvstore and not kind.can_update:
         raise ValueError(
             f"update_on_kvstore=True with kvstore={kinds.name_of(kvstore)!r}, which exchanges sums "
             "between workers and has no servers to update. Leave it out."
         )
-    if update_on_kvstore is None and sparse is None and kinds.is_synchronous(kvstore):
+    if update_on_kvstore is None and sparse is None and kind.has_servers and kind.reduces:
         return False  # on the servers, MXNet would ignore set_learning_rate
     return update_on_kvstore
 
@@ -95,7 +95,7 @@ def where_to_update(
 def _check_gets_reduced(kvstore: Any, update_on_kvstore: Any, sparse: Any, name: str) -> None:
     """Raise if the kvstore does not return reduced gradients."""
     needs = f"{name} needs the reduced gradient back before the update, "
-    if kinds.is_asynchronous(kvstore):
+    if not kinds.kind_of(kvstore).reduces:
         raise ValueError(
             f"{needs}and kvstore={kinds.name_of(kvstore)!r} never reduces gradients: its servers "
             "update at each push of any worker. Use kvstore='dist_sync'."
@@ -116,11 +116,11 @@ def check_compression(compression_params: Any, kvstore: Any) -> None:
     """Raise if MXNet cannot compress gradients, or would fail at the first step."""
     if not compression_params:
         return
-    name, has_servers = kinds.name_of(kvstore), kinds.is_distributed(kvstore)
-    if has_servers or name.startswith("local") or name == "horovod":
+    name, kind = kinds.name_of(kvstore), kinds.kind_of(kvstore)
+    if not kind.can_compress or name.startswith("local"):
         raise ValueError(
             f"MXNet cannot compress gradients in a kvstore {name!r}"
-            + (" under gluon.Trainer" if has_servers else "")
+            + (" under gluon.Trainer" if kind.has_servers else "")
             + ". Use kvstore='device' with several devices, or no compression_params."
         )
     try:
@@ -137,13 +137,13 @@ def check_sparse(parameters: list[Parameter], kvstore: Any) -> None:
     for parameter in parameters:
         if not _mxnet.is_sparse(parameter):
             continue
-        if kinds.is_distributed(kvstore) and not _mxnet.has_sparse_values(parameter):
+        if kinds.kind_of(kvstore).has_servers and not _mxnet.has_sparse_values(parameter):
             raise ValueError(
                 f"{parameter.name} has sparse gradients and a dense weight, and MXNet's servers "
                 "fail with these, under gluon.Trainer too. Use sparse_grad=False, a row_sparse "
                 "weight (gluon.contrib.nn.SparseEmbedding), or one worker."
             )
-        if kvstore == "horovod" or not (kvstore is None or _is_native(kvstore)):
+        if not (kvstore is None or _is_native(kvstore)):
             raise ValueError(
                 f"{parameter.name} is sparse, and kvstore={kinds.name_of(kvstore)!r} exchanges "
                 "dense gradients only. Use sparse_grad=False, or kvstore='dist_sync' with a "
@@ -183,7 +183,7 @@ def check_states_are_here(kvstore: Any, update_on_kvstore: Any, name: str) -> No
     name : str
         The method that would save or load the states.
     """
-    if kinds.is_distributed(kvstore) and update_on_kvstore is not False:
+    if kinds.kind_of(kvstore).has_servers and update_on_kvstore is not False:
         raise RuntimeError(
             f"{name}() is not possible where the servers update: the states of the optimizer "
             "are there, and MXNet cannot fetch them. Use update_on_kvstore=False with a "

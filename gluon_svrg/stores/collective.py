@@ -15,19 +15,12 @@ from .interface import Workers
 class Collective(Workers):
     """Workers of a `KVStoreBase` with several workers.
 
-    Parameters
-    ----------
-    kvstore : KVStoreBase
-        A kvstore with `broadcast` and `pushpull`, where the sums of `pushpull` have the same bits
-        on all workers.
-    first_free_key : int
-        Keys below this one are the parameters'.
+    It has `broadcast`, and `pushpull` whose sums have the same bits on all workers. The parameters
+    are those of `Workers`.
     """
 
-    def __init__(self, kvstore: Any, first_free_key: int) -> None:
-        self.kvstore = kvstore
-        self.rank, self.size = kvstore.rank, kvstore.num_workers
-        self._first_key = first_free_key
+    def __init__(self, kvstore: Any, first_free_key: int, updates: bool) -> None:
+        super().__init__(kvstore, first_free_key, updates)
         self._known: set[int] = set()
 
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:

@@ -102,15 +102,17 @@ class HorovodKVStore(KVStoreBase):
 class HorovodWorkers(Collective):
     """Workers that exchange arrays by Horovod.
 
-    The parameters are those of `Collective`.
+    The parameters are those of `Workers`.
     """
+
+    can_compress = False
 
     #: Horovod refuses a name that is still in use. Small arrays are often new each time, so their
     #: sums could overlap; the trainer waits for large ones at each refresh.
     _SMALL = 1024
 
-    def __init__(self, kvstore: Any, first_free_key: int) -> None:
-        super().__init__(kvstore, first_free_key)
+    def __init__(self, kvstore: Any, first_free_key: int, updates: bool) -> None:
+        super().__init__(kvstore, first_free_key, updates)
         self._own: dict[int, NDArray] = {}
 
     def _sum(self, key: int, array: NDArray) -> None:

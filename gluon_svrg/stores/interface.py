@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -15,21 +15,70 @@ BLOCK = 64
 class Workers(ABC):
     """The processes that train together, each with its part of the data.
 
-    All methods are collective: every worker calls the same ones in the same order.
+    All methods are collective: every worker calls the same ones in the same order. A subclass says
+    in class attributes what its kind can do, which is asked before there are any workers.
+
+    Parameters
+    ----------
+    kvstore : KVStoreBase, str or None
+        The kvstore; a name or None stands for one in this process.
+    first_free_key : int
+        Keys below this one are the parameters'.
+    updates : bool
+        Whether the kvstore updates the weights.
 
     Attributes
     ----------
+    is_alone : bool
+        Whether there are no other processes, so that nothing is exchanged.
+    has_servers : bool
+        Whether parameter servers hold the weights, and can update them.
+    reduces : bool
+        Whether the gradients of all workers are summed before an update.
+    can_update : bool
+        Whether the kvstore can update.
+    can_compress : bool
+        Whether the kvstore may compress gradients.
     rank : int
         The number of this worker, from 0.
     size : int
         The number of workers.
     updates : bool
-        Whether the kvstore updates the weights itself. `allreduce_grads` is not possible then.
+        Whether servers update the weights. `allreduce_grads` is not possible then.
     """
 
-    rank: int = 0
-    size: int = 1
-    updates: bool = False
+    is_alone: bool = False
+    has_servers: bool = False
+    reduces: bool = True
+    can_update: bool = False
+    can_compress: bool = True
+
+    def __init__(self, kvstore: Any, first_free_key: int, updates: bool) -> None:
+        self.kvstore = kvstore
+        self.rank: int = 0 if self.is_alone else kvstore.rank
+        self.size: int = 1 if self.is_alone else kvstore.num_workers
+        self.updates = updates and self.has_servers
+        self._first_key = first_free_key
+
+    # --- the start -----------------------------------------------------------------------------
+
+    def prepare_servers(self, optimizer: Callable[[], Any]) -> None:
+        """Give servers what they need before the weights.
+
+        Parameters
+        ----------
+        optimizer : callable
+            Returns the optimizer for the kvstore.
+        """
+        return
+
+    def server_optimizer(self, optimizer: Any) -> Any:
+        """The form of the user's optimizer that servers need."""
+        return optimizer
+
+    def check_servers(self) -> None:
+        """Raise unless all servers are ready to update. All workers raise alike."""
+        return
 
     def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
         """Give all workers the same weights again, and wait for them.
@@ -43,6 +92,8 @@ class Workers(ABC):
             The value on each device, by the key of the parameter. Written in place.
         """
         return
+
+    # --- sums ----------------------------------------------------------------------------------
 
     @abstractmethod
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
@@ -79,6 +130,8 @@ class Workers(ABC):
     def wait(self) -> None:
         """Wait until all workers call this, and everything that they have sent has arrived."""
 
+    # --- updates on servers --------------------------------------------------------------------
+
     def prepare_push(
         self,
         optimizer: Any,
@@ -86,7 +139,7 @@ class Workers(ABC):
         gradients: Iterable[NDArray],
         batch_size: float,
     ) -> float:
-        """Make servers that update use the current settings for the next push.
+        """Make servers use the current settings for the next push. Only called if they update.
 
         Parameters
         ----------

@@ -36,20 +36,14 @@ def name_of(kvstore: Any) -> str:
     return str(getattr(kvstore, "type", kvstore))
 
 
-def is_distributed(kvstore: Any) -> bool:
-    """Whether a kvstore, or a named one, has parameter servers."""
-    native = isinstance(kvstore, str) or _mxnet.is_native(kvstore)
-    return native and "dist" in name_of(kvstore)
-
-
-def is_asynchronous(kvstore: Any) -> bool:
-    """Whether a kvstore, or a named one, has servers that do not wait for all workers."""
-    return is_distributed(kvstore) and "async" in name_of(kvstore)
-
-
-def is_synchronous(kvstore: Any) -> bool:
-    """Whether a kvstore, or a named one, has servers that wait for all workers at each push."""
-    return is_distributed(kvstore) and not is_asynchronous(kvstore)
+def kind_of(kvstore: Any) -> type[Workers]:
+    """The kind of workers behind a kvstore, or a named one. It says what they can do."""
+    name = name_of(kvstore)
+    if (isinstance(kvstore, str) or _mxnet.is_native(kvstore)) and "dist" in name:
+        return AsynchronousServers if "async" in name else SynchronousServers
+    if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
+        return HorovodWorkers
+    return Collective if _has_several_workers(kvstore) else Alone
 
 
 def recognized(kvstore: Any) -> Any:
@@ -90,33 +84,19 @@ def recognized(kvstore: Any) -> Any:
     return name if name in NATIVE else mx.kv.create(name)
 
 
-def workers_of(kvstore: Any, first_free_key: int, updates: bool) -> Workers:
-    """The workers of an existing kvstore.
+def created(kvstore: Any) -> Any:
+    """The kvstore of a name, unless it stands for one in this process.
 
-    Parameters
-    ----------
-    kvstore : KVStoreBase, str or None
-        A name stands for a kvstore in this process.
-    first_free_key : int
-        Keys below this one are the parameters'.
-    updates : bool
-        Whether servers update the weights.
+    One with parameter servers waits for all workers.
     """
-    if is_asynchronous(kvstore):
-        return AsynchronousServers(kvstore, first_free_key, updates=True)
-    if is_distributed(kvstore):
-        return SynchronousServers(kvstore, first_free_key, updates)
-    if isinstance(kvstore, HorovodKVStore):
-        return HorovodWorkers(kvstore, first_free_key)
-    if has_several_workers(kvstore):
-        return Collective(kvstore, first_free_key)
-    return Alone()
+    if kvstore == "horovod":
+        return HorovodKVStore()
+    has_servers = kind_of(kvstore).has_servers
+    return mx.kv.create(kvstore) if isinstance(kvstore, str) and has_servers else kvstore
 
 
-def has_several_workers(kvstore: Any) -> bool:
-    """Whether a kvstore that is a class in Python has, or may have, several workers."""
-    if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
-        return True
+def _has_several_workers(kvstore: Any) -> bool:
+    """Whether a kvstore is a class in Python with several workers."""
     if not isinstance(kvstore, mx.kvstore.KVStoreBase) or _mxnet.is_native(kvstore):
         return False
     try:

@@ -1,18 +1,15 @@
-"""A `gluon.Trainer` whose kvstore is ready before the first pass."""
+"""The exchange: a `gluon.Trainer` whose kvstore is ready before the first pass."""
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Sequence
 
 import mxnet as mx
+from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from . import calls, checks, kinds
-from .alone import Alone
-from .horovod import HorovodKVStore
 from .interface import Workers
-from .parameter_servers import SynchronousServers
-from .server import ServerOptimizer
 
 
 class KVStoreTrainer(_mxnet.OpenTrainer):
@@ -23,13 +20,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
         As for `gluon.Trainer`.
     updates_here : str, optional
-        The option that needs the update on the workers, for messages; empty if there is none.
-
-    Attributes
-    ----------
-    needs_reduced : bool
-        A class attribute: whether the reduced gradients must come back before the update. If so,
-        the update never runs on the kvstore.
+        What needs the reduced gradients before the update, so that the update never runs on the
+        kvstore, for messages; empty if nothing does.
 
     Raises
     ------
@@ -41,8 +33,6 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     ImportError, RuntimeError
         If Horovod is requested, but is not installed or does not see the other processes.
     """
-
-    needs_reduced: bool = False
 
     def __init__(
         self,
@@ -59,12 +49,12 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         checks.check_devices(parameters, kvstore, update_on_kvstore)
         checks.check_compression(compression_params, kvstore)
         checks.check_sparse(parameters, kvstore)
-        needs_reduced = type(self).__name__ if self.needs_reduced else updates_here
-        update = checks.where_to_update(parameters, kvstore, update_on_kvstore, needs_reduced)
-        if kvstore == "horovod":
-            kvstore = HorovodKVStore()
+        update = checks.where_to_update(parameters, kvstore, update_on_kvstore, updates_here)
+        if not kinds.kind_of(kvstore).has_servers:  # these are created at the first use
+            kvstore = kinds.created(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
         self._known_workers: Workers | None = None
+        self._sums: NDArray | None = None  # of a few numbers over the workers
 
     @property
     def _workers(self) -> Workers:
@@ -73,23 +63,24 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         This is collective: no worker continues until all have called it.
         """
         if self._known_workers is None:
-            kvstore = self._wanted_kvstore
-            if isinstance(kvstore, str) and kinds.is_distributed(kvstore):
-                kvstore = self._wanted_kvstore = mx.kv.create(kvstore)
+            self._wanted_kvstore = kvstore = kinds.created(self._wanted_kvstore)
             updates = self._wanted_update is not False
-            self._known_workers = workers = kinds.workers_of(
-                kvstore, len(self.all_parameters), updates
+            self._known_workers = kinds.kind_of(kvstore)(
+                kvstore, len(self._all_parameters), updates
             )
-            if kinds.is_asynchronous(kvstore):  # its servers store nothing without an optimizer
-                kvstore.set_optimizer(self._optimizer_for_kvstore())
-                workers.wait()
-            elif not isinstance(workers, Alone):
+            self._known_workers.prepare_servers(self._optimizer_for_kvstore)
+            if self._known_workers.reduces and not self._known_workers.is_alone:
                 calls.begin()
         return self._known_workers
 
     def _must_start_kvstore(self) -> bool:
         """Whether there may be other workers, and the weights have not been shared yet."""
-        return not self._has_kvstore and not isinstance(self._workers, Alone)
+        return not self._has_kvstore and not self._workers.is_alone
+
+    def _start_shared_kvstore(self) -> None:
+        """Start the kvstore before a step, if there may be other workers."""
+        if self._must_start_kvstore():
+            self._start_kvstore()
 
     def _start_kvstore(self) -> None:
         """Create the kvstore and give it the weights, as `gluon.Trainer` does in its first step.
@@ -105,12 +96,9 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         The first gradients could overtake them: with `gluon.Trainer` and ``dist_sync``, weights
         became sums of gradients in up to 6 runs of 10.
         """
-        workers = self._workers
-        workers.updates = self._updates_on_kvstore
-        if not isinstance(workers, Alone):
-            workers.wait()
-        if isinstance(workers, SynchronousServers) and workers.updates:
-            workers.check_servers()
+        if not self._workers.is_alone:
+            self._workers.wait()
+        self._workers.check_servers()
 
     def _allreduce_grads(self) -> None:
         calls.step()
@@ -120,7 +108,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         """Start the kvstore and give all workers the same weights, for a pass over the data."""
         self._start_kvstore()
         trainable = (
-            (key, p) for key, p in enumerate(self.all_parameters) if _mxnet.is_trainable(p)
+            (key, p) for key, p in enumerate(self._all_parameters) if _mxnet.is_trainable(p)
         )
         self._workers.share_weights(
             {key: _mxnet.data(p) for key, p in trainable if not _mxnet.has_sparse_values(p)}
@@ -128,13 +116,11 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
 
     def _optimizer_for_kvstore(self) -> Any:
         """Wrap the optimizer for servers, which update parameters and assign all other keys."""
-        workers = self._workers if kinds.is_distributed(self._wanted_kvstore) else None
-        if not isinstance(workers, SynchronousServers) or not workers.updates:
+        if not self._workers.updates:
             return self.optimizer
-        checks.check_server_optimizer(self.optimizer, self.all_parameters)
+        checks.check_server_optimizer(self.optimizer, self._all_parameters)
         self.optimizer.rescale_grad = self._gradient_scale
-        optimizer: ServerOptimizer = workers.server_optimizer(self.optimizer)
-        return optimizer
+        return self._workers.server_optimizer(self.optimizer)
 
     def _prepare_push(self, batch_size: float) -> float:
         """If servers update: divide the gradients here, and send new settings to the servers.
@@ -147,12 +133,31 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         if not self._workers.updates:
             return batch_size
         multipliers = {
-            "lr_mult": {key: p.lr_mult for key, p in enumerate(self.all_parameters)},
-            "wd_mult": {key: p.wd_mult for key, p in enumerate(self.all_parameters)},
+            "lr_mult": {key: p.lr_mult for key, p in enumerate(self._all_parameters)},
+            "wd_mult": {key: p.wd_mult for key, p in enumerate(self._all_parameters)},
         }
-        trainable = filter(_mxnet.is_trainable, self.all_parameters)
+        trainable = filter(_mxnet.is_trainable, self._all_parameters)
         gradients = (gradient for p in trainable for gradient in _mxnet.gradients(p))
         return self._workers.prepare_push(self.optimizer, multipliers, gradients, batch_size)
+
+    def _sum_over_workers(self, numbers: Sequence[float]) -> float | NDArray:
+        """Sum a few numbers of each step over the workers; does not wait for the sums.
+
+        Returns
+        -------
+        float or NDArray
+            All sums, or the first number alone if there is one worker.
+        """
+        if self._workers.size == 1:
+            return numbers[0]
+        array = mx.nd.array(numbers)
+        if self._sums is None:
+            self._sums = mx.nd.zeros_like(array)
+        # Use the same array each time, so that a worker sends no sum before the last one has
+        # returned. Otherwise a server could add two pushes of one worker and none of another.
+        array.copyto(self._sums)
+        self._workers.sum_arrays({len(self._all_parameters): self._sums})
+        return self._sums.copy()
 
     def _check_states_are_here(self, name: str) -> None:
         """Raise if the states of the optimizer are on servers."""

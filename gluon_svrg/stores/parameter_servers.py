@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import atexit
 import os
-from typing import Any, Iterable, Mapping, Sequence
+from abc import abstractmethod
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -20,23 +21,18 @@ from .interface import Workers
 from .server import ANSWER, ServerOptimizer, Settings
 
 
-class SynchronousServers(Workers):
-    """Workers of a kvstore that waits for all of them at each push, and sums their pushes.
+class Servers(Workers):
+    """Workers of a kvstore with parameter servers.
 
-    Parameters
-    ----------
-    kvstore : KVStore
-        A distributed kvstore.
-    first_free_key : int
-        Keys below this one are the parameters'.
-    updates : bool
-        Whether the servers update the weights.
+    The parameters are those of `Workers`.
     """
 
+    has_servers = True
+    can_update = True
+    can_compress = False
+
     def __init__(self, kvstore: Any, first_free_key: int, updates: bool) -> None:
-        self.kvstore = kvstore
-        self.rank, self.size = kvstore.rank, kvstore.num_workers
-        self.updates = updates
+        super().__init__(kvstore, first_free_key, updates)
         self._first_probe = first_free_key
         self._servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
         self._first_key = first_free_key + self._servers
@@ -72,12 +68,9 @@ class SynchronousServers(Workers):
         first = self._first_key + 1
         self._sum({first + number: _mxnet.classic(array) for number, array in arrays.items()})
 
+    @abstractmethod
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
-        for key, array in arrays.items():
-            self._initialize(key, array)
-            scratch = array.copy()  # the kvstore overwrites it; and a copy has a plain layout
-            self.kvstore.pushpull(key, scratch, out=scratch)
-            scratch.copyto(array)
+        """Replace arrays, each with its key, by their sums over all workers."""
 
     def _initialize(self, key: int, array: NDArray) -> None:
         if key not in self._initialized:  # collective, once per key
@@ -91,13 +84,15 @@ class SynchronousServers(Workers):
         return ServerOptimizer(optimizer, self._first_probe, self._servers)
 
     def check_servers(self) -> None:
-        """Raise unless all servers have loaded their optimizer. All workers raise alike.
+        """Raise if servers update and one of them has not loaded its optimizer.
 
         Raises
         ------
         RuntimeError
             If a server has not loaded it.
         """
+        if not self.updates:
+            return
         question = mx.nd.ones((1,))
         for key in range(self._first_probe, self._first_key):  # one on each server
             self._initialize(key, question)
@@ -120,12 +115,10 @@ class SynchronousServers(Workers):
         gradients: Iterable[NDArray],
         batch_size: float,
     ) -> float:
-        """If servers update, divide the gradients here, and send new settings to the servers.
+        """Divide the gradients here, and send new settings to the servers.
 
         MXNet's servers would keep the first batch size.
         """
-        if not self.updates:
-            return batch_size
         if self.rank == 0:  # after its last update and before its next push: all updates use them
             self._send_settings(optimizer, multipliers)
         for gradient in map(_mxnet.classic, gradients):
@@ -144,12 +137,29 @@ class SynchronousServers(Workers):
             self._sent = settings, scheduler
 
 
-class AsynchronousServers(SynchronousServers):
+class SynchronousServers(Servers):
+    """Workers of a kvstore that waits for all of them at each push, and sums their pushes."""
+
+    def _sum(self, arrays: Mapping[int, NDArray]) -> None:
+        for key, array in arrays.items():
+            self._initialize(key, array)
+            scratch = array.copy()  # the kvstore overwrites it; and a copy has a plain layout
+            self.kvstore.pushpull(key, scratch, out=scratch)
+            scratch.copyto(array)
+
+
+class AsynchronousServers(Servers):
     """Workers of a kvstore that updates at each push of any worker, and never sums.
 
-    So each worker has its own slots for sums, and all workers read all slots. The parameters are
-    those of `SynchronousServers`.
+    So each worker has its own slots for sums, and all workers read all slots.
     """
+
+    reduces = False
+
+    def prepare_servers(self, optimizer: Callable[[], Any]) -> None:
+        """Give the servers the optimizer, without which they store nothing."""
+        self.kvstore.set_optimizer(optimizer())
+        self.wait()
 
     def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
         """Give all workers the weights that the servers have when all workers call this."""

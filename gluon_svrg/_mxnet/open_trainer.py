@@ -1,0 +1,159 @@
+"""`gluon.Trainer` with names for its private steps, and hooks into them."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from mxnet.base import _LIB, check_call
+from mxnet.gluon import Parameter, Trainer
+from mxnet.ndarray import NDArray
+
+
+class OpenTrainer(Trainer):
+    """A `gluon.Trainer` that calls hooks, with names for what it does with its kvstore.
+
+    The parameters are those of `gluon.Trainer`.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        # With shared parameters, MXNet 2.0 leaves gaps in the keys but not in the optimizer's
+        # indices: multipliers and states would go to the wrong parameters.
+        if hasattr(Parameter, "list_device"):
+            self._param2idx = {p._uuid: key for key, p in enumerate(self._params)}
+
+    # --- hooks ---------------------------------------------------------------------------------
+
+    def _on_reduced(self) -> None:
+        """Called when gradients are summed over devices and workers."""
+
+    def _on_update(self) -> None:
+        """Called before the optimizer moves the weights; the update can still fail."""
+
+    def _on_updated(self) -> None:
+        """Called when the optimizer has moved the weights."""
+
+    def _on_not_updated(self) -> None:
+        """Called when the update was skipped (mixed precision), or has raised an exception."""
+
+    def _optimizer_for_kvstore(self) -> Any:
+        """The optimizer for the kvstore, if the kvstore updates."""
+        return self.optimizer
+
+    def _finish_sending_weights(self) -> None:
+        """Called when the weights were sent to the kvstore."""
+
+    def _has_all_rows(self) -> bool:
+        """Whether the network computes with sparse weights that have all their rows."""
+        return False
+
+    # --- names ---------------------------------------------------------------------------------
+
+    @property
+    def _all_parameters(self) -> list[Parameter]:
+        """The parameters, with shared ones only once."""
+        return self._params
+
+    @property
+    def _all_updaters(self) -> list[Any]:
+        """The updaters, which hold the optimizer's states: one per device, or the kvstore's."""
+        if self._kv_initialized and self._update_on_kvstore:
+            return [self._kvstore._updater]
+        return list(self._updaters)
+
+    @property
+    def _gradient_scale(self) -> float:
+        """The factor by which `gluon.Trainer` scales gradients, apart from the batch size."""
+        return self._scale
+
+    @property
+    def _wanted_kvstore(self) -> Any:
+        """The kvstore, its name, or None, from which `gluon.Trainer` creates its kvstore."""
+        return self._kvstore_params["kvstore"]
+
+    @_wanted_kvstore.setter
+    def _wanted_kvstore(self, kvstore: Any) -> None:
+        self._kvstore_params["kvstore"] = kvstore
+
+    @property
+    def _wanted_update(self) -> bool | None:
+        """Whether the kvstore should update; None leaves the choice to `gluon.Trainer`."""
+        return self._kvstore_params["update_on_kvstore"]
+
+    @property
+    def _is_kvstore_ready(self) -> bool:
+        """Whether the kvstore exists and has all weights."""
+        return self._kv_initialized and not self._params_to_init
+
+    @property
+    def _has_kvstore(self) -> bool:
+        """Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none."""
+        return self._kv_initialized
+
+    @property
+    def _updates_on_kvstore(self) -> bool:
+        """Whether the kvstore updates, once it exists."""
+        return bool(self._update_on_kvstore)
+
+    def _make_kvstore_ready(self) -> None:
+        """Let `gluon.Trainer` choose its kvstore and give it the weights."""
+        if not self._kv_initialized:
+            self._init_kvstore()
+        if self._params_to_init:
+            self._init_params()
+
+    # --- what gluon.Trainer does ---------------------------------------------------------------
+
+    def _allreduce_grads(self) -> None:
+        super()._allreduce_grads()
+        self._on_reduced()
+
+    def _update(self, ignore_stale_grad: bool = False) -> None:
+        scaler = self.__dict__.pop("_amp_loss_scaler", None)
+        moves = False
+        try:
+            if scaler is not None and scaler.has_overflow(self._params):
+                return
+            self._on_update()
+            super()._update(ignore_stale_grad)  # raises if a gradient is stale
+            moves = True
+        finally:
+            if scaler is not None:
+                self._amp_loss_scaler = scaler
+            (self._on_updated if moves else self._on_not_updated)()
+
+    def _row_sparse_pull(
+        self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False
+    ) -> None:
+        if full_idx or not self._has_all_rows():
+            super()._row_sparse_pull(parameter, out, row_id, full_idx)
+
+    def _init_kvstore(self) -> None:
+        optimizer = self.optimizer
+        self._optimizer = self._optimizer_for_kvstore()
+        try:
+            super()._init_kvstore()
+        finally:
+            self._optimizer = optimizer
+
+    def _init_params(self) -> None:
+        for parameter in self._params_to_init:
+            if parameter._data is not None:
+                make_plain(parameter._data)
+        waiting = len(self._params_to_init)
+        super()._init_params()
+        if len(self._params_to_init) < waiting:
+            self._finish_sending_weights()
+
+
+def make_plain(arrays: list[NDArray]) -> None:
+    """Give dense arrays MXNet's own layout. Waits for them.
+
+    In a prediction, oneDNN reorders the weights of convolutions in place, and a kvstore cannot send
+    that layout ("can't generate TBlob"). Reading the address of the values restores the order.
+    """
+    for array in arrays:
+        if array.stype == "default":
+            array.wait_to_read()
+            check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))

@@ -1,0 +1,303 @@
+"""The method at work: where it computes, with which random numbers, and what it has counted."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Callable, Iterable, Iterator, Sequence
+
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from ..passes import memory
+from ..passes.batches import number_of
+from ..passes.closure import Loss
+from ..passes.estimate import Estimate, Row, Terms, check_row, estimate, plain
+from ..passes.first_look import first_look
+from ..passes.full_pass import Collective, FullGradient, full_gradient
+from ..passes.network import Network
+from ..passes.points import Point
+from ..passes.random_lock import RandomLock
+from .counters import Counters
+from .interface import Method
+from .table import Table
+
+
+class MethodAtWork:
+    """A method, the network whose gradients it corrects, and the checks of both.
+
+    It computes estimates and full gradients, and binds to new arrays of the parameters.
+
+    Parameters
+    ----------
+    method : Method
+        Decides what to add to a minibatch's gradient.
+    lock_random : bool or 'auto'
+        Whether both passes of a step draw the same random numbers.
+    parameters : sequence of Parameter
+        The trainer's.
+
+    Attributes
+    ----------
+    method, lock, counters : Method, RandomLock, Counters
+        Parts of a file.
+    network : Network
+        The parameters, and their arrays.
+    is_at_snapshot : bool
+        Whether the user computes at the snapshot.
+    """
+
+    def __init__(self, method: Method, lock_random: Any, parameters: Sequence[Parameter]) -> None:
+        self.method = method
+        self.lock = RandomLock(lock_random)
+        self.counters = Counters(compared=not method.needs_closure)
+        # Bound to new arrays when the user replaces those of the parameters.
+        self.network = Network(parameters)
+        self._here: Any = None  # the point of the current weights
+        self._is_copy = False  # of another one, with arrays that backward does not know
+        self.is_at_snapshot = False
+        # Memory for stored gradients.
+        self._budget = memory.Budget(*[""] * method.needs_table)
+
+    def __getstate__(self) -> dict[str, Any]:
+        """What a copy keeps: it binds to the arrays of its own parameters."""
+        return {**vars(self), "_here": None, "_is_copy": True}
+
+    # --- arrays --------------------------------------------------------------------------------
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether all parameters are initialized."""
+        return all(map(_mxnet.has_data, self.network.parameters))
+
+    @property
+    def is_bound(self) -> bool:
+        """Whether it has been bound to arrays."""
+        return self._here is not None
+
+    def bind(self) -> str:
+        """Bind to new arrays, as after a cast; return how they differ from the reference."""
+        network = self.network
+        if self._here is not None and network.is_bound():
+            return ""
+        self._attach_copies()
+        difference = self.method.difference(network)
+        if difference:
+            return difference
+        self._here = None  # until all is bound, whatever interrupts this
+        network.bind(self.counters.adds, is_known=self.counters.probed)
+        self.method.bind(network)
+        self._here = Point.current(network)
+        return ""
+
+    def _attach_copies(self) -> None:
+        """Let backward find the gradients of a copied network, which MXNet does not copy."""
+        if self._is_copy:
+            for p in filter(_mxnet.is_trainable, self.network.parameters):
+                _mxnet.put_gradients_into([_mxnet.data(p)], [_mxnet.gradients(p)], p.grad_req)
+            self._is_copy = False
+
+    def _bind_copy(self) -> None:
+        """Bind a copy before it is looked at."""
+        if self._is_copy and self.is_ready:
+            self.bind()
+
+    def check_unchanged(self) -> None:
+        """Raise if parameters have changed since the snapshot; bind to new arrays."""
+        difference = self.bind()
+        if difference:
+            raise RuntimeError(
+                f"The parameters have changed since the snapshot: {difference}. Take a new one "
+                "with update_full_grads(), or call discard_snapshot()."
+            )
+
+    def discard(self) -> None:
+        """Forget the reference, and keep no arrays."""
+        self.method.discard()
+        self.network.release()
+        self._here = None
+        self.counters.inner_steps = 0
+
+    def _mark_points(self) -> None:
+        """Let backward at the points write or add, as at the weights."""
+        for weights in [self.network.aliases, *(p.weights for p in self.method.points())]:
+            self.network.mark(weights)
+
+    # --- a minibatch ---------------------------------------------------------------------------
+
+    def estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
+        """Leave the estimate of a minibatch in the live gradients, and count its entries.
+
+        The first estimate after a refresh is checked.
+
+        Parameters
+        ----------
+        closure : callable
+            Returns the loss of the minibatch.
+        terms : Terms
+            What the method adds to the gradient.
+        scale : float
+            The factor of the losses (mixed precision).
+        """
+        self._attach_copies()
+        if terms.is_plain:
+            found = plain(self.network.parameters, closure, scale)
+        elif isinstance(terms.reference, Row):
+            found = self._estimate_with_row(closure, terms, scale, terms.reference)
+        else:
+            found = self._estimate(closure, terms, scale)
+        self.counters.grad_evaluations += found.differentiated
+        return found
+
+    def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
+        """Compute the estimate; at the first step after a refresh, compare two gradients."""
+        counters, reference = self.counters, terms.reference
+        wanted = self.lock.mode == "auto" and not counters.compared
+        compare = wanted and isinstance(reference, Point) and reference.is_current()
+        began = isinstance(reference, Point) and not compare and self.method.needs_closure
+        repeated = self._first_look(closure, scale, compare=wanted and began)
+        found = estimate(self._here, closure, terms, self.lock, scale, compare=compare)
+        counters.compared = found.compared if compare else True
+        return found._replace(differentiated=found.differentiated + repeated)
+
+    def _estimate_with_row(
+        self, closure: Callable[[], Loss], terms: Terms, scale: float, row: Row
+    ) -> Estimate:
+        """Compute the estimate; at the first step after a refresh, compute the row again."""
+        repeated = self._first_look(closure, scale, compare=False)
+        if row.point is not None and self.lock.mode is not False:
+            again, is_known = check_row(row, row.point, closure, self.lock, scale)
+            repeated += again
+            if is_known:
+                self.method.confirm(row.number)
+        found = estimate(self._here, closure, terms, self.lock, scale)
+        return found._replace(differentiated=found.differentiated + repeated)
+
+    def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:
+        """Make the checks of a refresh if there was none, and count their loss entries.
+
+        A refresh by version 0.1.0 does not count: it did not make these checks.
+        """
+        network, counters = self.network, self.counters
+        compare = compare and not self.lock.locked
+        if network.is_known_to_add and not compare:
+            return 0
+        try:
+            return first_look(network, closure, self.lock, scale, compare=compare)
+        finally:
+            counters.adds, counters.probed = network.adds, network.is_known_to_add
+            self._mark_points()
+
+    # --- a refresh -----------------------------------------------------------------------------
+
+    @contextmanager
+    def refreshing(self) -> Iterator[None]:
+        """Bind to the current arrays, and put the live gradients back at the end of a block."""
+        if self.bind():  # no memory of the old snapshot can be reused
+            self.method.discard()
+            self.bind()
+        try:
+            with self.network.grads_kept():
+                yield
+        finally:
+            self._mark_points()
+
+    def full_gradient(
+        self,
+        closure: Callable[..., Loss],
+        batches: Iterable[Any],
+        scale: float,
+        workers: Collective,
+        table: Table | None,
+    ) -> FullGradient:
+        """Compute the mean gradient at the current weights, inside `refreshing`.
+
+        The parameters are those of `passes.full_pass.full_gradient`.
+        """
+        full = full_gradient(self.network, closure, batches, self.lock, scale, workers, table)
+        return self.method.prepared(full)
+
+    def with_memory(
+        self, batches: Iterator[Any], data: Iterable[Any], show: Callable[[str], None]
+    ) -> Iterator[Any]:
+        """Iterate over minibatches while there is memory to store their gradients."""
+        each, count = self._bytes_of_a_row(), number_of(data)
+        total = memory.in_words(sum(each.values()) * (count or 1))
+        show(f"storing {total}" + ("" if count else " each"))
+        return self._budget.batches(batches, count, each, len(self.method.table or ()))
+
+    def _bytes_of_a_row(self) -> dict[Any, int]:
+        """The bytes that the gradients of one minibatch take, per device."""
+        trainable = filter(_mxnet.is_trainable, self.network.parameters)
+        return memory.bytes_of_sums([_mxnet.gradients(p) for p in trainable])
+
+    def take_over(self, full: FullGradient, table: Table | None) -> None:
+        """Make a full gradient, and the weights where it was taken, the reference."""
+        self.method.refresh(self.network, full, table)
+        if self.method.coefficient is not None:
+            self.method.coefficient.advance()
+        if table is not None:
+            self._budget.took(self._bytes_of_a_row(), len(table))
+        counters = self.counters
+        counters.num_snapshots += 1
+        counters.inner_steps = 0
+        counters.grad_evaluations += full.differentiated
+        counters.compared = False
+        counters.adds, counters.probed = self.network.adds, True
+
+    # --- what can be looked at -----------------------------------------------------------------
+
+    @property
+    def point(self) -> Point | None:
+        """The point of the snapshot."""
+        return next(self.method.points(), None)
+
+    @contextmanager
+    def at_point(self, point: Point) -> Iterator[None]:
+        """Let the network compute at a point, inside the user's block."""
+        self.is_at_snapshot = True
+        try:
+            with point.entered():
+                try:
+                    yield
+                finally:
+                    touched = map(any, point.take_touched())
+                    self.network.note_overwritten(list(touched))
+        finally:
+            self.is_at_snapshot = False
+
+    def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the snapshot's values, per parameter and device."""
+        self._bind_copy()
+        point = self.point
+        if point is None:
+            return None
+        parameters = self.network.trainable + self.network.frozen
+        values = zip(parameters, point.weights + (point.frozen or []))
+        return {parameter: [_mxnet.unguarded(v.copy()) for v in row] for parameter, row in values}
+
+    def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
+        """Copies of the mean gradient, per parameter and device."""
+        self._bind_copy()
+        rows = zip(self.network.trainable, self.method.full_grads)
+        return {
+            parameter: [_mxnet.like(grad, _mxnet.data(parameter)[0]) for grad in grads]
+            for parameter, grads in rows
+        } or None
+
+    # --- a part of a file ----------------------------------------------------------------------
+
+    def state(self) -> Any:
+        """The state of the method."""
+        self._bind_copy()
+        return self.method.fields.encode(self.method.values(), self.network)
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        return self.method.fields.problems(state, self.network)
+
+    def assign(self, state: Any) -> None:
+        """Take over a state."""
+        self.method.discard()
+        if state is not None:
+            self.method.take(self.method.fields.decode(state, self.network), self.network)

@@ -1,0 +1,331 @@
+"""What the live gradients hold, from `correct_grads` to the update.
+
+::
+
+    nothing --hold--> held --reduce--> reduced --end--> nothing
+                      held --hold--> held                where gradients accumulate
+                      held or reduced --drop--> nothing  where no update comes
+
+No other file writes this state. It ends as a whole, together with the method's next state: by one
+call into C, which no interrupt can split.
+
+A method whose state moves with V takes what was computed, and the optimizer what the user has made
+of it. So V is kept apart where both may differ: where the user can change the live gradients before
+they are reduced, and where gradients accumulate, perhaps with others.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from itertools import starmap
+from typing import Any, Callable
+
+import numpy as np
+from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from .._mxnet import Arrays
+from ..passes import sketch
+from ..passes.arrays import (
+    Buffers,
+    buffers_like,
+    copy_to_devices,
+    dense,
+    per_device,
+    sum_over_devices,
+)
+from ..passes.entries import all_zero
+from ..passes.estimate import Estimate, Terms
+from ..passes.multiples import combine
+from ..passes.network import Network
+from .interface import Changes, Method
+
+NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
+
+NOT_REDUCED = (
+    "update() needs allreduce_grads() before, even on one device: {method} takes its mean gradient "
+    "there, before gradients are clipped."
+)
+CHANGED = (
+    "{name}() finds other gradients than correct_grads() has left, and {method} computes the "
+    "gradient of the optimizer when gradients are reduced, so that the change would be lost. Clip "
+    "or change gradients after the reduction: correct_grads(), allreduce_grads(), clip, update(). "
+    "With grad_req='add', they must be zero before the first minibatch of an update."
+)
+OVERWRITTEN = (
+    "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
+    "has overwritten it: that of another trainer on the same loss, or your own. Give all "
+    "parameters to one trainer (with lr_mult if their learning rates differ), call correct_grads() "
+    "after your own backward, or set grad_req='add' to add a further gradient."
+)
+
+
+class LiveGradients:
+    """The minibatches whose estimates are in the live gradients.
+
+    Parameters
+    ----------
+    method : Method
+        What has corrected them.
+    network : Network
+        Whose gradients they are.
+
+    Attributes
+    ----------
+    stage : {'nothing', 'held', 'reduced'}
+        Whether there is an estimate or a plain gradient, and whether it is summed over devices and
+        workers.
+    entries : int
+        C: the loss entries of these minibatches, on this worker.
+    reached : list of bool
+        Per trainable parameter: whether the loss of any of these minibatches depends on it.
+    rows : dict of int
+        What the method keeps of each minibatch, by its index.
+    following : object
+        The method's state after the update; None before the reduction.
+    total : list of list of NDArray
+        V as it was computed, per trainable parameter and device.
+    total_scale : float or None
+        Its scale; None if it is that of the live gradients, which are the total.
+    """
+
+    def __init__(self, method: Method, network: Network) -> None:
+        self._method, self._network = method, network
+        # Since the last update, see `_empty`.
+        self.stage: str
+        self.entries: int
+        self.reached: list[bool]
+        self.rows: dict[int, Any]
+        self.following: Any
+        self._hides_marks: bool
+        self._is_apart: bool
+        vars(self).update(_empty())
+        self._apart = Buffers()  # memory for V
+
+    # --- a minibatch ---------------------------------------------------------------------------
+
+    def make_room(self, *, is_half: bool) -> Arrays | None:
+        """Drop what the gradient of another minibatch will overwrite, or the user has set to zero.
+
+        Where gradients accumulate and the method's state moves, this waits for the device.
+
+        Parameters
+        ----------
+        is_half : bool
+            Whether the user can change the gradients before the update.
+
+        Returns
+        -------
+        list of list of NDArray or None
+            If V must be kept apart: copies of the gradients to which the next one will be added,
+            none where it is written. For `hold`.
+
+        Raises
+        ------
+        RuntimeError
+            If it would overwrite only a part.
+        """
+        kinds = {p.grad_req for p in self._network.parameters} - {"null"}
+        accumulates = "add" in kinds
+        if not accumulates:
+            self.drop()
+        if not self._method.needs_reduced:
+            return None
+        if accumulates and self.stage != NOTHING:
+            if len(kinds) > 1:
+                raise RuntimeError(
+                    "Some parameters have grad_req='add' and others 'write', so that only some "
+                    "gradients would be sums over this minibatch and the last ones. Give all the "
+                    "same grad_req, or update after each minibatch."
+                )
+            if all_zero(grad for _, row in self._gradients() for grad in row):
+                self.drop()
+        if accumulates:
+            rows = self._gradients()
+            return [[g.copy() for g in row] if p.grad_req == "add" else [] for p, row in rows]
+        return [] if is_half else None
+
+    def _gradients(self) -> list[tuple[Parameter, list[NDArray]]]:
+        """The trainable parameters and their gradients, none where they are not initialized."""
+        trainable = filter(_mxnet.is_trainable, self._network.parameters)
+        return [(p, _mxnet.gradients(p) or []) for p in trainable]
+
+    def hold(
+        self,
+        batch_index: int | None,
+        terms: Terms,
+        found: Estimate,
+        before: Arrays | None,
+        scale: float,
+    ) -> None:
+        """Hold the estimate, or the plain gradient, of another minibatch.
+
+        Parameters
+        ----------
+        batch_index : int or None
+            The position of the minibatch in the data.
+        terms : Terms
+            What was added to its gradient.
+        found : Estimate
+            The other results.
+        before : list of list of NDArray or None
+            What `make_room` has returned.
+        scale : float
+            The factor of the losses (mixed precision).
+        """
+        if before is not None:
+            self._keep_apart(before, scale)
+        row = self._method.row(terms, found)
+        if row is not None:
+            assert batch_index is not None
+            self.rows[batch_index] = row
+        self.reached = [a or b for a, b in zip(found.reached, self.reached or found.reached)]
+        self.entries += found.entries
+        self._hides_marks = self._hides_marks or not terms.is_plain
+        self.stage = HELD
+
+    def _keep_apart(self, before: Arrays, scale: float) -> None:
+        """Add what was just computed to V: the gradients, less those that were there before."""
+        grads = [row for _, row in self._gradients()]
+        if [len(row) for row in self._apart] != [len(row) for row in grads]:
+            self._apart = buffers_like(grads)
+        known = [number for number, row in enumerate(before) if row]
+        subtrahends = per_device([before[number] for number in known])
+        for device, (kept, computed) in enumerate(zip(per_device(self._apart), per_device(grads))):
+            if self._is_apart:
+                combine([1.0, 1 / scale], [kept, computed], kept)
+            else:
+                combine([1 / scale], [computed], kept)
+            if known:
+                rest = [kept[number] for number in known]
+                combine([1.0, -1 / scale], [rest, subtrahends[device]], rest)
+        self._is_apart = True
+
+    def check_unchanged(self, name: str, scale: float) -> None:
+        """Raise if the user has changed gradients that the method will replace.
+
+        Parameters
+        ----------
+        name : str
+            The method of the trainer that was called, for the message.
+        scale : float
+            The scale of the live gradients.
+        """
+        if not (self._method.replaces_grads and self._is_apart and self.stage == HELD):
+            return
+        for (_, row), apart in zip(self._gradients(), self._apart):
+            for grad, kept in zip(row, apart):
+                now, then = (dense(a).asnumpy().astype("float64") for a in (grad, kept))
+                difference = float(np.linalg.norm(now / scale - then))
+                if difference > sketch.TOLERANCE[_mxnet.dtype_name(grad)] * np.linalg.norm(then):
+                    method = type(self._method).__name__
+                    raise RuntimeError(CHANGED.format(name=name, method=method))
+
+    @property
+    def total(self) -> Arrays:
+        """V as it was computed."""
+        return self._apart if self._is_apart else self._network.live_grads
+
+    @property
+    def total_scale(self) -> float | None:
+        """The scale of the total; None if it is that of the live gradients."""
+        return 1.0 if self._is_apart else None
+
+    # --- the update ----------------------------------------------------------------------------
+
+    def check_intact(self, name: str) -> None:
+        """Raise if another backward has overwritten an estimate.
+
+        Parameters
+        ----------
+        name : str
+            The method of the trainer that was called, for the message.
+        """
+        overwritten = self._network.overwritten() if self._hides_marks else []
+        if overwritten:
+            raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
+
+    def check_reduced(self) -> None:
+        """Raise if the method needs the reduction, and there was none."""
+        method = self._method
+        is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
+        if is_moving and self.stage == HELD:
+            raise RuntimeError(NOT_REDUCED.format(method=type(method).__name__))
+
+    def show_marks(self, ignore_stale_grad: bool) -> None:
+        """Mark the gradients as `gluon.Trainer` expects.
+
+        Parameters
+        ----------
+        ignore_stale_grad : bool
+            Whether parameters that no minibatch reached are updated if the mean gradient moves
+            them.
+        """
+        if self._hides_marks:
+            self._network.show_marks(self.reached)
+            self._network.show_marks(self._method.in_objective if ignore_stale_grad else ())
+
+    @property
+    def awaits_reduction(self) -> bool:
+        """Whether the method needs the reduced gradients, and has not had them."""
+        return self._method.needs_reduced and self.stage == HELD
+
+    def reduce(
+        self,
+        scale: float,
+        entries: float | NDArray,
+        sum_arrays: Callable[[dict[int, NDArray]], None],
+    ) -> None:
+        """Let the method compute its next state from V and C, see `Method.reduced`.
+
+        Parameters
+        ----------
+        scale : float
+            The scale of the live gradients.
+        entries : float or NDArray
+            C.
+        sum_arrays : callable
+            Sums arrays over the workers, by the numbers of their parameters.
+        """
+        if self._is_apart:
+            sum_over_devices(self._apart)
+            numbers = map(self._network.parameters.index, self._network.trainable)
+            sum_arrays({n: first for n, (first, *_) in zip(numbers, self._apart)})
+            copy_to_devices(self._apart)
+        self.following = self._method.reduced(self._network, self, scale, entries)
+        self.stage = REDUCED
+
+    def prepare_update(self) -> None:
+        """Complete the next state with the weights that are about to move."""
+        if self.following is not None:
+            self._method.before_update(self._network, self.following)
+
+    def end(self) -> None:
+        """Put the method's next state in place: the weights have moved."""
+        self._end(self._method.changes(self))
+
+    def drop(self) -> None:
+        """Forget all, and the method's next state: no update has come."""
+        if self.stage != NOTHING:
+            self._end(self._method.dropped(self))
+
+    def drop_next_state(self) -> None:
+        """Drop what an update that failed or was skipped has made useless."""
+        if self._method.needs_reduced:
+            self.drop()
+
+    def _end(self, changes: Changes) -> None:
+        deque(starmap(dict.update, [*changes, (vars(self), _empty())]), 0)
+
+
+def _empty() -> dict[str, Any]:
+    return {
+        "stage": NOTHING,
+        "entries": 0,
+        "reached": [],
+        "rows": {},
+        "following": None,
+        "_hides_marks": False,  # an estimate is held, so that marks show another backward
+        "_is_apart": False,  # V is kept apart
+    }
