@@ -6,12 +6,13 @@ import sys
 
 
 def main() -> int:
-    """Run a command; Ctrl-C ends it without a traceback, even while it starts."""
+    """Run a command; Ctrl-C ends it with one line and no traceback, even while it starts."""
     try:
         from .commands.cli import main as run
 
         return run()
     except KeyboardInterrupt:
+        print("gluon-svrg: ended by SIGINT", file=sys.stderr)
         return 130
 
 

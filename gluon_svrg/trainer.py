@@ -28,6 +28,7 @@ from .passes.random_lock import RandomLock
 from .prox import ProxArgument
 from .proximal import ProximalOperators
 from .registered import EpochCount, Registered
+from .stores import calls
 from .stores.agreement import agreement
 from .stores.kvstore_trainer import KVStoreTrainer
 
@@ -443,6 +444,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             work.method.coefficient.ask(self.num_snapshots)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size))
+            calls.refresh()
             batches, show = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, batches)
             if not any(map(_mxnet.is_trainable, parameters)):

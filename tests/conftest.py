@@ -84,6 +84,8 @@ def pytest_terminal_summary(terminalreporter):
     """Print what was measured."""
     reports = terminalreporter.stats.get("passed", ())
     found = [value for r in reports for name, value in r.user_properties if name == "seconds"]
+    for line in (value for r in reports for name, value in r.user_properties if name == "counted"):
+        terminalreporter.write_line(line)
     if found:
         terminalreporter.section("seconds from an event to the end of a job, the longest of all")
         terminalreporter.write_line(table(found))

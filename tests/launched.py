@@ -14,6 +14,20 @@ FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2]
 KVSTORE = (*sys.argv[3:], "dist_sync")[0]
 
 
+#: What the two workers do in jobs that could not end: r is a refresh, s a step.
+UNEQUAL = {
+    "4 steps against 3": ("rssssr", "rsssr"),
+    "4 + 2 steps against 3 + 3": ("rssssrss", "rsssrsss"),
+    "one more refresh": ("rssrssrss", "rssssrss"),
+    "a break": ("rsrssss", "rssssrssss"),
+    "batch sizes": ("r" + 8 * "s" + "r", "r" + 2 * "s" + "r"),
+    "only refreshes": ("rsr", "rs" + 400 * "s"),
+}
+
+#: The same of jobs that end well; - is a long pause. With dist_async, steps wait for nobody.
+EQUAL = {"a slow worker": ("rsssrss", "rss-srss"), "more steps": ("rssssss", "rs")}
+
+
 def reached():
     (FOLDER / "reached").write_text("")
 
@@ -46,6 +60,21 @@ def train_and_save(net, loss_of, trainer, store):
     np.savez(FOLDER / f"{store.rank}.npz", *values(net))
 
 
+def call(loss_of, trainer, store, calls):
+    """Take the steps and refreshes of this rank."""
+    shares, sizes = minibatches(store.rank, store.num_workers, True)
+    for number, kind in enumerate(calls[store.rank]):
+        if kind == "r":
+            trainer.update_full_grads(loss_of, shares)
+        elif kind == "s":
+            loss = trainer.step(sizes[number % 4], closure=lambda: loss_of(shares[number % 4]))
+            if "read" in WHAT:
+                loss.asnumpy()
+        else:
+            time.sleep(15)
+    reached()
+
+
 def gather(store, number):
     """Every worker's number."""
     if KVSTORE == "horovod":
@@ -64,6 +93,10 @@ def main():
         time.sleep(60)
     net, loss_of, trainer, store = make(dtype="float32", kvstore=KVSTORE)
     print(f"rank {store.rank} of {store.num_workers}")
+    case = WHAT.replace(", read", "")
+    if case in UNEQUAL or case in EQUAL:
+        call(loss_of, trainer, store, {**UNEQUAL, **EQUAL}[case])
+        return
     if WHAT.startswith("train"):
         train_and_save(net, loss_of, trainer, store)
         return

@@ -296,6 +296,71 @@ def test_horovod(what, job, hosts, tmp_path, marker, stopwatch):
     assert re.search(rf"^gluon-svrg join: .*{message}", output, re.M), output
 
 
+def by_hand(hosts, rank, folder, what, *options):
+    """A process of a job that no launcher has started, on the machine of its number."""
+    words = [*hosts.inside(rank, folder), *GLUON_SVRG, "join", "--rank", rank, "--size", 2]
+    return start([*words, *options, "--", sys.executable, SCRIPT, folder, what], folder)
+
+
+def test_a_token_lets_another_machine_in(hosts, tmp_path, marker):
+    """Strangers there do not get in, and rank 0 listens on no other address."""
+    (tmp_path / "token").write_text("a secret of at least 16 characters")
+    options = ["--scheduler", "node-a:9753", "--token-file", tmp_path / "token"]
+    first = by_hand(hosts, 0, tmp_path, "nothing", *options)
+    script = (
+        "import socket, sys, time\n"
+        "until = time.monotonic() + 60\n"
+        "while time.monotonic() < until:\n"
+        "    try:\n"
+        "        client = socket.create_connection(('10.97.0.1', 9753), 5)\n"
+        "        break\n"
+        "    except OSError:\n"
+        "        time.sleep(0.1)\n"
+        'client.sendall(b\'{"token": "", "rank": 1, "size": 2, "host": "x"}\\n\')\n'
+        "print(len(client.recv(65)), client.recv(100))\n"
+    )
+    stranger = start([*hosts.inside(1), sys.executable, "-c", script])
+    assert finish(stranger) == "65 b''\n"
+    listening = start([*hosts.inside(0), "ss", "-Hltn", "sport = 9753"])
+    assert finish(listening).split()[3] == "10.97.0.1:9753"
+    second = by_hand(hosts, 1, tmp_path, "nothing", *options)
+    outputs = [finish(process) for process in (first, second)]
+    assert [first.returncode, second.returncode] == [0, 0], outputs
+    assert_nothing_left(marker)
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_no_other_machine_without_a_token(rank, hosts, tmp_path, marker):
+    process = by_hand(hosts, rank, tmp_path, "nothing", "--scheduler", "node-a:9754")
+    output = finish(process)
+    assert process.returncode == 2
+    assert "--scheduler node-a:9754 needs a secret that all processes" in output
+    assert_nothing_left(marker)
+
+
+def test_a_taken_port(job, hosts, tmp_path, marker):
+    """`launch -H` says so at once, before it starts anything."""
+    script = (
+        "import socket, sys, time\n"
+        "server = socket.create_server(('', 9755))\n"
+        "print('taken', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    holder = start([*hosts.inside(0), sys.executable, "-c", script])
+    assert holder.stdout.readline() == "taken\n"
+    since = time.monotonic()
+    process = job("nothing", "--port", 9755)
+    output = finish(process)
+    seconds = time.monotonic() - since
+    holder.kill()
+    finish(holder)
+    assert process.returncode == 2
+    line = "gluon-svrg launch: error: cannot use port 9755: Address already in use, on node-a"
+    assert output.splitlines()[-1] == line
+    assert seconds < WITHIN  # 2 s where no other work is done
+    assert_nothing_left(marker)
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_the_launcher_is_ended(number, job, tmp_path, marker, stopwatch):
     process = job("step")

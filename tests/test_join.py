@@ -1,6 +1,5 @@
 """`gluon-svrg join` under mpirun on this machine, by hand, and as an Indexed Job starts it."""
 
-import json
 import os
 import re
 import shutil
@@ -272,28 +271,6 @@ def test_two_jobs_in_one_folder(tmp_path, marker):
     output = finish(first)
     assert "ended by SIGTERM before all had joined" in output.splitlines()[-1]
     assert_nothing_left(marker)
-
-
-def test_strangers_at_the_door(tmp_path, marker):
-    """What connects to rank 0 and says nothing, nonsense, or the wrong word is left outside."""
-    first = by_hand(0, tmp_path, "nothing")
-    path = tmp_path / ".gluon-svrg-kubernetes"
-    wait_for(path, first)
-    meeting = json.loads(path.read_text())
-    hello = {"token": "wrong", "rank": 1, "size": 2, "host": "x"}
-    with socket.create_connection(("127.0.0.1", meeting["port"])):
-        for line in (b"GET / HTTP/1.1\r\n\r\n", b"[]\n", json.dumps(hello).encode() + b"\n"):
-            with socket.create_connection(("127.0.0.1", meeting["port"])) as stranger:
-                stranger.settimeout(10)
-                stranger.sendall(line)
-                try:
-                    answer = stranger.recv(1000)
-                except ConnectionResetError:
-                    continue
-                assert answer in (b"", b'{"refusal": "another job"}\n')
-        second = by_hand(1, tmp_path, "nothing")
-        outputs = [finish(process) for process in (first, second)]
-    assert (first.returncode, second.returncode) == (0, 0), outputs
 
 
 def test_some_do_not_come(tmp_path, marker):

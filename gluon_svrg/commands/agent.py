@@ -22,18 +22,19 @@ def main() -> int:
     with open(os.devnull, "r+") as nothing:
         os.dup2(nothing.fileno(), 0)
         os.dup2(2, 1)  # nothing else that this process prints is a message
-    channel = Channel(reader, writer, lambda lost: None)
+    channel = Channel(reader, writer, lambda lost: None)  # ssh has checked who is there
 
     def make(settings: dict[str, Any]) -> LocalProcesses:
         os.chdir(settings["folder"])
         return LocalProcesses(
             settings["script"],
+            settings["timeout"],
             {**os.environ, **settings["variables"]},
             lambda line: channel.send(line=line),
         )
 
-    with Interruptible() as interrupted:
-        status, _ = serve(channel, make, 0, interrupted)
+    with Interruptible(needs_reader=False) as interrupted:
+        status, _ = serve(channel, 0, interrupted, make=make)
     return status
 
 

@@ -14,6 +14,8 @@ _LARGEST = 2.0**128
 class UserError(Exception):
     """A problem that the user can fix, described in one line."""
 
+    status = 2  # of the command
+
 
 class Help(argparse.RawDescriptionHelpFormatter):
     """Shows the default of each option that has one."""
@@ -122,14 +124,35 @@ def _timeout(text: str) -> float:
     return value
 
 
-def add_timeout(parser: argparse.ArgumentParser) -> None:
-    """Add the option for how long to wait for a silent process."""
+def add_job_options(parser: argparse.ArgumentParser) -> None:
+    """Add the options of every job, and the command of its workers."""
+    parser.add_argument(
+        "-s",
+        "--servers",
+        metavar="SERVERS",
+        type=positive,
+        default=1,
+        help="How many processes sum the gradients.",
+    )
+    parser.add_argument(
+        "--restart",
+        metavar="N",
+        type=natural,
+        default=0,
+        help="How often to restart the job after a death.",
+    )
     parser.add_argument(
         "--timeout",
         metavar="SECONDS",
         type=_timeout,
         default=45.0,
         help="End the job within so many seconds when a process or machine is silent; 0 for never.",
+    )
+    parser.add_argument(
+        "script",
+        metavar="COMMAND",
+        nargs=argparse.REMAINDER,
+        help="The command of each worker.",
     )
 
 

@@ -9,7 +9,10 @@ import time
 from contextlib import suppress
 from typing import Any, BinaryIO, Callable
 
+from .proof import Seal
+
 _BEAT = 1.0
+_LONGEST = 2**24  # bytes of a message
 
 
 class Channel:
@@ -21,10 +24,18 @@ class Channel:
         The files from and to the other side.
     close : callable
         Closes the connection below the files. Its argument says whether the other side is lost.
+    seals : tuple of Seal, optional
+        Those of arriving and of sent messages, where ssh does not protect the connection.
     """
 
-    def __init__(self, reader: BinaryIO, writer: BinaryIO, close: Callable[[bool], Any]) -> None:
-        self._reader, self._writer, self._close = reader, writer, close
+    def __init__(
+        self,
+        reader: BinaryIO,
+        writer: BinaryIO,
+        close: Callable[[bool], Any],
+        seals: tuple[Seal, Seal] | None = None,
+    ) -> None:
+        self._reader, self._writer, self._close, self._seals = reader, writer, close, seals
         self._outgoing: queue.Queue[bytes | None] = queue.Queue(1000)
         self.has_ended = False
         self.silence = 0.0  # seconds without a message
@@ -38,18 +49,17 @@ class Channel:
 
     def send(self, **message: Any) -> None:
         """Send a message; wait while the other side accepts none."""
-        with suppress(ValueError):
-            line = json.dumps(message).encode() + b"\n"
-            while not self.has_ended:
-                try:
-                    return self._outgoing.put(line, timeout=1)
-                except queue.Full:
-                    continue
+        line = json.dumps(message).encode()
+        while not self.has_ended:
+            try:
+                return self._outgoing.put(line, timeout=1)
+            except queue.Full:
+                continue
 
     def offer(self, **message: Any) -> None:
         """Send a message, unless the other side accepts none."""
         with suppress(queue.Full):
-            self._outgoing.put_nowait(json.dumps(message).encode() + b"\n")
+            self._outgoing.put_nowait(json.dumps(message).encode())
 
     def close(self, lost: bool = False) -> None:
         """Send the remaining messages, unless the other side is lost, and close."""
@@ -62,17 +72,20 @@ class Channel:
 
     def _read(self, receive: Callable[[dict], None]) -> None:
         with suppress(OSError, ValueError):
-            for line in self._reader:
+            for line in iter(lambda: self._reader.readline(_LONGEST), b""):
+                message = self._message(line)
                 self._heard = True
-                try:
-                    message = json.loads(line)
-                    if not isinstance(message, dict):
-                        raise ValueError
-                except ValueError:  # the output of a login shell
-                    message = {"line": line.decode(errors="replace").rstrip()}
                 if message:
                     receive(message)
         self.has_ended = True
+
+    def _message(self, line: bytes) -> dict:
+        if self._seals is not None:
+            return dict(json.loads(self._seals[0].open(line[:-1])))
+        try:
+            return dict(json.loads(line))
+        except (ValueError, TypeError, RecursionError):  # the output of a login shell
+            return {"line": line.decode(errors="replace").rstrip()}
 
     def _write(self) -> None:
         with suppress(OSError, ValueError):
@@ -80,7 +93,7 @@ class Channel:
                 line = self._outgoing.get()
                 if line is None:
                     break
-                self._writer.write(line)
+                self._writer.write((self._seals[1].close(line) if self._seals else line) + b"\n")
                 self._writer.flush()
         self._flushed.set()
 

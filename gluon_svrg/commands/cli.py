@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return int(options.run(options))
     except UserError as error:
         print(f"{commands.prog} {options.command}: error: {error}", file=sys.stderr)
-        return 2
+        return error.status
 
 
 def parser() -> argparse.ArgumentParser:

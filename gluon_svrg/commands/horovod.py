@@ -7,16 +7,11 @@ from typing import Any, Sequence
 from .addresses import interface_of
 from .local import LocalProcesses
 from .remote import RemoteProcesses
-from .roles import LaunchError, Role, common_variables
+from .roles import LaunchError, Role
 
 
 class HorovodWorkers:
     """The roles of Horovod's workers, and the server through which they find each other.
-
-    Parameters
-    ----------
-    timeout : float
-        Seconds within which a silent process ends the job; 0 for never.
 
     Raises
     ------
@@ -24,8 +19,7 @@ class HorovodWorkers:
         If Horovod is not installed.
     """
 
-    def __init__(self, timeout: float) -> None:
-        self._timeout = timeout
+    def __init__(self) -> None:
         self._server: Any = None
         try:
             from horovod.runner.http import http_server  # noqa: F401
@@ -48,7 +42,6 @@ class HorovodWorkers:
             "HOROVOD_GLOO_RENDEZVOUS_PORT": str(self._start(slots)),
             "HOROVOD_CONTROLLER": "gloo",
             "HOROVOD_CPU_OPERATIONS": "gloo",
-            **common_variables(self._timeout),
         }
         found = []
         for machine, slot in zip(machines, slots):

@@ -8,22 +8,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
-from . import rendezvous
+from . import door, rendezvous
 from .addresses import candidates
 from .arguments import UserError
+from .door import TITLE
 from .horovod import HorovodWorkers
 from .launch import names_of
-from .local import LocalProcesses
-from .process import print_line
+from .local import LocalProcesses, Warden
+from .output import print_last_line, print_line
+from .proof import nonce, shared_secret
 from .ranks import Rank
 from .remote import RemoteProcesses
 from .rendezvous import Meeting
-from .roles import LaunchError, Role, parameter_servers
+from .roles import TOKEN, LaunchError, Role, parameter_servers
 from .serve import serve
 from .signals import Interruptible
 from .supervise import Machine, supervise
-
-TITLE = "gluon-svrg join"
 
 
 class Settings(NamedTuple):
@@ -35,6 +35,8 @@ class Settings(NamedTuple):
     horovod: bool = False
     scheduler: str | None = None  # NAME:PORT where rank 0 listens
     folder: Path = Path()  # all processes see it
+    token_file: Path | None = None  # the secret of the job
+    no_authentication: bool = False  # whether any process may take part
     timeout: float = 45.0
     wait: float = 600.0
     restarts: int = 0
@@ -56,8 +58,54 @@ def join(me: Rank, settings: Settings) -> int:
         If the job cannot begin.
     """
     names_for(settings, me.size)
+    secret = _secret(me, settings)
     with Interruptible(needs_parent=me.launcher) as interrupted:
-        return (_direct if me.rank == 0 else _follow)(me, settings, interrupted)
+        return (_direct if me.rank == 0 else _follow)(me, settings, secret, interrupted)
+
+
+def _secret(me: Rank, settings: Settings) -> bytes:
+    """What all processes of the job know, and nobody else; empty if nothing.
+
+    Raises
+    ------
+    UserError
+        If there is nothing, and others could take part in the job.
+    """
+    given = shared_secret(settings.token_file)
+    secret = given or me.secret
+    if settings.no_authentication:
+        if given is not None or settings.scheduler is None:
+            raise UserError("--no-authentication is for --scheduler without a token")
+        print_line(
+            f"{TITLE}: --no-authentication: whoever reaches {settings.scheduler}, or listens "
+            "there, can take part in this job and choose what its workers connect to"
+        )
+        return b""
+    if me.size > 1 and settings.scheduler is not None:
+        _address_of(settings, secret or b"")  # to fail early
+    return secret or b""
+
+
+def _address_of(settings: Settings, secret: bytes) -> str | None:
+    """The address of --scheduler; None if the name has none yet, as in a cluster.
+
+    Raises
+    ------
+    UserError
+        If it is on another machine, and others could take part in the job.
+    """
+    try:
+        address = socket.gethostbyname(str(settings.scheduler).rpartition(":")[0])
+    except OSError:
+        address = None
+    is_here = address is not None and address.startswith("127.")
+    if not (secret or settings.no_authentication or is_here):
+        raise UserError(
+            f"--scheduler {settings.scheduler} needs a secret that all processes of the job know, "
+            f"so that nobody else takes part: set --token-file or {TOKEN}. Where everybody is "
+            "trusted, use --no-authentication"
+        )
+    return address
 
 
 def names_for(settings: Settings, size: int) -> list[list[str]]:
@@ -87,14 +135,10 @@ def names_for(settings: Settings, size: int) -> list[list[str]]:
     return [[role] for role in roles] + [[]] * (size - len(roles))
 
 
-def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
-    horovod = HorovodWorkers(settings.timeout) if settings.horovod else None
-    here = LocalProcesses(settings.command)
-    try:
-        guests = _meet(me, settings, here, interrupted)
-    except BaseException:
-        here.close(1)
-        raise
+def _direct(me: Rank, settings: Settings, secret: bytes, interrupted: Interruptible) -> int:
+    horovod = HorovodWorkers() if settings.horovod else None
+    here = LocalProcesses(settings.command, settings.timeout)
+    guests = _meet(me, settings, secret, interrupted) if me.size > 1 else []
     outer = [guest.here for guest in guests if not guest.is_local]
     here.address = next(iter(outer or [guest.here for guest in guests]), "127.0.0.1")
     machines: list[Machine] = [here]
@@ -111,13 +155,12 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
         if horovod is not None:
             return horovod.roles(left)
         addresses = [machine.address for machine in left]
-        return parameter_servers(names, addresses, here.free_port(), settings.timeout)
+        return parameter_servers(names, addresses, here.free_port())
 
     return supervise(
         machines,
         place,
         title=TITLE,
-        say=print_line,
         interrupted=interrupted,
         timeout=settings.timeout,
         restarts=settings.restarts,
@@ -126,62 +169,69 @@ def _direct(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
 
 
 def _meet(
-    me: Rank, settings: Settings, here: LocalProcesses, interrupted: Interruptible
-) -> list[rendezvous.Guest]:
+    me: Rank, settings: Settings, secret: bytes, interrupted: Interruptible
+) -> list[door.Guest]:
     """Wait for the others. Only meanwhile does the file with the address exist."""
     path = _path(me, settings)
-    with rendezvous.listen(_port(settings.scheduler)) as listener:
-        if path is None:
-            return rendezvous.receive(listener, me.size, "", settings.wait, interrupted)
-        earlier = Meeting.read(path)
-        if earlier is not None and earlier.is_open():
-            raise UserError(f"another job waits in {path}: give this one another --folder")
-        port, token = listener.getsockname()[1], os.urandom(16).hex()
-        here.clean_up(path)
+    if path is None:
+        name, _, port = str(settings.scheduler).rpartition(":")
+        address = _address_of(settings, secret) or ""
+        is_open = secret or settings.no_authentication
+        if is_open and address.startswith("127.") and name not in ("localhost", address):
+            address = ""  # other machines know this one by another address
+        with door.listen(int(port), address) as listener:
+            key = Meeting([], 0).key(secret)
+            return door.receive(listener, me.size, key, settings.wait, interrupted)
+    with door.listen(0, "127.0.0.1" if me.is_one_machine else "") as listener:
+        with suppress(OSError):
+            earlier = Meeting.read(path)
+            if earlier is not None and earlier.is_open():
+                raise UserError(f"another job waits in {path}: give this one another --folder")
+        addresses = ["127.0.0.1"] if me.is_one_machine else candidates(me.starter)
+        meeting = Meeting(addresses, listener.getsockname()[1], nonce())
+        remover = Warden(files=[path])
         try:
-            Meeting(candidates(me.starter), port, token).write(path)
-        except OSError as error:
-            raise UserError(f"cannot write {path}: {error.strerror}") from error
-        try:
-            return rendezvous.receive(listener, me.size, token, settings.wait, interrupted)
+            try:
+                meeting.write(path)
+            except OSError as error:
+                raise UserError(f"cannot write {path}: {error.strerror}") from error
+            key = meeting.key(secret)
+            return door.receive(listener, me.size, key, settings.wait, interrupted)
         finally:
-            with suppress(OSError):
-                path.unlink()
-            here.clean_up(path, forget=True)
+            remover.close()
 
 
-def _machine(guest: rendezvous.Guest, root: str, timeout: float) -> RemoteProcesses:
+def _machine(guest: door.Guest, root: str, timeout: float) -> RemoteProcesses:
     host = guest.host if guest.host != socket.gethostname() else guest.address
-    channel = rendezvous.channel(guest.socket)
+    channel = rendezvous.channel(guest.socket, guest.session, is_root=True)
     machine = RemoteProcesses(channel, "" if guest.is_local else host, timeout, print_line)
     machine.label = f"rank {guest.rank}" + (f" on {machine.name}" if machine.name else "")
     machine.address = root if guest.is_local else guest.address
     channel.open(machine.receive)
-    machine.prepare()
     return machine
 
 
-def _follow(me: Rank, settings: Settings, interrupted: Interruptible) -> int:
+def _follow(me: Rank, settings: Settings, secret: bytes, interrupted: Interruptible) -> int:
     path = _path(me, settings)
 
     def find() -> Meeting | None:
         if path is not None:
             return Meeting.read(path)
-        name, _, port = str(settings.scheduler).rpartition(":")
-        try:
-            return Meeting([socket.gethostbyname(name)], int(port))
-        except OSError:  # a cluster's host names may appear late
-            return None
+        address = _address_of(settings, secret)
+        port = int(str(settings.scheduler).rpartition(":")[2])
+        return None if address is None else Meeting([address], port)
 
-    connection = rendezvous.connect(find, me.rank, me.size, settings.wait, interrupted)
+    connection, session = rendezvous.connect(
+        find, secret, me.rank, me.size, settings.wait, interrupted
+    )
     status, reason = serve(
-        rendezvous.channel(connection),
-        lambda _: LocalProcesses(settings.command),
+        rendezvous.channel(connection, session, is_root=False),
         settings.timeout,
         interrupted,
+        LocalProcesses(settings.command, settings.timeout),
     )
     if reason is not None and not interrupted.signal:
-        print_line(f"{TITLE}: rank 0 {reason}; all processes of rank {me.rank} were ended")
+        print_last_line(f"{TITLE}: rank 0 {reason}; all processes of rank {me.rank} were ended")
     return status
 
 
@@ -190,7 +240,3 @@ def _path(me: Rank, settings: Settings) -> Path | None:
     if settings.scheduler is not None:
         return None
     return settings.folder.absolute() / f".gluon-svrg-{me.job.replace(os.sep, '-')}"
-
-
-def _port(scheduler: str | None) -> int:
-    return 0 if scheduler is None else int(scheduler.rpartition(":")[2])

@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Sequence
 
 from .local import LocalProcesses, usable_port
-from .process import print_line
 from .roles import Role, parameter_servers
 from .signals import Interruptible
 from .supervise import Machine, supervise
@@ -53,14 +52,13 @@ def launch(
     names = names_of(workers, servers)
 
     def place(machines: Sequence[Machine]) -> list[list[Role]]:
-        return parameter_servers([names], [_ADDRESS], usable_port(port, _ADDRESS), timeout)
+        return parameter_servers([names], [_ADDRESS], usable_port(port, _ADDRESS))
 
     with Interruptible() as interrupted:
         return supervise(
-            [LocalProcesses(command)],
+            [LocalProcesses(command, timeout)],
             place,
             title="gluon-svrg launch",
-            say=print_line,
             interrupted=interrupted,
             timeout=timeout,
             restarts=restarts,

@@ -1,28 +1,19 @@
-"""A process of a job: its output, its state, and how to end it."""
+"""A process of a job: its output and its state."""
 
 from __future__ import annotations
 
 import json
 import math
-import os
 import signal
-import subprocess
-import sys
 import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import IO, Callable, Mapping, NamedTuple, Sequence
+from typing import Callable, NamedTuple, Sequence
 
-from ..stores.launcher import PLACE
+from ..stores import calls
 
 _MEASURE = 0.5  # seconds from one measurement of processor time to the next
-
-
-def print_line(line: str) -> None:
-    """Print a complete line at once, even if other threads print too."""
-    sys.stdout.write(f"{line}\n")
-    sys.stdout.flush()
 
 
 class State(NamedTuple):
@@ -36,6 +27,7 @@ class State(NamedTuple):
     lost: dict | None = None  # which other processes it found silent, and for how long
     stopped: float = 0.0  # seconds since a signal stopped it
     ended: float = math.inf  # when the process ended
+    calls: Sequence[int] | None = None  # the exchanges that it has begun, see `Calls`
 
     @property
     def has_finished(self) -> bool:
@@ -50,77 +42,52 @@ class State(NamedTuple):
 
 
 class Process:
-    """A process that leads its own session and process group.
+    """A process that the warden has started.
 
     Parameters
     ----------
     role : str
         Its name.
-    command : sequence of str
-        Its command.
-    environment : dict of str
-        All of its variables.
-    folder : Path
-        The folder of its reports to the launcher.
+    process : int
+        Its id.
+    output : int
+        The file descriptor of its output.
+    place : Path
+        The files of its reports to the launcher, without their suffixes.
     say : callable
         Called with each line of its output, with the role before it.
     """
 
     def __init__(
-        self,
-        role: str,
-        command: Sequence[str],
-        environment: Mapping[str, str],
-        folder: Path,
-        say: Callable[[str], None],
+        self, role: str, process: int, output: int, place: Path, say: Callable[[str], None]
     ) -> None:
-        self.role = role
-        self._place, self._say = folder / role, say
-        self._process = subprocess.Popen(
-            command,
-            env={**environment, PLACE: str(self._place)},
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
-            start_new_session=True,
-        )
-        self.id = self._process.pid
+        self.role, self.id = role, process
+        self.code: int | None = None
+        self.ended = math.inf
+        self._output, self._place, self._say = output, place, say
         self._measured = -math.inf, 0.0
         self._stopped_since: float | None = None
         self._reader = threading.Thread(target=self._forward, daemon=True)
         self._reader.start()
-        self._ended = math.inf
-        threading.Thread(target=self._wait, daemon=True).start()
-
-    def _wait(self) -> None:
-        """Record when it ended: other processes may die of that within milliseconds."""
-        self._process.wait()
-        self._ended = time.time()
 
     def _forward(self) -> None:
-        stream: IO[str] = self._process.stdout  # type: ignore[assignment]
-        for line in stream:
-            self._say(f"[{self.role}] {line.rstrip()}")
-
-    @property
-    def is_running(self) -> bool:
-        """Whether it has not ended."""
-        return self._process.poll() is None
+        with open(self._output, encoding="utf-8", errors="replace") as stream:
+            for line in stream:
+                self._say(f"[{self.role}] {line.rstrip()}")
 
     def state(self) -> State:
         """Its current state."""
-        code, lost = self._process.poll(), self._told("lost")
+        code, lost = self.code, self._told("lost")
         return State(
             role=self.role,
             code=code,
             rank=self._told("rank"),
-            finished=min(self._finished(), self._ended),
+            finished=min(self._finished(), self.ended),
             seconds=self._seconds(),
             lost=None if lost is None else json.loads(lost),
             stopped=self._stopped(),
-            ended=self._ended,
+            ended=self.ended,
+            calls=calls.read(str(self._place)),
         )
 
     def _told(self, what: str) -> str | None:
@@ -154,17 +121,9 @@ class Process:
             self._measured = now, busy_seconds(self.id)
         return self._measured[1]
 
-    def signal(self, number: int) -> None:
-        """Send a signal to the process and everything that it has started."""
-        with suppress(ProcessLookupError):
-            os.killpg(self.id, number)
-
     def finish(self) -> None:
-        """Wait for the process and its output to end."""
-        self._process.wait()
+        """Wait for the last of its output."""
         self._reader.join(1)
-        if not self._reader.is_alive() and self._process.stdout is not None:
-            self._process.stdout.close()
 
 
 def busy_seconds(process: int) -> float:

@@ -11,7 +11,7 @@ from ..stores.launcher import allowed_silence
 from .channel import Channel
 from .process import State
 from .roles import LaunchError, Role
-from .signals import Interruptible
+from .signals import EndedError, Interruptible
 
 _INTERVAL = 0.1
 _ANSWER = 20.0  # seconds
@@ -85,7 +85,7 @@ class RemoteProcesses:
         seconds: float = _ANSWER,
         interrupted: Interruptible | None = None,
     ) -> Any:
-        """Ask for the result of one of the `QUESTIONS`, and wait for it.
+        """Ask a question that `serve.answer` answers, and wait.
 
         Raises
         ------
@@ -94,18 +94,19 @@ class RemoteProcesses:
         """
         self._channel.send(ask=[question, *arguments])
         deadline = time.monotonic() + seconds
-        while time.monotonic() < deadline and not self.problem:
+        while time.monotonic() < deadline and not (self.problem or self._refusal):
             if interrupted is not None and interrupted.signal:
-                raise LaunchError(f"ended by {interrupted.name} before the start")
+                raise EndedError(interrupted, "the start")
             try:
                 return self._answers.get(timeout=_INTERVAL)
             except queue.Empty:
                 continue
-        raise LaunchError(f"{self.label} {self.problem or self._refusal or 'gives no answer'}")
+        self.states()
+        raise LaunchError(f"{self.label} {self.problem or 'gives no answer'}")
 
-    def free_port(self) -> int:
-        """A port that nothing listens on there."""
-        return int(self.ask("port"))
+    def free_port(self, port: int | None = None) -> int:
+        """A port that nothing listens on there: this one, or any."""
+        return int(self.ask("port", port))
 
     def prepare(self, **settings: object) -> None:
         """Send what `serve` needs before it can start processes."""

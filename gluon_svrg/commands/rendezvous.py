@@ -1,24 +1,27 @@
-"""How the processes of a job find the one of rank 0, and connect to it."""
+"""How the other processes of a job find the one of rank 0, and let it prove that it is."""
 
 from __future__ import annotations
 
 import json
 import os
-import queue
 import secrets
 import socket
-import threading
+import stat
 import time
 from contextlib import suppress
+from hmac import compare_digest
 from pathlib import Path
 from typing import Any, Callable, NamedTuple
 
 from .arguments import UserError
 from .channel import Channel
-from .signals import Interruptible
+from .door import HANDSHAKE, LONGEST, TITLE
+from .output import print_line
+from .proof import Seal, nonce, proof
+from .roles import is_address
+from .signals import EndedError, Interruptible
 
 _INTERVAL = 0.2
-_HANDSHAKE = 5.0  # seconds
 
 
 class Meeting(NamedTuple):
@@ -26,7 +29,7 @@ class Meeting(NamedTuple):
 
     addresses: list[str]
     port: int
-    token: str = ""  # proves that a process has read the file
+    token: str = ""  # what a process knows that has read the file
 
     def write(self, path: Path) -> None:
         """Write a file that only this user can read, and that appears complete."""
@@ -37,11 +40,32 @@ class Meeting(NamedTuple):
 
     @classmethod
     def read(cls, path: Path) -> Meeting | None:
-        """Read such a file; None if there is none."""
+        """Read such a file; None if there is none.
+
+        Raises
+        ------
+        OSError
+            If another user has written it, or could have.
+        """
         try:
-            return cls(**json.loads(path.read_text()))
-        except (OSError, ValueError, TypeError):
+            file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        except FileNotFoundError:
             return None
+        with open(file, encoding="utf-8") as opened:
+            status = os.fstat(file)
+            mode = stat.S_IFMT(status.st_mode) | status.st_mode & 0o077
+            if status.st_uid != os.geteuid() or mode != stat.S_IFREG:
+                raise PermissionError(f"{path} is no file that only this user could have written")
+            try:
+                found = cls(**json.loads(opened.read(LONGEST * 10)))
+                is_valid = all(map(is_address, found.addresses)) and len(found.token) > 20
+                return found if is_valid and 0 < found.port < 65536 else None
+            except (ValueError, TypeError, RecursionError):
+                return None
+
+    def key(self, secret: bytes) -> bytes:
+        """What the processes of the job know, and nobody else."""
+        return secret + b"\n" + self.token.encode()
 
     def is_open(self) -> bool:
         """Whether rank 0 still waits there for other ranks."""
@@ -55,118 +79,25 @@ class Meeting(NamedTuple):
             return False
 
 
-class Guest(NamedTuple):
-    """Another process, as rank 0 sees it."""
-
-    rank: int
-    host: str
-    socket: socket.socket
-    address: str  # of the other process
-    here: str  # the address of this machine that it has used
-
-    @property
-    def is_local(self) -> bool:
-        """Whether it runs on this machine."""
-        return self.address == self.here
-
-
-def listen(port: int) -> socket.socket:
-    """Open the socket that the other ranks connect to; port 0 is any free one."""
-    found = socket.socket()
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    try:
-        found.bind(("", port))
-    except (OSError, OverflowError) as error:
-        found.close()
-        reason = getattr(error, "strerror", None) or "expected a number from 1 to 65535"
-        raise UserError(f"cannot use port {port}: {reason}") from error
-    found.listen(1024)
-    return found
-
-
-def receive(
-    listener: socket.socket,
-    size: int,
-    token: str,
-    seconds: float,
-    interrupted: Interruptible,
-) -> list[Guest]:
-    """At rank 0: wait until all other ranks have connected.
-
-    Raises
-    ------
-    UserError
-        If some do not connect in time.
-    """
-    guests: dict[int, Guest] = {}
-    arrived: queue.Queue[tuple[Guest, dict]] = queue.Queue()
-    listener.settimeout(_INTERVAL)
-    deadline = time.monotonic() + seconds
-    while len(guests) < size - 1:
-        if interrupted.signal:
-            raise UserError(f"ended by {interrupted.name} before all had joined")
-        if time.monotonic() > deadline:
-            missing = [str(rank) for rank in range(1, size) if rank not in guests]
-            raise UserError(
-                f"{_ranks(missing)} of {size} did not join within {seconds:g} s: "
-                "use a longer --wait"
-            )
-        with suppress(socket.timeout):
-            connection, _ = listener.accept()
-            threading.Thread(target=_greet, args=(connection, arrived), daemon=True).start()
-        while not arrived.empty():
-            guest, hello = arrived.get()
-            refusal = _refusal(guest, hello, size, token, guests)
-            with suppress(OSError):
-                guest.socket.sendall(json.dumps({"refusal": refusal}).encode() + b"\n")
-            if refusal is None:
-                guests[guest.rank] = guest
-            else:
-                guest.socket.close()
-    return [guests[rank] for rank in sorted(guests)]
-
-
-def _ranks(numbers: list[str]) -> str:
-    return ("rank " if len(numbers) == 1 else "ranks ") + ", ".join(numbers)
-
-
-def _greet(connection: socket.socket, arrived: queue.Queue[tuple[Guest, dict]]) -> None:
-    """Read the first message of a process. Drop connections from elsewhere."""
-    try:
-        connection.settimeout(_HANDSHAKE)
-        hello = json.loads(_line(connection))
-        guest = Guest(
-            int(hello["rank"]),
-            str(hello["host"]),
-            connection,
-            connection.getpeername()[0],
-            connection.getsockname()[0],
-        )
-    except (OSError, ValueError, KeyError, TypeError):
-        return connection.close()
-    arrived.put((guest, hello))
-
-
-def _refusal(
-    guest: Guest, hello: dict, size: int, token: str, guests: dict[int, Guest]
-) -> str | None:
-    if not secrets.compare_digest(str(hello.get("token")), token):
-        return "another job"
-    if hello.get("size") != size:
-        return f"rank 0 expects {size} processes, and rank {guest.rank} {hello.get('size')}"
-    if guest.rank in guests or not 0 < guest.rank < size:
-        return f"there is already a rank {guest.rank}"
-    return None
+class _NoProofError(OSError):
+    """Something listens that has not proved to be rank 0 of this job."""
 
 
 def connect(
     find: Callable[[], Meeting | None],
+    secret: bytes,
     rank: int,
     size: int,
     seconds: float,
     interrupted: Interruptible,
-) -> socket.socket:
+) -> tuple[socket.socket, bytes]:
     """At another rank: connect to rank 0, as soon as it listens.
+
+    Returns
+    -------
+    connection : socket
+    session : bytes
+        The key of this conversation.
 
     Raises
     ------
@@ -174,54 +105,86 @@ def connect(
         If it does not listen in time, or refuses.
     """
     deadline = time.monotonic() + seconds
+    reason, told = "", False
     while time.monotonic() < deadline:
-        meeting = find()
-        for address in meeting.addresses if meeting else ():
-            with suppress(OSError, ValueError):
-                return _introduce(address, meeting, rank, size)  # type: ignore[arg-type]
+        try:
+            meeting = find()
+            for address in meeting.addresses if meeting else ():
+                assert meeting is not None
+                try:
+                    return _introduce((address, meeting.port), meeting.key(secret), rank, size)
+                except _NoProofError as error:
+                    reason = f"; {error}"
+                except (OSError, ValueError):
+                    continue
+        except OSError as error:
+            reason = f"; {error}"
+        if reason and not told and time.monotonic() > deadline - seconds + HANDSHAKE:
+            told = True
+            print_line(f"{TITLE}: rank {rank} still waits for rank 0{reason}")
         if interrupted.signal:
-            raise UserError(f"ended by {interrupted.name} before rank 0 answered")
+            raise EndedError(interrupted, "rank 0 answered")
         time.sleep(_INTERVAL)
-    raise UserError(f"rank 0 did not answer within {seconds:g} s: use a longer --wait")
+    raise UserError(f"rank 0 did not answer within {seconds:g} s: use a longer --wait{reason}")
 
 
-def _introduce(address: str, meeting: Meeting, rank: int, size: int) -> socket.socket:
-    connection = socket.create_connection((address, meeting.port), timeout=_HANDSHAKE)
+def _introduce(
+    address: tuple[str, int], key: bytes, rank: int, size: int
+) -> tuple[socket.socket, bytes]:
+    """Prove to belong to the job, and let rank 0 prove it; before that nothing of it is used."""
+    deadline = time.monotonic() + HANDSHAKE
+    connection = socket.create_connection(address, timeout=HANDSHAKE)
     try:
-        hello = {"token": meeting.token, "rank": rank, "size": size, "host": socket.gethostname()}
-        connection.sendall(json.dumps(hello).encode() + b"\n")
-        refusal = json.loads(_line(connection))["refusal"]
+        challenge = _line(connection, deadline)
+        hello = {"rank": rank, "size": size, "host": socket.gethostname(), "nonce": nonce()}
+        said = json.dumps(hello).encode()
+        line = proof(key, b"guest", challenge, said) + b" " + said
+        connection.sendall(line + b"\n")
+        found, _, answer = _line(connection, deadline).partition(b" ")
+        if not compare_digest(found, proof(key, b"rank 0", challenge, line, answer)):
+            raise _NoProofError
+        refusal = json.loads(answer)["refusal"]
+        if refusal is not None:
+            raise UserError(refusal)
+    except (_NoProofError, ConnectionResetError) as error:
+        connection.close()
+        raise _NoProofError(
+            f"what listens on {address[0]}:{address[1]} did not prove to be rank 0 of this job"
+        ) from error
     except BaseException:
         connection.close()
         raise
-    if refusal == "another job":  # the file is old, or another machine has this address
-        connection.close()
-        raise OSError
-    if refusal is not None:
-        connection.close()
-        raise UserError(refusal)
-    return connection
+    return connection, proof(key, b"session", challenge, line, answer)
 
 
-def _line(connection: socket.socket) -> bytes:
+def _line(connection: socket.socket, deadline: float) -> bytes:
     """Read up to the end of a line, and no further."""
     line = b""
-    while not line.endswith(b"\n") and len(line) < 10000:
-        byte = connection.recv(1)
+    while not line.endswith(b"\n"):
+        left = deadline - time.monotonic()
+        if left <= 0 or len(line) > LONGEST:
+            raise _NoProofError
+        connection.settimeout(left)
+        try:
+            byte = connection.recv(1)
+        except socket.timeout:
+            raise _NoProofError from None
         if not byte:
-            raise OSError("closed")
+            raise _NoProofError
         line += byte
-    return line
+    return line[:-1]
 
 
-def channel(connection: socket.socket) -> Channel:
+def channel(connection: socket.socket, session: bytes, is_root: bool) -> Channel:
     """Make a channel of a connection."""
     connection.settimeout(None)
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    from_root, to_root = (Seal(proof(session, side)) for side in (b"from rank 0", b"to rank 0"))
 
     def close(lost: bool) -> Any:
         with suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
         connection.close()
 
-    return Channel(connection.makefile("rb"), connection.makefile("wb"), close)
+    seals = (to_root, from_root) if is_root else (from_root, to_root)
+    return Channel(connection.makefile("rb"), connection.makefile("wb"), close, seals)

@@ -2,9 +2,34 @@
 
 from __future__ import annotations
 
-import os
+import re
 import sys
-from typing import NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
+
+#: The variable that may hold the secret of a job.
+TOKEN = "GLUON_SVRG_TOKEN"
+_ADDRESS, _NUMBER, _PORT = r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "[0-9]{1,9}", "[0-9]{1,5}"
+_NAME = re.compile(r"scheduler|(server|worker) [0-9]{1,9}")
+#: All variables that a machine takes from another one, and their forms.
+_FORMS = {
+    "DMLC_ROLE": "scheduler|server|worker",
+    "DMLC_NODE_HOST": _ADDRESS,
+    "DMLC_PS_ROOT_URI": _ADDRESS,
+    "DMLC_PS_ROOT_PORT": _PORT,
+    "DMLC_NUM_WORKER": _NUMBER,
+    "DMLC_NUM_SERVER": _NUMBER,
+    "HOROVOD_GLOO_RENDEZVOUS_ADDR": _ADDRESS,
+    "HOROVOD_GLOO_RENDEZVOUS_PORT": _PORT,
+    "HOROVOD_CONTROLLER": "gloo",
+    "HOROVOD_CPU_OPERATIONS": "gloo",
+    "HOROVOD_HOSTNAME": _ADDRESS,
+    "HOROVOD_GLOO_IFACE": "[A-Za-z0-9_.:@-]{1,15}",
+    **{
+        f"HOROVOD_{kind}{what}": _NUMBER
+        for kind in ("", "LOCAL_", "CROSS_")
+        for what in ("RANK", "SIZE")
+    },
+}
 
 
 class LaunchError(Exception):
@@ -33,7 +58,6 @@ def parameter_servers(
     names: Sequence[Sequence[str]],
     addresses: Sequence[str],
     port: int,
-    timeout: float,
 ) -> list[list[Role]]:
     """The roles of MXNet's parameter servers.
 
@@ -45,8 +69,6 @@ def parameter_servers(
         The address of each machine, as the others reach it.
     port : int
         The port of the scheduler.
-    timeout : float
-        Seconds within which a silent process ends the job; 0 for never.
     """
     everything = [name for here in names for name in here]
     root = next(address for here, address in zip(names, addresses) if "scheduler" in here)
@@ -55,10 +77,7 @@ def parameter_servers(
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NUM_WORKER": str(sum(map(is_worker, everything))),
         "DMLC_NUM_SERVER": str(sum(name.startswith("server") for name in everything)),
-        **common_variables(timeout),
     }
-    if timeout:
-        variables["PS_HEARTBEAT_INTERVAL"] = "1"
     return [
         [
             Role(name, {**variables, "DMLC_NODE_HOST": address, "DMLC_ROLE": name.split()[0]})
@@ -68,10 +87,24 @@ def parameter_servers(
     ]
 
 
-def common_variables(timeout: float) -> dict[str, str]:
-    """The variables of all processes, whether parameter servers or Horovod."""
-    return {
-        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
-        "PYTHONUNBUFFERED": "1",
-        "GLUON_SVRG_TIMEOUT": f"{timeout:g}",
-    }
+def is_address(text: Any) -> bool:
+    """Whether something has the form of an address, as machines send them to each other."""
+    return isinstance(text, str) and re.fullmatch(_ADDRESS, text) is not None
+
+
+def checked(roles: Any) -> list[Role]:
+    """The roles that another machine has sent.
+
+    Raises
+    ------
+    ValueError, TypeError
+        If there is anything but roles and variables that a job needs.
+    """
+    found = [Role(name, dict(variables)) for name, variables in roles]
+    for role in found:
+        if not _NAME.fullmatch(role.name):
+            raise ValueError(f"the role {role.name!r}")
+        for variable, value in role.variables.items():
+            if variable not in _FORMS or not re.fullmatch(_FORMS[variable], value):
+                raise ValueError(f"the variable {variable}={value!r}")
+    return found

@@ -7,8 +7,7 @@ import os
 from pathlib import Path
 
 from .._installed import find_mxnet
-from .arguments import Help, UserError, add_timeout, command_of, natural, not_negative, positive
-from .join import Settings, join
+from .arguments import Help, UserError, add_job_options, command_of, natural, not_negative, positive
 from .ranks import find
 from .roles import LaunchError
 
@@ -24,7 +23,7 @@ examples:
   mpirun -np 4 gluon-svrg join -s 2 -- python train.py
   srun -n 4 gluon-svrg join -- python train.py
   mpirun -np 5 gluon-svrg join -n 2 -s 2 -- python train.py
-  gluon-svrg join --size 4 --scheduler train-0.train:9000 -- python train.py
+  gluon-svrg join --size 4 --scheduler train-0.train:9000 --token-file /etc/job -- python train.py
   mpirun -np 2 gluon-svrg join --horovod -- python train.py"""
 
 
@@ -40,14 +39,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     add = parser.add_argument
     add("-n", "--workers", metavar="WORKERS", type=positive, help="Give each process one role.")
-    add(
-        "-s",
-        "--servers",
-        metavar="SERVERS",
-        type=positive,
-        default=1,
-        help="How many processes sum the gradients.",
-    )
     add("--horovod", action="store_true", help="Start Horovod workers instead.")
     add(
         "--scheduler",
@@ -62,6 +53,17 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default=Path(),
         help="A folder that all processes see, for this file.",
     )
+    add(
+        "--token-file",
+        metavar="PATH",
+        type=Path,
+        help="A file with a secret that all processes of the job share, and nobody else knows.",
+    )
+    add(
+        "--no-authentication",
+        action="store_true",
+        help="Let whoever reaches --scheduler take part, on a network where all are trusted.",
+    )
     add("--rank", metavar="N", type=natural, help="The rank, if no launcher sets it.")
     add("--size", metavar="N", type=positive, help="The number of processes.")
     add(
@@ -71,15 +73,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default=600.0,
         help="How long the processes wait for each other at the start.",
     )
-    add(
-        "--restart",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="How often to restart the job after a death.",
-    )
-    add_timeout(parser)
-    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="The command of each worker.")
+    add_job_options(parser)
     parser.set_defaults(run=run)
 
 
@@ -92,6 +86,8 @@ def _address(text: str) -> str:
 
 def run(options: argparse.Namespace) -> int:
     """Join the job."""
+    from .join import Settings, join  # here, so that other commands start faster
+
     settings = Settings(
         command=command_of(options.script),
         workers=options.workers,
@@ -99,6 +95,8 @@ def run(options: argparse.Namespace) -> int:
         horovod=options.horovod,
         scheduler=options.scheduler,
         folder=options.folder,
+        token_file=options.token_file,
+        no_authentication=options.no_authentication,
         timeout=options.timeout,
         wait=options.wait,
         restarts=options.restart,

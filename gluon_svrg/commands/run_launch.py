@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+from typing import TYPE_CHECKING
 
 from .._installed import find_mxnet
-from .arguments import Help, UserError, add_timeout, command_of, natural, positive
-from .launch import launch
+from .arguments import Help, UserError, add_job_options, command_of, positive
 from .roles import LaunchError
-from .ssh import Host, launch_on
+
+if TYPE_CHECKING:
+    from .ssh import Host
 
 _DESCRIPTION = """\
 Start a scheduler, servers and workers of MXNet's distributed kvstores, on this machine or on those
@@ -45,14 +47,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="How many processes train.",
     )
     add(
-        "-s",
-        "--servers",
-        metavar="SERVERS",
-        type=positive,
-        default=1,
-        help="How many processes sum the gradients.",
-    )
-    add(
         "-H",
         "--hosts",
         metavar="HOSTS",
@@ -66,24 +60,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="The command that reaches a machine, with its options.",
     )
     add(
-        "--restart",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="How often to restart the job after a death.",
-    )
-    add(
         "--port",
         metavar="P",
         type=positive,
         help="The port of the scheduler. By default, a free one.",
     )
-    add_timeout(parser)
-    add("script", metavar="COMMAND", nargs=argparse.REMAINDER, help="The command of each worker.")
+    add_job_options(parser)
     parser.set_defaults(run=run)
 
 
 def _hosts(text: str) -> list[Host]:
+    from .ssh import Host
+
     try:
         hosts = [Host.parse(word.strip()) for word in text.split(",")]
     except ValueError as error:
@@ -103,8 +91,12 @@ def run(options: argparse.Namespace) -> int:
     }
     try:
         if options.hosts:
+            from .ssh import launch_on
+
             settings["shell"] = options.ssh
             return launch_on(options.hosts, command, options.workers, options.servers, **settings)
+        from .launch import launch
+
         find_mxnet()
         return launch(command, options.workers, options.servers, **settings)
     except (ImportError, LaunchError) as error:

@@ -12,7 +12,7 @@ from .addresses import interface_of, route_to
 from .channel import Channel
 from .local import LocalProcesses, usable_port
 from .process import State
-from .roles import LaunchError, Role
+from .roles import LaunchError, checked, is_address
 from .signals import Interruptible
 
 _INTERVAL = 0.1
@@ -20,9 +20,10 @@ _INTERVAL = 0.1
 
 def serve(
     channel: Channel,
-    make: Callable[[dict], LocalProcesses],
     timeout: float,
     interrupted: Interruptible,
+    processes: LocalProcesses | None = None,
+    make: Callable[[dict], LocalProcesses] | None = None,
 ) -> tuple[int, str | None]:
     """Start and end processes as the other side directs, until it sends the exit status.
 
@@ -30,12 +31,14 @@ def serve(
     ----------
     channel : Channel
         The channel to the machine that directs the job. It is opened here.
-    make : callable
-        Makes the processes from the settings, which are sent first.
     timeout : float
         The seconds within which silence of the other side ends the job; 0 for never.
     interrupted : Interruptible
         Notices signals.
+    processes : LocalProcesses, optional
+        What the other side directs: it chooses roles, but no command and no other variables.
+    make : callable, optional
+        Makes them from the settings that are sent first, by a user who has logged in with ssh.
 
     Returns
     -------
@@ -46,7 +49,6 @@ def serve(
     """
     messages: queue.Queue[dict] = queue.Queue()
     channel.open(messages.put)
-    processes: LocalProcesses | None = None
     run, sent, last = 0, 0.0, None
     try:
         while True:
@@ -54,20 +56,19 @@ def serve(
                 message = messages.get(timeout=_INTERVAL)
             except queue.Empty:
                 message = {}
-            if "prepare" in message:
-                timeout = float(message["prepare"].get("timeout", timeout))
-                try:
+            try:
+                if "prepare" in message and make is not None:
+                    timeout = float(message["prepare"]["timeout"])
                     processes = make(message["prepare"])
-                except OSError as error:
-                    channel.send(refusal=f"{error.strerror}: {error.filename}")
-            if "ask" in message:
-                channel.send(answer=_answer(*message["ask"]))
-            if "start" in message and processes is not None:
-                run = message["run"]
-                try:
-                    processes.start([Role(*role) for role in message["start"]])
-                except LaunchError as error:
-                    channel.send(refusal=str(error))
+                if "ask" in message:
+                    channel.send(answer=answer(*message["ask"]))
+                if "start" in message and processes is not None:
+                    run, roles = int(message["run"]), checked(message["start"])
+                    processes.start(roles)
+            except OSError as error:
+                channel.send(refusal=f"{error.strerror}: {error.filename}")
+            except LaunchError as error:
+                channel.send(refusal=str(error))
             if "end" in message and processes is not None:
                 processes.end()
                 channel.send(ended=True, run=run)
@@ -86,6 +87,8 @@ def serve(
             if states != last and now - sent > (0 if _news(states, last) else 1):
                 channel.offer(states=states, run=run)
                 sent, last = now, states
+    except (TypeError, ValueError, KeyError) as error:
+        return 1, f"sent what no job needs ({error})"
     finally:
         if processes is not None:
             processes.close(0)
@@ -93,28 +96,30 @@ def serve(
 
 
 def _news(states: list[State], last: list[State] | None) -> bool:
-    """Whether anything has changed except times."""
-    before = None if last is None else [state._replace(seconds=0, stopped=0) for state in last]
-    return [state._replace(seconds=0, stopped=0) for state in states] != before
+    """Whether anything has changed that cannot wait for a second."""
+    return last is None or list(map(_urgent, states)) != list(map(_urgent, last))
 
 
-def _answer(question: str, *arguments: Any) -> Any:
-    return QUESTIONS[question](*arguments)
+def _urgent(state: State) -> State:
+    return state._replace(seconds=0, stopped=0, calls=None)
 
 
-def _port() -> int:
-    return usable_port(None)
+def answer(question: str, argument: Any = None) -> Any:
+    """Answer a question of the machine that directs the job.
 
-
-def _reached() -> str:
-    """The address by which ssh has reached this machine."""
-    return os.environ.get("SSH_CONNECTION", "").split()[2]
-
-
-#: The questions that this machine answers.
-QUESTIONS: dict[str, Callable[..., Any]] = {
-    "port": _port,
-    "route": route_to,
-    "interface": interface_of,
-    "reached": _reached,
-}
+    Raises
+    ------
+    LaunchError
+        If a port cannot be used.
+    ValueError
+        If it is no such question.
+    """
+    if question == "port" and (argument is None or type(argument) is int):
+        return usable_port(argument)
+    if question == "reached":  # the address by which ssh has reached this machine
+        return os.environ.get("SSH_CONNECTION", "").split()[2]
+    if question == "route" and is_address(argument):
+        return route_to(argument)
+    if question == "interface" and is_address(argument):
+        return interface_of(argument)
+    raise ValueError(f"the question {question!r}")

@@ -14,7 +14,7 @@ from typing import Mapping, NamedTuple, Sequence
 
 from .channel import Channel
 from .launch import TIMEOUT
-from .process import print_line
+from .output import print_line
 from .remote import RemoteProcesses
 from .roles import LaunchError, Role, parameter_servers
 from .signals import Interruptible
@@ -85,9 +85,9 @@ def launch_on(
         used = [(machine, here) for machine, here in zip(machines, names) if here]
         root = used[0][0]
         _find_addresses([machine for machine, _ in used])
-        at = root.free_port() if port is None else port
+        at = root.free_port(port)
         addresses = [machine.address for machine, _ in used]
-        roles = iter(parameter_servers([here for _, here in used], addresses, at, timeout))
+        roles = iter(parameter_servers([here for _, here in used], addresses, at))
         return [next(roles) if here else [] for here in names]
 
     shares(workers, servers, [host.slots for host in hosts])  # before anything is started
@@ -111,7 +111,6 @@ def launch_on(
             machines,
             place,
             title="gluon-svrg launch",
-            say=print_line,
             interrupted=interrupted,
             timeout=timeout,
             restarts=restarts,

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import math
 import time
-from typing import Callable, Iterator, NamedTuple, Sequence, Union
+from typing import TYPE_CHECKING, Callable, Iterator, NamedTuple, Sequence, Union
 
+from ..stores.calls import Calls
 from ..stores.launcher import allowed_silence
 from .local import LocalProcesses
+from .output import print_last_line
 from .process import State, ending
-from .remote import RemoteProcesses
 from .roles import Role, is_worker
 from .signals import Interruptible
 
@@ -23,7 +24,9 @@ _SETTLE = 0.3
 #: Seconds that another machine has to end its processes.
 _PATIENCE = 10.0
 
-Machine = Union[LocalProcesses, RemoteProcesses]
+if TYPE_CHECKING:
+    from .remote import RemoteProcesses
+Machine = Union[LocalProcesses, "RemoteProcesses"]
 
 
 class Death(NamedTuple):
@@ -32,6 +35,7 @@ class Death(NamedTuple):
     who: str
     reason: str
     status: int  # for the shell
+    before: Sequence[str] = ()  # lines that explain it
 
 
 def supervise(
@@ -39,7 +43,6 @@ def supervise(
     place: Callable[[Sequence[Machine]], Sequence[Sequence[Role]]],
     *,
     title: str,
-    say: Callable[[str], None],
     interrupted: Interruptible,
     timeout: float,
     restarts: int = 0,
@@ -56,8 +59,6 @@ def supervise(
         too few machines.
     title : str
         The beginning of messages.
-    say : callable
-        Called with each message.
     interrupted : Interruptible
         Notices signals.
     timeout : float
@@ -83,7 +84,10 @@ def supervise(
 
             def report(death: Death, done: str, again: str = again) -> None:
                 again = "" if interrupted.signal else again
-                say(f"{title}: {death.who} {death.reason}; all others {done}{again}")
+                for line in death.before:
+                    print_last_line(f"{title}: {line}")
+                rest = "all" if death.before else "all others"
+                print_last_line(f"{title}: {death.who} {death.reason}; {rest} {done}{again}")
 
             death = job.run(lambda death: report(death, "are ended") if at_once else None)
             if death is None:
@@ -119,6 +123,8 @@ class _Job:
         self._interrupted, self._timeout = interrupted, timeout
         self._stall = _Stall()
         self._first: str | None = None  # the worker that has finished first
+        self._calls: dict[str, Calls] = {}  # what the workers do, by their roles
+        self._since = time.monotonic()  # when that has changed
 
     def run(self, on_death: Callable[[Death], None]) -> Death | None:
         """Start all, watch them, end all."""
@@ -138,12 +144,14 @@ class _Job:
 
     def _watch(self) -> Death | None:
         """Wait until all have succeeded, or one has failed."""
-        while not self._interrupted.signal:
+        while True:
             if self._death() is not None:
                 time.sleep(_SETTLE)  # the first death may be the last to be known
                 return self._death()
             if self._has_ended_well():
                 return None
+            if self._interrupted.signal:
+                break
             time.sleep(_INTERVAL)
         # A manager that ends all because one has died may be faster than the news of that death.
         time.sleep(_SETTLE)
@@ -184,7 +192,8 @@ class _Job:
         if failed:
             machine, state = min(failed, key=lambda item: item[1].ended)
             return self._failure(machine, state)
-        return self._early_exit([(m, s) for m, s in states if is_worker(s.role)])
+        workers = [(m, s) for m, s in states if is_worker(s.role)]
+        return self._early_exit(workers) or self._different_calls(workers)
 
     def _failure(self, machine: Machine, state: State) -> Death:
         code: int = state.code  # type: ignore[assignment]
@@ -222,6 +231,23 @@ class _Job:
         names = " and ".join(self._name(m, s) for m, s in others)
         verb = "waits" if len(others) == 1 else "wait"
         return Death(first, f"exited early, with code 0, while {names} still {verb} for it", 1)
+
+    def _different_calls(self, workers: list[tuple[Machine, State]]) -> Death | None:
+        """Find workers that wait for one another in different calls, and so forever."""
+        found = {s.role: Calls(*s.calls) for _, s in workers if s.calls is not None}
+        now = time.monotonic()
+        if found != self._calls:
+            self._calls, self._since = found, now
+        if not self._timeout or now - self._since < allowed_silence(self._timeout):
+            return None
+        if all(one.can_become(other) for one in found.values() for other in found.values()):
+            return None
+        lines = [f"{self._name(m, s)} waits in {found[s.role]}" for m, s in workers if s.calls]
+        reason = (
+            f"waited for one another in different calls for {self._timeout:g} s: "
+            "workers must make the same calls"
+        )
+        return Death("the workers", reason, 1, lines)
 
 
 class _Stall:

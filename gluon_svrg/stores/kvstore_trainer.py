@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from . import checks, kinds
+from . import calls, checks, kinds
 from .interface import Workers
 
 
@@ -69,6 +69,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
                 kvstore, len(self._all_parameters), updates
             )
             self._known_workers.prepare_servers(self._optimizer_for_kvstore)
+            if self._known_workers.reduces and not self._known_workers.is_alone:
+                calls.begin()
         return self._known_workers
 
     @property
@@ -102,6 +104,10 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         if not self._workers.is_alone:
             self._workers.wait()
         self._workers.check_servers()
+
+    def _allreduce_grads(self) -> None:
+        calls.step()
+        super()._allreduce_grads()
 
     def _share_weights(self) -> None:
         """Start the kvstore and give all workers the same weights, for a pass over the data."""

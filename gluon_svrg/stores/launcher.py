@@ -62,14 +62,20 @@ def is_launched() -> bool:
     return _place is not None and os.getpid() == _process
 
 
+def path_of(what: str) -> str | None:
+    """The file of a report to the launcher, if there is one."""
+    place = _place if os.getpid() == _process else os.environ.get(PLACE)
+    return None if place is None else f"{place}.{what}"
+
+
 def tell(what: str, text: str) -> None:
     """Tell the launcher something, if there is one."""
-    place = _place if os.getpid() == _process else os.environ.get(PLACE)
-    if place is None:
+    path = path_of(what)
+    if path is None:
         return
     try:
-        with open(f"{place}.{what}.new", "w", encoding="utf-8") as file:
+        with open(f"{path}.new", "w", encoding="utf-8") as file:
             file.write(text)
-        os.replace(f"{place}.{what}.new", f"{place}.{what}")  # no reader sees half a file
+        os.replace(f"{path}.new", path)  # no reader sees half a file
     except OSError:
         pass  # the launcher has died, and this process will, too
