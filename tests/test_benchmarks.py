@@ -251,7 +251,7 @@ def test_the_tables_are_those_of_the_saved_runs(name, versions):
         assert table in document
 
 
-@pytest.mark.parametrize("benchmark", [start, pays])
+@pytest.mark.parametrize("benchmark", [start])
 def test_the_table_is_that_of_the_saved_run(benchmark):
     root = Path(__file__).parent.parent
     name = benchmark.__name__.rpartition(".")[2]
