@@ -142,7 +142,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Notes
         -----
         What changes with a step takes effect when the update has run. A step that raises an
-        exception, or that AMP skips, changes nothing.
+        exception, or that AMP skips, changes nothing. A gradient that is NaN or infinite stays in
+        the mean gradient of SARAH, STORM and approximate MARS, and in the table of SAGA and SAG,
+        until `discard_snapshot` or `update_full_grads`: `full_grads` and `gluon_svrg.variance` show
+        it.
         """
         checks.check_flag(ignore_stale_grad)
         loss = None

@@ -44,7 +44,14 @@ SUITES = {
         "accumulation",
         "blocks",
     ],
-    "passes/full_pass": [*FORMULA, "random_lock", "defects_random", "accumulation", "interface"],
+    "passes/full_pass": [
+        *FORMULA,
+        "resume::test_each_step",
+        "random_lock",
+        "defects_random",
+        "accumulation",
+        "interface",
+    ],
     "passes/losses": ["identities::test_the_mean_loss_of_many_minibatches"],
     "passes/interrupts": ["defects_leaks", "defects_interrupts"],
     "passes/network": ["part_of_network", "blocks", "accumulation", "interface", "methods"],
@@ -290,6 +297,10 @@ MUTANTS = {
         ),
     },
     "passes/full_pass": {
+        "a locked pass draws what it likes": (
+            "or table is not None or number == 0 else None",
+            "or table is not None else None",
+        ),
         "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
         "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),

@@ -1,5 +1,8 @@
 """What users get wrong: each message says what to do, before anything is computed."""
 
+import subprocess
+import sys
+
 import mxnet as mx
 import numpy as np
 import pytest
@@ -161,3 +164,33 @@ def test_a_snapshot_that_is_never_renewed():
         trainer.step(4, closure=lambda: loss_of(*batch()))
     with pytest.warns(UserWarning, match="The snapshot is 11 data passes old"):
         trainer.step(4, closure=lambda: loss_of(*batch()))
+
+
+ONE_OF_TWO = """
+import os, warnings
+import mxnet as mx
+from mxnet import gluon
+from gluon_svrg import SVRGTrainer
+net = gluon.nn.Dense(1, in_units=3)
+net.initialize()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    SVRGTrainer(net.collect_params(), "sgd", kvstore="device")
+print("said" if any("exchanges nothing" in str(w.message) for w in caught) else "silent")
+"""
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_worker_of_several_without_their_kvstore(workers, tmp_path):
+    """In a real job, whose workers end by themselves."""
+    program = tmp_path / "train.py"
+    program.write_text(ONE_OF_TWO)
+    command = [sys.executable, "-m", "gluon_svrg", "launch", "-n", str(workers), "-s", "1", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, str(program)],
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("said" if workers > 1 else "silent") == workers

@@ -122,7 +122,8 @@ def full_gradient(
                 recorded, reached, seed, _ = twice(here, closure, inputs, total, lock)
             else:
                 seed = lock.new_seed()
-                seed = seed if again or table is not None else None
+                # Under the lock, what a pass draws follows from the seed of its first minibatch.
+                seed = seed if again or table is not None or number == 0 else None
                 recorded, reached = once(here, closure, inputs, total, seed)
                 is_random = again and _is_random(
                     # No name for the other losses: what they were computed from would be kept.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any, Sequence
 
 import mxnet as mx
@@ -10,6 +11,7 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from . import calls, checks, kinds
 from .interface import Workers
+from .launcher import number_of_workers
 
 
 class KVStoreTrainer(_mxnet.OpenTrainer):
@@ -53,6 +55,13 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         if not kinds.kind_of(kvstore).has_servers:  # these are created at the first use
             kvstore = kinds.created(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
+        if kinds.kind_of(kvstore).is_alone and number_of_workers() > 1:
+            warnings.warn(
+                f"This process is one of {number_of_workers()} workers, and kvstore={kvstore!r} "
+                "exchanges nothing with the others: each trains a model of its own. Pass "
+                "kvstore='dist_sync', or 'horovod' in a job of Horovod.",
+                stacklevel=4,
+            )
         self._known_workers: Workers | None = None
         self._sums: NDArray | None = None  # of a few numbers over the workers
 

@@ -68,6 +68,14 @@ def path_of(what: str) -> str | None:
     return None if place is None else f"{place}.{what}"
 
 
+def number_of_workers() -> int:
+    """The workers of the job that a launcher has made this process part of; 1 without one."""
+    if not is_launched():
+        return 1
+    sizes = (os.environ.get(name, "1") for name in ("DMLC_NUM_WORKER", "HOROVOD_SIZE"))
+    return max(int(size) for size in sizes if size.isdigit())
+
+
 def tell(what: str, text: str) -> None:
     """Tell the launcher something, if there is one."""
     path = path_of(what)
