@@ -263,7 +263,7 @@ def _mean_grad(
     Those are per device.
     """
     total = new_sum(point.network, scale)
-    total.put()
+    total.start()
 
     def work() -> tuple[Sequence[int], Flags]:
         recorded = point.network.record(closure, inputs)

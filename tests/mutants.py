@@ -225,10 +225,10 @@ MUTANTS = {
             "v.add(recorded, reference, terms.b)",
             "v.add(recorded, reference)",
         ),
-        "gradient missing": ("v.end(recorded, here)  # v += g", "v.add(recorded, here, 0.0)"),
-        "mean missing": ("v.put(recorded.counts, terms.k, terms.mean)", "v.put()"),
+        "gradient missing": ("v.add_last(recorded, here)  # v += g", "v.add(recorded, here, 0.0)"),
+        "mean missing": ("v.start(recorded.counts, terms.k, terms.mean)", "v.start()"),
         "gradient of a single pass missing": (
-            "v.begin(recorded, here.writing)  # v = g",
+            "v.set_to(recorded, here.writing)  # v = g",
             "v.add(recorded, here.writing, 0.0)",
         ),
         "row missing": ("counts, k, m, b, row_grads)  #", "counts, k, m, b, None)  #"),
@@ -298,8 +298,8 @@ MUTANTS = {
     },
     "passes/full_pass": {
         "a locked pass draws what it likes": (
-            "or table is not None or number == 0 else None",
-            "or table is not None else None",
+            "seed if self._one_by_one or is_first else None",
+            "seed if self._one_by_one else None",
         ),
         "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
@@ -333,7 +333,7 @@ MUTANTS = {
             "is_known=True",
         ),
         "half a gradient": (
-            "                total.put()\n                once(here",
+            "                total.start()\n                once(here",
             "                once(here",
         ),
     },

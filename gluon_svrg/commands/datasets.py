@@ -9,28 +9,15 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .settings import MOST_WORDS
+
 BUNDLED = ("digits", "breast_cancer", "diabetes")
 TASKS = ("classification", "regression")
 #: Memory is samples x classes, and the solver's time grows with the square of the classes: 2 s for
 #: 1,000 classes, more than 10 minutes for 20,000.
 MOST_CLASSES = 1000
-#: A text with more values is a name or a number of the row, and an input for each says nothing.
-MOST_WORDS = 100
 #: What pandas calls columns without a name; `DataFrame.to_csv` writes row numbers into one.
 NAMELESS = "Unnamed: "
-
-RULES = f"""\
-rules for a .csv file:
-  Its first line names the columns. Columns are separated by commas, semicolons, tabs or |. With
-  semicolons, 1,5 is read as 1.5. Empty cells, NA, NaN, null and ? are missing.
-  - Rows without a target are left out.
-  - A column where at least half of the cells are numbers is an input. Its other cells are missing,
-    and are filled with the mean of the column.
-  - Any other column is text. Each of its values is an input of 0 and 1, and "missing" is a value.
-    Text with more than {MOST_WORDS} values, or with fewer rows than two for each, is left out.
-    So are columns that are empty or have no name.
-  - All inputs are scaled to mean 0 and variance 1, and the target of a regression is, too.
-  A line on standard error says which cells, rows and columns were filled or left out."""
 
 
 class Dataset(NamedTuple):

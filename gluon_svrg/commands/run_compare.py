@@ -20,8 +20,15 @@ from .arguments import (
     positive,
     seed,
 )
-from .datasets import RULES
-from .settings import DEFAULT_METHODS, FIRST_ALPHA, LEARNING_RATES, METHODS, WEIGHT_DECAY, Settings
+from .settings import (
+    DEFAULT_METHODS,
+    FIRST_ALPHA,
+    LEARNING_RATES,
+    METHODS,
+    RULES,
+    WEIGHT_DECAY,
+    Settings,
+)
 
 _DESCRIPTION = """\
 Train one model with a plain optimizer, SVRG and other methods, with the same learning rates and the

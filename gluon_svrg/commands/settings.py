@@ -67,3 +67,21 @@ class Settings(NamedTuple):
         """How many data passes each method makes: those of SVRG, all included."""
         gradients = (2 if self.coefficient else 1) * self.epochs
         return self.plain_epochs + gradients + self.num_snapshots
+
+
+#: A text with more values is a name or a number of the row, and an input for each says nothing.
+MOST_WORDS = 100
+
+#: What `datasets` makes of a file.
+RULES = f"""\
+rules for a .csv file:
+  Its first line names the columns. Columns are separated by commas, semicolons, tabs or |. With
+  semicolons, 1,5 is read as 1.5. Empty cells, NA, NaN, null and ? are missing.
+  - Rows without a target are left out.
+  - A column where at least half of the cells are numbers is an input. Its other cells are missing,
+    and are filled with the mean of the column.
+  - Any other column is text. Each of its values is an input of 0 and 1, and "missing" is a value.
+    Text with more than {MOST_WORDS} values, or with fewer rows than two for each, is left out.
+    So are columns that are empty or have no name.
+  - All inputs are scaled to mean 0 and variance 1, and the target of a regression is, too.
+  A line on standard error says which cells, rows and columns were filled or left out."""

@@ -119,9 +119,9 @@ def rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, l
 def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     """Copy arrays to others of equal shapes."""
     # MXNet keeps 5 MB for each thread that has called one of these operators.
-    at_once = not is_uninterrupted()
+    in_one_call = not is_uninterrupted()
     for dtype, rows in rows_by_dtype([sources, targets]):
-        if dtype is not None and at_once:
+        if dtype is not None and in_one_call:
             flat, outputs = map(list, zip(*rows))
             _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
             continue

@@ -196,7 +196,7 @@ def check_row(
         def work() -> tuple[Recorded, Flags]:
             recorded = network.record(closure)
             row.check_counts(recorded.counts)
-            v.put()
+            v.start()
             return recorded, v.add(recorded, point)
 
         random_lock.start(row.seed)
@@ -253,7 +253,7 @@ def _compared(
     total.observed = []
     is_alone = not total.rounds_alike(terms.b)
     if is_alone:
-        total.put()
+        total.start()
         with network.outside.protected(gradients=False):
             alone, _ = once(reference, closure, (), total, seed)
         differentiated = alone.entries
@@ -280,7 +280,7 @@ def _from_two(
 
     def at_reference() -> tuple[Recorded, Flags]:
         recorded = network.record(closure)  # now c is known
-        v.put(recorded.counts, terms.k, terms.mean)  # v = k c m
+        v.start(recorded.counts, terms.k, terms.mean)  # v = k c m
         touched = v.add(recorded, reference, terms.b)  # v += b r
         if terms.only is not None:
             v.clear([[kept] * len(network.devices) for kept in terms.only])  # v = 0 for the rest
@@ -289,7 +289,7 @@ def _from_two(
     def at_weights() -> tuple[Recorded, Flags]:
         recorded = network.record(closure)
         check_repeatable(there.counts, recorded.counts)
-        return recorded, v.end(recorded, here)  # v += g
+        return recorded, v.add_last(recorded, here)  # v += g
 
     random_lock.start(seed)
     with network.outside.protected(gradients=False):
@@ -328,18 +328,18 @@ def _from_one(
             recorded = network.record(closure)
             if row is not None:
                 row.check_counts(recorded.counts)
-            return recorded, v.begin(recorded, here.writing)  # v = g
+            return recorded, v.set_to(recorded, here.writing)  # v = g
 
         random_lock.start(seed)
         recorded, touched = here.writing.at(at_weights)
         reached = check_dependent(touched)
         network.check_hidden()
         if terms.copy_to is None:
-            v.complete(recorded.counts, k, m, b, row_grads)  # v += b row + k c m
+            v.add_terms(recorded.counts, k, m, b, row_grads)  # v += b row + k c m
         else:  # the same, keeping g and g + b row
             assert m is not None and terms.moved is not None
             keep = terms.copy_to, terms.moved, terms.then
-            v.complete_moving(recorded.counts, k, m, b, row_grads, *keep)
+            v.add_terms_keeping(recorded.counts, k, m, b, row_grads, *keep)
     return Estimate(
         recorded.loss,
         recorded.entries,

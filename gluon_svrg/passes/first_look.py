@@ -49,7 +49,7 @@ def first_look(
         if compare:
             _, reached, _, differentiated = twice(here, closure, (), total, lock)
         else:
-            total.put()
+            total.start()
             _, reached = once(here, closure, (), total, None)
         if network.adds:
             is_lost(here, closure, (), reached)

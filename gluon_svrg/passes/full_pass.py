@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from operator import or_
-from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, List, NamedTuple, Protocol, Sequence, Tuple, Union
 
 from mxnet.ndarray import NDArray
 
@@ -26,6 +26,10 @@ from .sums import LiveSum, new_sum
 #: a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it escapes
 #: three pairs in one refresh of 8, with p = 1/5 in one of 3.
 REPEATED = 3
+
+
+#: A minibatch, the parameters that its loss reaches, and the seed of its random numbers.
+_Found = Tuple[Recorded, List[bool], Union[int, None]]
 
 
 class Table(Protocol):
@@ -100,63 +104,26 @@ def full_gradient(
     FloatingPointError
         If the result is not finite.
     """
-    here = Point.untouched(network)
-    total: LiveSum | None = None
-    repeat = lock.mode == "auto" and not lock.locked
+    added = _Sum(network, closure, lock, scale, one_by_one=table is not None)
     entries, of_first = 0, 0
     losses, ever = LossSum(), [False] * len(network.trainable)
-    earlier: Recorded | None = None
-    for number, batch in enumerate(batches):
-        inputs = arguments(batch)
-        with network.outside.protected(search=number == 0):
-            if total is None:
-                network.adds, earlier = probe(here, closure, inputs)
-                network.is_known_to_add = True
-                network.mark(here.weights)
-                total = new_sum(network, scale)
-                total.put()
-            if table is not None:
-                total.put()
-            again = repeat and number < REPEATED
-            if again and number == 0 and table is not None:
-                recorded, reached, seed, _ = twice(here, closure, inputs, total, lock)
-            else:
-                seed = lock.new_seed()
-                # Under the lock, what a pass draws follows from the seed of its first minibatch.
-                seed = seed if again or table is not None or number == 0 else None
-                recorded, reached = once(here, closure, inputs, total, seed)
-                is_random = again and _is_random(
-                    # No name for the other losses: what they were computed from would be kept.
-                    loss_difference(recorded, earlier or record_again(here, closure, inputs, seed)),
-                    network,
-                    lock,
-                )
-                if is_random and table is not None:  # keep a gradient whose seed is known
-                    seed = lock.new_seed()
-                    total.put()
-                    recorded, reached = once(here, closure, inputs, total, seed)
-            earlier = None
-            if number == 0:
-                if network.adds and is_lost(here, closure, inputs, reached):
-                    network.mark(here.weights)
-                    total = new_sum(network, scale)
-                    total.put()
-                    recorded, reached = once(here, closure, inputs, total, seed)
-                network.check_hidden()
+    for batch in batches:
+        recorded, reached, seed = added.add(arguments(batch))
         if table is not None:
-            table.append(total, recorded.counts, seed)
+            table.append(added.total, recorded.counts, seed)
         ever = list(map(or_, ever, reached))
         entries += recorded.entries
         of_first = of_first or next(filter(None, recorded.counts), 0)
         losses.add(recorded)
-    if not entries or total is None:
+    if not entries:
         raise ValueError(
             "There was no data for the full gradient. Pass an iterable with at least one batch; a "
             "generator that was used before is empty."
         )
     network.check_hidden()
+    total = added.total
     if table is not None:
-        total.put()
+        total.start()
         table.add_to(total)
     sum_over_devices(total.arrays)
     sums = workers.reach([entries, losses.total(), *ever])
@@ -174,12 +141,104 @@ def full_gradient(
     return FullGradient(total.arrays, mean_loss, counts, int(sums[0]), entries, of_first)
 
 
-def _is_random(difference: float, network: Network, lock: RandomLock) -> bool:
-    """Whether two losses of a minibatch differ; if so, lock random numbers, with a warning."""
-    if not sketch.is_other(difference, network.live_grads, lock.locked):
-        return False
-    lock.turn_on("loss", difference)
-    return True
+class _Sum:
+    """The sum of the gradients of minibatches at the current weights.
+
+    Parameters
+    ----------
+    network, closure, lock, scale
+        As for `full_gradient`.
+    one_by_one : bool
+        Whether the sum is that of the last minibatch alone, to be stored in a table.
+    """
+
+    def __init__(
+        self,
+        network: Network,
+        closure: Callable[..., Loss],
+        lock: RandomLock,
+        scale: float,
+        *,
+        one_by_one: bool,
+    ) -> None:
+        self._network, self._closure, self._lock = network, closure, lock
+        self._scale, self._one_by_one = scale, one_by_one
+        self._here = Point.untouched(network)
+        self._number = 0  # of the next minibatch
+        self._repeated = REPEATED if lock.mode == "auto" and not lock.locked else 0
+        self._earlier: Recorded | None = None  # losses of the next minibatch
+
+    def add(self, inputs: Sequence[Any]) -> tuple[Recorded, list[bool], int | None]:
+        """Add the gradient of a minibatch.
+
+        Returns
+        -------
+        recorded : Recorded
+        reached : list of bool
+            Per parameter: whether the loss depends on it.
+        seed : int or None
+            The seed of the random numbers, if they are locked for this gradient.
+        """
+        is_first = self._number == 0
+        with self._network.outside.protected(search=is_first):
+            if is_first:
+                self._test(inputs)
+            elif self._one_by_one:
+                self.total.start()
+            if self._number >= self._repeated:
+                seed = self._lock.new_seed()
+                # Under the lock, what a pass draws follows from the seed of its first minibatch.
+                found = self._once(inputs, seed if self._one_by_one or is_first else None)
+            elif is_first and self._one_by_one:
+                found = twice(self._here, self._closure, inputs, self.total, self._lock)[:3]
+            else:
+                found = self._with_other_losses(inputs)
+            if is_first:
+                found = self._unless_lost(inputs, found)
+                self._network.check_hidden()
+        self._number += 1
+        self._earlier = None
+        return found
+
+    def _start(self) -> None:
+        self._network.mark(self._here.weights)
+        self.total = new_sum(self._network, self._scale)
+        self.total.start()
+
+    def _test(self, inputs: Sequence[Any]) -> None:
+        """Test whether backward can add gradients, and begin with a sum of the right kind."""
+        network = self._network
+        network.adds, self._earlier = probe(self._here, self._closure, inputs)
+        network.is_known_to_add = True
+        self._start()
+
+    def _unless_lost(self, inputs: Sequence[Any], found: _Found) -> _Found:
+        """Add the first gradient again, apart, if backward has failed to add it."""
+        _, reached, seed = found
+        if not (self._network.adds and is_lost(self._here, self._closure, inputs, reached)):
+            return found
+        self._start()
+        return self._once(inputs, seed)
+
+    def _once(self, inputs: Sequence[Any], seed: int | None) -> _Found:
+        return (*once(self._here, self._closure, inputs, self.total, seed), seed)
+
+    def _other_losses(self, inputs: Sequence[Any], seed: int | None) -> Recorded:
+        earlier, self._earlier = self._earlier, None
+        return earlier or record_again(self._here, self._closure, inputs, seed)
+
+    def _with_other_losses(self, inputs: Sequence[Any]) -> _Found:
+        """Add a gradient, and lock random numbers if another call has other losses."""
+        lock, seed = self._lock, self._lock.new_seed()
+        found = self._once(inputs, seed)
+        # No name for the other losses: what they were computed from would be kept.
+        difference = loss_difference(found[0], self._other_losses(inputs, seed))
+        if sketch.is_other(difference, self._network.live_grads, lock.locked):
+            lock.turn_on("loss", difference)
+            if self._one_by_one:  # keep a gradient whose seed is known
+                self.total.start()
+                found = self._once(inputs, lock.new_seed())
+        return found
 
 
 def _take_mean(sums: Arrays, divisor: float) -> None:

@@ -209,11 +209,11 @@ def descriptions(network: Network) -> dict[Parameter, str]:
     return {p: description(_mxnet.data(p)) for p in trainable}
 
 
-def what_changed(were: dict[Parameter, str], network: Network) -> str:
+def what_changed(before: dict[Parameter, str], network: Network) -> str:
     """Describe how the trainable parameters have changed; empty if they have not."""
-    are, null = descriptions(network), "of grad_req='null'"
+    now, null = descriptions(network), "of grad_req='null'"
     for p in network.parameters:
-        was, is_now = were.get(p), are.get(p)
+        was, is_now = before.get(p), now.get(p)
         if was != is_now:
             return f"{p.name} is {is_now or null} now and was {was or null} then"
     return ""

@@ -106,7 +106,7 @@ def twice(
     differentiated = 0
     while True:
         seed = lock.new_seed()
-        total.put()
+        total.start()
         seen: list[Observed] = []
         total.observed = seen
         first, reached = once(here, closure, inputs, total, seed, 0.5)
@@ -117,7 +117,7 @@ def twice(
         differentiated += 2 * first.entries + verdict.differentiated
         if verdict.is_same:
             if not verdict.is_intact:
-                total.put()
+                total.start()
                 once(here, closure, inputs, total, seed)
             return first, reached, seed, differentiated
 

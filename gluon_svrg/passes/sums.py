@@ -67,7 +67,7 @@ class LiveSum:
         self._kept = network.combinations
         self.observed: list[Observed] | None = None
 
-    def put(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
+    def start(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
         """Begin with ``k c m``, or with zero.
 
         Parameters
@@ -85,7 +85,7 @@ class LiveSum:
             else:
                 zero(targets)
 
-    def complete(
+    def add_terms(
         self,
         counts: Sequence[int],
         k: float | NDArray = 0.0,
@@ -113,7 +113,7 @@ class LiveSum:
             terms += self._mean_terms(device, counts, k, mean)
             assign_in_turn(*self._sum_of(terms, device))
 
-    def complete_moving(
+    def add_terms_keeping(
         self,
         counts: Sequence[int],
         k: float | NDArray,
@@ -124,7 +124,7 @@ class LiveSum:
         moved: Arrays,
         then: Callable[[int], list[Assignment]] | None,
     ) -> None:
-        """As `complete`, and keep the sum before, g, and the move ``g + b row``.
+        """As `add_terms`, and keep the sum before, g, and the move ``g + b row``.
 
         The move is computed first, and used again: the time of sums of large arrays is that of
         reading and writing memory.
@@ -132,7 +132,7 @@ class LiveSum:
         Parameters
         ----------
         counts, k, mean, b, row
-            As for `complete`.
+            As for `add_terms`.
         copy_to, moved : list of list of NDArray
             Where to keep g, and the move, both for unscaled losses. Without a row, the move is g,
             and is not copied.
@@ -212,7 +212,7 @@ class LiveSum:
             rounding = _ROUNDED * float(epsilon * np.linalg.norm(before)) / abs(scale)
         self.observed.append(Observed(added, rounding))
 
-    def begin(self, recorded: Recorded, point: Point) -> Flags:
+    def set_to(self, recorded: Recorded, point: Point) -> Flags:
         """Begin with the gradient of losses at a point where backward writes."""
         self.arrays = self._live_grads
         recorded.backward(self.scale)
@@ -222,7 +222,7 @@ class LiveSum:
             self._observe(0.0, self.scale)
         return touched
 
-    def end(self, recorded: Recorded, point: Point) -> Flags:
+    def add_last(self, recorded: Recorded, point: Point) -> Flags:
         """Add the gradient of losses at a point, and leave the sum in the live gradients."""
         return self.add(recorded, point)
 
@@ -254,17 +254,17 @@ class SeparateSum(LiveSum):
             network.sums = buffers_like(network.live_grads)
         self.arrays = self._sums = network.sums
 
-    def put(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
-        """Begin with ``k c m``, or with zero, see `LiveSum.put`."""
+    def start(self, counts: Sequence[int] = (), k: float = 0.0, mean: Arrays | None = None) -> None:
+        """Begin with ``k c m``, or with zero, see `LiveSum.start`."""
         if mean is not None and all(k * count * self.scale == 1 for count in counts):
             self.arrays = mean  # the first gradient is added to it in the separate arrays
         else:
             self.arrays = self._sums
-            super().put(counts, k, mean)
+            super().start(counts, k, mean)
 
     def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
         """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
-        before, touched = self.arrays, self.begin(recorded, point)
+        before, touched = self.arrays, self.set_to(recorded, point)
         self.arrays = self._sums
         for device in range(len(touched[0])):
             sources = before, self._live_grads
@@ -275,9 +275,9 @@ class SeparateSum(LiveSum):
         """Always: backward takes no factor."""
         return True
 
-    def end(self, recorded: Recorded, point: Point) -> Flags:
+    def add_last(self, recorded: Recorded, point: Point) -> Flags:
         """Add the gradient of losses at a point, and leave the sum in the live gradients."""
-        touched = self.begin(recorded, point)
+        touched = self.set_to(recorded, point)
         for device in range(len(touched[0])):
             sources = self._live_grads, self._sums
             self._combine(device, (1.0, 1.0), sources, self._live_grads)
