@@ -11,7 +11,7 @@ import oracle
 import pytest
 import sklearn.datasets
 
-from gluon_svrg.commands import cli, datasets, plot, report
+from gluon_svrg.commands import cli, datasets, plot, report, settings
 from gluon_svrg.commands.compare import compare, next_rates
 from gluon_svrg.commands.palette import STYLES
 from gluon_svrg.commands.settings import LADDER, LEARNING_RATES, METHODS, Settings
@@ -323,7 +323,7 @@ def test_every_method_is_in_the_help_and_has_a_style(capsys):
         cli.main(["compare", "--help"])
     text = " ".join(capsys.readouterr().out.split()).replace("sgd- decay", "sgd-decay")
     assert f"{', '.join(METHODS)}." in text
-    assert " ".join(datasets.RULES.split()) in text
+    assert " ".join(settings.RULES.split()) in text
     assert "(default: sgd,sgd-decay,svrg)" in text and "(default: 0.01)" in text
     assert "these are 0.01, 0.03, 0.1, 0.3, 1, 3, and" in text
     titles = {method.title for method in METHODS.values()}
@@ -516,8 +516,8 @@ def test_the_delimiter_is_found(delimiter, tmp_path):
 def test_text_with_many_values(words, tmp_path):
     columns = {"x": [f"w{i % words}" for i in range(202)], "z": range(202), "y": [0, 1] * 101}
     dataset = datasets.load(str(write_csv(tmp_path / "own.csv", columns)), "y")
-    assert dataset.X.shape == (202, 101 if words == datasets.MOST_WORDS else 1)
-    assert len(dataset.notes) == (words > datasets.MOST_WORDS)
+    assert dataset.X.shape == (202, 101 if words == settings.MOST_WORDS else 1)
+    assert len(dataset.notes) == (words > settings.MOST_WORDS)
 
 
 def test_notices_are_shown_and_kept(tmp_path):
