@@ -77,7 +77,8 @@ SUITES = {
     "methods/mars": [*FORMULA, "recursive"],
     "methods/recursive": [*FORMULA, "recursive"],
     "methods/saga": [*FORMULA, "saga", SCALED, "methods::test_micro_batches_accumulate"],
-    "methods/svrg": [*FORMULA, LOADED, "defects_frozen", "stored"],
+    "methods/table": ["stored"],
+    "methods/svrg": [*FORMULA, LOADED, "defects_frozen", "stored", "saving"],
     "saving/": ["saving", "saving_files", "saving_names", "states"],
     "saving/container": ["saving_files"],
     "saving/disk": ["saving_files"],
@@ -578,7 +579,19 @@ MUTANTS = {
         "an array used twice": (" or number not in unused:", ":"),
         "functions saved": ("(is_object(item) or not callable(item))", "True"),
     },
+    "methods/table": {
+        "a row moved the wrong way": ("[1.0, -count / multiple]", "[1.0, count / multiple]"),
+        "another multiple of the mean": ("[1.0, -count / multiple]", "[1.0, -count]"),
+        "compared with another gradient": (
+            "[1.0, count / multiple], [grads, means], grads)\n        return row",
+            "[1.0, 0.0], [grads, means], grads)\n        return row",
+        ),
+    },
     "methods/svrg": {
+        "rows of an old file as they are": (
+            "if self.table is not None and not self.table.is_centered:",
+            "if False:",
+        ),
         "sign of the reference gradient": ("Terms(b=-alpha,", "Terms(b=alpha,"),
         "sign of the full gradient": ("k=alpha / self._multiple", "k=-alpha / self._multiple"),
         "old full gradient": (

@@ -261,7 +261,7 @@ class MethodAtWork:
         The parameters are those of `passes.full_pass.full_gradient`.
         """
         full = full_gradient(self.network, closure, batches, self.lock, scale, workers, table)
-        return self.method.prepared(full)
+        return self.method.prepared(full, table)
 
     def with_memory(
         self, batches: Iterator[Any], data: Iterable[Any], show: Callable[[str], None]

@@ -73,7 +73,8 @@ def table(
     if not (
         isinstance(state, dict)
         and {"rows", "counts", "seeds"} <= set(state)
-        and set(state) <= {"rows", "counts", "seeds", "is_confirmed", "outside"}
+        and set(state) <= {"rows", "counts", "seeds", "is_centered", "is_confirmed", "outside"}
+        and isinstance(state.get("is_centered", False), bool)
         and isinstance(state.get("is_confirmed", False), bool)
         and is_sketch(state.get("outside"))
         and isinstance(state["counts"], list)

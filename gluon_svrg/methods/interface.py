@@ -2,7 +2,7 @@
 
 A trainer calls, in this order::
 
-    prepared(full, index)      at update_full_grads, when the full gradient is known
+    prepared(full, table)      at update_full_grads, when the full gradient is known
     refresh(...)               right after it; must not be interrupted
     bind(network)              when parameters have new arrays
     terms(batch_index, live)   before each minibatch: v = g + b r + k c m
@@ -168,7 +168,7 @@ class Method:
         """A copy of the mean gradient, per trainable parameter and device."""
         return []
 
-    def prepared(self, full: FullGradient) -> FullGradient:
+    def prepared(self, full: FullGradient, table: Table | None) -> FullGradient:
         """Change the results of a pass before they are taken over, in their own memory."""
         return full
 

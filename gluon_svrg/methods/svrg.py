@@ -19,6 +19,7 @@ References
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Iterator, Sequence
 
 import numpy as np
@@ -64,22 +65,29 @@ class SVRG(Method):
     # --- a minibatch ---------------------------------------------------------------------------
 
     def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
-        """What to add to g: ``- alpha r + alpha c mu``, where a multiple of mu is kept."""
+        """What to add to g: ``- alpha r + alpha c mu``, where a multiple of mu is kept.
+
+        With a table, ``- alpha (r - c mu)``, which is the row.
+        """
         alpha = float(np.float32(self.coefficient.value))
         if self.snapshot is None or not alpha:
             return Terms()
-        reference: Point | Row = self.snapshot
         if batch_index is not None:
-            reference = self._stored().reference(batch_index)
-            table = self._stored()
-            if table.outside is not None and not self._is_as_then(table.outside):
-                table.is_confirmed = True  # another trainer has moved what the closure uses
-            if not table.is_confirmed:
-                reference = reference._replace(
-                    point=self.snapshot, is_checked_again=table.was_confirmed
-                )
-        mean = self._full_grads
-        return Terms(b=-alpha, k=alpha / self._multiple, reference=reference, mean=mean)
+            return Terms(b=-alpha, reference=self._row(batch_index))
+        k, mean = alpha / self._multiple, self._full_grads
+        return Terms(b=-alpha, k=k, reference=self.snapshot, mean=mean)
+
+    def _row(self, index: int) -> Row:
+        """The row ``r - c mu`` of a minibatch."""
+        table = self._stored()
+        if table.outside is not None and not self._is_as_then(table.outside):
+            table.is_confirmed = True  # another trainer has moved what the closure uses
+        row = table.reference(index)
+        if table.is_confirmed:
+            return row
+        stored = partial(table.uncentered, index, self._full_grads, self._multiple)
+        again = table.was_confirmed
+        return row._replace(point=self.snapshot, stored=stored, is_checked_again=again)
 
     def confirm(self, batch_index: int) -> None:
         """Trust the stored gradients: one was computed again, and was the same."""
@@ -99,18 +107,20 @@ class SVRG(Method):
 
     # --- the snapshot --------------------------------------------------------------------------
 
-    def prepared(self, full: FullGradient) -> FullGradient:
-        """Multiply mu by the loss entries of a minibatch, if this rounds nothing.
+    def prepared(self, full: FullGradient, table: Table | None) -> FullGradient:
+        """Multiply mu by the loss entries of a minibatch, if this rounds nothing; center a table.
 
         Most minibatches have as many entries c as the first. With c mu instead of mu, steps need
         not multiply.
         """
         multiple = full.of_first
-        if multiple & (multiple - 1):  # no power of two
-            return full
-        for means in per_device(full.mean):
-            combine([float(multiple)], [means], means)
-        return full._replace(multiple=multiple)
+        if not multiple & (multiple - 1):  # a power of two
+            for means in per_device(full.mean):
+                combine([float(multiple)], [means], means)
+            full = full._replace(multiple=multiple)
+        if table is not None:
+            table.center(full.mean, full.multiple)
+        return full
 
     def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
@@ -192,4 +202,6 @@ class SVRG(Method):
         assign(values["full_grads"], full_grads)
         assign(values["frozen"], snapshot.frozen or [])
         self.in_objective, self.table = values["in_objective"], values["table"]
+        if self.table is not None and not self.table.is_centered:  # of a file before 0.3.0
+            self.table.center(full_grads, 1)
         self._full_grads, self.snapshot = full_grads, snapshot

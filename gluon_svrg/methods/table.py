@@ -9,7 +9,7 @@ import numpy as np
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from ..passes.arrays import Buffers, buffers_like, per_device
+from ..passes.arrays import Buffers, buffers_like, copies, per_device
 from ..passes.estimate import Row
 from ..passes.multiples import combine
 from ..passes.sums import LiveSum
@@ -22,7 +22,10 @@ class Table:
     Attributes
     ----------
     rows : list of list of list of NDArray
-        Per minibatch, parameter and device: the *sum* over the loss entries, of unscaled losses.
+        Per minibatch, parameter and device: the *sum* r over the loss entries, of unscaled losses;
+        ``d = r - c mu`` after `center`.
+    is_centered : bool
+        Whether the rows are d.
     counts : list of tuple of int
         The number of loss entries, per minibatch and device.
     seeds : list of int or None
@@ -39,6 +42,7 @@ class Table:
         self.rows: list[Arrays] = []
         self.counts: list[tuple[int, ...]] = []
         self.seeds: list[int | None] = []
+        self.is_centered = False
         self.is_confirmed = False
         self.was_confirmed = False
         self.outside: np.ndarray | None = None
@@ -59,6 +63,28 @@ class Table:
         for row in self.rows:
             for totals, grads in zip(per_device(v.arrays), per_device(row)):
                 combine((1.0, v.scale), (totals, grads), totals)
+
+    def center(self, mean: Arrays, multiple: int) -> None:
+        """Turn each row r into ``d = r - c mu``, in place: between refreshes, only g changes then.
+
+        Parameters
+        ----------
+        mean : list of list of NDArray
+            mu times the multiple, per parameter and device.
+        multiple : int
+            Which multiple this is.
+        """
+        for row, counts in zip(self.rows, self.counts):
+            for count, grads, means in zip(counts, per_device(row), per_device(mean)):
+                combine([1.0, -count / multiple], [grads, means], grads)
+        self.is_centered = True
+
+    def uncentered(self, index: int, mean: Arrays, multiple: int) -> Arrays:
+        """A copy of r, the gradient of a minibatch; the parameters are those of `center`."""
+        row, counts = copies(self.rows[index]), self.counts[index]
+        for count, grads, means in zip(counts, per_device(row), per_device(mean)):
+            combine([1.0, count / multiple], [grads, means], grads)
+        return row
 
     def reference(self, index: int) -> Row:
         """The row of a minibatch, which is its reference gradient.
@@ -88,6 +114,7 @@ class Table:
             "rows": ByParameter(zip(numbers, together)),
             "counts": [list(counts) for counts in self.counts],
             "seeds": list(self.seeds),
+            "is_centered": self.is_centered,
             "is_confirmed": self.is_confirmed or self.was_confirmed,
             "outside": self.outside,
         }
@@ -98,6 +125,7 @@ class Table:
     ) -> Table:
         """Make a table from a state. It is confirmed again: the data may have changed."""
         table = cls()
+        table.is_centered = state.get("is_centered", False)
         table.was_confirmed = state.get("is_confirmed", False)
         outside = state.get("outside")
         table.outside = None if outside is None else np.asarray(outside)
