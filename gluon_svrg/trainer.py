@@ -234,6 +234,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         found = work.estimate(closure, terms, scale)
         self._loss_scale.let_optimizer_undo()
         live.hold(batch_index, terms, found, before, scale)
+        work.look_at(found)
         return found.loss
 
     def allreduce_grads(self) -> None:

@@ -207,7 +207,7 @@ def test_a_plain_start(plain_epochs):
     ends = np.cumsum([*[1] * plain_epochs, *[3, 2] * 3])  # of epochs
     assert {round(end, 9) for end in ends if end <= 8} <= {round(value, 9) for value in done}
     steps = np.diff([0.0, *done])
-    assert max(steps[:plain_epochs]) < 0.2 < 1 < max(steps)  # no full gradient, then one
+    assert max(steps[:plain_epochs], default=0) < 0.2 < 1 < max(steps)  # no full gradient, then one
     assert 8 <= done[-1] < 8.5
 
 

@@ -24,7 +24,10 @@ ALL = np.arange(len(PROBLEM.X))
 ALARMS = 1000
 PLACES = 240  # of a sweep, at most
 # What an interrupt meets inside of a destructor, Python reports and drops.
-pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning"),
+    pytest.mark.filterwarnings("ignore:The snapshot is"),  # many steps on little data
+]
 
 
 class Interrupt(BaseException):

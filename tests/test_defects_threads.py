@@ -82,6 +82,7 @@ def test_predictions_of_another_thread_may_see_the_snapshot():
     assert serving.wrong(serving.predict) > 0
 
 
+@pytest.mark.filterwarnings("ignore:The snapshot is")  # many steps on little data
 def test_predictions_at_current_weights():
     serving = Serving()
     assert serving.trainer.at_current_weights

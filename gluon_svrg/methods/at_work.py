@@ -23,6 +23,21 @@ from .counters import Counters
 from .interface import Method
 from .table import Table
 
+OLD = (
+    "The snapshot is {passes} data passes old. Its full gradient helps less with each step. Call "
+    "update_full_grads() every few epochs, or discard_snapshot() to go on with the plain optimizer."
+)
+OUTPUT = (
+    "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
+    "differentiated: if one is the output of the network, return the loss alone, and keep the "
+    "output by other means."
+)
+MEAN = (
+    "The closure returns one loss entry, and batch_size is {batch_size}, by which its gradient is "
+    "divided. If the loss is the mean over the minibatch, call step(1); otherwise return the loss "
+    "of each sample."
+)
+
 
 class MethodAtWork:
     """A method, the network whose gradients it corrects, and the checks of both.
@@ -151,46 +166,26 @@ class MethodAtWork:
         else:
             found = self._estimate(closure, terms, scale)
         self.counters.grad_evaluations += found.differentiated
-        self._look_at(found)
         return found
 
-    def _look_at(self, found: Estimate) -> None:
-        """Warn of what trains, but probably not as it was meant to."""
+    def look_at(self, found: Estimate) -> None:
+        """Warn of what trains, but probably not as it was meant to. Call it when all is done."""
         self._entries_since += found.entries
-        if (
-            self._entries_of_data
-            and self.method.needs_refresh
-            and self._entries_since > 10 * self._entries_of_data
-        ):
-            self._warn_once(
-                "old",
-                f"The snapshot is {self._entries_since // self._entries_of_data} data passes old. "
-                "Its full gradient helps less with each step. Call update_full_grads() every few "
-                "epochs, or discard_snapshot() to go on with the plain optimizer.",
-            )
-        loss = found.loss
-        if isinstance(loss, (list, tuple)) and "output" not in self._warned:
-            shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
+        of_data = self._entries_of_data
+        if of_data and self.method.needs_refresh and self._entries_since > 10 * of_data:
+            self._warn_once(OLD.format(passes=self._entries_since // of_data), "old")
+        if isinstance(found.loss, (list, tuple)):
+            shapes = {(_mxnet.device_of(item), item.shape) for item in found.loss}
             for device, shape in shapes:
                 if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
-                    self._warn_once(
-                        "output",
-                        f"The closure returns losses of shapes {shape[:1]} and {shape}. Everything "
-                        "that it returns is differentiated: if one is the output of the network, "
-                        "return the loss alone, and keep the output by other means.",
-                    )
+                    self._warn_once(OUTPUT.format(one=shape[:1], other=shape), "output")
 
     def check_batch_size(self, batch_size: float, workers: int) -> None:
         """Warn if a loss of one entry, probably a mean already, is divided once more."""
         if batch_size > workers:
-            self._warn_once(
-                "mean",
-                f"The closure returns one loss entry, and batch_size is {batch_size}, by which its "
-                "gradient is divided. If the loss is the mean over the minibatch, call step(1); "
-                "otherwise return the loss of each sample.",
-            )
+            self._warn_once(MEAN.format(batch_size=batch_size), "mean")
 
-    def _warn_once(self, what: str, text: str) -> None:
+    def _warn_once(self, text: str, what: str) -> None:
         if what not in self._warned:
             self._warned.add(what)
             warn(text)

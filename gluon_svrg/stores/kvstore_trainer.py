@@ -13,6 +13,12 @@ from . import calls, checks, kinds
 from .interface import Workers
 from .launcher import number_of_workers
 
+ALONE = (
+    "This process is one of {workers} workers, and kvstore={kvstore!r} exchanges nothing with the "
+    "others: each trains a model of its own. Pass kvstore='dist_sync', or 'horovod' in a job of "
+    "Horovod."
+)
+
 
 class KVStoreTrainer(_mxnet.OpenTrainer):
     """A `gluon.Trainer` whose workers have the same weights before the first pass.
@@ -56,12 +62,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             kvstore = kinds.created(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
         if kinds.kind_of(kvstore).is_alone and number_of_workers() > 1:
-            warnings.warn(
-                f"This process is one of {number_of_workers()} workers, and kvstore={kvstore!r} "
-                "exchanges nothing with the others: each trains a model of its own. Pass "
-                "kvstore='dist_sync', or 'horovod' in a job of Horovod.",
-                stacklevel=4,
-            )
+            text = ALONE.format(workers=number_of_workers(), kvstore=kvstore)
+            warnings.warn(text, stacklevel=4)
         self._known_workers: Workers | None = None
         self._sums: NDArray | None = None  # of a few numbers over the workers
 
