@@ -156,11 +156,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
+            self._start_shared_kvstore()
         self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         if self._live.entries == 1 and batch_size > 1:
             self._work.check_batch_size(batch_size, self._num_workers)
         self._live.show_marks(ignore_stale_grad)
-        self._start_shared_kvstore()
         if self._overflows_on_kvstore():
             self._loss_scale.skip()
         else:
