@@ -172,7 +172,8 @@ class MethodAtWork:
         """Warn of what trains, but probably not as it was meant to. Call it when all is done."""
         self._entries_since += found.entries
         of_data = self._entries_of_data
-        if of_data and self.method.needs_refresh and self._entries_since > 10 * of_data:
+        stays = self.method.needs_refresh and not self.method.needs_reduced  # the snapshot
+        if of_data and stays and self._entries_since > 10 * of_data:
             self._warn_once(OLD.format(passes=self._entries_since // of_data), "old")
         if isinstance(found.loss, (list, tuple)):
             shapes = {(_mxnet.device_of(item), item.shape) for item in found.loss}
