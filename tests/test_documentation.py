@@ -278,7 +278,7 @@ def test_the_program_prints_what_the_readme_shows(capsys):
     assert printed == sorted(printed, reverse=True)
 
 
-@pytest.mark.convergence
+@pytest.mark.long
 def test_what_the_recipe_can_cost():
     """With momentum, the plain optimizer gets further, per epoch and per gradient."""
 

@@ -65,7 +65,12 @@ def run_suite(folder, suite, deadline=400):
         "GLUON_SVRG_TEST_DEADLINE": "40",  # a healthy cluster takes less than 10
     }
     options = ["-x", "-q", "-p", "no:cacheprovider", "-c", str(TESTS.parent / "pyproject.toml")]
-    options += ["-o", "addopts=", "-m", "not mutants and not convergence and not launchers"]
+    options += [
+        "-o",
+        "addopts=",
+        "-m",
+        "not mutants and not convergence and not long and not launchers",
+    ]
     process = subprocess.Popen(
         [sys.executable, "-m", "pytest", *options, *suite],
         cwd=folder,
