@@ -8,24 +8,11 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+from calls import EQUAL, UNEQUAL
 from worker import make, minibatches, values
 
 FOLDER, WHAT = Path(sys.argv[1]), sys.argv[2]
 KVSTORE = (*sys.argv[3:], "dist_sync")[0]
-
-
-#: What the two workers do in jobs that could not end: r is a refresh, s a step.
-UNEQUAL = {
-    "4 steps against 3": ("rssssr", "rsssr"),
-    "4 + 2 steps against 3 + 3": ("rssssrss", "rsssrsss"),
-    "one more refresh": ("rssrssrss", "rssssrss"),
-    "a break": ("rsrssss", "rssssrssss"),
-    "batch sizes": ("r" + 8 * "s" + "r", "r" + 2 * "s" + "r"),
-    "only refreshes": ("rsr", "rs" + 400 * "s"),
-}
-
-#: The same of jobs that end well; - is a long pause. With dist_async, steps wait for nobody.
-EQUAL = {"a slow worker": ("rsssrss", "rss-srss"), "more steps": ("rssssss", "rs")}
 
 
 def reached():

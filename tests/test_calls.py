@@ -5,10 +5,10 @@ import sys
 from importlib.util import find_spec
 
 import pytest
+from calls import UNEQUAL
 from hypothesis import given
 from hypothesis import strategies as st
 from jobs import GLUON_SVRG, SCRIPT, assert_nothing_left, finish, start
-from launched import UNEQUAL
 
 from gluon_svrg.stores import calls, launcher
 
