@@ -18,6 +18,11 @@ class Registered:
         self._live: list[Any] = []
         self._waiting: list[saving.SavedObject] = []  # from a file, for later schedules
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether no schedule is registered."""
+        return not self._live
+
     def add(self, schedule: Any) -> None:
         """Register a schedule, and give it its saved state."""
         if any(schedule is known for known in self._live):

@@ -231,10 +231,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
         work, live, scale = self._work, self._live, self._loss_scale.value
         before = live.make_room(is_half=is_half)
         terms = work.method.terms(batch_index, live) if self._is_in_force() else Terms()
-        found = work.estimate(closure, terms, scale)
-        self._loss_scale.let_optimizer_undo()
-        live.hold(batch_index, terms, found, before, scale)
-        work.look_at(found)
+        try:
+            found = work.estimate(closure, terms, scale)
+            self._loss_scale.let_optimizer_undo()
+            live.hold(batch_index, terms, found, before, scale)
+        except Exception:
+            raise  # what was held is as before
+        except BaseException:
+            live.drop()  # an interrupt may have come before it was known what they hold
+            raise
+        work.look_at(found, has_schedule=not self._registered.is_empty)
         return found.loss
 
     def allreduce_grads(self) -> None:
@@ -324,6 +330,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
+        self._work.bind_copy()
         method = self._work.method
         if self._live.stage == NOTHING and (self._is_in_force() or method.needs_closure):
             raise RuntimeError(method.not_corrected.format(name=name, method=type(method).__name__))
@@ -542,7 +549,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         A method that needs neither a refresh nor a snapshot starts over.
         """
         self._check_outside("discard_snapshot")
-        self._live.drop()
+        self._live.release()
         self._work.discard()
         self._loaded.drop_snapshot()
 
@@ -705,6 +712,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._loaded.load(fname, self._header(), self._parts(), self._work.network.parameters)
         self._live.drop()
         self._work.method.discard()
+        self._work.forget_data()
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that `gluon.Trainer.load_states` can load.

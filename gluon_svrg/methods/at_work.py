@@ -116,7 +116,7 @@ class MethodAtWork:
                 _mxnet.put_gradients_into([_mxnet.data(p)], [_mxnet.gradients(p)], p.grad_req)
             self._is_copy = False
 
-    def _bind_copy(self) -> None:
+    def bind_copy(self) -> None:
         """Bind a copy before it is looked at."""
         if self._is_copy and self.is_ready:
             self.bind()
@@ -168,12 +168,16 @@ class MethodAtWork:
         self.counters.grad_evaluations += found.differentiated
         return found
 
-    def look_at(self, found: Estimate) -> None:
+    def forget_data(self) -> None:
+        """Do not know how old the snapshot is: it comes from a file."""
+        self._entries_of_data = 0
+
+    def look_at(self, found: Estimate, *, has_schedule: bool) -> None:
         """Warn of what trains, but probably not as it was meant to. Call it when all is done."""
         self._entries_since += found.entries
         of_data = self._entries_of_data
         stays = self.method.needs_refresh and not self.method.needs_reduced  # the snapshot
-        if of_data and stays and self._entries_since > 10 * of_data:
+        if of_data and stays and not has_schedule and self._entries_since > 10 * of_data:
             self._warn_once(OLD.format(passes=self._entries_since // of_data), "old")
         if isinstance(found.loss, (list, tuple)):
             shapes = {(_mxnet.device_of(item), item.shape) for item in found.loss}
@@ -311,7 +315,7 @@ class MethodAtWork:
 
     def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
         """Copies of the snapshot's values, per parameter and device."""
-        self._bind_copy()
+        self.bind_copy()
         point = self.point
         if point is None:
             return None
@@ -321,7 +325,7 @@ class MethodAtWork:
 
     def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
         """Copies of the mean gradient, per parameter and device."""
-        self._bind_copy()
+        self.bind_copy()
         rows = zip(self.network.trainable, self.method.full_grads)
         return {
             parameter: [_mxnet.like(grad, _mxnet.data(parameter)[0]) for grad in grads]
@@ -332,7 +336,7 @@ class MethodAtWork:
 
     def state(self) -> Any:
         """The state of the method."""
-        self._bind_copy()
+        self.bind_copy()
         return self.method.fields.encode(self.method.values(), self.network)
 
     def problems(self, state: Any) -> Iterator[str]:

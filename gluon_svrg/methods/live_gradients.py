@@ -18,6 +18,7 @@ from __future__ import annotations
 
 from collections import deque
 from itertools import starmap
+from operator import is_
 from typing import Any, Callable
 
 import numpy as np
@@ -52,6 +53,10 @@ CHANGED = (
     "gradient of the optimizer when gradients are reduced, so that the change would be lost. Clip "
     "or change gradients after the reduction: correct_grads(), allreduce_grads(), clip, update(). "
     "With grad_req='add', they must be zero before the first minibatch of an update."
+)
+NEW_ARRAYS = (
+    "{name}() was to use what correct_grads() left, but the parameters have new gradients since, "
+    "as after a cast or a change of grad_req. Call correct_grads() again."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
@@ -100,8 +105,12 @@ class LiveGradients:
         self.following: Any
         self._hides_marks: bool
         self._is_apart: bool
+        self._arrays: list[Any]
+        self._largest: list[list[float]]
         vars(self).update(_empty())
+        # Kept from update to update.
         self._apart = Buffers()  # memory for V
+        self._kinds: list[Any] = []  # shape, dtype and device of each array of it
 
     # --- a minibatch ---------------------------------------------------------------------------
 
@@ -130,7 +139,7 @@ class LiveGradients:
         accumulates = "add" in kinds
         if not accumulates:
             self.drop()
-        if not self._method.needs_reduced:
+        if not self._is_moving:
             return None
         if accumulates and self.stage != NOTHING:
             if len(kinds) > 1:
@@ -139,12 +148,19 @@ class LiveGradients:
                     "gradients would be sums over this minibatch and the last ones. Give all the "
                     "same grad_req, or update after each minibatch."
                 )
-            if all_zero(grad for _, row in self._gradients() for grad in row):
+            grads = (grad for _, row in self._gradients() for grad in row)
+            if all_zero(grads) and not all_zero(grad for row in self._apart for grad in row):
                 self.drop()
         if accumulates:
             rows = self._gradients()
             return [[g.copy() for g in row] if p.grad_req == "add" else [] for p, row in rows]
         return [] if is_half else None
+
+    @property
+    def _is_moving(self) -> bool:
+        """Whether the method's state moves with the next step."""
+        method = self._method
+        return method.needs_reduced and (method.has_reference or method.needs_closure)
 
     def _gradients(self) -> list[tuple[Parameter, list[NDArray]]]:
         """The trainable parameters and their gradients, none where they are not initialized."""
@@ -174,25 +190,27 @@ class LiveGradients:
         scale : float
             The factor of the losses (mixed precision).
         """
+        row, reached = self._method.row(terms, found), found.reached
+        held: dict[str, Any] = {
+            "entries": self.entries + found.entries,
+            "reached": [a or b for a, b in zip(reached, self.reached or reached)],
+            "rows": self.rows if row is None else {**self.rows, batch_index: row},
+            "_hides_marks": self._hides_marks or not terms.is_plain,
+            "_arrays": [_mxnet.gradients(p) for p in self._network.parameters],
+            "stage": HELD,
+        }
         if before is not None:
-            self._keep_apart(before, scale)
-        row = self._method.row(terms, found)
-        if row is not None:
-            assert batch_index is not None
-            self.rows[batch_index] = row
-        self.reached = [a or b for a, b in zip(found.reached, self.reached or found.reached)]
-        self.entries += found.entries
-        self._hides_marks = self._hides_marks or not terms.is_plain
-        self.stage = HELD
+            held.update(self._kept_apart(before, scale), _is_apart=True)
+        vars(self).update(held)
 
-    def _keep_apart(self, before: Arrays, scale: float) -> None:
+    def _kept_apart(self, before: Arrays, scale: float) -> dict[str, Any]:
         """Add what was just computed to V: the gradients, less those that were there before."""
         grads = [row for _, row in self._gradients()]
-        if [len(row) for row in self._apart] != [len(row) for row in grads]:
-            self._apart = buffers_like(grads)
+        kinds = [[(g.shape, g.dtype, _mxnet.device_of(g)) for g in row] for row in grads]
+        apart = self._apart if kinds == self._kinds else buffers_like(grads)
         known = [number for number, row in enumerate(before) if row]
         subtrahends = per_device([before[number] for number in known])
-        for device, (kept, computed) in enumerate(zip(per_device(self._apart), per_device(grads))):
+        for device, (kept, computed) in enumerate(zip(per_device(apart), per_device(grads))):
             if self._is_apart:
                 combine([1.0, 1 / scale], [kept, computed], kept)
             else:
@@ -200,7 +218,12 @@ class LiveGradients:
             if known:
                 rest = [kept[number] for number in known]
                 combine([1.0, -1 / scale], [rest, subtrahends[device]], rest)
-        self._is_apart = True
+        largest = self._largest
+        if self._method.replaces_grads and known:  # whose rounding V has
+            norms = [[norm(grad) / scale for grad in row] or [0.0] * len(grads[n])
+                     for n, row in enumerate(before)]  # fmt: skip
+            largest = [list(map(max, a, b)) for a, b in zip(norms, largest or norms)]
+        return {"_apart": apart, "_kinds": kinds, "_largest": largest}
 
     def check_unchanged(self, name: str, scale: float) -> None:
         """Raise if the user has changed gradients that the method will replace.
@@ -214,11 +237,12 @@ class LiveGradients:
         """
         if not (self._method.replaces_grads and self._is_apart and self.stage == HELD):
             return
-        for (_, row), apart in zip(self._gradients(), self._apart):
-            for grad, kept in zip(row, apart):
+        for n, ((_, row), apart) in enumerate(zip(self._gradients(), self._apart)):
+            for device, (grad, kept) in enumerate(zip(row, apart)):
                 now, then = (dense(a).asnumpy().astype("float64") for a in (grad, kept))
+                size = max(norm(kept), self._largest[n][device] if self._largest else 0.0)
                 difference = float(np.linalg.norm(now / scale - then))
-                if difference > sketch.TOLERANCE[_mxnet.dtype_name(grad)] * np.linalg.norm(then):
+                if difference > sketch.TOLERANCE[_mxnet.dtype_name(grad)] * size:
                     method = type(self._method).__name__
                     raise RuntimeError(CHANGED.format(name=name, method=method))
 
@@ -235,23 +259,24 @@ class LiveGradients:
     # --- the update ----------------------------------------------------------------------------
 
     def check_intact(self, name: str) -> None:
-        """Raise if another backward has overwritten an estimate.
+        """Raise if there are other gradients, or another backward has overwritten an estimate.
 
         Parameters
         ----------
         name : str
             The method of the trainer that was called, for the message.
         """
+        now = [_mxnet.gradients(p) for p in self._network.parameters]
+        if self.stage != NOTHING and not all(map(is_, now, self._arrays)):
+            raise RuntimeError(NEW_ARRAYS.format(name=name))
         overwritten = self._network.overwritten() if self._hides_marks else []
         if overwritten:
             raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
 
     def check_reduced(self) -> None:
         """Raise if the method needs the reduction, and there was none."""
-        method = self._method
-        is_moving = method.needs_reduced and (method.has_reference or method.needs_closure)
-        if is_moving and self.stage == HELD:
-            raise RuntimeError(NOT_REDUCED.format(method=type(method).__name__))
+        if self._is_moving and self.stage == HELD:
+            raise RuntimeError(NOT_REDUCED.format(method=type(self._method).__name__))
 
     def show_marks(self, ignore_stale_grad: bool) -> None:
         """Mark the gradients as `gluon.Trainer` expects.
@@ -310,6 +335,11 @@ class LiveGradients:
         if self.stage != NOTHING:
             self._end(self._method.dropped(self))
 
+    def release(self) -> None:
+        """Forget all, and keep no memory."""
+        self.drop()
+        self._apart, self._kinds = Buffers(), []
+
     def drop_next_state(self) -> None:
         """Drop what an update that failed or was skipped has made useless."""
         if self._method.needs_reduced:
@@ -317,6 +347,11 @@ class LiveGradients:
 
     def _end(self, changes: Changes) -> None:
         deque(starmap(dict.update, [*changes, (vars(self), _empty())]), 0)
+
+
+def norm(array: NDArray) -> float:
+    """The norm of an array. Waits for the device."""
+    return float(np.linalg.norm(dense(array).asnumpy().astype("float64")))
 
 
 def _empty() -> dict[str, Any]:
@@ -328,4 +363,6 @@ def _empty() -> dict[str, Any]:
         "following": None,
         "_hides_marks": False,  # an estimate is held, so that marks show another backward
         "_is_apart": False,  # V is kept apart
+        "_arrays": [],  # where it is: the lists of the parameters' gradients
+        "_largest": [],  # the norms of what V was added to, which tell its rounding
     }

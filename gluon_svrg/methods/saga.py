@@ -114,6 +114,7 @@ class SAGA(Method):
         # Replaced at each refresh.
         self._is_complete = False  # no more rows will come
         self._weights_then: np.ndarray | None = None  # a sketch; None if no row is to be checked
+        self._outside_then: np.ndarray | None = None  # the same of others' weights
         # Replaced with the network's arrays.
         self._network: Network | None = None
         self._parameters: dict[Parameter, str] = {}  # descriptions of those of the table
@@ -184,8 +185,9 @@ class SAGA(Method):
         """The point to compute a row again, to check the data; once per refresh."""
         if self._weights_then is None or self._network is None:
             return None
-        if not np.array_equal(_sketch_of_weights(self._network), self._weights_then):
-            self._weights_then = None  # the user has moved them
+        is_same = np.array_equal(_sketch_of_weights(self._network), self._weights_then)
+        if not is_same or not self._network.outside.is_as(self._outside_then):
+            self._weights_then = None  # the user, or another trainer, has moved them
             return None
         return Point.untouched(self._network)
 
@@ -278,6 +280,7 @@ class SAGA(Method):
         self._entries, self.in_objective = float(full.all_entries), full.in_objective
         self._is_complete = True
         self._weights_then = _sketch_of_weights(network)
+        self._outside_then = sketch.sketch(network.outside.weights)
 
     def _fill(self, indices: Sequence[int], table: Table) -> None:
         self.table = dict(zip(indices, map(Row, table.rows, table.counts, table.seeds)))
@@ -344,6 +347,7 @@ class SAGA(Method):
         table = Table()
         rows = ((row.grads, row.counts, row.seed) for row in self.table.values())
         table.rows, table.counts, table.seeds = map(list, zip(*rows))
+        table.outside = self._outside_then
         return {
             "sum": self._sum,
             "entries": self._entries_seen(),
@@ -360,6 +364,7 @@ class SAGA(Method):
         self._allocate(network)
         assign(values["sum"], self._sum)
         self._fill(values["indices"], values["table"])
+        self._outside_then = values["table"].outside
         self._entries, self._is_complete = values["entries"], values["is_complete"]
         self.in_objective, self._weights_then = values["in_objective"], values["weights_then"]
 
@@ -393,4 +398,4 @@ def either(these: Sequence[bool], those: Sequence[bool]) -> list[bool]:
 def _sketch_of_weights(network: Network) -> np.ndarray:
     """A sketch that shows whether weights or frozen values have changed. Waits for the device."""
     still = [_mxnet.data(p) for p in network.frozen if not _mxnet.is_auxiliary(p)]
-    return sketch.sketch(network.weights + still + network.outside.weights)
+    return sketch.sketch(network.weights + still)

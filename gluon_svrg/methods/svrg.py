@@ -80,7 +80,8 @@ class SVRG(Method):
     def _row(self, index: int) -> Row:
         """The row ``r - c mu`` of a minibatch."""
         table = self._stored()
-        if table.outside is not None and not self._is_as_then(table.outside):
+        assert self.snapshot is not None
+        if not table.is_confirmed and not self.snapshot.network.outside.is_as(table.outside):
             table.is_confirmed = True  # another trainer has moved what the closure uses
         row = table.reference(index)
         if table.is_confirmed:
@@ -92,10 +93,6 @@ class SVRG(Method):
     def confirm(self, batch_index: int) -> None:
         """Trust the stored gradients: one was computed again, and was the same."""
         self._stored().is_confirmed = True
-
-    def _is_as_then(self, outside: np.ndarray) -> bool:
-        assert self.snapshot is not None
-        return np.array_equal(sketch.sketch(self.snapshot.network.outside.weights), outside)
 
     def _stored(self) -> Table:
         if self.table is None:

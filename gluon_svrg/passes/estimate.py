@@ -32,6 +32,9 @@ from .repeats import Repeated, Verdict, is_rounding, once
 from .repeats import compare as compare_gradients
 from .sums import LiveSum, Observed, new_sum
 
+#: What a row that is not the gradient itself has rounded, in units of its dtype.
+_ROUNDED = 16
+
 
 class Row(NamedTuple):
     """A reference that is a row of a table: an earlier gradient of the minibatch."""
@@ -204,8 +207,12 @@ def check_row(
         with network.outside.protected(gradients=False):
             recorded, touched = point.at(work)
         check_dependent(touched)
-        grads = row.grads if row.stored is None else row.stored()
-        stored = Observed(sketch.sketch(grads), 0.0)
+        kept = sketch.sketch(row.grads)
+        stored = Observed(kept, 0.0)
+        if row.stored is not None:
+            whole = sketch.sketch(row.stored())
+            size = float(np.linalg.norm(kept) + np.linalg.norm(whole))
+            stored = Observed(whole, _ROUNDED * network.live_grads.epsilon * size)
         found = Repeated((*v.observed, stored), (recorded,), point, closure, (), row.seed, scale)
         difference, differentiated = found.difference(), recorded.entries
         if sketch.is_other(difference, network.live_grads):

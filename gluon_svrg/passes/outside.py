@@ -9,11 +9,13 @@ from __future__ import annotations
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Iterable, Iterator
 
+import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .arrays import put_back
+from .sketch import sketch
 
 _NOTHING = nullcontext()
 
@@ -39,6 +41,10 @@ class Outside:
     def auxiliaries(self) -> list[Parameter]:
         """The parameters that operators write to by themselves."""
         return [parameter for parameter in self._found if _mxnet.is_auxiliary(parameter)]
+
+    def is_as(self, then: np.ndarray | None) -> bool:
+        """Whether the values are those of a sketch; before the first pass they may be."""
+        return then is None or not self._searched or np.array_equal(sketch(self.weights), then)
 
     @property
     def weights(self) -> list[list[NDArray]]:
