@@ -370,8 +370,8 @@ MUTANTS = {
     },
     "methods/live_gradients": {
         "one micro-batch of many": (
-            "self.entries += found.entries",
-            "self.entries = found.entries",
+            "self.entries + found.entries",
+            "found.entries",
         ),
         "kept after the update": (
             "[*changes, (vars(self), _empty())]",

@@ -164,9 +164,9 @@ def test_a_job_that_is_not_whole_starts_nothing(tmp_path):
 
 #: As the command `gluon-svrg`; before, Python itself may meet the signal, and shows a traceback.
 COMMAND = """
-import sys, gluon_svrg
-print("ready", flush=True)
+import sys
 from gluon_svrg.__main__ import main
+print("ready", flush=True)
 sys.exit(main())
 """
 
