@@ -37,6 +37,7 @@ SUITES = {
     "passes/estimate": [
         *FORMULA,
         "stored::test_the_oracle",
+        "stored::test_an_overflow_confirms_nothing",
         "part_of_network",
         "random_lock",
         "rounding",
