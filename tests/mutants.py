@@ -62,7 +62,16 @@ SUITES = {
     "passes/random_lock": ["random_lock"],
     "passes/repeats": ["rounding", "random_lock"],
     "passes/sketch": ["passes", "random_lock", "rounding"],
-    "passes/sums": [*FORMULA, SCALED, LOADED, "stored", "accumulation", "blocks", "interface"],
+    "passes/sums": [
+        "recursive::test_factors_of_float64",
+        *FORMULA,
+        SCALED,
+        LOADED,
+        "stored",
+        "accumulation",
+        "blocks",
+        "interface",
+    ],
     "methods/at_work": ["defects_gradients", "defects_random", "interface", *FORMULA],
     "methods/live_gradients": [
         "methods::test_micro_batches_accumulate",

@@ -303,12 +303,12 @@ def test_an_operator_that_ignores_the_gradient_of_its_head(cls, twin_cls, own, r
     ],
 )
 def test_factors_of_float64(cls, twin_cls, own):
-    """The losses of MXNet 2.0 are float32, and cannot hold 0.8 and what follows from gamma."""
+    """Losses in float32, as those of MXNet 2.0 are, cannot hold 0.8 and what follows from gamma."""
     settings = {"learning_rate": 0.25}  # which float32 holds
     net, loss_of, trainer = make(cls, settings=settings, **own)
     twin, optimizer = twin_cls(PROBLEM.gradient, PROBLEM.initial, **own), oracle.SGD(0.25)
     for index in PROBLEM.batches(8)[:2] * 4:
-        step(trainer, loss_of, index)
+        step(trainer, lambda index: loss_of(index).astype("float32"), index)
         twin.step(optimizer, index)
     assert distance(values(net), twin.weights) < 1e-14
 
