@@ -19,6 +19,8 @@ SUITES = {
         "methods::test_an_update_that_fails_moves_nothing",
         "defects_frozen::test_coefficient_0_is_gluon_trainer_where_no_loss_reaches_a_parameter",
         *FORMULA,
+        "interface",
+        "prox",
     ],
     "registered": ["defects_schedules"],
     "loading": ["defects_schedules"],
@@ -339,10 +341,6 @@ MUTANTS = {
             "network.live_grads, lock.locked)",
             "network.live_grads)",
         ),
-        "an overflow is a difference": (
-            "is_known=not np.isnan(relative)",
-            "is_known=True",
-        ),
         "half a gradient": (
             "                total.start()\n                once(here",
             "                once(here",
@@ -387,7 +385,6 @@ MUTANTS = {
             "[*changes, (vars(self), _empty())]",
             "[*changes]",
         ),
-        "the next state kept": ("if self._method.needs_reduced:\n            self.drop()", "pass"),
         "another backward not seen": (
             "        if overwritten:",
             "        if None and overwritten:",
