@@ -549,3 +549,27 @@ def test_deferred_parameters_and_an_iterator_without_length():
     trainer.update_full_grads(loss_of, iter(BATCHES), store=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[4 - 1]), batch_index=3)
     assert trainer.inner_steps == 1
+
+
+def test_rows_of_an_earlier_file():
+    """Files of 0.1.0 and 0.2.0 hold r; now r - c mu is kept."""
+    net, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    state = trainer._work.state()
+    table = state["table"]
+    assert table.pop("is_centered")
+    counts = np.array(table["counts"], dtype="float64")[:, 0]
+    for number, (rows,) in table["rows"].items():
+        mean = np.asarray(state["full_grads"][number].asnumpy(), "float64")
+        rows += counts.reshape(-1, *[1] * mean.ndim) * mean
+    whole = {
+        name: {n: v.asnumpy() for n, v in state[name].items()} for name in ("weights", "full_grads")
+    }
+    found = []
+    for earlier in (False, True):
+        if earlier:
+            trainer._work.assign({**state, **whole, "frozen": {}})
+        trainer.correct_grads(lambda: loss_of(BATCHES[1]), batch_index=1)
+        found.append([p.grad().asnumpy() for p in parameters(net)])
+    for one, two in zip(*found):
+        np.testing.assert_allclose(two, one, rtol=1e-12, atol=1e-14)
