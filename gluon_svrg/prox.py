@@ -17,6 +17,7 @@ Files of `save_states` do not store the operator: it is an argument of the train
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from math import inf
 from numbers import Integral, Real
@@ -118,7 +119,7 @@ class L1(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
-        return _soft(weight, step * self.strength)
+        return _soft(weight, _times(step, self.strength))
 
 
 @dataclass(frozen=True)
@@ -159,7 +160,7 @@ class ElasticNet(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
-        return _soft(weight, step * self.l1) / (1 + step * self.l2)
+        return _soft(weight, _times(step, self.l1)) / (1 + step * self.l2)
 
 
 @dataclass(frozen=True)
@@ -211,7 +212,7 @@ class GroupLasso(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
-        least = step * self.strength
+        least = _times(step, self.strength)
         others = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
         norm = (weight**2).sum(axis=others, keepdims=True).sqrt() if others else weight.abs()
         # Not max(1 - least / norm, 0): a norm of zero would give NaN where `least` is zero.
@@ -307,6 +308,12 @@ class NonNegative(Prox):
 
 #: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.
 ProxArgument = Union[Prox, Mapping[Union[str, Parameter], Optional[Prox]], None]
+
+
+def _times(step: float, strength: float) -> float:
+    """Multiply the two; MXNet's operators refuse numbers too small for all digits: these are 0."""
+    product = step * strength
+    return product if product >= sys.float_info.min else 0.0
 
 
 def _soft(weight: NDArray, least: float) -> NDArray:

@@ -134,17 +134,18 @@ SUITES = {
 MUTANTS = {
     "prox": {
         "L1 without the step": (
-            "_soft(weight, step * self.strength)",
+            "_soft(weight, _times(step, self.strength))",
             "_soft(weight, self.strength)",
         ),
         "negative weights not shrunk": (
             "mx.nd.maximum(mx.nd.minimum(weight, least), -least)",
             "mx.nd.minimum(mx.nd.abs(weight), least)",
         ),
-        "elastic net without the step of l1": ("step * self.l1)", "self.l1)"),
+        "elastic net without the step of l1": ("_times(step, self.l1))", "self.l1)"),
         "elastic net without the step of l2": ("/ (1 + step * self.l2)", "/ (1 + self.l2)"),
         "elastic net without l2": (" / (1 + step * self.l2)\n", "\n"),
-        "group lasso without the step": ("least = step * self.strength", "least = self.strength"),
+        "group lasso without the step": ("least = _times(step, self.strength)", "least = self.strength"),
+        "numbers that MXNet refuses": (" if product >= sys.float_info.min else 0.0", ""),
         "groups along the other axes": ("if axis != self.axis", "if axis == self.axis"),
         "squared norms": (".sqrt() if others", " if others"),
         "nan for a group of zeros": ("max(least, 1e-30)", "least"),

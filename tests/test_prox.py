@@ -92,6 +92,14 @@ def test_box_and_non_negative(w, step, low, width):
     assert_is(NonNegative(), w, step, oracle.non_negative(w, step))
 
 
+@pytest.mark.parametrize("operator", [L1(1e-300), ElasticNet(1e-300, 1e-300), GroupLasso(1e-300)])
+@pytest.mark.parametrize("step", [1e-9, 1e-12])
+def test_penalties_too_small_to_matter(operator, step):
+    """MXNet's operators refuse a number below 2.2e-308: "Out of range value for scalar"."""
+    w = np.array([[0.5, 0.0], [-3.0, 1e-30]])
+    np.testing.assert_array_equal(applied(operator, w, step), w)
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_zeros_are_exact_and_nothing_is_nan(dtype):
     w = np.array([[0.1, -0.1, 0.05], [0.0, 0.0, 0.0]])
