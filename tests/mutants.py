@@ -144,7 +144,10 @@ MUTANTS = {
         "elastic net without the step of l1": ("_times(step, self.l1))", "self.l1)"),
         "elastic net without the step of l2": ("/ (1 + step * self.l2)", "/ (1 + self.l2)"),
         "elastic net without l2": (" / (1 + step * self.l2)\n", "\n"),
-        "group lasso without the step": ("least = _times(step, self.strength)", "least = self.strength"),
+        "group lasso without the step": (
+            "least = _times(step, self.strength)",
+            "least = self.strength",
+        ),
         "numbers that MXNet refuses": (" if product >= sys.float_info.min else 0.0", ""),
         "groups along the other axes": ("if axis != self.axis", "if axis == self.axis"),
         "squared norms": (".sqrt() if others", " if others"),

@@ -7,6 +7,7 @@ import errno
 import os
 import sys
 import tempfile
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Sequence
 
@@ -194,16 +195,11 @@ def _check_installed() -> None:
 
     try:
         require_mxnet()
-        import matplotlib  # noqa: F401
-        import pandas  # noqa: F401
-        import sklearn  # noqa: F401
-        import tqdm  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise UserError(
-            f"{error.name} is not installed: pip install 'gluon-svrg[compare]'"
-        ) from error
     except ImportError as error:
         raise UserError(str(error)) from error
+    for name in ("matplotlib", "pandas", "sklearn", "tqdm"):
+        if find_spec(name) is None:
+            raise UserError(f"{name} is not installed: pip install 'gluon-svrg[compare]'")
 
 
 def _check_writable(folder: Path, names: Sequence[str]) -> None:
