@@ -20,7 +20,7 @@ from . import models, record, timing
 
 SETTINGS = {"learning_rate": 1e-6}
 BATCHES = 10  # of a table
-MODELS = ("MLP 784-512-512-10", "linear regression")
+MODELS = ("MLP 784-512-512-10", "MLP 784-512-10", "linear regression")
 
 #: By what is shown: the trainer, its own arguments, and what it does before and at each step.
 METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -35,6 +35,8 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
 }
 #: The arithmetic of SAGA in MXNet's operators, without the trainer.
 SUMS_ALONE = "gluon.Trainer and SAGA's sums"
+#: That of stored gradients: a subtraction.
+ROW_ALONE = "gluon.Trainer and a stored row"
 
 
 def run(quick: bool = False) -> list[dict[str, Any]]:
@@ -58,7 +60,8 @@ def measure(name: str, static_alloc: bool, rounds: int) -> list[dict[str, Any]]:
     functions = {"gluon.Trainer": plain_step}
     for method in METHODS:
         functions[method] = _step_of(method, models.workload(name, static_alloc=static_alloc))
-    functions[SUMS_ALONE] = _sums_alone(models.workload(name, static_alloc=static_alloc))
+    for floor, function in ((ROW_ALONE, _row_alone), (SUMS_ALONE, _sums_alone)):
+        functions[floor] = function(models.workload(name, static_alloc=static_alloc))
     description = f"{name}{', static_alloc' if static_alloc else ''}"
     seconds = timing.rounds(functions, rounds, least=0.03, description=description)
     base = seconds["gluon.Trainer"]
@@ -70,7 +73,7 @@ def measure(name: str, static_alloc: bool, rounds: int) -> list[dict[str, Any]]:
             "seconds": float(np.median(seconds[method])),
             "ratio": timing.summary(seconds[method] / base),
         }
-        for method in [*METHODS, SUMS_ALONE]
+        for method in [*METHODS, ROW_ALONE, SUMS_ALONE]
     ]
 
 
@@ -88,6 +91,24 @@ def _step_of(method: str, workload: models.Workload) -> Callable[[], None]:
         number += 1
         index = {"batch_index": number % BATCHES} if "index" in ways else {}
         trainer.step(workload.batch_size, closure=workload.closure, **index)
+
+    return step
+
+
+def _row_alone(workload: models.Workload) -> Callable[[], None]:
+    """A step of `gluon.Trainer`, with the subtraction of a stored row before the update."""
+    trainer = gluon.Trainer(workload.net.collect_params(), "sgd", SETTINGS)
+    grads = [parameter.list_grad() for parameter in workload.net.collect_params().values()]
+    v = per_device(Buffers(grads))[0]
+    rows = [per_device(buffers_like(grads))[0] for _ in range(BATCHES)]
+    number = 0
+
+    def step() -> None:
+        nonlocal number
+        workload.differentiate()
+        number += 1
+        assign_in_turn((v, [(1.0, v), (-1.0, rows[number % BATCHES])]))
+        trainer.step(workload.batch_size)
 
     return step
 

@@ -47,7 +47,7 @@ def run(quick: bool = False, baseline: Path | None = None) -> list[dict[str, Any
         A folder with the package `gluon_svrg` of another version.
     """
     others = {} if baseline is None else {"baseline": _trainer_of(baseline)}
-    names = ["80 narrow layers", "linear regression"] if quick else list(models.MODELS)
+    names = ["80 narrow layers", "linear regression"] if quick else list(BATCHES)
     records = []
     for name in names:
         for static_alloc in (False, True):
