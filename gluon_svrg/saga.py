@@ -58,8 +58,10 @@ class SAGATrainer(VarianceReducedTrainer):
     - There is no snapshot: ``has_snapshot`` is False, ``snapshot`` is None, and `at_snapshot`
       raises an error. `full_grads` is the mean of the table. `discard_snapshot` begins a new one.
     - ``inner_steps`` counts from the last `update_full_grads`, or from the start.
-    - The memory is one gradient per device for each minibatch, and three more. While
-      `update_full_grads` runs there are two tables. A MemoryError is raised if there is no room.
+    - The memory is one gradient per device for each minibatch, and three more; without
+      `update_full_grads` a copy of the weights too, until the first minibatch comes again and is
+      compared with its row. While `update_full_grads` runs there are two tables. A MemoryError is
+      raised if there is no room.
     - With ``grad_req='add'`` several minibatches make one update. Each needs its own index.
     - Save and load each worker's states separately: only its own file has its rows.
 

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 
 import mxnet as mx
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from mxnet import autograd, gluon
 from problems import array
 
-from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
+from gluon_svrg import SAGATrainer, SAGTrainer, STORMTrainer, SVRGTrainer
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 from gluon_svrg.schedule import Loopless
 from gluon_svrg.variance import variance
@@ -194,3 +195,39 @@ def test_a_worker_of_several_without_their_kvstore(workers, tmp_path):
     )
     assert done.returncode == 0, done.stderr[-2000:]
     assert done.stdout.count("said" if workers > 1 else "silent") == workers
+
+
+@pytest.mark.parametrize("cls", [SAGATrainer, SAGTrainer])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
+    """The first row is computed again, at its own weights, when its minibatch comes again."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(5, in_units=3), gluon.nn.BatchNorm(in_channels=5))
+    net.add(gluon.nn.Dropout(0.5), gluon.nn.Dense(1, in_units=5))
+    ctx = [mx.cpu(n) for n in range(devices)]
+    net.initialize(ctx=ctx)
+    loss_fn = gluon.loss.L2Loss()
+    rng = np.random.RandomState(0)
+    batches = [(rng.randn(8, 3), rng.randn(8, 1)) for _ in range(3)]
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=True)
+
+    def epoch(order):
+        for index, number in enumerate(order):
+            X, y = ([array(part, "float32", device)
+                     for part, device in zip(np.array_split(values, devices), ctx)]
+                    for values in batches[number])  # fmt: skip
+            trainer.step(
+                8, closure=lambda: [loss_fn(net(x), t) for x, t in zip(X, y)], batch_index=index
+            )
+
+    for _ in range(3):
+        epoch([0, 1, 2])  # no warning, and the check is not counted
+    assert trainer.grad_evaluations == 3 * 24
+    trainer.discard_snapshot()
+    epoch([0, 1, 2])
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always", UserWarning)
+        epoch([1, 2, 0])
+    (text,) = (str(w.message) for w in seen if w.category is UserWarning)
+    assert "computed again at the weights of its first visit" in text
+    epoch([2, 0, 1])  # once

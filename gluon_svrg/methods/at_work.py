@@ -213,7 +213,7 @@ class MethodAtWork:
         repeated = self._first_look(closure, scale, compare=False)
         if row.point is not None and self.lock.mode is not False:
             again, is_known = check_row(row, row.point, closure, self.lock, scale)
-            repeated += 0 if row.is_checked_again else again
+            repeated += 0 if row.is_checked_again or row.is_old else again
             if is_known:
                 self.method.confirm(row.number)
         found = estimate(self._here, closure, terms, self.lock, scale)

@@ -67,6 +67,7 @@ class Row(NamedTuple):
     counts: Sequence[int]  # loss entries per device
     seed: int | None  # of the random numbers that it was taken with, where they are locked
     has_moved: bool = False  # before the update: whether the next sum has it already
+    taken_at: tuple[Point, np.ndarray] | None = None  # its weights, a sketch of those of others
 
 
 def _is_flag(value: Any) -> bool:
@@ -121,6 +122,7 @@ class SAGA(Method):
         self._next_sum: Arrays = []  # memory for S after the update
         self._spare: list[Arrays] = []  # memory for rows
         self._growth = Growth()
+        self._is_first = False  # the minibatch that is computed will be the first row
 
     # --- a minibatch ---------------------------------------------------------------------------
 
@@ -145,6 +147,7 @@ class SAGA(Method):
         stored = self.table.get(batch_index)
         if stored is None:
             self._check_new(batch_index)
+        self._is_first = not (self.table or pending)
         if not self._spare:
             self._growth.take(bytes_of_sums(self._network.live_grads))
             self._spare.append(buffers_like(self._network.live_grads))
@@ -158,7 +161,9 @@ class SAGA(Method):
         if stored is None:
             return terms
         check = partial(check_counts, batch_index, stored.counts)
-        row = Reference(batch_index, stored.grads, check, stored.seed, self._point_to_check())
+        point = self._point_to_check(stored)
+        is_old = stored.taken_at is not None
+        row = Reference(batch_index, stored.grads, check, stored.seed, point, is_old=is_old)
         return terms._replace(b=-1.0, reference=row)
 
     def _move(self, is_new: bool, device: int) -> list[Assignment]:
@@ -181,9 +186,16 @@ class SAGA(Method):
                 + " their position in the data."
             )
 
-    def _point_to_check(self) -> Point | None:
-        """The point to compute a row again, to check the data; once per refresh."""
-        if self._weights_then is None or self._network is None:
+    def _point_to_check(self, stored: Row) -> Point | None:
+        """The point to compute a row again, to check the data; once per refresh.
+
+        Without one, the first row is computed again when its minibatch comes again.
+        """
+        assert self._network is not None
+        if stored.taken_at is not None:
+            point, outside = stored.taken_at
+            return point if self._network.outside.is_as(outside) else None
+        if self._weights_then is None:
             return None
         is_same = np.array_equal(_sketch_of_weights(self._network), self._weights_then)
         if not is_same or not self._network.outside.is_as(self._outside_then):
@@ -197,8 +209,13 @@ class SAGA(Method):
 
     def row(self, terms: Terms, found: Estimate) -> Row:
         """g, which becomes a row when the weights have moved."""
-        assert terms.copy_to is self._spare[-1]
-        return Row(self._spare.pop(), tuple(found.counts), found.seed, terms.then is not None)
+        assert terms.copy_to is self._spare[-1] and self._network is not None
+        taken_at = None
+        if self._is_first:
+            outside = sketch.sketch(self._network.outside.weights)
+            taken_at = Point.copied(self._network), outside
+        row = self._spare.pop(), tuple(found.counts), found.seed, terms.then is not None
+        return Row(*row, taken_at)
 
     # --- the state that changes with a step ----------------------------------------------------
 
@@ -299,6 +316,7 @@ class SAGA(Method):
         """Bind to the arrays of the network."""
         self._network = network
         self._parameters = descriptions(network)
+        self.table = {i: row._replace(taken_at=None) for i, row in self.table.items()}
         if not self.table:
             self.discard()
 

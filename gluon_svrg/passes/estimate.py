@@ -31,6 +31,7 @@ from .random_lock import RandomLock
 from .repeats import Repeated, Verdict, is_rounding, once
 from .repeats import compare as compare_gradients
 from .sums import LiveSum, Observed, new_sum
+from .warnings import warn
 
 #: What a row that is not the gradient itself has rounded, in units of its dtype.
 _ROUNDED = 16
@@ -46,6 +47,7 @@ class Row(NamedTuple):
     point: Point | None = None  # where to compute it again, if it must be checked
     is_checked_again: bool = False  # and whether it was checked before, by the trainer of a file
     stored: Callable[[], Arrays] | None = None  # the gradient, if the row is something else
+    is_old: bool = False  # whether the point is that of an earlier step, not of a refresh
 
 
 class Terms(NamedTuple):
@@ -189,7 +191,7 @@ def check_row(
     Raises
     ------
     RuntimeError
-        If it differs.
+        If it differs, and was taken by a refresh.
     """
     network = point.network
     with _moved_on_after_an_error(row, lock), network.accumulating():
@@ -219,8 +221,11 @@ def check_row(
             is_same, again = is_rounding(found)
             differentiated += again
             if not is_same:
-                in_words = sketch.in_words(difference)
-                raise RuntimeError(sketch.RESHUFFLED.format(index=row.number, difference=in_words))
+                text = sketch.OTHER_DATA if row.is_old else sketch.RESHUFFLED
+                text = text.format(index=row.number, difference=sketch.in_words(difference))
+                if not row.is_old:
+                    raise RuntimeError(text)
+                warn(text)
         for row_of_devices in network.accumulated():
             for grad in row_of_devices:
                 zero([grad])

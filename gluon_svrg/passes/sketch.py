@@ -134,6 +134,12 @@ def in_words(relative: float) -> str:
     return f"{relative:.1%}" if relative >= 0.001 else f"{100 * relative:.1g}%"
 
 
+OTHER_DATA = (
+    "The gradient of minibatch {index}, computed again at the weights of its first visit, differs "
+    "from the one that was stored then, by {difference} of its norm. batch_index must be the "
+    "minibatch's position in the data: was the data reshuffled, or augmented, since then? Then each "
+    "minibatch is corrected with the gradient of another. Keep the minibatches in a list."
+)
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from the one that was computed again, at the "
     "same weights, by {difference} of its norm. batch_index must be the minibatch's position in "
