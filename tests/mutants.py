@@ -1,8 +1,9 @@
 """One broken line each, by the module that it stands in.
 
 A module is named by its path inside the package, as ``"methods/svrg"``. A mutant has a name, the
-text that stands there exactly once, and what takes its place. If the text has moved, to another
-module or to another indentation, it is found where it stands once in the package.
+text that stands there exactly once, what takes its place, and where others come first, a test that
+sees it. If the text has moved, to another module or to another indentation, it is found where it
+stands once in the package.
 """
 
 FORMULA = ["methods::test_variance_and_bias", "methods::test_trajectory"]

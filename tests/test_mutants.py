@@ -19,6 +19,7 @@ import gluon_svrg
 
 TESTS = Path(__file__).parent
 PACKAGE = Path(gluon_svrg.__file__).parent
+OF_THE_FORMULA = ("methods/", "passes/estimate")
 CLUSTERS = {"distributed", "launch"}  # test files that start clusters: one at a time
 SOURCES = {path.relative_to(PACKAGE): path.read_text() for path in PACKAGE.rglob("*.py")}
 ALL = [(module, name) for module, mutants in MUTANTS.items() for name in mutants]
@@ -28,9 +29,14 @@ def suite_of(module):
     return SUITES[max(filter(module.startswith, SUITES), key=len)]
 
 
+def suite_of_mutant(module, name):
+    """The tests of a mutant, the one that is known to see it first."""
+    return [*MUTANTS[module][name][2:], *suite_of(module)]
+
+
 def mutated(module, name):
     """The path of a file in the package, and its source with the change."""
-    original, changed = MUTANTS[module][name]
+    original, changed, *_ = MUTANTS[module][name]
     assert changed != original
     for shift in (0, 4, -4, 8, -8):
         before, after = indented(original, shift), indented(changed, shift)
@@ -99,10 +105,10 @@ def files(suite):
 
 @pytest.mark.parametrize("module", MUTANTS)
 def test_each_mutant_changes_one_place(module):
-    for path in files(suite_of(module)):
-        path, _, test = path.partition("::")
-        assert f"def {test}(" in Path(path).read_text() or not test
     for name in MUTANTS[module]:
+        for path in files(suite_of_mutant(module, name)):
+            path, _, test = path.partition("::")
+            assert f"def {test}(" in Path(path).read_text() or not test
         ast.parse(mutated(module, name)[1])
 
 
@@ -122,9 +128,10 @@ def test_a_text_that_has_moved_is_found(monkeypatch):
 
 
 def marks(module):
-    """Mutants whose tests start clusters run one after the other."""
+    """Mutants whose tests start clusters run one after the other; `.ci/run` runs some of them."""
     names = {name.partition("::")[0] for name in suite_of(module)}
-    return [pytest.mark.xdist_group("clusters")] if CLUSTERS & names else []
+    found = [pytest.mark.xdist_group("clusters")] if CLUSTERS & names else []
+    return [*found, pytest.mark.formula] if module.startswith(OF_THE_FORMULA) else found
 
 
 @pytest.mark.mutants
@@ -136,7 +143,7 @@ def test_mutant(module, name, tmp_path):
     shutil.copytree(PACKAGE, tmp_path / "gluon_svrg")  # with its compiled files, which save time
     path, source = mutated(module, name)
     (tmp_path / "gluon_svrg" / path).write_text(source)
-    status, output = run_suite(tmp_path, files(suite_of(module)))
+    status, output = run_suite(tmp_path, files(suite_of_mutant(module, name)))
     assert status == 1, f"survived:\n{output[-2000:]}"
     assert "error during collection" not in output.lower()
 
