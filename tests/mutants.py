@@ -159,40 +159,61 @@ MUTANTS = {
         "groups along the other axes": ("if axis != self.axis", "if axis == self.axis"),
         "squared norms": (".sqrt() if others", " if others"),
         "nan for a group of zeros": ("max(least, 1e-30)", "least"),
-        "an axis too many": ("self.axis >= len(shape)", "self.axis > len(shape)"),
+        "an axis too many": (
+            "self.axis >= len(shape)",
+            "self.axis > len(shape)",
+            "prox::test_a_prox_that_cannot_be",
+        ),
         "no upper bound": (", float(self.high))", ", inf)"),
         "no lower bound": ("mx.nd.maximum(weight, float(self.low))", "weight"),
         "negative weights turned round": ("mx.nd.maximum(weight, 0.0)", "mx.nd.abs(weight)"),
     },
     "proximal": {
-        "momentum forgotten": ("/ (1 - float(", "/ (1 - 0 * float("),
+        "momentum forgotten": ("/ (1 - float(", "/ (1 - 0 * float(", "prox::test_every_trainer"),
         "weights that have not moved": (
             "                if has_moved:",
             "                if True:",
+            "prox::test_stale_gradients",
         ),
         "one device only": (
             "_mxnet.data(parameter)), flags)",
             "_mxnet.data(parameter)[:1]), flags)",
+            "prox::test_trajectory",
         ),
         "the last key": (
             "(choice[key] for key in choice if",
             "(choice[key] for key in [*choice][::-1] if",
+            "prox::test_a_none_is_no_prox",
         ),
-        "every optimizer": ("if not _mxnet.steps_along_gradient(optimizer):", "if False:"),
-        "momentum of an instance": ('getattr(optimizer, "momentum", 0.0)', "0.0"),
-        "float16 taken": ("if dtype not in", "if None and dtype not in"),
+        "every optimizer": (
+            "if not _mxnet.steps_along_gradient(optimizer):",
+            "if False:",
+            "prox::test_optimizers_with_another_step",
+        ),
+        "momentum of an instance": (
+            'getattr(optimizer, "momentum", 0.0)',
+            "0.0",
+            "prox::test_a_momentum_without_end",
+        ),
+        "float16 taken": ("if dtype not in", "if None and dtype not in", "prox::test_float16"),
     },
     "_mxnet/optimizers": {
         "rate without the multiplier": (
             "(rate,) = optimizer._get_lrs([index])",
             "rate = optimizer.learning_rate",
+            "prox::test_multipliers_and_schedulers",
         ),
-        "rate that is not rounded": ("return float(np.float32(rate))", "return float(rate)"),
+        "rate that is not rounded": (
+            "return float(np.float32(rate))",
+            "return float(rate)",
+            "prox::test_trajectory",
+        ),
     },
     "schedule": {
         "overflow": (
             "        except OverflowError:\n            return _MOST",
             "        except ZeroDivisionError:\n            return _MOST",
+            "defects_schedules::test_growing_never_overflows",
         ),
         "quiet without a snapshot": (
             "return trainer.wants_snapshot or trainer.inner_steps >= self.steps",
@@ -201,19 +222,38 @@ MUTANTS = {
         "coins of any trainer": (
             "        trainer.register(self)\n        coin",
             "        coin",
+            "schedule::test_the_coins_are_saved_with_the_trainer",
         ),
         "linear decay upwards": ("(self.initial - self.final) * left", "left"),
         "cosine of another angle": ("math.cos(math.pi * done)", "math.cos(done)"),
         "over too late": ("index >= self.snapshots", "index > self.snapshots"),
-        "epoch missed": ("epoch % self.epochs == 0", "epoch % self.epochs == 1"),
-        "coin on its side": ("coin < self.probability", "coin > self.probability"),
-        "no doubling": ("self.first * 2 ** (taken - 1)", "self.first * taken"),
+        "epoch missed": (
+            "epoch % self.epochs == 0",
+            "epoch % self.epochs == 1",
+            "schedule::test_every_epochs_by_its_own_count",
+        ),
+        "a seed that cannot be drawn with": (
+            'self.seed = _natural(seed, "seed")',
+            "self.seed = seed",
+            "schedule::test_bad_arguments",
+        ),
+        "coin on its side": (
+            "coin < self.probability",
+            "coin > self.probability",
+            "schedule::test_loopless",
+        ),
+        "no doubling": (
+            "self.first * 2 ** (taken - 1)",
+            "self.first * taken",
+            "schedule::test_doubling",
+        ),
     },
     "variance": {
         "noise without the signal": ("return self.plain / signal", "return self.plain"),
         "random numbers left seeded": (
             "            stack.callback(random_lock.start, random_lock.draw_seed())\n",
             "            pass\n",
+            "defects_schedules::test_what_mxnet_draws_after_variance_follows_from_what_it_had_drawn",
         ),
         "means not subtracted": ("-= [np.dot(g, g)", "-= [0 * np.dot(g, g)"),
         "minibatches of equal weight": ("self._plain[k] += count * g", "self._plain[k] += g"),
@@ -224,22 +264,38 @@ MUTANTS = {
         ),
     },
     "estimator": {
+        "a handler that nothing needs": (
+            'self._handler is None and getattr(trainer, "_needs_refresh", True)',
+            "self._handler is None",
+            "cures::test_storm_in_an_estimator_needs_no_handler",
+        ),
         "epochs not counted": ("self._count.epochs += 1", "pass"),
-        "refresh without a snapshot missed": ("(wanted or self", "(self"),
-        "epochs not saved": ("self._count = estimator.trainer.epoch_count", "pass"),
+        "refresh without a snapshot missed": (
+            "(wanted or self",
+            "(self",
+            "estimator::test_resuming_without_a_snapshot_refreshes_at_once",
+        ),
+        "epochs not saved": (
+            "self._count = estimator.trainer.epoch_count",
+            "pass",
+            "estimator::test_checkpoints_and_resume",
+        ),
     },
     "passes/estimate": {
         "an overflow is a difference": (
             "return differentiated, not np.isnan(difference)",
             "return differentiated, True",
+            "stored::test_an_overflow_confirms_nothing",
         ),
         "gradients with other factors compared": (
             "is_alone = not total.rounds_alike(terms.b)",
             "is_alone = False",
+            "rounding::test_both_gradients_are_taken_with_the_same_factor",
         ),
         "states moved by a comparison": (
             "                    copy_all(before, states)  # which",
             "                    pass  # which",
+            "rounding::test_the_estimate_after_a_second_look",
         ),
         "reference gradient missing": (
             "v.add(recorded, reference, terms.b)  # v += b r",
@@ -255,7 +311,11 @@ MUTANTS = {
             "v.set_to(recorded, here.writing)  # v = g",
             "v.add(recorded, here.writing, 0.0)",
         ),
-        "row missing": ("counts, k, m, b, row_grads)  #", "counts, k, m, b, None)  #"),
+        "row missing": (
+            "counts, k, m, b, row_grads)  #",
+            "counts, k, m, b, None)  #",
+            "stored::test_the_oracle",
+        ),
         "row of a table missing": ("k, m, b, row_grads, *keep", "k, m, b, None, *keep"),
         "mean missing beside a row": (
             "counts, k, m, b, row_grads)  #",
@@ -268,11 +328,13 @@ MUTANTS = {
         "weights taken before the call": (
             "        network.check_hidden()\n        if terms.copy_to is None:",
             "        if terms.copy_to is None:",
+            "part_of_network::test_weights_that_were_taken_before_the_call",
         ),
         "g not kept": ("keep = terms.copy_to, terms.moved,", "keep = terms.moved, terms.moved,"),
         "unlocked at the weights": (
             "    random_lock.start(seed)\n    recorded, touched = here.at(at_weights)",
             "    recorded, touched = here.at(at_weights)",
+            "random_lock::test_locked",
         ),
     },
     "passes/sums": {
@@ -280,62 +342,101 @@ MUTANTS = {
         "count missing beside a row": (
             "[(k * counts[device] * self.scale, per_device(mean)",
             "[(k * self.scale, per_device(mean)",
+            "methods::test_variance_and_bias",
         ),
-        "sign of the row": ("(b * self.scale, per_device", "(-b * self.scale, per_device"),
-        "a scaled row kept": ("[(1 / self.scale, sums)]", "[(1.0, sums)]"),
-        "a move that does not scale with the loss": ("(self.scale, move)", "(1.0, move)"),
-        "no first term": ("else [(sums, [first])]", "else []"),
-        "sign of the row in a move": ("(b, per_device(row)", "(-b, per_device(row)"),
+        "sign of the row": (
+            "(b * self.scale, per_device",
+            "(-b * self.scale, per_device",
+            "stored::test_equal_to_recomputing",
+        ),
+        "a scaled row kept": (
+            "[(1 / self.scale, sums)]",
+            "[(1.0, sums)]",
+            "methods::test_the_scale_of_the_losses_does_not_matter",
+        ),
+        "a move that does not scale with the loss": (
+            "(self.scale, move)",
+            "(1.0, move)",
+            "methods::test_the_scale_of_the_losses_does_not_matter",
+        ),
+        "no first term": ("else [(sums, [first])]", "else []", "methods::test_variance_and_bias"),
+        "sign of the row in a move": (
+            "(b, per_device(row)",
+            "(-b, per_device(row)",
+            "methods::test_variance_and_bias",
+        ),
         "what a single pass did not reach": (
             "        self.clear(touched)\n        if self.observed",
             "        if self.observed",
+            "methods::test_trajectory",
         ),
-        "the operator of other factors": ("key = device, factors, id(", "key = device, id("),
+        "the operator of other factors": (
+            "key = device, factors, id(",
+            "key = device, id(",
+            "methods::test_variance_and_bias",
+        ),
         "factor missing": (
             "            recorded.backward(factor * self.scale)",
             "            recorded.backward(self.scale)",
+            "methods::test_variance_and_bias",
         ),
         "a factor that the loss rounds": (
             "or not recorded.rounds(factor, self._live_grads.epsilon):",
             "or True:",
+            "recursive::test_factors_of_float64",
         ),
         "factor missing where gradients are added apart": (
             "(1.0, factor), sources, self._sums",
             "(1.0, 1.0), sources, self._sums",
+            "stored::test_data_that_does_not_know_its_length_is_watched",
         ),
         "full gradient of other minibatches": (
             "all(k * count * self.scale == 1 for count in counts)",
             "any(k * count * self.scale == 1 for count in counts)",
+            "identities::test_a_loaded_full_gradient_is_the_same_to_the_last_bit",
         ),
         "full gradient missing where gradients are added apart": (
             "sources = before, self._live_grads",
             "sources = self._sums, self._live_grads",
+            "identities::test_a_loaded_full_gradient_is_the_same_to_the_last_bit",
         ),
         "last gradient missing where gradients are added apart": (
             "(1.0, 1.0), sources, self._live_grads",
             "(0.0, 1.0), sources, self._live_grads",
+            "stored::test_sparse",
         ),
         "all but the last gradient missing where gradients are added apart": (
             "(1.0, 1.0), sources, self._live_grads",
             "(1.0, 0.0), sources, self._live_grads",
+            "stored::test_sparse",
         ),
     },
     "passes/full_pass": {
         "a locked pass draws what it likes": (
             "seed if self._one_by_one or is_first else None",
             "seed if self._one_by_one else None",
+            "resume::test_each_step",
         ),
-        "one minibatch repeated": ("REPEATED = 3", "REPEATED = 1"),
+        "one minibatch repeated": (
+            "REPEATED = 3",
+            "REPEATED = 1",
+            "defects_random::test_randomness_of_some_calls_is_found_by_most",
+        ),
         "entries of one minibatch": ("entries += recorded.entries", "entries = recorded.entries"),
         "mean not taken": ("combine([1 / divisor], [first], first)", "pass"),
         "a device not summed": ("    sum_over_devices(total.arrays)\n", ""),
         "a device without the mean": ("    copy_to_devices(sums)\n", ""),
-        "infinite accepted": ("if not all_finite", "if None and all_finite"),
+        "infinite accepted": (
+            "if not all_finite",
+            "if None and all_finite",
+            "interface::test_a_full_gradient_that_is_not_finite",
+        ),
     },
     "passes/repeats": {
         "losses of other random numbers compared": (
             "    random_lock.start(seed)\n    return here.at(here.network.record",
             "    return here.at(here.network.record",
+            "rounding::test_a_state_that_a_recurrent_network_carries",
         ),
         "rounding is a difference": ("        if is_same:\n", "        if False:\n"),
         "each difference is rounding": ("MARGIN = 8", "MARGIN = 1e6"),
@@ -347,14 +448,17 @@ MUTANTS = {
         "a state at rest": (
             "    call_elsewhere(network, found.closure, found.inputs)\n",
             "",
+            "rounding::test_a_state_that_a_recurrent_network_carries",
         ),
         "a small difference after the lock": (
             "network.live_grads, lock.locked)",
             "network.live_grads)",
+            "rounding::test_a_small_difference_that_stays_after_the_lock",
         ),
         "half a gradient": (
             "                total.start()\n                once(here",
             "                once(here",
+            "rounding::test_rows_that_are_mostly_rounding",
         ),
     },
     "passes/losses": {
@@ -374,16 +478,22 @@ MUTANTS = {
         "no weight decay": (" + wd * float(np.dot(dw, dw))", ""),
         "inverse": ("rate = squared / denominator", "rate = denominator / squared"),
         "steps left out": ("denominator = steps * product", "denominator = product"),
-        "negative curvature": ("if denominator <= 0:", "if denominator == 0:"),
+        "negative curvature": (
+            "if denominator <= 0:",
+            "if denominator == 0:",
+            "barzilai_borwein::test_a_concave_loss_keeps_the_rate",
+        ),
     },
     "trainer": {
         "plain gradients taken": (
             "if self._live.stage == NOTHING and (",
             "if None and self._live.stage == NOTHING and (",
+            "interface::test_an_estimate_is_not_used_after_an_error",
         ),
         "moves when nothing was updated": (
             "self._live.drop_next_state()",
             "self._live.end()",
+            "methods::test_a_step_that_amp_skips_moves_nothing",
         ),
         "updated on the kvstore": ('"A prox" if prox is not None else ""', '""'),
     },
@@ -450,6 +560,11 @@ MUTANTS = {
         ),
     },
     "passes/network": {
+        "a copy with the lock of the original": (
+            "return {name: vars(self)[name] for name in kept}",
+            "return vars(self)",
+            "copies::test_a_deep_copy_of_network_and_trainer_trains_on",
+        ),
         "the user's gradients lost in a refresh": (
             "            put_back(before, self.live_grads)\n",
             "            pass\n",
@@ -602,6 +717,11 @@ MUTANTS = {
         "functions saved": ("(is_object(item) or not callable(item))", "True"),
     },
     "methods/table": {
+        "a check that a file forgets": (
+            '"is_confirmed": self.is_confirmed or self.was_confirmed',
+            '"is_confirmed": False',
+            "resume::test_each_step",
+        ),
         "a row moved the wrong way": ("[1.0, -count / multiple]", "[1.0, count / multiple]"),
         "another multiple of the mean": ("[1.0, -count / multiple]", "[1.0, -count]"),
         "compared with another gradient": (
