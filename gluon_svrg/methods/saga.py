@@ -70,10 +70,6 @@ class Row(NamedTuple):
     taken_at: tuple[Point, np.ndarray] | None = None  # its weights, a sketch of those of others
 
 
-def _is_flag(value: Any) -> bool:
-    return isinstance(value, bool)
-
-
 def _are_indices(value: Any) -> bool:
     return (
         isinstance(value, list)
