@@ -1,15 +1,17 @@
 """The cost of a step and of a full pass, against what they cannot do without.
 
-The floor of a step is two gradients and the optimizer's update: ``2 t_grad + t_update``. The floor
-of a full pass is a loop of forward and backward; a loop that also adds the gradients up, and does
-nothing else, is measured too. With a baseline, another version of the package is measured in the
-same rounds.
+The floor of a step is two gradients and the optimizer's update: ``2 t_grad + t_update``. It is
+measured twice: each part and each step alone, with a wait for the device after it, and many in a
+row, as in a training loop, where Python prepares the next one meanwhile. The floor of a full pass
+is a loop of forward and backward; a loop that also adds the gradients up, and does nothing else, is
+measured too. With a baseline, another version of the package is measured in the same rounds.
 """
 
 from __future__ import annotations
 
 import importlib
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any, Callable
 
@@ -32,6 +34,8 @@ BATCHES = {
     "80 narrow layers": (100,),
     "linear regression": (100, 1000),
 }
+#: Steps in a row.
+ROW = 20
 #: Rounds of steps and of passes; 30 and 15 where nothing is said.
 ROUNDS = {"MLP 784-512-512-10": (30, 10), "ResNet-18": (10, 8)}
 
@@ -86,10 +90,11 @@ def measure(
     steps = {"grad": plain.differentiate, "update": lambda: plain_trainer.step(plain.batch_size)}
     steps.update(_predecessor(plain))
     passes = {}
+    rows = {"grads": plain.differentiate, "plain steps": _plain_step(plain_trainer, plain)}
     for key, cls in {"own": SVRGTrainer, **others}.items():
         workload = models.workload(name, static_alloc=static_alloc)
         trainer = cls(workload.net.collect_params(), "sgd", SETTINGS)
-        steps[f"{key} step"] = _step(trainer, workload)
+        steps[f"{key} step"] = rows[f"{key} steps"] = _step(trainer, workload)
         for count in counts:
             passes[f"{key} pass {count}"] = _refresh(trainer, workload, count)
     for count in counts:
@@ -104,6 +109,9 @@ def measure(
     seconds = timing.rounds(steps, rounds[0], before=before, description=description)
     seconds_of_passes = timing.rounds(passes, rounds[1], description=description)
     seconds["floor"] = 2 * seconds["grad"] + seconds["update"]
+    in_rows = {key: partial(_in_a_row, function) for key, function in rows.items()}
+    seconds.update(timing.rounds(in_rows, rounds[0], description=description))
+    seconds["floor in a row"] = seconds["grads"] + seconds["plain steps"]
 
     def ratio(key: str, base: str) -> dict[str, float] | None:
         found = seconds_of_passes if "pass" in key else seconds
@@ -121,6 +129,9 @@ def measure(
         "predecessor_to_floor": ratio("predecessor", "floor"),
         "baseline_to_floor": ratio("baseline step", "floor"),
         "step_to_baseline": ratio("own step", "baseline step"),
+        "steps_to_floor": ratio("own steps", "floor in a row"),
+        "baseline_steps_to_floor": ratio("baseline steps", "floor in a row"),
+        "steps_to_baseline": ratio("own steps", "baseline steps"),
         "passes": [
             {
                 "batches": count,
@@ -138,6 +149,21 @@ def _step(trainer: Any, workload: models.Workload) -> Callable[[], None]:
     """A step of a trainer that has a snapshot."""
     trainer.update_full_grads(workload.closure, [()])
     return lambda: trainer.step(workload.batch_size, closure=workload.closure)
+
+
+def _plain_step(trainer: gluon.Trainer, workload: models.Workload) -> Callable[[], None]:
+    """A step of `gluon.Trainer`."""
+
+    def step() -> None:
+        workload.differentiate()
+        trainer.step(workload.batch_size)
+
+    return step
+
+
+def _in_a_row(function: Callable[[], None]) -> None:
+    for _ in range(ROW):
+        function()
 
 
 def _refresh(trainer: Any, workload: models.Workload, count: int) -> Callable[[], None]:
@@ -212,6 +238,9 @@ def table(records: list[dict[str, Any]]) -> list[record.Row]:
                 "SVRGModule's": entry["predecessor_to_floor"],
                 "baseline's": entry["baseline_to_floor"],
                 "step / baseline's": entry["step_to_baseline"],
+                "steps in a row / floor": entry["steps_to_floor"],
+                "baseline's in a row": entry["baseline_steps_to_floor"],
+                "in a row / baseline's": entry["steps_to_baseline"],
                 "full pass / plain pass": each["full_pass"],
                 "bare sum / plain pass": each["bare_sum"],
                 "baseline's full pass": each["baseline"],
