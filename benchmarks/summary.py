@@ -11,6 +11,12 @@ from . import curves, record
 from .problems import NAMES
 
 LEVELS = (1e-3, 1e-6, 1e-9)
+#: The models of the family's table.
+SHORT = {
+    "MLP 784-512-512-10": "larger MLP",
+    "MLP 784-512-10": "MLP",
+    "linear regression": "linear",
+}
 
 
 def smallest_batches(records: Sequence[dict[str, Any]]) -> list[record.Row]:
@@ -114,7 +120,7 @@ def methods(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
         for entry in run["records"]:
             name = entry["method"]
             row = rows.setdefault(name, {"step / step of `gluon.Trainer`": name})
-            column = f"{entry['model'].split()[0]}, {run['versions']['mxnet']}"
+            column = f"{SHORT[entry['model']]}, {run['versions']['mxnet']}"
             median = f"{entry['ratio']['median']:.2f}"
             row[column] = f"{row[column]} / {median}" if column in row else median
     return list(rows.values())
