@@ -157,12 +157,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         else:
             self._check_intact("step")
             self._start_shared_kvstore()
-        self._live.check_unchanged("step", self._loss_scale.of_live_grads)
-        if self._live.entries == 1 and batch_size > 1:
+        live, loss_scale = self._live, self._loss_scale
+        live.check_unchanged("step", loss_scale.of_live_grads)
+        if live.entries == 1 and batch_size > 1:
             self._work.check_batch_size(batch_size, self._num_workers)
-        self._live.show_marks(ignore_stale_grad)
-        if self._overflows_on_kvstore():
-            self._loss_scale.skip()
+        live.show_marks(ignore_stale_grad)
+        if loss_scale.is_on and self._overflows_on_kvstore():
+            loss_scale.skip()
         else:
             try:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
@@ -228,12 +229,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         check_closure(closure)
         self._check_outside("correct_grads" if is_half else "step")
         self._start_with(closure)
-        work, live, scale = self._work, self._live, self._loss_scale.value
+        work, live, loss_scale = self._work, self._live, self._loss_scale
+        scale = loss_scale.value
         before = live.make_room(is_half=is_half)
         terms = work.method.terms(batch_index, live) if self._is_in_force() else Terms()
         try:
             found = work.estimate(closure, terms, scale)
-            self._loss_scale.let_optimizer_undo()
+            loss_scale.let_optimizer_undo()
             live.hold(batch_index, terms, found, before, scale)
         except Exception:
             raise  # what was held is as before
@@ -351,8 +353,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""
-        if not self._loss_scale.is_on:
-            return False
         self._start_kvstore()
         if not self._updates_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced

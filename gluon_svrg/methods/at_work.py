@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from math import inf
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
 from mxnet.gluon import Parameter
@@ -73,7 +74,7 @@ class MethodAtWork:
         self._is_copy = False  # of another one, with arrays that backward does not know
         self.is_at_snapshot = False
         self._warned: set[str] = set()
-        self._entries_of_data = 0  # loss entries of the last refresh
+        self._entries_of_data: float = inf  # of the last refresh, if the snapshot stays
         self._entries_since = 0  # that steps have differentiated since
         # Memory for stored gradients.
         self._budget = memory.Budget(*[""] * method.needs_table)
@@ -135,7 +136,8 @@ class MethodAtWork:
         self.method.discard()
         self.network.release()
         self._here = None
-        self.counters.inner_steps = self._entries_of_data = 0
+        self.counters.inner_steps = 0
+        self.forget_data()
 
     def _mark_points(self) -> None:
         """Let backward at the points write or add, as at the weights."""
@@ -170,15 +172,15 @@ class MethodAtWork:
 
     def forget_data(self) -> None:
         """Do not know how old the snapshot is: it comes from a file."""
-        self._entries_of_data = 0
+        self._entries_of_data = inf
 
     def look_at(self, found: Estimate, *, has_schedule: bool) -> None:
         """Warn of what trains, but probably not as it was meant to. Call it when all is done."""
         self._entries_since += found.entries
-        of_data = self._entries_of_data
-        stays = self.method.needs_refresh and not self.method.needs_reduced  # the snapshot
-        if of_data and stays and not has_schedule and self._entries_since > 10 * of_data:
-            self._warn_once(OLD.format(passes=self._entries_since // of_data), "old")
+        if self._entries_since > 10 * self._entries_of_data and not has_schedule:
+            passes = int(self._entries_since // self._entries_of_data)
+            self._entries_of_data = inf
+            self._warn_once(OLD.format(passes=passes), "old")
         if isinstance(found.loss, (list, tuple)):
             shapes = {(_mxnet.device_of(item), item.shape) for item in found.loss}
             for device, shape in shapes:
@@ -288,7 +290,9 @@ class MethodAtWork:
         counters.num_snapshots += 1
         counters.inner_steps = 0
         counters.grad_evaluations += full.differentiated
-        self._entries_of_data, self._entries_since = full.differentiated, 0
+        stays = self.method.needs_refresh and not self.method.needs_reduced
+        self._entries_of_data = full.differentiated if stays else inf
+        self._entries_since = 0
         counters.compared = False
         counters.adds, counters.probed = self.network.adds, True
 

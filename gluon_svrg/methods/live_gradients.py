@@ -135,6 +135,8 @@ class LiveGradients:
         RuntimeError
             If it would overwrite only a part.
         """
+        if self.stage == NOTHING and not self._is_moving:
+            return None
         kinds = {p.grad_req for p in self._network.parameters} - {"null"}
         accumulates = "add" in kinds
         if not accumulates:
