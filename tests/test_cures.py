@@ -230,4 +230,5 @@ def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
         epoch([1, 2, 0])
     (text,) = (str(w.message) for w in seen if w.category is UserWarning)
     assert "computed again at the weights of its first visit" in text
+    assert "pass lock_random=True" in text  # dropout differs as well
     epoch([2, 0, 1])  # once

@@ -138,7 +138,8 @@ OTHER_DATA = (
     "The gradient of minibatch {index}, computed again at the weights of its first visit, differs "
     "from the one that was stored then, by {difference} of its norm. batch_index must be the "
     "minibatch's position in the data: was the data reshuffled, or augmented, since then? Each "
-    "minibatch is then corrected with the gradient of another. Keep the minibatches in a list."
+    "minibatch is then corrected with the gradient of another: keep the minibatches in a list. If "
+    "the network draws random numbers, such as dropout, pass lock_random=True."
 )
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from the one that was computed again, at the "
