@@ -228,11 +228,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Compute an estimate; the user has the other half of the step if this is one half."""
         check_closure(closure)
         self._check_outside("correct_grads" if is_half else "step")
-        self._start_with(closure)
+        is_in_force = self._start_with(closure)
         work, live, loss_scale = self._work, self._live, self._loss_scale
         scale = loss_scale.value
         before = live.make_room(is_half=is_half)
-        terms = work.method.terms(batch_index, live) if self._is_in_force() else Terms()
+        terms = work.method.terms(batch_index, live) if is_in_force else Terms()
         try:
             found = work.estimate(closure, terms, scale)
             loss_scale.let_optimizer_undo()
@@ -314,15 +314,23 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     # --- before a step -------------------------------------------------------------------------
 
-    def _start_with(self, closure: Callable[[], Any]) -> None:
-        """Prepare a pass: parameters, kvstore, and a snapshot that fits the parameters."""
+    def _start_with(self, closure: Callable[[], Any]) -> bool:
+        """Prepare a pass: parameters, kvstore, and a snapshot that fits the parameters.
+
+        Returns
+        -------
+        bool
+            Whether the method corrects gradients now.
+        """
         work = self._work
         is_new = work.method.has_reference and not work.is_bound
         if is_new or self._loaded.is_waiting or self._must_start_kvstore():
             deque(initialize(work.network.parameters, closure, iter([()])))
             self._start_kvstore()
-        if self._is_in_force():
+        is_in_force = self._is_in_force()
+        if is_in_force:
             work.check_unchanged()
+        return is_in_force
 
     def _is_in_force(self) -> bool:
         """Whether the method corrects gradients now."""

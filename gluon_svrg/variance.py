@@ -98,8 +98,8 @@ class Variance:
     def noise(self) -> float:
         """Noise over signal of the plain gradient of one minibatch, at the current weights.
 
-        Where it is small, variance is not what slows the training: a method that spends a second
-        gradient on less variance then loses, however small `ratio` is.
+        Less variance can speed a step up by a factor of ``1 + noise`` at most. Where this is below
+        the cost of a method's gradients, the method loses, however small `ratio` is.
 
         Returns
         -------

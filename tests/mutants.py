@@ -308,8 +308,8 @@ MUTANTS = {
         "gradient missing": ("v.add_last(recorded, here)  # v += g", "v.add(recorded, here, 0.0)"),
         "mean missing": ("v.start(recorded.counts, terms.k, terms.mean)", "v.start()"),
         "gradient of a single pass missing": (
-            "v.set_to(recorded, here.writing)  # v = g",
-            "v.add(recorded, here.writing, 0.0)",
+            "v.set_to(recorded, network.weights)  # v = g\n",
+            "v.set_to(recorded, network.weights)\n        v.start()\n",
         ),
         "row missing": (
             "counts, k, m, b, row_grads)  #",
@@ -325,10 +325,15 @@ MUTANTS = {
             "counts, k, m, b, row_grads, *keep",
             "counts, 0.0, m, b, row_grads, *keep",
         ),
-        "weights taken before the call": (
-            "        network.check_hidden()\n        if terms.copy_to is None:",
-            "        if terms.copy_to is None:",
-            "part_of_network::test_weights_that_were_taken_before_the_call",
+        "another minibatch than that of the row": (
+            "            row.check_counts(recorded.counts)\n        reached",
+            "            pass\n        reached",
+            "stored",
+        ),
+        "another minibatch at the weights": (
+            "        check_repeatable(there.counts, recorded.count().counts)\n",
+            "        recorded.count()\n",
+            "interface",
         ),
         "g not kept": ("keep = terms.copy_to, terms.moved,", "keep = terms.moved, terms.moved,"),
         "unlocked at the weights": (
@@ -340,30 +345,45 @@ MUTANTS = {
     "passes/sums": {
         "count missing": ("(k * counts[device] * self.scale,)", "(k * self.scale,)"),
         "count missing beside a row": (
-            "[(k * counts[device] * self.scale, per_device(mean)",
-            "[(k * self.scale, per_device(mean)",
+            "((k * counts[device] * self.scale, len(columns)))",
+            "((k * self.scale, len(columns)))",
             "methods::test_variance_and_bias",
         ),
         "sign of the row": (
-            "(b * self.scale, per_device",
-            "(-b * self.scale, per_device",
+            "(b * self.scale, 1)",
+            "(-b * self.scale, 1)",
             "stored::test_equal_to_recomputing",
         ),
         "a scaled row kept": (
-            "[(1 / self.scale, sums)]",
-            "[(1.0, sums)]",
+            "(1 / self.scale, v)",
+            "(1.0, v)",
             "methods::test_the_scale_of_the_losses_does_not_matter",
         ),
         "a move that does not scale with the loss": (
-            "(self.scale, move)",
-            "(1.0, move)",
+            "(self.scale, last)",
+            "(1.0, last)",
             "methods::test_the_scale_of_the_losses_does_not_matter",
         ),
-        "no first term": ("else [(sums, [first])]", "else []", "methods::test_variance_and_bias"),
+        "no first term": ("else ((0, (first,)),)", "else ()", "methods::test_variance_and_bias"),
         "sign of the row in a move": (
-            "(b, per_device(row)",
-            "(-b, per_device(row)",
+            "((1.0, g), (b, r))",
+            "((1.0, g), (-b, r))",
             "methods::test_variance_and_bias",
+        ),
+        "row that is not in the sum": (
+            "((1.0, last), (1.0, m))",
+            "((0.0, last), (1.0, m))",
+            "saga",
+        ),
+        "mean that forgets nothing where it moves at once": (
+            "((1.0, last), (1.0, m))",
+            "((1.0, last), (0.0, m))",
+            "saga",
+        ),
+        "a new row that is not in the sum": (
+            "last = g if row is None else move",
+            "last = move",
+            "saga",
         ),
         "what a single pass did not reach": (
             "        self.clear(touched)\n        if self.observed",
@@ -560,6 +580,16 @@ MUTANTS = {
         ),
     },
     "passes/network": {
+        "one gradient added to what has accumulated": (
+            '_mxnet.put_gradients_into(weights, self._accumulating, "write")',
+            "pass",
+            "accumulation",
+        ),
+        "gradients written after one that accumulates": (
+            '_mxnet.put_gradients_into(weights, self._accumulating, "add")',
+            "pass",
+            "accumulation",
+        ),
         "a copy with the lock of the original": (
             "return {name: vars(self)[name] for name in kept}",
             "return vars(self)",
@@ -672,18 +702,19 @@ MUTANTS = {
         ),
     },
     "methods/saga": {
-        "sign of the row": ("_replace(b=-1.0,", "_replace(b=1.0,"),
-        "row that is not in the sum": ("(1.0, moves), (1.0, sums)", "(0.0, moves), (1.0, sums)"),
-        "a new row that is not in the sum": ("self._spare[-1] if is_new else", ""),
+        "sign of the row": (
+            "b=0.0 if stored is None else -1.0",
+            "b=0.0 if stored is None else 1.0",
+        ),
         "rows of data that has become another": (
-            "point = self._point_to_check(stored)",
-            "point = None",
+            "point, is_old = self._point_to_check(stored)",
+            "point, is_old = None",
         ),
         "one micro-batch of many": (" and not pending\n", "\n"),
         "one device of many": ("len(self._network.devices) == 1", "True"),
         "one worker of many": ("isinstance(entries, NDArray) or not all", "not all"),
-        "mean that forgets nothing": ("[(-share, sums)]", "[(0 * share, sums)]"),
-        "rows that scale with the loss": ("(1 / scale, estimates)", "(1.0, estimates)"),
+        "mean that forgets nothing": ("((-share, 1),)", "((0 * share, 1),)"),
+        "rows that scale with the loss": ("(1 / scale, 2)", "(1.0, 2)"),
         "a sum for a mean": ("k = 1 / entries if", "k = 1.0 if"),
         "new entries not counted": ("else self._entries + added", "else self._entries"),
         "old rows": (

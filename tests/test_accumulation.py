@@ -176,3 +176,23 @@ def test_zero_grad_of_what_a_minibatch_left():
     trainer.step(5)
     for these, those in zip(values(net), before):
         np.testing.assert_array_equal(these, those)
+
+
+def test_one_gradient_a_step_and_the_users_own_backward():
+    """A step takes its gradient alone, and backward adds before it and after it."""
+    net, loss_of, trainer = make(lock_random=False)
+    batches = PROBLEM.batches(7)
+    trainer.update_full_grads(loss_of, batches, store_grads=True)
+
+    def backward():
+        with autograd.record():
+            losses = loss_of(batches[1])
+        autograd.backward(losses)
+
+    backward()
+    own = gradients(net)
+    trainer.correct_grads(lambda: loss_of(batches[0]), batch_index=0)
+    estimate = [len(batches[0]) * mean for mean in kit.full_gradients(trainer, net)]
+    assert distance(gradients(net), add(own, estimate)) < 1e-10
+    backward()
+    assert distance(gradients(net), add(add(own, own), estimate)) < 1e-10

@@ -241,6 +241,7 @@ def test_a_run_is_divided_by_the_columns_that_another_has_too():
         ("convergence", ["1.9.1"]),
         ("overhead", ["1.9.1", "2.0.0b1"]),
         ("family", ["1.9.1", "2.0.0b1"]),
+        ("forms", ["1.9.1", "2.0.0b1"]),
     ],
 )
 def test_the_tables_are_those_of_the_saved_runs(name, versions):
@@ -251,13 +252,43 @@ def test_the_tables_are_those_of_the_saved_runs(name, versions):
         assert table in document
 
 
-@pytest.mark.parametrize("benchmark", [start])
-def test_the_table_is_that_of_the_saved_run(benchmark):
+@pytest.mark.parametrize(
+    ("benchmark", "page"),
+    [
+        (start, "benchmarks/README.md"),
+        (start, "notebooks/02_linear_convergence.ipynb"),
+        (pays, "notebooks/guide/variance.md"),
+    ],
+)
+def test_the_table_is_that_of_the_saved_run(benchmark, page):
     root = Path(__file__).parent.parent
     name = benchmark.__name__.rpartition(".")[2]
     run = json.loads((root / f"benchmarks/results/{name}-mxnet-1.9.1.json").read_text())
     table = record.as_text(benchmark.table(run["records"]))
-    assert table in (root / "benchmarks" / "README.md").read_text()
+    text = (root / page).read_text()
+    if page.endswith("ipynb"):
+        text = "\n\n".join("".join(cell["source"]) for cell in json.loads(text)["cells"])
+    assert table in text
+
+
+def test_the_numbers_of_when_it_pays_are_those_of_the_saved_run():
+    root = Path(__file__).parent.parent
+    path = root / "benchmarks" / "results" / "pays-mxnet-1.9.1.json"
+    records = json.loads(path.read_text())["records"]
+    page = (root / "notebooks" / "guide" / "variance.md").read_text()
+    assert record.as_text(pays.by_ratio(records)) in page
+    above = [entry["gain"] > 1 for entry in records if entry["ratio"] >= 0.3]
+    below = [entry["gain"] > 1 for entry in records if entry["ratio"] < 0.1]
+    plain = f"won {len(above) - sum(above)} of {len(above)} times"
+    svrg = f"{sum(below)} of {len(below)} times"
+    for text in (page, (root / "README.md").read_text()):
+        assert plain in text
+        assert svrg in text
+    tuning = (root / "notebooks" / "guide" / "tuning.md").read_text()
+    assert f"in {len(above) - sum(above)} of {len(above)} cases" in tuning
+    won = sum(entry["gain"] > 1 for entry in records)
+    assert f"Plain SGD won {len(records) - won} of the {len(records)} times" in page
+    assert min(entry["noise"] for entry in records) > 3
 
 
 def test_the_tables_of_exchanges_are_those_of_the_saved_run():

@@ -1,6 +1,7 @@
 """Documents and docstrings: that they are complete, and that what they show runs."""
 
 import ast
+import ctypes
 import doctest
 import importlib
 import inspect
@@ -14,10 +15,13 @@ from pathlib import Path
 from statistics import median
 
 import mxnet as mx
+import numpy as np
 import pytest
 from cluster import launch
 from mxnet import gluon
+from mxnet.base import _LIB, check_call
 from numpydoc.validate import validate
+from problems import array
 
 import gluon_svrg
 import gluon_svrg.estimator
@@ -323,6 +327,74 @@ def test_how_often_a_refresh_calls_the_closure(lock, calls):
     assert (len(data), len(counted)) == (29, calls)
     assert trainer.grad_evaluations == 1797  # without the checks
     assert f"{calls} times" in (GUIDE / "closure.md").read_text()
+
+
+def address(array):
+    """Where the values of an array are."""
+    pointer = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(pointer)))
+    return pointer.value
+
+
+def arrays_in(thing, seen):
+    """All arrays that can be reached from the package's own objects, but not through Gluon's."""
+    if id(thing) in seen or isinstance(thing, (gluon.Parameter, type)):
+        return
+    seen[id(thing)] = thing
+    if isinstance(thing, mx.nd.NDArray):
+        yield thing
+    elif isinstance(thing, (dict, list, tuple)):
+        for part in thing.values() if isinstance(thing, dict) else thing:
+            yield from arrays_in(part, seen)
+    elif type(thing).__module__.startswith("gluon_svrg"):
+        yield from arrays_in(vars(thing), seen)
+
+
+MEMORY = {  # by its name in the table of methods: the class, its options, and what it is used with
+    "`SVRGTrainer`": ("SVRGTrainer", {}, "refresh"),
+    "`SVRGTrainer(coefficient=Linear(0.75, n))`": (
+        "SVRGTrainer",
+        {"coefficient": gluon_svrg.schedule.Linear(0.75, 9)},
+        "refresh",
+    ),
+    "`SVRGTrainer`, `store_grads=True`": ("SVRGTrainer", {}, "refresh store index"),
+    "`SAGATrainer`": ("SAGATrainer", {}, "index"),
+    "`SAGTrainer`": ("SAGTrainer", {}, "refresh index"),
+    "`SARAHTrainer`": ("SARAHTrainer", {}, "refresh"),
+    "`STORMTrainer`": ("STORMTrainer", {}, ""),
+    "`MARSTrainer`": ("MARSTrainer", {}, ""),
+    "`MARSTrainer(exact=False)`": ("MARSTrainer", {"exact": False}, ""),
+}
+
+
+@pytest.mark.parametrize("units", [30, 300])  # 90,000 weights take one P more
+def test_the_memory_in_the_table_of_methods(units):
+    """What each keeps after two epochs, in multiples of the parameters."""
+    row = re.compile(r"^\| .* \| (`\w+Trainer.*) \| \d \| .* \| (.*) \|$", flags=re.M)
+    shown = dict(row.findall(README.read_text()))
+    assert set(shown) == set(MEMORY)
+    batches = [array(np.ones((4, units)) + n, "float32") for n in range(5)]
+    for name, (cls, options, ways) in MEMORY.items():
+        net = gluon.nn.Dense(units, in_units=units)
+        net.initialize()
+        settings = {"learning_rate": 1e-9}
+        trainer = getattr(gluon_svrg, cls)(net.collect_params(), "sgd", settings, **options)
+
+        def loss_of(X, net=net):
+            return (net(X) ** 2).sum(axis=1)
+
+        if "refresh" in ways:
+            store = {"store_grads": True} if "store" in ways else {}
+            trainer.update_full_grads(loss_of, batches, **store)
+        for n in [*range(5), *range(5)]:
+            index = {"batch_index": n} if "index" in ways else {}
+            trainer.step(4, closure=lambda n=n, loss_of=loss_of: loss_of(batches[n]), **index)
+        parameters = list(net.collect_params().values())
+        own = {address(a) for p in parameters for a in (*p.list_data(), *p.list_grad())}
+        found = {address(a): a.size for a in arrays_in([trainer._work, trainer._live], {})}
+        kept = sum(size for place, size in found.items() if place not in own)
+        wanted = eval(shown[name].split(" P")[0], {"M": len(batches)}) + (units == 300)
+        assert kept / sum(p.data().size for p in parameters) == pytest.approx(wanted, rel=0.01)
 
 
 def test_code_is_found():

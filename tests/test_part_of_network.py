@@ -159,33 +159,50 @@ def test_after_a_refresh_parameters_are_read_as_before():
     assert gluon.Parameter._check_and_get is read
 
 
-@pytest.mark.parametrize(
-    ("cls", "options"),
-    [
-        (SVRGTrainer, {}),
-        (SAGATrainer, {}),
-        (MARSTrainer, {"exact": False}),
-    ],
-)
-def test_weights_that_were_taken_before_the_call(cls, options):
-    """Backward writes their gradients too, over those of the weights that the closure reads."""
+def taken_before_the_call(cls, **options):
+    """A trainer that steps, arguments of `step`, and a loss with weights from outside or inside."""
     net = PROBLEM.network()
-    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.0}, **options)
-    loss_of = PROBLEM.closure(net)
-    batches = PROBLEM.batches(10)
-    stored = {"store_grads": True} if cls is SVRGTrainer else {}
-    index = {} if cls is MARSTrainer else {"batch_index": 0}
-    trainer.update_full_grads(loss_of, batches, **stored)
-    for _ in range(2):
-        trainer.step(10, closure=lambda: loss_of(batches[0]), **index)
-    weight = next(iter(net.collect_params().values())).data()
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.1}, **options)
+    loss_of, batches = PROBLEM.closure(net), PROBLEM.batches(10)
+    parameter = next(iter(net.collect_params().values()))
 
-    def closure():
+    def loss_with(weight):
+        weight = parameter.data() if weight is None else weight
         return loss_of(batches[0]) + (weight * weight).sum()
 
+    inside = [lambda: loss_with(None)] * len(batches)
+    stored = {"store_grads": True} if cls is SVRGTrainer else {}
+    trainer.update_full_grads(lambda closure: closure(), inside, **stored)
+    outside = parameter.data()
+    return net, trainer, lambda: loss_with(None), lambda: loss_with(outside)
+
+
+def test_weights_that_were_taken_before_the_call():
+    """At the snapshot they are still those of now, and backward writes their gradients too."""
+    _, trainer, inside, outside = taken_before_the_call(SVRGTrainer)
+    for _ in range(2):
+        trainer.step(10, closure=inside)
     with pytest.raises(RuntimeError, match="took before it was called"):
-        trainer.step(10, closure=closure, **index)
-    trainer.step(10, closure=lambda: loss_of(batches[0]), **index)
+        trainer.step(10, closure=outside)
+    trainer.step(10, closure=inside)
+
+
+@pytest.mark.parametrize(
+    ("cls", "options"),
+    [(SVRGTrainer, {}), (SAGATrainer, {}), (MARSTrainer, {"exact": False})],
+)
+def test_weights_that_were_taken_before_the_only_call(cls, options):
+    """One gradient is that of the weights themselves."""
+    ends = []
+    for taken in (False, True):
+        net, trainer, inside, outside = taken_before_the_call(cls, **options)
+        index = {} if cls is MARSTrainer else {"batch_index": 0}
+        trainer.step(10, closure=inside, **index)  # its row is computed again elsewhere
+        for _ in range(5):
+            trainer.step(10, closure=outside if taken else inside, **index)
+        ends.append([p.data().asnumpy() for p in net.collect_params().values()])
+    for one, other in zip(*ends):
+        np.testing.assert_array_equal(one, other)
 
 
 def test_a_refresh_that_fails_leaves_no_marks():

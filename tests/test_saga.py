@@ -78,7 +78,7 @@ def test_float16_is_rounded_once():
         v.add_terms((1,), k=-1.0, mean=row, b=1.0, row=row)
         np.testing.assert_array_equal(network.live_grads[0][0].asnumpy(), [40_000] * 3)
         g, moved = ([[mx.nd.zeros((3,))]] for _ in range(2))
-        v.add_terms_keeping((1,), -1.0, row, 1.0, row, g, moved, None)
+        v.add_terms_keeping((1,), -1.0, row, 1.0, row, g, moved, False)
         np.testing.assert_array_equal(network.live_grads[0][0].asnumpy(), [40_000] * 3)
         np.testing.assert_array_equal(g[0][0].asnumpy(), [40_000] * 3)
         np.testing.assert_array_equal(moved[0][0].asnumpy(), [70_000] * 3)

@@ -10,7 +10,7 @@ from loops import plain_step
 from mxnet import gluon
 from problems import contexts
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import SAGATrainer, SVRGTrainer
 
 HAS_SPARSE = not mx.util.is_np_array()
 TWO = contexts(2)
@@ -173,3 +173,21 @@ def test_a_sparse_parameter_of_the_users_own(kvstore, classic_arrays):
     trainer.step(12, closure=lambda: loss_of(targets[0]))
     found = weight.row_sparse_data(every[0]).asnumpy()
     np.testing.assert_allclose(found, 1 - 0.1 * mean, rtol=1e-5)
+
+
+@needs_sparse
+def test_one_gradient_that_accumulates():
+    """MXNet's embedding can only write sparse gradients, not add them."""
+    batches, found = np.array_split(ALL, 4), []
+    for kind in ("dense", "sparse gradient"):
+        net, loss_of, trainer = make(kind, cls=SAGATrainer)
+        net.collect_params().setattr("grad_req", "add")
+        trainer.update_full_grads(loss_of, batches)
+        for position in (2, 0, 1, 3):
+            for parameter in net.collect_params().values():
+                parameter.zero_grad()
+            index = batches[position]
+            trainer.step(len(index), closure=lambda: loss_of(index), batch_index=position)
+        found.append(values(net))
+    for these, those in zip(*found):
+        np.testing.assert_allclose(these, those, atol=1e-6)

@@ -40,7 +40,7 @@ def train(trainer, loss_of, batches, store, epochs=4, seed=0):
     mx.nd.waitall()
 
 
-ROUNDING = {"float64": 1e-11, "float32": 1e-4, "float16": 1e-2}
+ROUNDING = {"float64": 1e-12, "float32": 1e-4, "float16": 1e-2}
 
 
 def assert_equal_to_rounding(first, second, dtype="float64"):

@@ -31,6 +31,7 @@ from .gradients import (
     Flags,
     fresh,
     mark,
+    mark_fresh,
     put_gradients_into,
     take_fresh,
 )

@@ -219,6 +219,8 @@ class MethodAtWork:
             if is_known:
                 self.method.confirm(row.number)
         found = estimate(self._here, closure, terms, self.lock, scale)
+        if not repeated:
+            return found
         return found._replace(differentiated=found.differentiated + repeated)
 
     def _first_look(self, closure: Callable[[], Loss], scale: float, *, compare: bool) -> int:

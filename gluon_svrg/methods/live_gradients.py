@@ -193,12 +193,14 @@ class LiveGradients:
             The factor of the losses (mixed precision).
         """
         row, reached = self._method.row(terms, found), found.reached
+        if self.reached:
+            reached = [a or b for a, b in zip(reached, self.reached)]
         held: dict[str, Any] = {
             "entries": self.entries + found.entries,
-            "reached": [a or b for a, b in zip(reached, self.reached or reached)],
+            "reached": reached,
             "rows": self.rows if row is None else {**self.rows, batch_index: row},
             "_hides_marks": self._hides_marks or not terms.is_plain,
-            "_arrays": [_mxnet.gradients(p) for p in self._network.parameters],
+            "_arrays": list(map(_mxnet.gradients, self._network.parameters)),
             "stage": HELD,
         }
         if before is not None:
@@ -291,7 +293,8 @@ class LiveGradients:
         """
         if self._hides_marks:
             self._network.show_marks(self.reached)
-            self._network.show_marks(self._method.in_objective if ignore_stale_grad else ())
+            if ignore_stale_grad:
+                self._network.show_marks(self._method.in_objective)
 
     @property
     def awaits_reduction(self) -> bool:

@@ -46,7 +46,7 @@ from ..passes.estimate import Estimate, Terms
 from ..passes.estimate import Row as Reference
 from ..passes.full_pass import FullGradient
 from ..passes.memory import Growth, bytes_of_sums
-from ..passes.multiples import Assignment, assign_in_turn, combine
+from ..passes.multiples import assign_in_turn, combine
 from ..passes.network import Network
 from ..passes.points import Point, descriptions, what_changed
 from . import checks
@@ -151,25 +151,21 @@ class SAGA(Method):
         is_shared = isinstance(entries, NDArray)
         k = 1 / entries if is_shared or entries else 0.0
         has_all = not is_shared and len(self._network.devices) == 1 and not pending
-        then = partial(self._move, stored is None) if has_all else None
-        terms = Terms(k=k, mean=self._sum, copy_to=self._spare[-1], moved=self._next_sum,
-                      then=then)  # fmt: skip
-        if stored is None:
-            return terms
+        return Terms(
+            b=0.0 if stored is None else -1.0,
+            k=k,
+            reference=None if stored is None else self._reference(batch_index, stored),
+            mean=self._sum,
+            copy_to=self._spare[-1],
+            moved=self._next_sum,
+            mean_moves=has_all,
+        )
+
+    def _reference(self, batch_index: int, stored: Row) -> Reference:
+        """The reference gradient that a row is."""
         check = partial(check_counts, batch_index, stored.counts)
-        point = self._point_to_check(stored)
-        is_old = stored.taken_at is not None
-        row = Reference(batch_index, stored.grads, check, stored.seed, point, is_old=is_old)
-        return terms._replace(b=-1.0, reference=row)
-
-    def _move(self, is_new: bool, device: int) -> list[Assignment]:
-        """What replaces a row in the sum: ``(g - r) + S``, where g - r is known; g for a new row.
-
-        Not ``(S + g) - r``: late in training g is nearly r, and their difference is nearly exact.
-        """
-        arrays = self._spare[-1] if is_new else self._next_sum, self._sum, self._next_sum
-        moves, sums, targets = (per_device(each)[device] for each in arrays)
-        return [(targets, [(1.0, moves), (1.0, sums)])]
+        point, is_old = self._point_to_check(stored), stored.taken_at is not None
+        return Reference(batch_index, stored.grads, check, stored.seed, point, is_old=is_old)
 
     def _check_new(self, batch_index: int) -> None:
         """Raise if a row cannot be added to the table."""
@@ -210,7 +206,7 @@ class SAGA(Method):
         if self._is_first:
             outside = sketch.sketch(self._network.outside.weights)
             taken_at = Point.copied(self._network), outside
-        row = self._spare.pop(), tuple(found.counts), found.seed, terms.then is not None
+        row = self._spare.pop(), tuple(found.counts), found.seed, terms.mean_moves
         return Row(*row, taken_at)
 
     # --- the state that changes with a step ----------------------------------------------------
@@ -247,11 +243,12 @@ class SAGA(Method):
         columns = map(per_device, (total, self._sum, self._next_sum))
         for estimates, sums, targets in zip(*columns):
             # Not (1 - share) S: 1 - share is rounded the same way in each step, which adds up.
-            assign_in_turn(
-                (targets, [(-share, sums)]),
-                (targets, [(1.0, targets), (1.0, sums)]),
-                (targets, [(1.0, targets), (1 / scale, estimates)]),
+            steps = (
+                (0, ((-share, 1),)),
+                (0, ((1.0, 0), (1.0, 1))),
+                (0, ((1.0, 0), (1 / scale, 2))),
             )
+            assign_in_turn([targets, sums, estimates], steps)
 
     def _give(self, network: Network, share: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""
@@ -404,8 +401,10 @@ class SAG(SAGA):
             combine([share], [sums], targets)
 
 
-def either(these: Sequence[bool], those: Sequence[bool]) -> list[bool]:
+def either(these: Sequence[bool], those: Sequence[bool]) -> Sequence[bool]:
     """Which flags are set in one of two lists; an empty list has none."""
+    if these and all(these):
+        return these
     return [a or b for a, b in zip(these, those)] if these else list(those)
 
 

@@ -19,7 +19,7 @@ References
 
 from __future__ import annotations
 
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any, Iterator, Sequence
 
 import numpy as np
@@ -38,6 +38,12 @@ from .coefficient import Coefficient, Schedule
 from .fields import ArrayPerParameter, Fields, Flags, FrozenValues, StoredGradients, assign
 from .interface import Live, Method
 from .table import Table
+
+
+@lru_cache(maxsize=8)
+def _rounded(value: float) -> float:
+    """A number as MXNet rounds the hyperparameters of its optimizers."""
+    return float(np.float32(value))
 
 
 class SVRG(Method):
@@ -69,7 +75,7 @@ class SVRG(Method):
 
         With a table, ``- alpha (r - c mu)``, which is the row.
         """
-        alpha = float(np.float32(self.coefficient.value))
+        alpha = _rounded(self.coefficient.value)
         if self.snapshot is None or not alpha:
             return Terms()
         if batch_index is not None:

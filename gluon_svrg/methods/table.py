@@ -46,6 +46,7 @@ class Table:
         self.is_confirmed = False
         self.was_confirmed = False
         self.outside: np.ndarray | None = None
+        self._references: dict[int, Row] = {}  # made when they are needed
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -94,13 +95,18 @@ class Table:
         IndexError
             If there is no such row.
         """
+        known = self._references.get(index)
+        if known is not None:
+            return known
         if not 0 <= index < len(self):
             raise IndexError(
                 f"batch_index is {index}, and the gradients of {len(self)} minibatches are stored: "
                 f"0 to {len(self) - 1}, by their position in the data of update_full_grads()."
             )
         check = partial(check_counts, index, self.counts[index])
-        return Row(index, self.rows[index], check, self.seeds[index])
+        row = Row(index, self.rows[index], check, self.seeds[index])
+        self._references[index] = row
+        return row
 
     # --- its state, to be saved with the method ------------------------------------------------
 

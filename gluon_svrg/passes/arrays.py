@@ -104,11 +104,17 @@ def zero(arrays: Sequence[NDArray]) -> None:
             assign(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
 
 
+def common_column_dtype(columns: Sequence[Sequence[NDArray]]) -> Any:
+    """The common dtype of all arrays, if each column knows that of its own; otherwise None."""
+    dtypes = {column.dtype if isinstance(column, Column) else None for column in columns}
+    return dtypes.pop() if len(dtypes) == 1 else None
+
+
 def rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, list[Any]]]:
     """Rows of classic arrays, by their common dtype."""
-    dtypes = {column.dtype if isinstance(column, Column) else None for column in columns}
-    if len(dtypes) == 1 and None not in dtypes:
-        return [(dtypes.pop(), list(zip(*columns)))]
+    dtype = common_column_dtype(columns)
+    if dtype is not None:
+        return [(dtype, list(zip(*columns)))]
     groups: dict[Any, list[Any]] = {}
     for row in zip(*columns):
         row = tuple(map(classic, row))

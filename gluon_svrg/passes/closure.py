@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -17,20 +17,59 @@ from .. import _mxnet
 Loss = Any
 
 
-class Recorded(NamedTuple):
-    """The losses of one minibatch, recorded and not yet differentiated."""
+class Recorded:
+    """The losses of one minibatch, recorded and not yet differentiated.
 
-    loss: Loss  # as the closure returned it
-    losses: tuple[NDArray, ...]
-    counts: tuple[int, ...]  # loss entries per device
-    devices: tuple[Any, ...]  # of each loss
-    shapes: tuple[Any, ...]  # of each loss
-    factors: OrderedDict[Any, NDArray]  # arrays of factors, kept from minibatch to minibatch
+    Parameters
+    ----------
+    loss : Loss
+        As the closure returned it.
+    losses : tuple of NDArray
+        The same as a tuple.
+    known_devices : sequence of device
+        Those of the parameters.
+    factors : OrderedDict
+        Arrays of factors, kept from minibatch to minibatch.
 
-    @property
-    def entries(self) -> int:
-        """Loss entries over all devices."""
-        return sum(self.counts)
+    Attributes
+    ----------
+    devices, shapes : tuple
+        Of each loss, after `count`.
+    counts : tuple of int
+        The loss entries per device, after `count`.
+    entries : int
+        The sum of these.
+    """
+
+    def __init__(
+        self,
+        loss: Loss,
+        losses: tuple[NDArray, ...],
+        known_devices: Sequence[Any],
+        factors: OrderedDict[Any, NDArray],
+    ) -> None:
+        self.loss, self.losses = loss, losses
+        self._known_devices, self._factors = known_devices, factors
+        self.devices: tuple[Any, ...] = ()
+        self.shapes: tuple[Any, ...] = ()
+        self.counts: tuple[int, ...] = ()
+        self.entries = 0
+
+    def count(self) -> Recorded:
+        """Count the loss entries.
+
+        Where no sum needs them before, do this after `backward`: the device then works meanwhile.
+
+        Raises
+        ------
+        ValueError
+            If a loss is on a device without parameters.
+        """
+        self.devices = tuple(map(_mxnet.device_of, self.losses))
+        self.shapes = tuple([each.shape for each in self.losses])
+        self.counts = _entries(self.shapes, self.devices, self._known_devices)
+        self.entries = sum(self.counts)
+        return self
 
     def rounds(self, factor: float, epsilon: float) -> bool:
         """Whether a loss can hold a factor only with a larger relative error than epsilon.
@@ -44,8 +83,10 @@ class Recorded(NamedTuple):
         """Differentiate the sum of all loss entries, times a factor."""
         heads = None
         if factor != 1:
-            pairs = zip(self.losses, self.devices)
-            heads = [_filled_like(self.factors, loss, device, factor) for loss, device in pairs]
+            kept = self._factors
+            heads = [
+                _filled_like(kept, each, _mxnet.device_of(each), factor) for each in self.losses
+            ]
         with _explained:
             mx.autograd.backward(list(self.losses), heads, retain_graph=keep_graph)
 
@@ -65,7 +106,7 @@ def record(
     devices: Sequence[Any],
     factors: OrderedDict[Any, NDArray] | None = None,
 ) -> Recorded:
-    """Call a closure under ``autograd.record()`` and count the loss entries that it returns.
+    """Call a closure under ``autograd.record()``.
 
     Parameters
     ----------
@@ -81,24 +122,21 @@ def record(
     Returns
     -------
     Recorded
+        Not counted yet.
 
     Raises
     ------
     TypeError
         If the closure returns anything else.
     ValueError
-        If it returns no loss, or one on a device without parameters.
+        If it returns no loss.
     RuntimeError
         If it called backward itself.
     """
     with _explained, mx.autograd.record():
         loss = closure(*batch)
-    losses = _losses(loss)
-    found = tuple(map(_mxnet.device_of, losses))
-    shapes = tuple([each.shape for each in losses])
-    counts = _entries(shapes, found, devices)
     factors = OrderedDict() if factors is None else factors
-    return Recorded(loss, losses, counts, found, shapes, factors)
+    return Recorded(loss, _losses(loss), devices, factors)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
@@ -181,6 +219,8 @@ def _losses(loss: Loss) -> tuple[NDArray, ...]:
 def _entries(
     shapes: Sequence[Any], found: Sequence[Any], devices: Sequence[Any]
 ) -> tuple[int, ...]:
+    if len(shapes) == 1 and found[0] == devices[0] and len(devices) == 1:
+        return (prod(shapes[0]),)
     counts: list[int] = [0] * len(devices)
     for shape, device in zip(shapes, found):
         if device not in devices:

@@ -12,7 +12,7 @@ Each device has its own ``g``, ``r`` and ``c``.
 
 from __future__ import annotations
 
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from typing import Callable, Iterator, NamedTuple, Sequence
 
 import numpy as np
@@ -24,7 +24,6 @@ from .._mxnet import Arrays, Flags
 from . import random_lock, sketch
 from .arrays import copies, copy_all, put_back, zero
 from .closure import Loss, Recorded, check_repeatable, record
-from .multiples import Assignment
 from .network import check_dependent
 from .points import Point
 from .random_lock import RandomLock
@@ -60,7 +59,7 @@ class Terms(NamedTuple):
     copy_to: Arrays | None = None  # where to copy g, for unscaled losses
     moved: Arrays | None = None  # with `copy_to`: memory for g + b r, for unscaled losses
     only: Sequence[bool] | None = None  # the parameters to which r at a point belongs; None: all
-    then: Callable[[int], list[Assignment]] | None = None  # what to assign on a device after v
+    mean_moves: bool = False  # whether to add m to `moved` at the end
 
     @property
     def is_plain(self) -> bool:
@@ -90,7 +89,7 @@ def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: f
     weights = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
     before = _mxnet.take_fresh(weights)
     try:
-        recorded = record(closure, (), devices)
+        recorded = record(closure, (), devices).count()
         recorded.backward(scale)
         reached = _mark_on_all_devices(parameters)
     finally:
@@ -226,9 +225,7 @@ def check_row(
                 if not row.is_old:
                     raise RuntimeError(text)
                 warn(text)
-        for row_of_devices in network.accumulated():
-            for grad in row_of_devices:
-                zero([grad])
+        network.clear_accumulated()
     return differentiated, not np.isnan(difference)
 
 
@@ -301,9 +298,10 @@ def _from_two(
         return recorded, touched
 
     def at_weights() -> tuple[Recorded, Flags]:
-        recorded = network.record(closure)
-        check_repeatable(there.counts, recorded.counts)
-        return recorded, v.add_last(recorded, here)  # v += g
+        recorded = network.record(closure, count=False)
+        touched = v.add_last(recorded, here)  # v += g
+        check_repeatable(there.counts, recorded.count().counts)
+        return recorded, touched
 
     random_lock.start(seed)
     with network.outside.protected(gradients=False):
@@ -326,34 +324,34 @@ def _from_two(
 def _from_one(
     here: Point, closure: Callable[[], Loss], terms: Terms, lock: RandomLock, scale: float
 ) -> Estimate:
-    """Compute the estimate from the gradient at the weights, and a row of a table."""
+    """Compute the estimate from the gradient at the weights, and a row of a table.
+
+    It is taken at the weights' own arrays: to swap them for others takes time.
+    """
     network = here.network
     b, k, m, row = terms.b, terms.k, terms.mean, terms.reference
     assert not isinstance(row, Point)
     v, seed, row_grads = LiveSum(network, scale), lock.new_seed(), None
-    with ExitStack() as stack:
+    is_fixed = row is not None and row.seed is not None
+    try:
         if row is not None:
-            row_grads = row.grads
-            if row.seed is not None:
-                seed = row.seed
-                stack.callback(lock.move_on)  # what is drawn next is not the same each time
-
-        def at_weights() -> tuple[Recorded, Flags]:
-            recorded = network.record(closure)
-            if row is not None:
-                row.check_counts(recorded.counts)
-            return recorded, v.set_to(recorded, here.writing)  # v = g
-
+            row_grads, seed = row.grads, row.seed if is_fixed else seed
         random_lock.start(seed)
-        recorded, touched = here.writing.at(at_weights)
+        recorded = network.record(closure, count=False)
+        touched = v.set_to(recorded, network.weights)  # v = g
+        recorded.count()
+        if row is not None:
+            row.check_counts(recorded.counts)
         reached = check_dependent(touched)
-        network.check_hidden()
         if terms.copy_to is None:
             v.add_terms(recorded.counts, k, m, b, row_grads)  # v += b row + k c m
         else:  # the same, keeping g and g + b row
             assert m is not None and terms.moved is not None
-            keep = terms.copy_to, terms.moved, terms.then
+            keep = terms.copy_to, terms.moved, terms.mean_moves
             v.add_terms_keeping(recorded.counts, k, m, b, row_grads, *keep)
+    finally:
+        if is_fixed:
+            lock.move_on()  # what is drawn next is not the same each time
     return Estimate(
         recorded.loss,
         recorded.entries,

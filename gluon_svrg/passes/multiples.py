@@ -7,7 +7,8 @@ more than its arithmetic. All arrays of a list are on one device.
 from __future__ import annotations
 
 from collections import OrderedDict
-from typing import Any, Sequence, Tuple
+from functools import lru_cache
+from typing import Any, Callable, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -15,10 +16,18 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import classic
-from .arrays import LARGE, SUMMED_IN, assign, common_dtype, dense, rows_by_dtype
+from .arrays import (
+    LARGE,
+    SUMMED_IN,
+    assign,
+    common_column_dtype,
+    common_dtype,
+    dense,
+    rows_by_dtype,
+)
 
-#: Arrays, and what to assign to them: the sum of terms, each a factor times arrays.
-Assignment = Tuple[Sequence[NDArray], Sequence[Tuple[Any, Sequence[NDArray]]]]
+#: What to assign to a column, by its number: the sum of terms, each a factor times a column.
+Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
 
 
 def combine(
@@ -37,44 +46,98 @@ def combine(
     targets : sequence of NDArray
         The arrays that get the sums.
     """
-    assign_in_turn((targets, list(zip(factors, sources))))
+    columns = [targets, *sources]
+    numbers = [0 if source is targets else n for n, source in enumerate(sources, 1)]
+    assign_in_turn(columns, ((0, tuple(zip(factors, numbers))),))
 
 
-def assign_in_turn(*assignments: Assignment) -> None:
+def assign_in_turn(columns: Sequence[Sequence[NDArray]], steps: tuple[Step, ...]) -> None:
     """Assign sums of multiples of arrays, as `combine`, where each sum sees the earlier ones.
 
     Without sums in between, which would need memory, large arrays are added several times as fast.
+
+    Parameters
+    ----------
+    columns : sequence of sequence of NDArray
+        Lists of arrays, which have equal shapes at equal places.
+    steps : tuple of tuple
+        The number of the column to assign to, and its terms, see `Step`. Only the first term may be
+        the column itself.
     """
-    if not assignments:
+    if not steps:
         return
-    columns = {id(arrays): arrays for _, terms in assignments for _, arrays in terms}
-    targets = [target for target, _ in assignments]
-    numbers = {key: number for number, key in enumerate(columns)}
-    sums = tuple(
-        tuple(
-            (factor if isinstance(factor, NDArray) else float(factor), numbers[id(arrays)])
-            for factor, arrays in terms
-        )
-        for _, terms in assignments
-    )
-    is_known = _comes_again(len(targets[0]), sums)
-    by_dtype = rows_by_dtype([*targets, *columns.values()])
-    if len(sums) > 1 and not (is_known and all(dtype is not None for dtype, _ in by_dtype)):
-        for assignment in assignments:
-            assign_in_turn(assignment)
+    count = len(columns[0])
+    plan = _plan(count, steps)
+    if plan is not None and common_column_dtype(columns) is not None:
+        plan(columns)
+        return
+    by_dtype = rows_by_dtype(columns)
+    if len(steps) > 1 and not (plan and all(dtype is not None for dtype, _ in by_dtype)):
+        for step in steps:
+            assign_in_turn(columns, (step,))
         return
     for dtype, rows in by_dtype:
-        if dtype is not None and is_known:
-            operator = _mxnet.sums_of_multiples(len(rows), sums)
-            inputs = [array for row in rows for array in row[len(targets) :]]
-            operator(*inputs, out=[array for row in rows for array in row[: len(targets)]])
+        if plan is not None and dtype is not None:
+            _compiled(len(rows), steps)(list(zip(*rows)))
             continue
-        factors = [factor for factor, _ in sums[0]]
+        ((target, terms),) = steps
+        factors = [factor for factor, _ in terms]
+        addends = [[row[number] for _, number in terms] for row in rows]
+        targets = [row[target] for row in rows]
         if len(factors) == 1 and dtype in (np.float32, np.float64):
-            _assign_multiples(factors[0], rows)
+            _assign_multiples(factors[0], [(a, b) for a, (b,) in zip(targets, addends)])
             continue
-        for target, *addends in rows:
-            _assign_sum(factors, addends, target)
+        for array, summed in zip(targets, addends):
+            _assign_sum(factors, summed, array)
+
+
+class _Plan:
+    """An operator that makes steps, and the columns that it takes and gives.
+
+    Parameters
+    ----------
+    count : int
+        The number of rows.
+    steps : tuple of tuple
+        As for `assign_in_turn`, with numbers as factors.
+    """
+
+    def __init__(self, count: int, steps: tuple[Step, ...]) -> None:
+        self._targets = [target for target, _ in steps]
+        self._used = list(dict.fromkeys(number for _, terms in steps for _, number in terms))
+        places = {number: place for place, number in enumerate(self._used)}
+        sums = tuple(
+            tuple((float(factor), places[number]) for factor, number in terms) for _, terms in steps
+        )
+        self._operator = _mxnet.sums_of_multiples(count, sums)
+
+    def __call__(self, columns: Sequence[Sequence[NDArray]]) -> None:
+        """Assign, in columns of classic arrays of one dtype."""
+        inputs, outputs = (
+            [array for row in zip(*[columns[number] for number in numbers]) for array in row]
+            for numbers in (self._used, self._targets)
+        )
+        self._operator(*inputs, out=outputs)
+
+
+_compiled: Callable[[int, Any], _Plan] = lru_cache(maxsize=32)(_Plan)
+_seen: OrderedDict[Any, None] = OrderedDict()
+
+
+def _plan(count: int, steps: tuple[Step, ...]) -> _Plan | None:
+    """The plan for steps, if they are worth compiling: most data have minibatches of two sizes."""
+    key = count, steps
+    if key not in _seen:
+        factors = [factor for _, terms in steps for factor, _ in terms]
+        if any(isinstance(factor, NDArray) for factor in factors):
+            return None
+        _seen[key] = None
+        if len(_seen) > 16:
+            _seen.popitem(last=False)
+        if any(abs(factor) != 1 for factor in factors):
+            return None
+    _seen.move_to_end(key)
+    return _compiled(count, steps)
 
 
 def _assign_multiples(factor: Any, pairs: Sequence[Any]) -> None:
@@ -181,21 +244,3 @@ class Combination:
             combine(*self._terms)
         else:
             self._operator(*self._inputs, out=self._outputs)
-
-
-_seen: OrderedDict[Any, None] = OrderedDict()
-
-
-def _comes_again(*key: Any) -> bool:
-    """Whether sums are worth compiling an operator: most data have minibatches of two sizes."""
-    factors = [factor for terms in key[-1] for factor, _ in terms]
-    if any(isinstance(factor, NDArray) for factor in factors):
-        return False
-    if all(abs(factor) == 1 for factor in factors):
-        return True
-    is_known = key in _seen
-    _seen[key] = None
-    _seen.move_to_end(key)
-    if len(_seen) > 16:
-        _seen.popitem(last=False)
-    return is_known

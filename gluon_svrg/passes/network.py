@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from itertools import compress
 from operator import is_
 from typing import Any, Callable, Iterator, Sequence
 
@@ -12,9 +13,11 @@ from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .arrays import SUMMED_IN, Buffers, copies, put_back
+from .arrays import SUMMED_IN, Buffers, copies, put_back, zero
 from .closure import Recorded, record
 from .outside import Outside
+
+_NOTHING = nullcontext()
 
 
 class Network:
@@ -44,8 +47,6 @@ class Network:
     aliases : list of list of NDArray
         The same memory as the weights. Passes compute with these, so that the weights' own
         gradient requests and marks stay as they are.
-    writing : list of list of NDArray
-        As the aliases, but backward writes their gradients, whatever stands in the live gradients.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -69,7 +70,6 @@ class Network:
         self.frozen: list[Parameter] = []
         self.weights: Arrays = []
         self.aliases: Arrays = []
-        self.writing: Arrays = []
         self.live_grads = Buffers()
         # Between two calls.
         self._overwritten: list[Parameter] = []
@@ -106,10 +106,7 @@ class Network:
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.live_grads = Buffers(_mxnet.gradients(p) for p in self.trainable)
-        self.aliases, self.writing = (
-            [[_mxnet.guard(weight.detach()) for weight in row] for row in self.weights]
-            for _ in range(2)
-        )
+        self.aliases = [[_mxnet.guard(w.detach()) for w in row] for row in self.weights]
         self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
         self.is_known_to_add = is_known
         self.sums = []
@@ -122,16 +119,15 @@ class Network:
 
     def release(self) -> None:
         """Keep no arrays."""
-        self.weights, self.live_grads, self._accumulating = [], Buffers(), []
-        self.aliases, self.writing = [], []
+        self.weights, self.aliases, self._accumulating = [], [], []
+        self.live_grads = Buffers()
         self.trainable, self.frozen, self._lists, self.sums = [], [], [], []
         self.combinations.clear()
         self._factors.clear()
 
     def mark(self, arrays: Arrays) -> None:
         """Let backward put the gradients of arrays like the weights into the live gradients."""
-        adds = self.adds and arrays is not self.writing
-        _mxnet.put_gradients_into(arrays, self.live_grads, "add" if adds else "write")
+        _mxnet.put_gradients_into(arrays, self.live_grads, "add" if self.adds else "write")
 
     def _may_add(self) -> bool:
         """Whether adding gradients in the live gradients is possible, and better than apart.
@@ -146,35 +142,43 @@ class Network:
             for p, w in zip(self.trainable, self.weights)
         )
 
-    def record(self, closure: Callable[..., Any], batch: Sequence[Any] = ()) -> Recorded:
-        """Record what a closure computes, see `closure.record`."""
-        return record(closure, batch, self.devices, self._factors)
+    def record(
+        self, closure: Callable[..., Any], batch: Sequence[Any] = (), *, count: bool = True
+    ) -> Recorded:
+        """Record what a closure computes, see `closure.record`, and count its loss entries."""
+        recorded = record(closure, batch, self.devices, self._factors)
+        return recorded.count() if count else recorded
 
     # --- what the user has in the live gradients -----------------------------------------------
 
-    @contextmanager
-    def accumulating(self) -> Iterator[None]:
+    def accumulating(self) -> AbstractContextManager[None]:
         """Keep the gradients of a block, added to the old ones where gradients accumulate.
 
-        Gradients accumulate under the user's ``grad_req='add'``. These are restored if the block
-        raises an exception.
+        Gradients accumulate under the user's ``grad_req='add'``. Inside the block backward writes
+        them, as not all operators can add; they are restored if it raises an exception.
         """
-        if not self._accumulating:
-            yield
-            return
+        return self._added_up() if self._accumulating else _NOTHING
+
+    @contextmanager
+    def _added_up(self) -> Iterator[None]:
         before = copies(self._accumulating)
+        weights = [w for p, w in zip(self.trainable, self.weights) if _adds(p)]
         try:
+            _mxnet.put_gradients_into(weights, self._accumulating, "write")
             yield
         except BaseException:
             put_back(before, self._accumulating)
             raise
+        finally:
+            _mxnet.put_gradients_into(weights, self._accumulating, "add")
         for row, addends in zip(self._accumulating, before):
             for grad, addend in zip(row, addends):
                 grad += addend
 
-    def accumulated(self) -> Arrays:
-        """The live gradients that accumulate under the user's ``grad_req='add'``."""
-        return self._accumulating
+    def clear_accumulated(self) -> None:
+        """Set the live gradients that accumulate to zero."""
+        for row in self._accumulating:
+            zero(row)
 
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
@@ -220,8 +224,7 @@ class Network:
 
     def show_marks(self, reached: Sequence[bool]) -> None:
         """Mark live gradients as `gluon.Trainer` expects: fresh on all devices, or on none."""
-        flags = [[is_reached] * len(row) for is_reached, row in zip(reached, self.weights)]
-        _mxnet.mark(self.weights, flags, fresh=True)
+        _mxnet.mark_fresh(compress(self.weights, reached))
 
 
 def check_dtypes(parameters: Sequence[Parameter]) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import contextmanager
-from functools import cached_property
 from typing import Any, Callable, Iterator, Sequence, TypeVar
 
 import numpy as np
@@ -50,7 +49,7 @@ class Point:
         self.weights = weights
         self.frozen = frozen
         self._protected = protected
-        self._is_elsewhere = not (weights is network.aliases or weights is network.writing)
+        self._is_elsewhere = weights is not network.aliases
         self.bind()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -80,11 +79,6 @@ class Point:
         """Copies of the current weights and frozen values."""
         weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
         return cls(network, weights, copies([_mxnet.data(p) for p in network.frozen]))
-
-    @cached_property
-    def writing(self) -> Point:
-        """The current weights, for passes that overwrite the live gradients."""
-        return Point(self.network, self.network.writing, protected=False)
 
     def bind(self) -> None:
         """Use the gradient buffers that the parameters have now."""

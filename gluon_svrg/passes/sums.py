@@ -13,16 +13,17 @@ and float16 gradients, `SeparateSum` adds in separate arrays, exactly by the for
 from __future__ import annotations
 
 from math import frexp
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from .. import _mxnet
 from .._mxnet import Arrays, Flags
 from . import sketch
 from .arrays import buffers_like, copy, per_device, zero
 from .closure import Recorded
-from .multiples import Assignment, Combination, assign_in_turn, combine
+from .multiples import Combination, Step, assign_in_turn, combine
 from .network import Network
 from .points import Point
 
@@ -107,11 +108,14 @@ class LiveSum:
             The factor of the row.
         """
         for device, sums in enumerate(per_device(self.arrays)):
-            terms: list[Any] = [(1.0, sums)]
+            columns, terms = [sums], [(1.0, 0)]
             if row is not None:
-                terms.append((b * self.scale, per_device(row)[device]))
-            terms += self._mean_terms(device, counts, k, mean)
-            assign_in_turn(*self._sum_of(terms, device))
+                terms.append((b * self.scale, 1))
+                columns.append(per_device(row)[device])
+            if mean is not None and counts[device]:
+                terms.append((k * counts[device] * self.scale, len(columns)))
+                columns.append(per_device(mean)[device])
+            assign_in_turn(columns, self._sum_of(terms, device))
 
     def add_terms_keeping(
         self,
@@ -122,12 +126,13 @@ class LiveSum:
         row: Arrays | None,
         copy_to: Arrays,
         moved: Arrays,
-        then: Callable[[int], list[Assignment]] | None,
+        mean_moves: bool,
     ) -> None:
         """As `add_terms`, and keep the sum before, g, and the move ``g + b row``.
 
         The move is computed first, and used again: the time of sums of large arrays is that of
-        reading and writing memory.
+        reading and writing memory. A call of an operator takes longer than the arithmetic of small
+        arrays, so one call makes all assignments.
 
         Parameters
         ----------
@@ -136,38 +141,31 @@ class LiveSum:
         copy_to, moved : list of list of NDArray
             Where to keep g, and the move, both for unscaled losses. Without a row, the move is g,
             and is not copied.
-        then : callable, optional
-            What to assign on a device afterwards: a call of an operator takes longer than the
-            arithmetic of small arrays, so one call makes all assignments.
+        mean_moves : bool
+            Whether to add the mean to the move at the end. Not ``(mean + g) + b row``: late in
+            training g is nearly the row, and their difference is nearly exact.
         """
-        for device, sums in enumerate(per_device(self.arrays)):
-            move = kept = per_device(copy_to)[device]
-            steps: list[Assignment] = [(kept, [(1 / self.scale, sums)])]
+        v, g, m, r, move = range(5)
+        for device in range(len(per_device(self.arrays))):
+            arrays = self.arrays, copy_to, mean, copy_to if row is None else row, moved
+            columns = [per_device(each)[device] for each in arrays]
+            steps: list[Step] = [(g, ((1 / self.scale, v),))]
             if row is not None:
-                move = per_device(moved)[device]
-                steps.append((move, [(1.0, kept), (b, per_device(row)[device])]))
-            terms = self._mean_terms(device, counts, k, mean)
-            steps += self._sum_of([*terms, (self.scale, move)], device)
-            if then is not None:
-                steps += then(device)
-            assign_in_turn(*steps)
+                steps.append((move, ((1.0, g), (b, r))))
+            last = g if row is None else move
+            terms = [(k * counts[device] * self.scale, m)] if counts[device] else []
+            steps += self._sum_of([*terms, (self.scale, last)], device)
+            if mean_moves:
+                steps.append((move, ((1.0, last), (1.0, m))))
+            assign_in_turn(columns, tuple(steps))
 
-    def _mean_terms(
-        self, device: int, counts: Sequence[int], k: float | NDArray, mean: Arrays | None
-    ) -> list[Any]:
-        """``k c m`` on a device: one term, or none."""
-        if mean is None or not counts[device]:
-            return []
-        return [(k * counts[device] * self.scale, per_device(mean)[device])]
-
-    def _sum_of(self, terms: list[Any], device: int) -> list[Assignment]:
-        """Make the sum of terms the sum on a device; only the first term may be this sum itself."""
-        sums = per_device(self.arrays)[device]
+    def _sum_of(self, terms: list[Any], device: int) -> tuple[Step, ...]:
+        """Make the sum of terms that of column 0; only the first term may be this column."""
         if self._live_grads.columns[device].is_narrow:  # round once
-            return [(sums, terms)]
+            return ((0, tuple(terms)),)
         first, *rest = terms  # no intermediate sums, which would need memory
-        steps: list[Assignment] = [] if first[1] is sums else [(sums, [first])]
-        return steps + [(sums, [(1.0, sums), term]) for term in rest]
+        steps = () if first == (1.0, 0) else ((0, (first,)),)
+        return steps + tuple((0, ((1.0, 0), term)) for term in rest)
 
     def _combine(
         self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
@@ -212,11 +210,11 @@ class LiveSum:
             rounding = _ROUNDED * float(epsilon * np.linalg.norm(before)) / abs(scale)
         self.observed.append(Observed(added, rounding))
 
-    def set_to(self, recorded: Recorded, point: Point) -> Flags:
-        """Begin with the gradient of losses at a point where backward writes."""
+    def set_to(self, recorded: Recorded, weights: Arrays) -> Flags:
+        """Begin with the gradient of losses at weights where backward writes."""
         self.arrays = self._live_grads
         recorded.backward(self.scale)
-        touched = point.take_touched()
+        touched = _mxnet.take_fresh(weights)
         self.clear(touched)
         if self.observed is not None:
             self._observe(0.0, self.scale)
@@ -228,6 +226,8 @@ class LiveSum:
 
     def clear(self, kept: Flags) -> None:
         """Set the sum to zero for the parameters and devices that are not kept."""
+        if all(map(all, kept)):
+            return
         for column, flags in zip(per_device(self.arrays), zip(*kept)):
             lost = [array for array, is_kept in zip(column, flags) if not is_kept]
             if lost:
@@ -264,7 +264,7 @@ class SeparateSum(LiveSum):
 
     def add(self, recorded: Recorded, point: Point, factor: float = 1.0) -> Flags:
         """Add the gradient of losses at a point, times a factor, and tell what backward reached."""
-        before, touched = self.arrays, self.set_to(recorded, point)
+        before, touched = self.arrays, self.set_to(recorded, point.weights)
         self.arrays = self._sums
         for device in range(len(touched[0])):
             sources = before, self._live_grads
@@ -277,7 +277,7 @@ class SeparateSum(LiveSum):
 
     def add_last(self, recorded: Recorded, point: Point) -> Flags:
         """Add the gradient of losses at a point, and leave the sum in the live gradients."""
-        touched = self.set_to(recorded, point)
+        touched = self.set_to(recorded, point.weights)
         for device in range(len(touched[0])):
             sources = self._live_grads, self._sums
             self._combine(device, (1.0, 1.0), sources, self._live_grads)
