@@ -10,6 +10,7 @@ from . import (
     convergence,
     distributed,
     family,
+    forms,
     memory,
     overhead,
     pays,
@@ -24,6 +25,7 @@ BENCHMARKS = {
     "scaling": scaling,
     "distributed": distributed,
     "family": family,
+    "forms": forms,
     "convergence": convergence,
     "start": start,
     "pays": pays,
@@ -73,6 +75,8 @@ def main() -> int:
     print(record.as_text(rows))
     if benchmark is distributed:
         print(f"\n{distributed.as_text(run['records'])}")
+    if benchmark is pays:
+        print(f"\n{record.as_text(pays.by_ratio(run['records']))}")
     if saved is not None:
         print(f"\ndivided by {options.compare} (MXNet {saved['versions']['mxnet']}):\n")
         print(record.as_text(record.divide(rows, saved_rows)))

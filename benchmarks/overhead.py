@@ -34,10 +34,10 @@ BATCHES = {
     "80 narrow layers": (100,),
     "linear regression": (100, 1000),
 }
-#: Steps in a row.
-ROW = 20
-#: Rounds of steps and of passes; 30 and 15 where nothing is said.
-ROUNDS = {"MLP 784-512-512-10": (30, 10), "ResNet-18": (10, 8)}
+#: Steps in a row; 20 where nothing is said.
+IN_A_ROW = {"ResNet-18": 4}
+#: Rounds of steps and of passes; 15 and 9 where nothing is said.
+ROUNDS = {"MLP 784-512-512-10": (15, 5), "ResNet-18": (9, 5)}
 
 
 def run(quick: bool = False, baseline: Path | None = None) -> list[dict[str, Any]]:
@@ -105,11 +105,13 @@ def measure(
     # first step after a refresh also compares both gradients (lock_random='auto').
     before = {**steps, "update": plain.differentiate}
     description = f"{name}{', static_alloc' if static_alloc else ''}"
-    rounds = (5, 5) if quick else ROUNDS.get(name, (30, 15))
+    rounds = (5, 5) if quick else ROUNDS.get(name, (15, 9))
     seconds = timing.rounds(steps, rounds[0], before=before, description=description)
     seconds_of_passes = timing.rounds(passes, rounds[1], description=description)
     seconds["floor"] = 2 * seconds["grad"] + seconds["update"]
-    in_rows = {key: partial(_in_a_row, function) for key, function in rows.items()}
+    in_rows = {
+        key: partial(_repeated, function, IN_A_ROW.get(name, 20)) for key, function in rows.items()
+    }
     seconds.update(timing.rounds(in_rows, rounds[0], description=description))
     seconds["floor in a row"] = seconds["grads"] + seconds["plain steps"]
 
@@ -161,8 +163,8 @@ def _plain_step(trainer: gluon.Trainer, workload: models.Workload) -> Callable[[
     return step
 
 
-def _in_a_row(function: Callable[[], None]) -> None:
-    for _ in range(ROW):
+def _repeated(function: Callable[[], None], times: int) -> None:
+    for _ in range(times):
         function()
 
 

@@ -82,21 +82,26 @@ def _seconds(entries: Sequence[dict[str, Any]], level: float) -> str:
 
 
 def steps(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
-    """Steps over their floor, of this version and of 0.1.0."""
-    keys = {"0.2.0": "step_to_floor", "0.1.0": "baseline_to_floor"}
+    """Steps over their floor, one by one and in a row, of this version and of 0.2.0."""
+    keys = {
+        "0.3.0": "step_to_floor",
+        "0.2.0": "baseline_to_floor",
+        "0.3.0 in a row": "steps_to_floor",
+        "0.2.0 in a row": "baseline_steps_to_floor",
+    }
     rows = []
     for entries in zip(*(run["records"] for run in runs)):
         row = {"step, hybridized": _model(entries[0])}
         for run, entry in zip(runs, entries):
             for version, key in keys.items():
-                row[f"{version}, {run['versions']['mxnet']}"] = _quartiles(entry[key])
+                row[f"{version}, {run['versions']['mxnet']}"] = f"{entry[key]['median']:.2f}"
         rows.append(row)
     return rows
 
 
 def passes(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
-    """Full passes over plain ones, of this version, of 0.1.0, and of a bare loop that adds."""
-    keys = {"0.2.0": "full_pass", "0.1.0": "baseline", "bare sum": "bare_sum"}
+    """Full passes over plain ones, of this version, of 0.2.0, and of a bare loop that adds."""
+    keys = {"0.3.0": "full_pass", "0.2.0": "baseline", "bare sum": "bare_sum"}
     rows = []
     for entries in zip(*(run["records"] for run in runs)):
         for number, first in enumerate(entries[0]["passes"]):
@@ -126,8 +131,16 @@ def methods(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
     return list(rows.values())
 
 
-def _quartiles(ratio: dict[str, float]) -> str:
-    return f"{ratio['median']:.2f} ({ratio['quartile_1']:.2f}-{ratio['quartile_3']:.2f})"
+def forms(runs: Sequence[dict[str, Any]]) -> list[record.Row]:
+    """Microseconds of the sums of a step with one gradient."""
+    rows: dict[str, record.Row] = {}
+    for run in runs:
+        for entry in run["records"]:
+            form = entry["form"]
+            row = rows.setdefault(form, {"microseconds": form})
+            column = f"{SHORT[entry['model']]}, {run['versions']['mxnet']}"
+            row[column] = f"{entry['microseconds']:.0f}"
+    return sorted(rows.values(), key=lambda row: row["microseconds"].startswith("SAGA"))
 
 
 def tables(*runs: dict[str, Any]) -> list[str]:
@@ -136,6 +149,8 @@ def tables(*runs: dict[str, Any]) -> list[str]:
         return [record.as_text(rows(runs)) for rows in (steps, passes)]
     if runs[0]["benchmark"] == "family":
         return [record.as_text(methods(runs))]
+    if runs[0]["benchmark"] == "forms":
+        return [record.as_text(forms(runs))]
     (run,) = runs
     return [record.as_text(rows(run["records"])) for rows in (smallest_batches, larger_batches)]
 
