@@ -7,12 +7,14 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import time
 
 import pytest
 from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, finish, processes_of, start
 
 from gluon_svrg.commands import warden
+from gluon_svrg.commands.process import busy_seconds
 
 pytestmark = pytest.mark.xdist_group("clusters")
 WITHIN = 5  # seconds
@@ -33,6 +35,17 @@ def launch(*script, options=("-n", 2), **settings):
         start_new_session=True,
         **settings,
     )
+
+
+def test_processes_that_end_while_they_are_measured():
+    """Files of a process go at any moment between two looks at it."""
+    for _ in range(300):  # in a few of a hundred, it ends between two of the calls of one look
+        process = subprocess.Popen(["true"])
+        wait = threading.Thread(target=process.wait)
+        wait.start()
+        while wait.is_alive():
+            assert busy_seconds(process.pid) >= 0
+        wait.join()
 
 
 # --- the reader of the output goes away ----------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import os
 import signal
 import threading
 import time
@@ -129,10 +130,12 @@ class Process:
 def busy_seconds(process: int) -> float:
     """The time that all threads of a process used a processor or waited for one."""
     total = 0
-    for file in Path(f"/proc/{process}/task").glob("*/schedstat"):
-        with suppress(OSError, ValueError):  # a thread that has just ended
-            used, waited, _ = file.read_text().split()
-            total += int(used) + int(waited)
+    with suppress(OSError):  # the process has just ended
+        for thread in os.listdir(f"/proc/{process}/task"):
+            with suppress(OSError, ValueError):  # a thread that has just ended
+                schedstat = Path(f"/proc/{process}/task/{thread}/schedstat").read_text()
+                used, waited, _ = schedstat.split()
+                total += int(used) + int(waited)
     return total / 1e9
 
 
