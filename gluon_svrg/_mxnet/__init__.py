@@ -6,7 +6,9 @@ The code tests for features, not for versions. All other packages import it by
 
 from .amp import LossScale
 from .arrays import (
+    address,
     allocated_bytes,
+    assign_by,
     assign_multiple,
     classic,
     copies_of,

@@ -2,24 +2,41 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import struct
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Callable, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import MXNetError
+from mxnet.base import _LIB, MXNetError, check_call
 from mxnet.gluon import Parameter
 from mxnet.ndarray import CachedOp, NDArray
 
 HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
 
 
+_context_of: Any = ctypes.PyDLL(_LIB._name).MXNDArrayGetContext  # keeps Python's lock: quicker
+_devices: dict[tuple[int, int], Any] = {}
+
+
 def device_of(array: NDArray) -> Any:
-    """The device that holds an array."""
-    return array.device if HAS_DEVICES else array.ctx
+    """The device that holds an array; always the same object for the same device.
+
+    Without the overhead of `NDArray.ctx`, which makes another object each time.
+    """
+    kind, number = ctypes.c_int(), ctypes.c_int()
+    check_call(_context_of(array.handle, ctypes.byref(kind), ctypes.byref(number)))
+    known = _devices.get((kind.value, number.value))
+    return only(array.device if HAS_DEVICES else array.ctx) if known is None else known
+
+
+def only(device: Any) -> Any:
+    """The one object for a device."""
+    return _devices.setdefault((device.device_typeid, device.device_id), device)
 
 
 def allocated_bytes(size: int) -> int:
@@ -192,6 +209,44 @@ def sums_of_multiples(count: int, sums: tuple[Sum, ...]) -> CachedOp:
         for terms in sums
     )
     return graph.operator(heads, static_alloc=is_direct)
+
+
+_pointer = struct.Struct("P")
+_INVOKE_ON_DEVICE = not hasattr(_LIB, "MXInvokeCachedOpEx")  # 2.0
+_invoke = _LIB.MXInvokeCachedOp if _INVOKE_ON_DEVICE else _LIB.MXInvokeCachedOpEx
+
+
+def address(array: NDArray) -> bytes:
+    """Where MXNet has an array, as `assign_by` takes it; it is valid as long as the array."""
+    return _pointer.pack(array.handle.value)
+
+
+def assign_by(operator: CachedOp, inputs: bytes, outputs: bytes, device: Any) -> None:
+    """Let an operator take arrays and assign to others, all on a device, by their addresses.
+
+    `CachedOp.__call__` asks each array for its handle, which takes half of the time of a small sum.
+
+    Parameters
+    ----------
+    operator : CachedOp
+        The operator.
+    inputs, outputs : bytes
+        The addresses of the arrays, joined.
+    device : device
+        Where they are.
+    """
+    at = (device.device_typeid, device.device_id) if _INVOKE_ON_DEVICE else ()
+    check_call(
+        _invoke(
+            operator.handle,
+            len(inputs) // _pointer.size,
+            inputs,
+            *at,
+            ctypes.byref(ctypes.c_int(len(outputs) // _pointer.size)),
+            ctypes.byref(ctypes.c_char_p(outputs)),
+            ctypes.byref(ctypes.c_void_p()),  # the storage types of the outputs, unused
+        )
+    )
 
 
 def copies_of(arrays: Sequence[NDArray]) -> CachedOp:

@@ -30,6 +30,16 @@ class Column(List[NDArray]):
         return common_dtype(self)
 
     @cached_property
+    def addresses(self) -> list[bytes]:
+        """Where they are."""
+        return list(map(_mxnet.address, self))
+
+    @cached_property
+    def device(self) -> Any:
+        """Their device."""
+        return _mxnet.device_of(self[0])
+
+    @cached_property
     def is_narrow(self) -> bool:
         """Whether sums of them need more digits than they have."""
         return any(SUMMED_IN[name] != name for name in map(_mxnet.dtype_name, self))

@@ -87,8 +87,11 @@ class Recorded:
             heads = [
                 _filled_like(kept, each, _mxnet.device_of(each), factor) for each in self.losses
             ]
-        with _explained:
+        try:
             mx.autograd.backward(list(self.losses), heads, retain_graph=keep_graph)
+        except MXNetError as error:
+            _explain(error)
+            raise
 
 
 def check_closure(closure: Any) -> None:
@@ -133,16 +136,24 @@ def record(
     RuntimeError
         If it called backward itself.
     """
-    with _explained, mx.autograd.record():
-        loss = closure(*batch)
+    try:
+        with mx.autograd.record():
+            loss = closure(*batch)
+    except MXNetError as error:
+        _explain(error)
+        raise
     factors = OrderedDict() if factors is None else factors
     return Recorded(loss, _losses(loss), devices, factors)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
     """Call the closure without recording."""
-    with _explained, mx.autograd.pause(train_mode=train_mode):
-        closure(*batch)
+    try:
+        with mx.autograd.pause(train_mode=train_mode):
+            closure(*batch)
+    except MXNetError as error:
+        _explain(error)
+        raise
 
 
 def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
@@ -173,23 +184,15 @@ def _filled_like(
     return kept[key]
 
 
-class _Explained:
-    """Explains the error if MXNet refuses to run backward."""
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        if isinstance(error, MXNetError) and _mxnet.is_refused_backward(error):
-            raise RuntimeError(
-                "The loss of the closure cannot be differentiated: either the closure called "
-                "backward() itself, or its loss depends on no parameter (was it detached, turned "
-                "into a number, or computed under autograd.pause()?). The closure computes the "
-                "loss and returns it; the trainer records it and runs backward."
-            ) from error
-
-
-_explained = _Explained()
+def _explain(error: MXNetError) -> None:
+    """Explain the error if MXNet refuses to run backward."""
+    if _mxnet.is_refused_backward(error):
+        raise RuntimeError(
+            "The loss of the closure cannot be differentiated: either the closure called "
+            "backward() itself, or its loss depends on no parameter (was it detached, turned "
+            "into a number, or computed under autograd.pause()?). The closure computes the "
+            "loss and returns it; the trainer records it and runs backward."
+        ) from error
 
 
 def _losses(loss: Loss) -> tuple[NDArray, ...]:
@@ -219,7 +222,7 @@ def _losses(loss: Loss) -> tuple[NDArray, ...]:
 def _entries(
     shapes: Sequence[Any], found: Sequence[Any], devices: Sequence[Any]
 ) -> tuple[int, ...]:
-    if len(shapes) == 1 and found[0] == devices[0] and len(devices) == 1:
+    if len(shapes) == len(devices) == 1 and found[0] in devices:
         return (prod(shapes[0]),)
     counts: list[int] = [0] * len(devices)
     for shape, device in zip(shapes, found):

@@ -7,8 +7,8 @@ more than its arithmetic. All arrays of a list are on one device.
 from __future__ import annotations
 
 from collections import OrderedDict
-from functools import lru_cache
-from typing import Any, Callable, Sequence, Tuple
+from itertools import chain
+from typing import Any, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -19,6 +19,7 @@ from .._mxnet import classic
 from .arrays import (
     LARGE,
     SUMMED_IN,
+    Column,
     assign,
     common_column_dtype,
     common_dtype,
@@ -78,7 +79,7 @@ def assign_in_turn(columns: Sequence[Sequence[NDArray]], steps: tuple[Step, ...]
         return
     for dtype, rows in by_dtype:
         if plan is not None and dtype is not None:
-            _compiled(len(rows), steps)(list(zip(*rows)))
+            _compiled((len(rows), steps))(list(map(Column, zip(*rows))))
             continue
         ((target, terms),) = steps
         factors = [factor for factor, _ in terms]
@@ -111,33 +112,46 @@ class _Plan:
         )
         self._operator = _mxnet.sums_of_multiples(count, sums)
 
-    def __call__(self, columns: Sequence[Sequence[NDArray]]) -> None:
-        """Assign, in columns of classic arrays of one dtype."""
+    def __call__(self, columns: Sequence[Any]) -> None:
+        """Assign, in instances of `Column` of one dtype."""
         inputs, outputs = (
-            [array for row in zip(*[columns[number] for number in numbers]) for array in row]
+            b"".join(chain.from_iterable(zip(*[columns[number].addresses for number in numbers])))
             for numbers in (self._used, self._targets)
         )
-        self._operator(*inputs, out=outputs)
+        _mxnet.assign_by(self._operator, inputs, outputs, columns[0].device)
 
 
-_compiled: Callable[[int, Any], _Plan] = lru_cache(maxsize=32)(_Plan)
-_seen: OrderedDict[Any, None] = OrderedDict()
+_MOST = 32  # plans that are kept
+_plans: OrderedDict[Any, _Plan] = OrderedDict()
+_seen: OrderedDict[Any, None] = OrderedDict()  # steps that were made once
 
 
 def _plan(count: int, steps: tuple[Step, ...]) -> _Plan | None:
     """The plan for steps, if they are worth compiling: most data have minibatches of two sizes."""
     key = count, steps
-    if key not in _seen:
-        factors = [factor for _, terms in steps for factor, _ in terms]
-        if any(isinstance(factor, NDArray) for factor in factors):
-            return None
-        _seen[key] = None
-        if len(_seen) > 16:
-            _seen.popitem(last=False)
-        if any(abs(factor) != 1 for factor in factors):
-            return None
-    _seen.move_to_end(key)
-    return _compiled(count, steps)
+    known = _plans.get(key)
+    if known is not None:
+        return known
+    factors = [factor for _, terms in steps for factor, _ in terms]
+    if any(isinstance(factor, NDArray) for factor in factors):
+        return None
+    if key not in _seen and any(abs(factor) != 1 for factor in factors):
+        _remember(_seen, key, None)
+        return None
+    return _compiled(key)
+
+
+def _compiled(key: tuple[int, tuple[Step, ...]]) -> _Plan:
+    """The plan for a number of rows, and steps."""
+    return _plans.get(key) or _remember(_plans, key, _Plan(*key))
+
+
+def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> Any:
+    """Keep a value, and not the first of those that were kept before if there are many."""
+    known[key] = value
+    if len(known) > _MOST:
+        known.popitem(last=False)
+    return value
 
 
 def _assign_multiples(factor: Any, pairs: Sequence[Any]) -> None:
@@ -223,9 +237,10 @@ class Combination:
     ) -> None:
         self._terms = factors, sources, targets
         self._keep = keep
-        self._inputs = [classic(array) for row in zip(*sources) for array in row]
-        self._outputs = list(map(classic, targets))
+        self._inputs = Column(classic(array) for row in zip(*sources) for array in row)
+        self._outputs = Column(map(classic, targets))
         self._is_simple = common_dtype([*self._inputs, *self._outputs]) is not None
+        self._addresses = tuple(b"".join(c.addresses) for c in (self._inputs, self._outputs))
         # For large arrays it is used at once, as there are no intermediate results.
         self._comes_again = self._is_simple and any(a.size > LARGE for a in self._outputs)
         self._operator: Any = None
@@ -243,4 +258,5 @@ class Combination:
         if self._operator is None:
             combine(*self._terms)
         else:
-            self._operator(*self._inputs, out=self._outputs)
+            inputs, outputs = self._addresses
+            _mxnet.assign_by(self._operator, inputs, outputs, self._outputs.device)
