@@ -148,16 +148,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         it.
         """
         checks.check_flag(ignore_stale_grad)
-        loss = None
+        loss, live, loss_scale = None, self._live, self._loss_scale
         if closure is not None:
             self._work.method.check_index(batch_index, "step", type(self).__name__)
-            loss = self._correct(closure, batch_index, is_half=False)
+            loss = self._correct(closure, batch_index, loss_scale, is_half=False)
         elif batch_index is not None:
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
             self._start_shared_kvstore()
-        live, loss_scale = self._live, self._loss_scale
         live.check_unchanged("step", loss_scale.of_live_grads)
         if live.entries == 1 and batch_size > 1:
             self._work.check_batch_size(batch_size, self._num_workers)
@@ -220,17 +219,21 @@ class VarianceReducedTrainer(KVStoreTrainer):
             If both gradients differ at the first step after a refresh (``lock_random='auto'``).
         """
         self._work.method.check_index(batch_index, "correct_grads", type(self).__name__)
-        return self._correct(closure, batch_index, is_half=True)
+        return self._correct(closure, batch_index, self._loss_scale, is_half=True)
 
     def _correct(
-        self, closure: Callable[[], Loss], batch_index: int | None, *, is_half: bool
+        self,
+        closure: Callable[[], Loss],
+        batch_index: int | None,
+        loss_scale: _mxnet.LossScale,
+        *,
+        is_half: bool,
     ) -> Loss:
         """Compute an estimate; the user has the other half of the step if this is one half."""
         check_closure(closure)
         self._check_outside("correct_grads" if is_half else "step")
         is_in_force = self._start_with(closure)
-        work, live, loss_scale = self._work, self._live, self._loss_scale
-        scale = loss_scale.value
+        work, live, scale = self._work, self._live, loss_scale.value
         before = live.make_room(is_half=is_half)
         terms = work.method.terms(batch_index, live) if is_in_force else Terms()
         try:
@@ -795,7 +798,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, once the parameters are initialized; raise if a snapshot waits."""
-        if self._loaded.is_waiting and self._work.is_ready:
+        if not self._loaded.is_waiting:
+            return
+        if self._work.is_ready:
             self._start_kvstore()
             self._work.bind()
             self._loaded.apply(self._header(), self._parts())

@@ -17,16 +17,17 @@ class LossScale:
     trainer : Trainer
         The trainer. Create a LossScale where you need it, but do not store it: a trainer in a
         reference cycle keeps all of its arrays until the garbage collector runs.
+
+    Attributes
+    ----------
+    is_on : bool
+        Whether losses are scaled.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
-
-    @property
-    def is_on(self) -> bool:
-        """Whether losses are scaled."""
-        return self._scaler is not None
+        self.is_on = self._scaler is not None
 
     @property
     def value(self) -> float:

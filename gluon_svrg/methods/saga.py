@@ -213,6 +213,8 @@ class SAGA(Method):
 
     def numbers(self, live: Live) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
+        if self._is_complete:
+            return (0,)
         rows = live.rows.items()
         return (sum(sum(row.counts) for index, row in rows if index not in self.table),)
 

@@ -35,6 +35,11 @@ class Column(List[NDArray]):
         return list(map(_mxnet.address, self))
 
     @cached_property
+    def joined(self) -> bytes:
+        """Their addresses, joined."""
+        return b"".join(self.addresses)
+
+    @cached_property
     def device(self) -> Any:
         """Their device."""
         return _mxnet.device_of(self[0])
@@ -116,8 +121,14 @@ def zero(arrays: Sequence[NDArray]) -> None:
 
 def common_column_dtype(columns: Sequence[Sequence[NDArray]]) -> Any:
     """The common dtype of all arrays, if each column knows that of its own; otherwise None."""
-    dtypes = {column.dtype if isinstance(column, Column) else None for column in columns}
-    return dtypes.pop() if len(dtypes) == 1 else None
+    dtype = None
+    for column in columns:
+        if not isinstance(column, Column) or dtype not in (None, column.dtype):
+            return None
+        dtype = column.dtype
+        if dtype is None:
+            return None
+    return dtype
 
 
 def rows_by_dtype(columns: Sequence[Sequence[NDArray]]) -> Iterable[tuple[Any, list[Any]]]:

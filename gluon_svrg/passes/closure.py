@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from math import prod
+from operator import attrgetter
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
@@ -12,6 +13,8 @@ from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+
+_shape_of = attrgetter("shape")
 
 #: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
@@ -66,7 +69,7 @@ class Recorded:
             If a loss is on a device without parameters.
         """
         self.devices = tuple(map(_mxnet.device_of, self.losses))
-        self.shapes = tuple([each.shape for each in self.losses])
+        self.shapes = tuple(map(_shape_of, self.losses))
         self.counts = _entries(self.shapes, self.devices, self._known_devices)
         self.entries = sum(self.counts)
         return self

@@ -7,7 +7,6 @@ more than its arithmetic. All arrays of a list are on one device.
 from __future__ import annotations
 
 from collections import OrderedDict
-from itertools import chain
 from typing import Any, Sequence, Tuple
 
 import mxnet as mx
@@ -114,10 +113,10 @@ class _Plan:
 
     def __call__(self, columns: Sequence[Any]) -> None:
         """Assign, in instances of `Column` of one dtype."""
-        inputs, outputs = (
-            b"".join(chain.from_iterable(zip(*[columns[number].addresses for number in numbers])))
-            for numbers in (self._used, self._targets)
-        )
+        used = [columns[number].addresses for number in self._used]
+        inputs = b"".join([address for row in zip(*used) for address in row])
+        targets = [columns[number].addresses for number in self._targets]
+        outputs = b"".join([address for row in zip(*targets) for address in row])
         _mxnet.assign_by(self._operator, inputs, outputs, columns[0].device)
 
 
@@ -240,7 +239,6 @@ class Combination:
         self._inputs = Column(classic(array) for row in zip(*sources) for array in row)
         self._outputs = Column(map(classic, targets))
         self._is_simple = common_dtype([*self._inputs, *self._outputs]) is not None
-        self._addresses = tuple(b"".join(c.addresses) for c in (self._inputs, self._outputs))
         # For large arrays it is used at once, as there are no intermediate results.
         self._comes_again = self._is_simple and any(a.size > LARGE for a in self._outputs)
         self._operator: Any = None
@@ -258,5 +256,5 @@ class Combination:
         if self._operator is None:
             combine(*self._terms)
         else:
-            inputs, outputs = self._addresses
+            inputs, outputs = self._inputs.joined, self._outputs.joined
             _mxnet.assign_by(self._operator, inputs, outputs, self._outputs.device)

@@ -12,6 +12,7 @@ and float16 gradients, `SeparateSum` adds in separate arrays, exactly by the for
 
 from __future__ import annotations
 
+from functools import lru_cache
 from math import frexp
 from typing import Any, NamedTuple, Sequence
 
@@ -115,7 +116,7 @@ class LiveSum:
             if mean is not None and counts[device]:
                 terms.append((k * counts[device] * self.scale, len(columns)))
                 columns.append(per_device(mean)[device])
-            assign_in_turn(columns, self._sum_of(terms, device))
+            assign_in_turn(columns, _sum_of(terms, self._live_grads.columns[device].is_narrow))
 
     def add_terms_keeping(
         self,
@@ -145,27 +146,15 @@ class LiveSum:
             Whether to add the mean to the move at the end. Not ``(mean + g) + b row``: late in
             training g is nearly the row, and their difference is nearly exact.
         """
-        v, g, m, r, move = range(5)
-        for device in range(len(per_device(self.arrays))):
-            arrays = self.arrays, copy_to, mean, copy_to if row is None else row, moved
-            columns = [per_device(each)[device] for each in arrays]
-            steps: list[Step] = [(g, ((1 / self.scale, v),))]
-            if row is not None:
-                steps.append((move, ((1.0, g), (b, r))))
-            last = g if row is None else move
-            terms = [(k * counts[device] * self.scale, m)] if counts[device] else []
-            steps += self._sum_of([*terms, (self.scale, last)], device)
-            if mean_moves:
-                steps.append((move, ((1.0, last), (1.0, m))))
-            assign_in_turn(columns, tuple(steps))
-
-    def _sum_of(self, terms: list[Any], device: int) -> tuple[Step, ...]:
-        """Make the sum of terms that of column 0; only the first term may be this column."""
-        if self._live_grads.columns[device].is_narrow:  # round once
-            return ((0, tuple(terms)),)
-        first, *rest = terms  # no intermediate sums, which would need memory
-        steps = () if first == (1.0, 0) else ((0, (first,)),)
-        return steps + tuple((0, ((1.0, 0), term)) for term in rest)
+        for device, sums in enumerate(per_device(self.arrays)):
+            arrays = copy_to, mean, copy_to if row is None else row, moved
+            columns = [sums, *(per_device(each)[device] for each in arrays)]
+            factor = k * counts[device] * self.scale if counts[device] else None
+            is_narrow = self._live_grads.columns[device].is_narrow
+            # An array as a factor is another one each time.
+            steps = _steps_keeping.__wrapped__ if isinstance(k, NDArray) else _steps_keeping
+            b_row = None if row is None else b
+            assign_in_turn(columns, steps(self.scale, b_row, factor, mean_moves, is_narrow))
 
     def _combine(
         self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
@@ -287,3 +276,29 @@ class SeparateSum(LiveSum):
 def new_sum(network: Network, scale: float) -> LiveSum:
     """Make a sum of gradients of a network, of the right kind."""
     return (LiveSum if network.adds else SeparateSum)(network, scale)
+
+
+def _sum_of(terms: list[Any], is_narrow: bool) -> tuple[Step, ...]:
+    """Make the sum of terms that of column 0; only the first term may be this column."""
+    if is_narrow:  # round once
+        return ((0, tuple(terms)),)
+    first, *rest = terms  # no intermediate sums, which would need memory
+    steps = () if first == (1.0, 0) else ((0, (first,)),)
+    return steps + tuple((0, ((1.0, 0), term)) for term in rest)
+
+
+@lru_cache(maxsize=32)
+def _steps_keeping(
+    scale: float, b: float | None, mean: Any, mean_moves: bool, is_narrow: bool
+) -> tuple[Step, ...]:
+    """The steps of `LiveSum.add_terms_keeping`, with the factors of the row and of the mean."""
+    v, g, m, r, move = range(5)
+    steps: list[Step] = [(g, ((1 / scale, v),))]
+    if b is not None:
+        steps.append((move, ((1.0, g), (b, r))))
+    last = g if b is None else move
+    terms = [] if mean is None else [(mean, m)]
+    steps += _sum_of([*terms, (scale, last)], is_narrow)
+    if mean_moves:
+        steps.append((move, ((1.0, last), (1.0, m))))
+    return tuple(steps)
