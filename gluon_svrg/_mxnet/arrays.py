@@ -29,7 +29,9 @@ def device_of(array: NDArray) -> Any:
     Without the overhead of `NDArray.ctx`, which makes another object each time.
     """
     kind, number = ctypes.c_int(), ctypes.c_int()
-    check_call(_context_of(array.handle, ctypes.byref(kind), ctypes.byref(number)))
+    status = _context_of(array.handle, ctypes.byref(kind), ctypes.byref(number))
+    if status:
+        check_call(status)
     known = _devices.get((kind.value, number.value))
     return only(array.device if HAS_DEVICES else array.ctx) if known is None else known
 
@@ -236,17 +238,17 @@ def assign_by(operator: CachedOp, inputs: bytes, outputs: bytes, device: Any) ->
         Where they are.
     """
     at = (device.device_typeid, device.device_id) if _INVOKE_ON_DEVICE else ()
-    check_call(
-        _invoke(
-            operator.handle,
-            len(inputs) // _pointer.size,
-            inputs,
-            *at,
-            ctypes.byref(ctypes.c_int(len(outputs) // _pointer.size)),
-            ctypes.byref(ctypes.c_char_p(outputs)),
-            ctypes.byref(ctypes.c_void_p()),  # the storage types of the outputs, unused
-        )
+    status = _invoke(
+        operator.handle,
+        len(inputs) // _pointer.size,
+        inputs,
+        *at,
+        ctypes.byref(ctypes.c_int(len(outputs) // _pointer.size)),
+        ctypes.byref(ctypes.c_char_p(outputs)),
+        ctypes.byref(ctypes.c_void_p()),  # the storage types of the outputs, unused
     )
+    if status:
+        check_call(status)
 
 
 def copies_of(arrays: Sequence[NDArray]) -> CachedOp:

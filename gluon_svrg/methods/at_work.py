@@ -100,7 +100,8 @@ class MethodAtWork:
         network = self.network
         if self._here is not None and network.is_bound():
             return ""
-        self._attach_copies()
+        if self._is_copy:
+            self._attach_copies()
         difference = self.method.difference(network)
         if difference:
             return difference
@@ -112,10 +113,9 @@ class MethodAtWork:
 
     def _attach_copies(self) -> None:
         """Let backward find the gradients of a copied network, which MXNet does not copy."""
-        if self._is_copy:
-            for p in filter(_mxnet.is_trainable, self.network.parameters):
-                _mxnet.put_gradients_into([_mxnet.data(p)], [_mxnet.gradients(p)], p.grad_req)
-            self._is_copy = False
+        for p in filter(_mxnet.is_trainable, self.network.parameters):
+            _mxnet.put_gradients_into([_mxnet.data(p)], [_mxnet.gradients(p)], p.grad_req)
+        self._is_copy = False
 
     def bind_copy(self) -> None:
         """Bind a copy before it is looked at."""
@@ -160,7 +160,8 @@ class MethodAtWork:
         scale : float
             The factor of the losses (mixed precision).
         """
-        self._attach_copies()
+        if self._is_copy:
+            self._attach_copies()
         if terms.is_plain:
             found = plain(self.network.parameters, closure, scale)
         elif isinstance(terms.reference, Row):
@@ -212,11 +213,12 @@ class MethodAtWork:
         self, closure: Callable[[], Loss], terms: Terms, scale: float, row: Row
     ) -> Estimate:
         """Compute the estimate; at the first step after a refresh, compute the row again."""
-        repeated = self._first_look(closure, scale, compare=False)
+        is_known = self.network.is_known_to_add
+        repeated = 0 if is_known else self._first_look(closure, scale, compare=False)
         if row.point is not None and self.lock.mode is not False:
-            again, is_known = check_row(row, row.point, closure, self.lock, scale)
+            again, is_valid = check_row(row, row.point, closure, self.lock, scale)
             repeated += 0 if row.is_checked_again or row.is_old else again
-            if is_known:
+            if is_valid:
                 self.method.confirm(row.number)
         found = estimate(self._here, closure, terms, self.lock, scale)
         if not repeated:
