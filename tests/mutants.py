@@ -667,6 +667,19 @@ MUTANTS = {
             "SUMMED_IN.get(_mxnet.dtype_name(target), target.dtype)",
             "target.dtype",
         ),
+        "arrays of one column after those of another": (
+            "for row in zip(*used) for",
+            "for row in used for",
+        ),
+        "results of one column after those of another": (
+            "for row in zip(*targets) for",
+            "for row in targets for",
+            "saga",
+        ),
+        "steps of the first that were ever kept": (
+            "    known = _plans.get(key)\n",
+            "    known = next(iter(_plans.values()), None)\n",
+        ),
     },
     "passes/random_lock": {
         "one seed for all steps": ("        self._count += 1\n", "        self._count = 1\n"),
@@ -711,6 +724,10 @@ MUTANTS = {
             "point, is_old = None",
         ),
         "one micro-batch of many": (" and not pending\n", "\n"),
+        "rows that are never counted": (
+            "        if self._is_complete:\n            return (0,)",
+            "        return (0,)",
+        ),
         "one device of many": ("len(self._network.devices) == 1", "True"),
         "one worker of many": ("isinstance(entries, NDArray) or not all", "not all"),
         "mean that forgets nothing": ("((-share, 1),)", "((0 * share, 1),)"),
