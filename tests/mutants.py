@@ -355,12 +355,12 @@ MUTANTS = {
             "stored::test_equal_to_recomputing",
         ),
         "a scaled row kept": (
-            "(1 / self.scale, v)",
+            "(1 / scale, v)",
             "(1.0, v)",
             "methods::test_the_scale_of_the_losses_does_not_matter",
         ),
         "a move that does not scale with the loss": (
-            "(self.scale, last)",
+            "(scale, last)",
             "(1.0, last)",
             "methods::test_the_scale_of_the_losses_does_not_matter",
         ),
@@ -381,7 +381,7 @@ MUTANTS = {
             "saga",
         ),
         "a new row that is not in the sum": (
-            "last = g if row is None else move",
+            "last = g if b is None else move",
             "last = move",
             "saga",
         ),
@@ -679,6 +679,7 @@ MUTANTS = {
         "steps of the first that were ever kept": (
             "    known = _plans.get(key)\n",
             "    known = next(iter(_plans.values()), None)\n",
+            "saga",
         ),
     },
     "passes/random_lock": {
