@@ -15,6 +15,7 @@ from mxnet import gluon
 import gluon_svrg
 from gluon_svrg.passes.arrays import Buffers, buffers_like, per_device
 from gluon_svrg.passes.multiples import assign_in_turn
+from gluon_svrg.passes.sums import steps_keeping
 
 from . import models, record, timing
 
@@ -123,6 +124,7 @@ def _sums_alone(workload: models.Workload) -> Callable[[], None]:
         per_device(buffers_like(grads))[0]
         for _ in range(BATCHES + 3)  # one row is spare
     )
+    steps = steps_keeping(1.0, -1.0, 1 / BATCHES, True, v.is_narrow, v.by_products)
     number = 0
 
     def step() -> None:
@@ -130,15 +132,7 @@ def _sums_alone(workload: models.Workload) -> Callable[[], None]:
         workload.differentiate()
         number += 1
         row, new_row = rows[number % len(rows)], rows[(number - 1) % len(rows)]
-        columns = [v, new_row, total, row, new_total]
-        steps = (
-            (1, ((1.0, 0),)),  # the new row is g
-            (4, ((1.0, 1), (-1.0, 3))),  # its move, g - row
-            (0, ((1 / BATCHES, 2),)),
-            (0, ((1.0, 0), (1.0, 4))),  # v
-            (4, ((1.0, 4), (1.0, 2))),  # the new sum
-        )
-        assign_in_turn(columns, steps)
+        assign_in_turn([v, new_row, total, row, new_total], steps)
         total, new_total = new_total, total
         trainer.step(workload.batch_size)
 

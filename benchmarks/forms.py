@@ -31,7 +31,13 @@ STORED = {
     "g - 0.5 d": ((V, ((1.0, V), (-0.5, ROW))),),
 }
 SAGA = {
-    "as it is: copy g, g - r, k S, v, S": (
+    "copy g, v = g - r, S, v + k S (1.9.1)": (
+        (NEW, ((1.0, V),)),
+        (V, ((1.0, V), (-1.0, ROW))),
+        (NEXT, ((1.0, V), (1.0, SUM))),
+        (V, ((1.0, V), (K, SUM))),
+    ),
+    "copy g, g - r, k S, v, S (2.0)": (
         (NEW, ((1.0, V),)),
         (NEXT, ((1.0, NEW), (-1.0, ROW))),
         (V, ((K, SUM),)),
@@ -43,12 +49,6 @@ SAGA = {
         (V, ((K, SUM),)),
         (V, ((1.0, V), (1.0, NEXT))),
         (NEXT, ((1.0, NEXT), (1.0, SUM))),
-    ),
-    "g - r into the estimate, k S added there": (
-        (NEW, ((1.0, V),)),
-        (V, ((1.0, V), (-1.0, ROW))),
-        (NEXT, ((1.0, V), (1.0, SUM))),
-        (V, ((1.0, V), (K, SUM))),
     ),
 }
 
@@ -90,7 +90,11 @@ def _forms(name: str) -> dict[str, Callable[[], None]]:
     }
     functions = {form: _repeated(assign_in_turn, columns, steps) for form, steps in named.items()}
     functions["SAGA: copy g, g - r and S in sgd_mom_update, k S, v"] = _repeated(_fused, columns)
-    functions["SAGA: as it is, by elemwise_add and elemwise_sub"] = _repeated(_elementwise, columns)
+    for operators in ("elemwise", "broadcast"):
+        function = _repeated(_by_operators, columns, operators)
+        functions[f"SAGA: as on 2.0, by {operators}_add and {operators}_sub"] = function
+        subtract = _repeated(_subtract, columns, operators)
+        functions[f"stored: g - d, by {operators}_sub"] = subtract
     for what, grad_req in (("adds", "add"), ("writes", "write")):
         functions[f"backward {what}"] = _repeated(_backward(name, grad_req))
     return functions
@@ -112,13 +116,20 @@ def _fused(columns: Sequence[list[NDArray]]) -> None:
     assign_in_turn(columns, ((V, ((K, SUM),)), (V, ((1.0, V), (1.0, ROW)))))
 
 
-def _elementwise(columns: Sequence[list[NDArray]]) -> None:
-    """As it is, by the operators of oneDNN where it has them."""
+def _by_operators(columns: Sequence[list[NDArray]], name: str) -> None:
+    """SAGA's sums, one array after the other, by some operators of MXNet."""
+    add, subtract = getattr(mx.nd, f"{name}_add"), getattr(mx.nd, f"{name}_sub")
     for v, new, total, row, following in zip(*columns):
         v.copyto(new)
-        mx.nd.elemwise_sub(new, row, out=following)
-        mx.nd.elemwise_add(following, total * K, out=v)
-        mx.nd.elemwise_add(following, total, out=following)
+        subtract(new, row, out=following)
+        add(following, total * K, out=v)
+        add(following, total, out=following)
+
+
+def _subtract(columns: Sequence[list[NDArray]], name: str) -> None:
+    """``g - d``, one array after the other, by an operator of MXNet."""
+    for v, row in zip(columns[V], columns[ROW]):
+        getattr(mx.nd, f"{name}_sub")(v, row, out=v)
 
 
 def _backward(name: str, grad_req: str) -> Callable[[], None]:

@@ -8,6 +8,7 @@ stands once in the package.
 
 FORMULA = ["methods::test_variance_and_bias", "methods::test_trajectory"]
 SCALED = "methods::test_the_scale_of_the_losses_does_not_matter"
+LARGE = "methods::test_trajectory_with_large_layers"
 LOADED = "identities::test_a_loaded_full_gradient_is_the_same_to_the_last_bit"
 
 #: The test files, or single tests of them, that must see a broken line of a module, the fast ones
@@ -119,12 +120,8 @@ SUITES = {
         "distributed::test_dist_async",
     ],
     "_mxnet/": ["interface", "states", "stores"],
-    "_mxnet/arrays": [
-        *FORMULA,
-        LOADED,
-        "blocks::test_parameters_of_many_dimensions",
-        "defects_gradients",
-    ],
+    "_mxnet/arrays": ["defects_gradients"],
+    "_mxnet/operators": [*FORMULA, LOADED, LARGE, "blocks::test_parameters_of_many_dimensions"],
     "_mxnet/parameters": ["defects_threads"],
     "_mxnet/open_trainer": [
         "methods::test_a_step_that_amp_skips_moves_nothing",
@@ -370,6 +367,14 @@ MUTANTS = {
             "((1.0, g), (-b, r))",
             "methods::test_variance_and_bias",
         ),
+        "sign of the row in place": ("(1.0, v), (b, r)", "(1.0, v), (-b, r)", LARGE),
+        "a mean that moves by the mean": (
+            "moved = ((1.0, v), (1.0, m))",
+            "moved = ((1.0, m), (1.0, m))",
+            LARGE,
+        ),
+        "no mean in place": ("(1.0, v), (mean, m)", "(1.0, v), (0.0, m)", LARGE),
+        "a scaled row in place": ("by_products and scale == 1 and", "by_products and", SCALED),
         "row that is not in the sum": (
             "((1.0, last), (1.0, m))",
             "((0.0, last), (1.0, m))",
@@ -831,12 +836,15 @@ MUTANTS = {
         "settings dropped": ("vars(self._optimizer).update(settings)", "pass"),
     },
     "_mxnet/arrays": {
+        "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
+    },
+    "_mxnet/operators": {
         "shapes that oneDNN does not take": ("1 <= a.ndim <= 6 and ", ""),
         "one array copied": ("[(node, output) for output", "[(node, 0) for output"),
-        "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),
         "factor of the first term": ("if factor == 1 else multiple", "if factor else multiple"),
         "sign of a term": ("else multiple(-factor, arrays", "else multiple(factor, arrays"),
         "term that is subtracted": ("if factor == -1 else", "if factor < 0 else"),
+        "product without its factor": ('{"alpha": repr(factor)', '{"alpha": "1.0"', LARGE),
     },
     "_mxnet/parameters": {
         "left patched": (

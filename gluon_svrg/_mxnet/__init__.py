@@ -6,12 +6,8 @@ The code tests for features, not for versions. All other packages import it by
 
 from .amp import LossScale
 from .arrays import (
-    address,
     allocated_bytes,
-    assign_by,
-    assign_multiple,
     classic,
-    copies_of,
     device_of,
     dtype_name,
     gpu_free_bytes,
@@ -22,9 +18,6 @@ from .arrays import (
     keeps_freed_memory,
     like,
     not_traced,
-    ones_like_each,
-    scaling_to_norm,
-    sums_of_multiples,
     to_ndarray,
     unguarded,
 )
@@ -44,6 +37,17 @@ from .kvstores import (
     send_to_servers,
 )
 from .open_trainer import OpenTrainer
+from .operators import (
+    address,
+    are_added_by_products,
+    assign_by,
+    assign_multiple,
+    copies_in_many_nodes,
+    copies_of,
+    ones_like_each,
+    scaling_to_norm,
+    sums_of_multiples,
+)
 from .optimizers import class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
     all_rows,

@@ -30,9 +30,18 @@ class Column(List[NDArray]):
         return common_dtype(self)
 
     @cached_property
+    def by_products(self) -> bool:
+        """Whether operators get each as a matrix of one row, for sums by products of matrices."""
+        return self.dtype is not None and _mxnet.are_added_by_products(self)
+
+    @cached_property
+    def _given(self) -> list[NDArray]:
+        return [array.reshape((1, -1)) for array in self] if self.by_products else list(self)
+
+    @cached_property
     def addresses(self) -> list[bytes]:
-        """Where they are."""
-        return list(map(_mxnet.address, self))
+        """Where operators find them."""
+        return list(map(_mxnet.address, self._given))
 
     @cached_property
     def joined(self) -> bytes:
@@ -150,7 +159,7 @@ def copy(sources: Sequence[NDArray], targets: Sequence[NDArray]) -> None:
     for dtype, rows in rows_by_dtype([sources, targets]):
         if dtype is not None and in_one_call:
             flat, outputs = map(list, zip(*rows))
-            _mxnet.sums_of_multiples(len(flat), (((1.0, 0),),))(*flat, out=outputs)
+            _mxnet.copies_in_many_nodes(len(flat))(*flat, out=outputs)
             continue
         for source, target in rows:
             if source.stype == target.stype and source.dtype == target.dtype:
@@ -183,7 +192,7 @@ def copies(arrays: Arrays) -> Arrays:
 def _copied(column: Column) -> list[NDArray]:
     if column.dtype is None or len(column) == 1:
         return [array.copy() for array in column]
-    return list(_mxnet.sums_of_multiples(len(column), (((1.0, 0),),))(*column))
+    return list(_mxnet.copies_in_many_nodes(len(column))(*column))
 
 
 def with_dimension(arrays: Iterable[NDArray]) -> list[NDArray]:

@@ -66,9 +66,10 @@ def assign_in_turn(columns: Sequence[Sequence[NDArray]], steps: tuple[Step, ...]
     """
     if not steps:
         return
-    count = len(columns[0])
-    plan = _plan(count, steps)
-    if plan is not None and common_column_dtype(columns) is not None:
+    first, is_common = columns[0], common_column_dtype(columns) is not None
+    count, by_products = len(first), is_common and isinstance(first, Column) and first.by_products
+    plan = _plan(count, steps, by_products)
+    if plan is not None and is_common:
         plan(columns)
         return
     by_dtype = rows_by_dtype(columns)
@@ -78,7 +79,8 @@ def assign_in_turn(columns: Sequence[Sequence[NDArray]], steps: tuple[Step, ...]
         return
     for dtype, rows in by_dtype:
         if plan is not None and dtype is not None:
-            _compiled((len(rows), steps))(list(map(Column, zip(*rows))))
+            parts = list(map(Column, zip(*rows)))
+            _compiled((len(rows), steps, parts[0].by_products))(parts)
             continue
         ((target, terms),) = steps
         factors = [factor for factor, _ in terms]
@@ -100,24 +102,27 @@ class _Plan:
         The number of rows.
     steps : tuple of tuple
         As for `assign_in_turn`, with numbers as factors.
+    by_products : bool
+        Whether the columns are, see `Column`.
     """
 
-    def __init__(self, count: int, steps: tuple[Step, ...]) -> None:
+    def __init__(self, count: int, steps: tuple[Step, ...], by_products: bool) -> None:
         self._targets = [target for target, _ in steps]
         self._used = list(dict.fromkeys(number for _, terms in steps for _, number in terms))
         places = {number: place for place, number in enumerate(self._used)}
         sums = tuple(
             tuple((float(factor), places[number]) for factor, number in terms) for _, terms in steps
         )
-        self._operator = _mxnet.sums_of_multiples(count, sums)
+        self._sums = _mxnet.sums_of_multiples(count, sums, by_products=by_products)
 
     def __call__(self, columns: Sequence[Any]) -> None:
         """Assign, in instances of `Column` of one dtype."""
         used = [columns[number].addresses for number in self._used]
-        inputs = b"".join([address for row in zip(*used) for address in row])
+        addresses = [address for row in zip(*used) for address in row]
         targets = [columns[number].addresses for number in self._targets]
         outputs = b"".join([address for row in zip(*targets) for address in row])
-        _mxnet.assign_by(self._operator, inputs, outputs, columns[0].device)
+        inputs = self._sums.inputs(addresses, columns[0][0])
+        _mxnet.assign_by(self._sums.operator, inputs, outputs, columns[0].device)
 
 
 _MOST = 32  # plans that are kept
@@ -125,9 +130,9 @@ _plans: OrderedDict[Any, _Plan] = OrderedDict()
 _seen: OrderedDict[Any, None] = OrderedDict()  # steps that were made once
 
 
-def _plan(count: int, steps: tuple[Step, ...]) -> _Plan | None:
+def _plan(count: int, steps: tuple[Step, ...], by_products: bool) -> _Plan | None:
     """The plan for steps, if they are worth compiling: most data have minibatches of two sizes."""
-    key = count, steps
+    key = count, steps, by_products
     known = _plans.get(key)
     if known is not None:
         return known
@@ -140,8 +145,8 @@ def _plan(count: int, steps: tuple[Step, ...]) -> _Plan | None:
     return _compiled(key)
 
 
-def _compiled(key: tuple[int, tuple[Step, ...]]) -> _Plan:
-    """The plan for a number of rows, and steps."""
+def _compiled(key: tuple[int, tuple[Step, ...], bool]) -> _Plan:
+    """The plan for the arguments of `_Plan`."""
     return _plans.get(key) or _remember(_plans, key, _Plan(*key))
 
 
@@ -242,6 +247,7 @@ class Combination:
         # For large arrays it is used at once, as there are no intermediate results.
         self._comes_again = self._is_simple and any(a.size > LARGE for a in self._outputs)
         self._operator: Any = None
+        self._joined = b""  # the addresses of its inputs
 
     def __call__(self) -> None:
         """Assign."""
@@ -249,12 +255,17 @@ class Combination:
             factors = self._terms[0]
             if factors == (1.0,):
                 self._operator = _mxnet.copies_of(self._outputs)
+                self._joined = self._inputs.joined
             else:
-                sums = (tuple((float(f), n) for n, f in enumerate(factors)),)
-                self._operator = _mxnet.sums_of_multiples(len(self._outputs), sums)
+                terms = (tuple((float(f), n) for n, f in enumerate(factors)),)
+                count, by_products = len(self._outputs), self._outputs.by_products
+                sums = _mxnet.sums_of_multiples(count, terms, by_products=by_products)
+                self._operator = sums.operator
+                self._joined = sums.inputs(self._inputs.addresses, self._outputs[0])
         self._comes_again = True
         if self._operator is None:
             combine(*self._terms)
         else:
-            inputs, outputs = self._inputs.joined, self._outputs.joined
-            _mxnet.assign_by(self._operator, inputs, outputs, self._outputs.device)
+            _mxnet.assign_by(
+                self._operator, self._joined, self._outputs.joined, self._outputs.device
+            )

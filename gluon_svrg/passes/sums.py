@@ -150,11 +150,12 @@ class LiveSum:
             arrays = copy_to, mean, copy_to if row is None else row, moved
             columns = [sums, *(per_device(each)[device] for each in arrays)]
             factor = k * counts[device] * self.scale if counts[device] else None
-            is_narrow = self._live_grads.columns[device].is_narrow
+            live = self._live_grads.columns[device]
             # An array as a factor is another one each time.
-            steps = _steps_keeping.__wrapped__ if isinstance(k, NDArray) else _steps_keeping
+            steps = steps_keeping.__wrapped__ if isinstance(k, NDArray) else steps_keeping
             b_row = None if row is None else b
-            assign_in_turn(columns, steps(self.scale, b_row, factor, mean_moves, is_narrow))
+            how = live.is_narrow, live.by_products
+            assign_in_turn(columns, steps(self.scale, b_row, factor, mean_moves, *how))
 
     def _combine(
         self, device: int, factors: tuple[float, ...], sources: Sequence[Arrays], targets: Arrays
@@ -288,12 +289,25 @@ def _sum_of(terms: list[Any], is_narrow: bool) -> tuple[Step, ...]:
 
 
 @lru_cache(maxsize=32)
-def _steps_keeping(
-    scale: float, b: float | None, mean: Any, mean_moves: bool, is_narrow: bool
+def steps_keeping(
+    scale: float,
+    b: float | None,
+    mean: Any,
+    mean_moves: bool,
+    is_narrow: bool,
+    by_products: bool,
 ) -> tuple[Step, ...]:
-    """The steps of `LiveSum.add_terms_keeping`, with the factors of the row and of the mean."""
+    """The steps of `LiveSum.add_terms_keeping`, with the factors of the row and of the mean.
+
+    The columns are v, which is g, then the copy of g, the mean, the row, and the move.
+    """
     v, g, m, r, move = range(5)
-    steps: list[Step] = [(g, ((1 / scale, v),))]
+    kept: Step = (g, ((1 / scale, v),))
+    if by_products and scale == 1 and b is not None:  # a product adds a multiple in place
+        moved = ((1.0, v), (1.0, m)) if mean_moves else ((1.0, v),)
+        steps = [kept, (v, ((1.0, v), (b, r))), (move, moved)]
+        return (*steps, *([] if mean is None else [(v, ((1.0, v), (mean, m)))]))
+    steps = [kept]
     if b is not None:
         steps.append((move, ((1.0, g), (b, r))))
     last = g if b is None else move
