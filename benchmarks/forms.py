@@ -16,6 +16,7 @@ import numpy as np
 from mxnet import autograd
 from mxnet.ndarray import NDArray
 
+from gluon_svrg.passes.arrays import Column
 from gluon_svrg.passes.multiples import assign_in_turn
 
 from . import models, record, timing
@@ -80,7 +81,7 @@ def _forms(name: str) -> dict[str, Callable[[], None]]:
     grads = [p.list_grad()[0] for p in workload.net.collect_params().values()]
     rng = np.random.RandomState(record.SEED)
     columns = [
-        [mx.nd.array(rng.uniform(size=grad.shape), dtype=grad.dtype) for grad in grads]
+        Column(mx.nd.array(rng.uniform(size=grad.shape), dtype=grad.dtype) for grad in grads)
         for _ in range(5)
     ]
     named = {

@@ -75,6 +75,21 @@ def test_combine(specification, factors, in_place):
             assert error <= 16 * np.finfo(target.dtype).eps * scale
 
 
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("shapes", [[(7, 3), (11,)], [(130, 140), (40_000,)]])
+def test_sums_are_the_same_to_the_last_bit_each_time(shapes, dtype):
+    """At once, and by an operator that is compiled when they come again: states resume exactly."""
+    sources = [random([(shape, dtype) for shape in shapes], seed) for seed in range(3)]
+    found = []
+    for _ in range(3):
+        targets = [a.copy() for a in sources[0]]
+        combine((1.0, 0.3, -0.7), [targets, *sources[1:]], targets)
+        found.append([target.asnumpy() for target in targets])
+    for again in found[1:]:
+        for a, b in zip(found[0], again):
+            np.testing.assert_array_equal(a, b)
+
+
 @given(specification=specifications)
 def test_copy_and_zero(specification):
     sources, targets = random(specification, 0), random(specification, 1)

@@ -66,31 +66,31 @@ def assign_in_turn(columns: Sequence[Sequence[NDArray]], steps: tuple[Step, ...]
     """
     if not steps:
         return
-    first, is_common = columns[0], common_column_dtype(columns) is not None
-    count, by_products = len(first), is_common and isinstance(first, Column) and first.by_products
-    plan = _plan(count, steps, by_products)
-    if plan is not None and is_common:
-        plan(columns)
-        return
-    by_dtype = rows_by_dtype(columns)
-    if len(steps) > 1 and not (plan and all(dtype is not None for dtype, _ in by_dtype)):
+    dtype = common_column_dtype(columns)
+    groups: Any = [(dtype, columns)]
+    if dtype is None:
+        groups = [(d, list(map(Column, zip(*rows)))) for d, rows in rows_by_dtype(columns)]
+    plans = [None if dtype is None else _plan(part, steps) for dtype, part in groups]
+    if len(steps) > 1 and None in plans:
         for step in steps:
             assign_in_turn(columns, (step,))
         return
-    for dtype, rows in by_dtype:
-        if plan is not None and dtype is not None:
-            parts = list(map(Column, zip(*rows)))
-            _compiled((len(rows), steps, parts[0].by_products))(parts)
-            continue
-        ((target, terms),) = steps
-        factors = [factor for factor, _ in terms]
-        addends = [[row[number] for _, number in terms] for row in rows]
-        targets = [row[target] for row in rows]
-        if len(factors) == 1 and dtype in (np.float32, np.float64):
-            _assign_multiples(factors[0], [(a, b) for a, (b,) in zip(targets, addends)])
-            continue
-        for array, summed in zip(targets, addends):
-            _assign_sum(factors, summed, array)
+    for plan, (dtype, part) in zip(plans, groups):
+        if plan is None:
+            _assign_at_once(part, *steps[0], dtype)
+        else:
+            plan(part)
+
+
+def _assign_at_once(columns: Sequence[Column], target: int, terms: Any, dtype: Any) -> None:
+    """Make a step, array by array."""
+    factors = [factor for factor, _ in terms]
+    addends = list(zip(*(columns[number] for _, number in terms)))
+    if len(factors) == 1 and dtype in (np.float32, np.float64):
+        _assign_multiples(factors[0], [(a, b) for a, (b,) in zip(columns[target], addends)])
+        return
+    for array, summed in zip(columns[target], addends):
+        _assign_sum(factors, summed, array)
 
 
 class _Plan:
@@ -130,24 +130,23 @@ _plans: OrderedDict[Any, _Plan] = OrderedDict()
 _seen: OrderedDict[Any, None] = OrderedDict()  # steps that were made once
 
 
-def _plan(count: int, steps: tuple[Step, ...], by_products: bool) -> _Plan | None:
-    """The plan for steps, if they are worth compiling: most data have minibatches of two sizes."""
-    key = count, steps, by_products
+def _plan(columns: Sequence[Column], steps: tuple[Step, ...]) -> _Plan | None:
+    """The plan for steps, if they are worth compiling: most data have minibatches of two sizes.
+
+    A product rounds once, so sums by products are always compiled, and are the same each time.
+    """
+    by_products = columns[0].by_products
+    key = len(columns[0]), steps, by_products
     known = _plans.get(key)
     if known is not None:
         return known
     factors = [factor for _, terms in steps for factor, _ in terms]
     if any(isinstance(factor, NDArray) for factor in factors):
         return None
-    if key not in _seen and any(abs(factor) != 1 for factor in factors):
+    if not by_products and key not in _seen and any(abs(factor) != 1 for factor in factors):
         _remember(_seen, key, None)
         return None
-    return _compiled(key)
-
-
-def _compiled(key: tuple[int, tuple[Step, ...], bool]) -> _Plan:
-    """The plan for the arguments of `_Plan`."""
-    return _plans.get(key) or _remember(_plans, key, _Plan(*key))
+    return _remember(_plans, key, _Plan(*key))
 
 
 def _remember(known: OrderedDict[Any, Any], key: Any, value: Any) -> Any:
