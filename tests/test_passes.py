@@ -1,5 +1,6 @@
 """What passes are made of: operations on arrays, sketches, work that is not interrupted."""
 
+import copy as copy_module
 import signal
 import threading
 
@@ -10,11 +11,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 from problems import array
 
+from gluon_svrg._mxnet import classic
 from gluon_svrg.passes import sketch
-from gluon_svrg.passes.arrays import copy, zero
+from gluon_svrg.passes.arrays import Column, copy, zero
 from gluon_svrg.passes.entries import all_finite, finite_on_device, finite_on_host
 from gluon_svrg.passes.interrupts import is_uninterrupted, uninterrupted
-from gluon_svrg.passes.multiples import Combination, combine
+from gluon_svrg.passes.multiples import Combination, assign_in_turn, combine
 
 SHAPES = [(), (1,), (3,), (2, 3), (40_000,), (130, 140), (2, 1, 3, 1)]
 if not mx.util.is_np_array():
@@ -88,6 +90,23 @@ def test_sums_are_the_same_to_the_last_bit_each_time(shapes, dtype):
     for again in found[1:]:
         for a, b in zip(found[0], again):
             np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("copied", [copy_module.copy, copy_module.deepcopy, lambda c: Column(c)])
+@pytest.mark.parametrize("shape", [(7, 3), (300, 200)])
+def test_a_copy_of_a_column_is_of_its_own_arrays(shape, copied):
+    arrays = [random([(shape, "float32")] * 2, seed) for seed in range(2)]
+    columns = [Column(map(classic, each)) for each in arrays]
+    step = ((0, ((1.0, 0), (-1.0, 1))),)
+    assign_in_turn(columns, step)
+    first = [copied(column) for column in columns]
+    before = [a.asnumpy() for column in columns for a in column]
+    assign_in_turn(first, step)
+    is_shared = first[0][0] is columns[0][0]
+    for a, b, c, d in zip(columns[0], first[0], before, columns[1]):
+        expected = c - d.asnumpy()
+        np.testing.assert_array_equal(b.asnumpy(), expected)
+        np.testing.assert_array_equal(a.asnumpy(), expected if is_shared else c)
 
 
 @given(specification=specifications)

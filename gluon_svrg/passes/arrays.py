@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Iterable, List, Sequence
+from typing import Any, Iterable, List, Sequence, cast
 
 import mxnet as mx
 import numpy as np
@@ -21,7 +21,15 @@ SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 LARGE = 1 << 16
 
 
-class Column(List[NDArray]):
+class _Looked:
+    """A list that keeps what it has seen of its arrays; its copies look at their own."""
+
+    def __reduce__(self) -> Any:
+        """What makes a copy."""
+        return type(self), (list(cast("list[Any]", self)),)
+
+
+class Column(_Looked, List[NDArray]):
     """The classic arrays of all parameters on one device, not to be changed."""
 
     @cached_property
@@ -59,12 +67,8 @@ class Column(List[NDArray]):
         return any(SUMMED_IN[name] != name for name in map(_mxnet.dtype_name, self))
 
 
-class Buffers(List[List[NDArray]]):
+class Buffers(_Looked, List[List[NDArray]]):
     """Arrays per parameter and device, not to be replaced, so that MXNet is asked once for each."""
-
-    def __reduce__(self) -> Any:
-        """Copies look at their own arrays."""
-        return type(self), (list(self),)
 
     @cached_property
     def columns(self) -> list[Column]:
