@@ -26,7 +26,11 @@ SUITES = {
     ],
     "registered": ["defects_schedules"],
     "loading": ["defects_schedules"],
-    "commands/training": ["compare::test_each_method_against_its_twin"],
+    "commands/training": [
+        "compare::test_each_method_against_its_twin",
+        "compare::test_the_best_rate_trains_with_more_seeds",
+    ],
+    "commands/compare": ["compare::test_the_best_rate_trains_with_more_seeds"],
     "commands/datasets": [
         "compare::test_a_file_as_it_is",
         "compare::test_many_classes",
@@ -897,6 +901,17 @@ MUTANTS = {
     "commands/training": {
         "a snapshot at the start": ("settings.plain_epochs if method.refreshes else 0", "0"),
         "a rate that does not fall": ("math.cos(math.pi * share)", "1"),
+        "one order of samples for all seeds": (
+            "rng = len(model.dataset.X), np.random.RandomState(seed)",
+            "rng = len(model.dataset.X), np.random.RandomState(0)",
+        ),
+    },
+    "commands/compare": {
+        "the lowest of the seeds": ("those[len(those) // 2]", "those[0]"),
+        "a seed too few": (
+            "for number in range(settings.seeds))",
+            "for number in range(settings.seeds - 1))",
+        ),
     },
     "__main__": {
         "a traceback for Ctrl-C": (

@@ -21,7 +21,7 @@ from gluon_svrg.commands.palette import STYLES
 from gluon_svrg.commands.settings import LADDER, LEARNING_RATES, METHODS, Settings
 from gluon_svrg.commands.training import Run
 
-QUICK = ["--epochs", "2", "--batch-size", "64"]
+QUICK = ["--epochs", "2", "--batch-size", "64", "--seeds", "1"]
 TWO_RATES = ["--learning-rates", "0.03,0.1"]
 
 
@@ -85,7 +85,8 @@ def test_svrg_reaches_what_no_plain_rate_reaches(tmp_path):
     assert (tmp_path / "results" / "curves.png").read_bytes()[:4] == b"\x89PNG"
     header, _, plain, decay, svrg = done.stdout.splitlines()[:5]
     assert [word for word in header.split() if word != "data"] == [
-        *("method", "best", "rate", "loss", "gap", "|gradient|", "accuracy", "passes", "seconds")
+        *("method", "best", "rate", "loss", "gap", "lowest", "highest"),
+        *("|gradient|", "accuracy", "passes", "seconds"),
     ]
     assert (plain.split()[0], decay.split()[0]) == ("sgd", "sgd-decay")
     assert svrg.split()[:3] == ["SVRG", "+", "sgd"]
@@ -128,7 +129,7 @@ def test_all_methods(tmp_path):
     assert (tmp_path / "results" / "curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
-SMALL = Settings(epochs=4, batch_size=64, weight_decay=0.03, learning_rates=(0.05,))
+SMALL = Settings(epochs=4, batch_size=64, weight_decay=0.03, learning_rates=(0.05,), seeds=1)
 
 
 def twin_of(name, gradient, weights):
@@ -206,7 +207,7 @@ def test_each_method_against_its_twin(name, plain_epochs):
 def test_the_search_goes_on_at_an_end():
     """With this much weight decay, all built-in rates are too high."""
     settings = Settings(
-        epochs=1, plain_epochs=0, methods=("sgd", "svrg"), batch_size=64, weight_decay=300.0
+        epochs=1, plain_epochs=0, methods=("sgd", "svrg"), batch_size=64, weight_decay=300, seeds=1
     )
     shown = []
     results = compare(
@@ -227,7 +228,7 @@ def test_the_search_goes_on_at_an_end():
 
 def test_rates_of_the_user_are_all():
     """A best rate at an end is marked, where there was a choice."""
-    settings = Settings(epochs=1, batch_size=64, learning_rates=(1e-4, 1e-3))
+    settings = Settings(epochs=1, batch_size=64, learning_rates=(1e-4, 1e-3), seeds=1)
     results = compare(datasets.load("diabetes"), settings)
     assert len(results["runs"]) == 6
     assert results["best_rate_at_an_end"] == ["plain", "plain-decay", "SVRG"]
@@ -240,7 +241,9 @@ def test_rates_of_the_user_are_all():
 
 def ended(losses):
     """Runs with these losses at their ends, by their learning rates."""
-    return [Run("plain", rate, [0, 1], [1.0, end], 0.0, None, 0.0) for rate, end in losses.items()]
+    return [
+        Run("plain", rate, 0, [0, 1], [1.0, end], 0.0, None, 0.0) for rate, end in losses.items()
+    ]
 
 
 def test_next_rates():
@@ -391,6 +394,63 @@ def test_the_seed_decides(tmp_path):
         results = json.loads((tmp_path / "results" / "results.json").read_text())
         losses.append([record["losses"] for record in results["runs"]])
     assert losses[0] == losses[1] != losses[2]
+
+
+def test_the_best_rate_trains_with_more_seeds():
+    """The best run is the one in the middle; each is as with that seed alone."""
+    dataset = datasets.load("diabetes")
+    settings = SMALL._replace(learning_rates=(0.01, 0.1, 1.0), seed=2**32 - 2, seeds=4)
+    shown = []
+    results = compare(dataset, settings, lambda *progress: shown.append(progress))
+    assert shown[-1][1:] == (3 * 6 * 11, 3 * 6 * 11)
+    for name in settings.methods:
+        title = METHODS[name].title
+        runs = [run for run in results["runs"] if run["method"] == title]
+        rate = min(runs[:3], key=lambda run: run["losses"][-1])["learning_rate"]
+        assert [run["seed"] for run in runs] == 3 * [2**32 - 2] + [2**32 - 1, 0, 1]
+        seeds = [results["runs"][number] for number in results["seeds"][title]]
+        assert {run["learning_rate"] for run in seeds} == {rate}
+        assert sorted(run["seed"] for run in seeds) == [0, 1, 2**32 - 2, 2**32 - 1]
+        ends = [run["losses"][-1] for run in seeds]
+        assert ends == sorted(ends) and len(set(ends)) == 4
+        assert best(results, title) is seeds[2]
+        for run in seeds:
+            only = settings._replace(
+                methods=(name,), learning_rates=(rate,), seed=run["seed"], seeds=1
+            )
+            (alone,) = compare(dataset, only)["runs"]
+            assert alone["losses"] == run["losses"]
+    lines = report.table(results).splitlines()
+    assert lines[0].split()[4:7] == ["gap", "lowest", "highest"]
+    for line in lines[2:5]:
+        gap, lowest, highest = map(float, line.rsplit(maxsplit=6)[1:4])
+        assert lowest < gap < highest
+    assert "lowest, highest: the gaps of 4 seeds at this rate; all else is of the run" in lines[8]
+    one = compare(dataset, settings._replace(learning_rates=(0.01,), seeds=1))
+    assert "lowest" not in report.table(one)
+
+
+def test_seeds_that_diverge_are_named():
+    """Rows of a table: all rates, or some seeds at the best one."""
+    ends = {"plain": (0.1, 0.2, float("inf")), "SVRG": (2.0, 3.0, float("inf"))}
+    runs = [
+        Run(method, 0.1, 0, [0, 1], [1.0, end], 0.0, None, 0.0)
+        for method, losses in ends.items()
+        for end in losses
+    ]
+    results = {
+        "task": "regression",
+        "settings": Settings(learning_rates=(0.1,))._asdict(),
+        "runs": [{**run._asdict(), "diverged": run.diverged} for run in runs],
+        "seeds": {"plain": [0, 1, 2], "SVRG": [3, 4, 5]},
+        "best": {"plain": 1, "SVRG": 4},
+        "best_rate_at_an_end": [],
+        "minimum": 0.1,
+        "best_known_loss": 0.1,
+    }
+    table = report.table(results)
+    assert "diverged with every rate: SVRG + sgd\n" in table
+    assert "diverged with some seeds: sgd (1 of 3)" in table
 
 
 @pytest.mark.parametrize(
@@ -643,6 +703,7 @@ BAD_CALLS = {
     "batch size": (["digits", "--batch-size", "x"], "--batch-size: expected a positive"),
     "coefficient": (["digits", "--coefficient", "nan"], "expected a number that is not negative"),
     "seed": (["digits", "--seed", "-1"], "--seed: expected a whole number from 0"),
+    "seeds": (["digits", "--seeds", "0"], "--seeds: expected a positive whole number, got '0'"),
     "model": (["digits", "--model", "cnn"], "invalid choice: 'cnn'"),
     "method": (
         ["digits", "--methods", "sgd,sgvr"],

@@ -1,7 +1,8 @@
 """The comparison: one model, trained by several methods.
 
-All methods get the same learning rates, the same start, the same seed for the order of samples, and
-the same number of data passes, full gradients included.
+All methods get the same learning rates, the same start, the same seeds for the order of samples,
+and the same number of data passes, full gradients included. All rates are tried with one seed, and
+the best one trains with further seeds.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def compare(
     settings: Settings,
     show: Callable[[str, float, int], None] = lambda what, done, planned: None,
 ) -> dict[str, Any]:
-    """Train by each method with every learning rate.
+    """Train by each method with every learning rate, and with the best one by further seeds.
 
     Parameters
     ----------
@@ -40,27 +41,36 @@ def compare(
     Returns
     -------
     dict
-        Plain data: settings, versions, all runs, the best of each method, the best known loss.
+        Plain data: settings, versions, all runs, the best known loss, and for each method the
+        numbers of its runs with the best rate, by their last losses. The one in the middle, or the
+        higher of two, is called the best run.
     """
     model = Model(dataset, settings)
     runs: list[Run] = []
-    best: dict[str, Run] = {}
+    all_seeds: dict[str, list[Run]] = {}
     at_an_end = []
-    planned = len(settings.methods) * len(settings.learning_rates or LEARNING_RATES)
+    first, *more = ((settings.seed + number) % 2**32 for number in range(settings.seeds))
+    rates = settings.learning_rates or LEARNING_RATES
+    planned = len(settings.methods) * (len(rates) + len(more))
+
+    def train_by(name: str, rate: float, seed: int) -> Run:
+        what = f"{METHODS[name].title}, rate {rate:g}" + (f", seed {seed}" if more else "")
+        on_epoch = partial(_show, show, settings, what, len(runs), planned)
+        runs.append(train(model, name, rate, seed, on_epoch))
+        return runs[-1]
+
     for name in settings.methods:
-        title = METHODS[name].title
-        ahead, tried = list(settings.learning_rates or LEARNING_RATES), []
+        ahead, tried = list(rates), []
         while ahead:
-            rate = ahead.pop(0)
-            place = f"{title}, rate {rate:g}", len(runs), planned
-            tried.append(train(model, name, rate, partial(_show, show, settings, *place)))
-            runs.append(tried[-1])
+            tried.append(train_by(name, ahead.pop(0), first))
             if not ahead and settings.learning_rates is None:
                 ahead = next_rates(tried)
                 planned += len(ahead)
-        best[title] = _best(tried)
+        best = _best(tried)
+        again = [train_by(name, best.learning_rate, seed) for seed in more]
+        all_seeds[best.method] = sorted([best, *again], key=lambda run: run.losses[-1])
         if _is_at_an_end(tried):
-            at_an_end.append(title)
+            at_an_end.append(best.method)
     minimum = minimum_of(model)
     known = [min(run.losses) for run in runs if not run.diverged]
     if minimum is not None:
@@ -82,7 +92,8 @@ def compare(
         },
         "minimum": minimum,
         "best_known_loss": min(known, default=math.nan),
-        "best": {title: runs.index(run) for title, run in best.items()},
+        "seeds": {title: list(map(runs.index, those)) for title, those in all_seeds.items()},
+        "best": {title: runs.index(those[len(those) // 2]) for title, those in all_seeds.items()},
         "best_rate_at_an_end": at_an_end,
         "runs": [{**run._asdict(), "diverged": run.diverged} for run in runs],
     }

@@ -37,11 +37,11 @@ class Model:
             self.loss_function = gluon.loss.SigmoidBinaryCrossEntropyLoss()
         else:
             self.loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-        self.reset()
+        self.reset(settings.seed)
 
-    def reset(self) -> None:
+    def reset(self, seed: int) -> None:
         """Return to the initial weights: zero for the linear model, seeded for the other."""
-        mx.random.seed(self.settings.seed)
+        mx.random.seed(seed)
         start = mx.init.Zero() if self.settings.model == "linear" else mx.init.Xavier()
         self.net.initialize(start, force_reinit=True)
         self.net.hybridize()

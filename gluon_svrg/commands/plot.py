@@ -79,9 +79,10 @@ def draw(results: dict[str, Any], path: Any) -> None:
         axes.grid(color="#dddddd")
     rates.set_xscale("log")
     penalty = f"L2 {settings['weight_decay']:g}"
+    seeds = f"{settings['seeds']} seeds" if settings["seeds"] > 1 else "one seed"
     figure.suptitle(
         f"{finding(results)}\n{results['data']}, {settings['model']} model, "
-        f"batch size {settings['batch_size']}, {penalty}, one seed"
+        f"batch size {settings['batch_size']}, {penalty}, {seeds}"
     )
     figure.legend(loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=150)
@@ -93,12 +94,18 @@ def _draw_method(
 ) -> None:
     """Draw the best run over its data passes, and the end of all runs over their learning rates.
 
-    All diverged runs are at one height, so their marks are shifted by a factor.
+    Thin lines are the other seeds. All diverged runs are at one height, so their marks are shifted
+    by a factor.
     """
     best = results["runs"][results["best"][method]]
-    runs = [run for run in results["runs"] if run["method"] == method]
+    first_seed = results["settings"]["seed"]
+    of_method = [run for run in results["runs"] if run["method"] == method]
+    runs = [run for run in of_method if run["seed"] == first_seed]
     runs.sort(key=lambda run: run["learning_rate"])
     color, marker, line = STYLES[method]
+    for run in (results["runs"][number] for number in results["seeds"][method]):
+        heights = [_height(loss, results) for loss in run["losses"]]
+        curves.plot(run["data_passes"], heights, color=color, linewidth=0.7, alpha=0.5)
     style = {"color": color, "marker": marker, "linestyle": line, "markersize": 6}
     heights = [_height(loss, results) for loss in best["losses"]]
     curves.plot(

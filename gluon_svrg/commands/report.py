@@ -16,9 +16,10 @@ FIGURE, RECORD = "curves.png", "results.json"
 
 def table(results: dict[str, Any]) -> str:
     """A table of the best run of each method, with an explanation of its columns."""
-    columns = ["method", "best rate", "loss", "gap", "|gradient|"]
     has_accuracy = results["task"] == "classification"
-    columns += (["accuracy"] if has_accuracy else []) + ["data passes", "seconds"]
+    has_seeds = results["settings"]["seeds"] > 1
+    columns = ["method", "best rate", "loss", "gap", *["lowest", "highest"] * has_seeds]
+    columns += ["|gradient|", *["accuracy"] * has_accuracy, "data passes", "seconds"]
     rows = [columns]
     for method, number in results["best"].items():
         run = results["runs"][number]
@@ -28,8 +29,11 @@ def table(results: dict[str, Any]) -> str:
             f"{run['learning_rate']:g}{mark}",
             f"{run['losses'][-1]:.6g}",
             f"{gap(run['losses'][-1], results):.1e}",
-            f"{run['gradient_norm']:.1e}",
         ]
+        if has_seeds:
+            ends = [results["runs"][one]["losses"][-1] for one in results["seeds"][method]]
+            row += [f"{gap(end, results):.1e}" for end in (ends[0], ends[-1])]
+        row.append(f"{run['gradient_norm']:.1e}")
         if has_accuracy:
             row.append("-" if run["accuracy"] is None else f"{run['accuracy']:.4f}")
         rows.append([*row, f"{run['data_passes'][-1]:.0f}", f"{run['seconds']:.1f}"])
@@ -40,7 +44,7 @@ def table(results: dict[str, Any]) -> str:
 
 
 def _notes(results: dict[str, Any]) -> list[str]:
-    weight_decay, best = results["settings"]["weight_decay"], results["best"]
+    weight_decay, runs = results["settings"]["weight_decay"], results["runs"]
     penalty = f", and {weight_decay / 2:g} |w|^2 over all weights and biases" * bool(weight_decay)
     notes = [
         f"loss: the mean over all samples{penalty or ', no L2 penalty'} "
@@ -49,11 +53,25 @@ def _notes(results: dict[str, Any]) -> list[str]:
         if results["minimum"] is None
         else "gap: the distance to the minimum",
     ]
+    seeds = results["settings"]["seeds"]
+    if seeds > 1:
+        notes.append(
+            f"lowest, highest: the gaps of {seeds} seeds at this rate; all else is of the run "
+            + ("in the middle" if seeds % 2 else "in the middle, the higher of two")
+        )
     if results["best_rate_at_an_end"]:
         notes.append("*: the lowest or highest rate that was tried; others may be better")
-    diverged = [name_of(m, results) for m in best if results["runs"][best[m]]["diverged"]]
-    if diverged:
-        notes.append(f"diverged with every rate: {', '.join(diverged)}")
+    with_every_rate, with_some_seeds = [], []
+    for method, numbers in results["seeds"].items():
+        count, name = sum(runs[number]["diverged"] for number in numbers), name_of(method, results)
+        if count == len(numbers):
+            with_every_rate.append(name)
+        elif count:
+            with_some_seeds.append(f"{name} ({count} of {len(numbers)})")
+    if with_every_rate:
+        notes.append(f"diverged with every rate: {', '.join(with_every_rate)}")
+    if with_some_seeds:
+        notes.append(f"diverged with some seeds: {', '.join(with_some_seeds)}")
     return notes
 
 

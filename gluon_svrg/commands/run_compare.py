@@ -127,7 +127,15 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         metavar="N",
         type=seed,
         default=0,
-        help="Decides the initial weights and the order of the samples.",
+        help="Decides the initial weights and the order of the samples. All rates are tried with "
+        "it.",
+    )
+    add(
+        "--seeds",
+        metavar="N",
+        type=positive,
+        default=3,
+        help="With how many seeds to train at the best rate, from --seed on.",
     )
     add(
         "--output",

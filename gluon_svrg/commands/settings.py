@@ -55,7 +55,8 @@ class Settings(NamedTuple):
     batch_size: int = 16
     update_freq: int = 2
     coefficient: float = 1.0  # of SVRG
-    seed: int = 0
+    seed: int = 0  # the first one, with which all rates are tried
+    seeds: int = 3  # how many train with the best rate
 
     @property
     def num_snapshots(self) -> int:

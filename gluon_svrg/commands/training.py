@@ -22,6 +22,7 @@ class Run(NamedTuple):
 
     method: str
     learning_rate: float
+    seed: int
     data_passes: list[float]
     losses: list[float]
     gradient_norm: float
@@ -38,6 +39,7 @@ def train(
     model: Model,
     name: str,
     learning_rate: float,
+    seed: int,
     on_epoch: Callable[[float], None] = lambda data_passes: None,
 ) -> Run:
     """Train a model from its start, until all data passes are made.
@@ -50,6 +52,8 @@ def train(
         One of `METHODS`.
     learning_rate : float
         The learning rate: constant, or at the start of a method that decays.
+    seed : int
+        Of the initial weights, and of the order of the samples.
     on_epoch : callable
         Called with the number of data passes after each epoch.
 
@@ -61,11 +65,11 @@ def train(
     """
     settings, method, n = model.settings, METHODS[name], len(model.dataset.X)
     plain_epochs = settings.plain_epochs if method.refreshes else 0
-    model.reset()
+    model.reset(seed)
     trainer = _trainer(model, name, learning_rate)
     budget = settings.data_passes * n
     data_passes, losses, seconds = [0.0], [model.loss()], 0.0
-    for epoch, batches in enumerate(_epochs(model, method)):
+    for epoch, batches in enumerate(_epochs(model, method, seed)):
         mx.nd.waitall()
         start = time.perf_counter()
         try:
@@ -93,9 +97,10 @@ def train(
         if trainer.grad_evaluations >= budget:
             break
     if not math.isfinite(losses[-1]):
-        return Run(method.title, learning_rate, data_passes, losses, math.inf, None, seconds)
-    accuracy, norm = model.accuracy(), model.gradient_norm()
-    return Run(method.title, learning_rate, data_passes, losses, norm, accuracy, seconds)
+        norm, accuracy = math.inf, None
+    else:
+        norm, accuracy = model.gradient_norm(), model.accuracy()
+    return Run(method.title, learning_rate, seed, data_passes, losses, norm, accuracy, seconds)
 
 
 def _trainer(model: Model, name: str, learning_rate: float) -> Any:
@@ -115,14 +120,14 @@ def _trainer(model: Model, name: str, learning_rate: float) -> Any:
     )
 
 
-def _epochs(model: Model, method: Method) -> Iterator[list[tuple[Any, dict[str, int]]]]:
+def _epochs(model: Model, method: Method, seed: int) -> Iterator[list[tuple[Any, dict[str, int]]]]:
     """The minibatches of each epoch, with their index if there is a table.
 
     Samples are shuffled again for each epoch. With a table they are shuffled only once; then the
     minibatches are shuffled, or drawn with replacement for SAG, which otherwise diverges at lower
     rates.
     """
-    n, rng = len(model.dataset.X), np.random.RandomState(model.settings.seed)
+    n, rng = len(model.dataset.X), np.random.RandomState(seed)
     if method.has_table:
         fixed = model.batches(rng.permutation(n))
         order = rng.permutation(len(fixed))
