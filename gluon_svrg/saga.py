@@ -29,11 +29,12 @@ class SAGATrainer(VarianceReducedTrainer):
     Parameters
     ----------
     kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
+        The kvstore, as for `gluon.Trainer`, but not an asynchronous one: the mean of the table
+        moves by the reduced gradient.
     compression_params : None
         Not for this trainer: an error in the mean of the table would stay in it.
     update_on_kvstore : bool, optional
-        None or False: the reduced gradient is needed before the update.
+        None or False: the mean moves before the update.
     lock_random : bool or 'auto', default 'auto'
         Whether a minibatch draws the same random numbers (dropout masks) each time. ``'auto'``
         detects them in `update_full_grads`, warns, and locks from then on. A first pass that trains
