@@ -70,6 +70,10 @@ class Row(NamedTuple):
     has_moved: bool = False  # before the update: whether the next sum has it already
     taken_at: tuple[Point, np.ndarray] | None = None  # its weights, a sketch of those of others
 
+    def __reduce__(self) -> Any:
+        """What makes a copy, which is not compared: it has other weights."""
+        return Row, (self.grads, self.counts, self.seed, self.has_moved)
+
 
 def _index(value: Any) -> Any:
     """An index from a file; 0.2.0 also wrote NumPy's integers."""
@@ -284,8 +288,9 @@ class SAGA(Method):
         ]
 
     def dropped(self, live: Live) -> Changes:
-        """Use the memory of the new rows again."""
-        return [(vars(self), {"_spare": self._spare + [row.grads for row in live.rows.values()]})]
+        """Use the memory of the new rows again, unless it is for other arrays."""
+        freed = [row.grads for row in live.rows.values()] if self._sum else []
+        return [(vars(self), {"_spare": self._spare + freed})]
 
     # --- a new table ---------------------------------------------------------------------------
 
@@ -317,11 +322,11 @@ class SAGA(Method):
 
     def bind(self, network: Network) -> None:
         """Bind to the arrays of the network."""
+        if not self.table and what_changed(self._parameters, network):
+            self.discard()  # its memory is for other arrays
         self._network = network
         self._parameters = descriptions(network)
         self.table = {i: row._replace(taken_at=None) for i, row in self.table.items()}
-        if not self.table:
-            self.discard()
 
     def _allocate(self, network: Network) -> None:
         """Allocate memory for the sum."""
