@@ -1,7 +1,5 @@
 """SAGA and SAG: what is their own, beside the suite of all methods."""
 
-import copy
-
 import kit
 import mxnet as mx
 import numpy as np
@@ -204,24 +202,6 @@ def test_an_estimate_that_is_overwritten_moves_nothing():
                 for other in (2, number):
                     index = BATCHES[other]
                     trainer.correct_grads(lambda: loss_of(index), batch_index=other)
-            step(trainer, loss_of, number)
-        found.append(values(net) + kit.full_gradients(trainer, net))
-    assert_unchanged(*found)
-
-
-@both
-def test_a_copy_between_the_halves_of_the_first_step(cls):
-    """The sum of the table has no row yet, and the copy must go on with its own."""
-    found = []
-    for is_copied in (False, True):
-        net, _, trainer = make(cls)
-        loss_of = PROBLEM.closure(net)
-        trainer.correct_grads(lambda: loss_of(BATCHES[0]), batch_index=0)
-        if is_copied:
-            net, trainer = copy.deepcopy((net, trainer))
-            loss_of = PROBLEM.closure(net)
-        trainer.step(5)
-        for number in (0, 1, 0, 1):
             step(trainer, loss_of, number)
         found.append(values(net) + kit.full_gradients(trainer, net))
     assert_unchanged(*found)
