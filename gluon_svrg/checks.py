@@ -2,28 +2,13 @@
 
 from __future__ import annotations
 
-from math import isfinite
-from numbers import Real
 from typing import Any
 
 from . import _mxnet
 from .stores import kinds
 
 
-def check_between(
-    value: Any, name: str, low: float, high: float, *, open_low: bool = False
-) -> None:
-    """Raise unless a value is a number from low to high."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
-    number = float(value)
-    if not (isfinite(number) and low <= number <= high) or (open_low and number == low):
-        least = "above" if open_low else "at least"
-        most = f" and at most {high:g}" if isfinite(high) else ""
-        raise ValueError(f"{name} must be finite, {least} {low:g}{most}, got {value}.")
-
-
-def check_flag(ignore_stale_grad: Any) -> None:
+def check_not_closure(ignore_stale_grad: Any) -> None:
     """Raise if a closure was passed as the second argument of `step`."""
     if callable(ignore_stale_grad):
         raise TypeError(

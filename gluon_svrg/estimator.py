@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from numbers import Integral
 from typing import Any, Callable, Iterable
 
 import numpy as np
@@ -11,10 +12,11 @@ from mxnet.gluon.contrib.estimator.event_handler import (
     EpochBegin,
     EpochEnd,
     TrainBegin,
+    TrainEnd,
 )
 from mxnet.gluon.utils import split_and_load
 
-from . import _mxnet
+from . import _arguments, _mxnet
 from .registered import EpochCount
 from .schedule import EveryEpochs
 from .trainer import VarianceReducedTrainer
@@ -51,7 +53,7 @@ class SVRGBatchProcessor(BatchProcessor):
 
     def __init__(self) -> None:
         super().__init__()
-        self._handler: FullGradHandler | None = None  # computes the full gradients
+        self._has_handler = False  # a `FullGradHandler`, from the start to the end of a training
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
         """Leave the SVRG estimate of a minibatch in `Parameter.grad`.
@@ -81,7 +83,7 @@ class SVRGBatchProcessor(BatchProcessor):
         trainer = estimator.trainer
         if isinstance(trainer, VarianceReducedTrainer):
             trainer._check_estimator()
-        if self._handler is None and getattr(trainer, "_needs_refresh", True):
+        if not self._has_handler and getattr(trainer, "_needs_refresh", True):
             raise RuntimeError(
                 "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
                 "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
@@ -129,7 +131,7 @@ class SVRGBatchProcessor(BatchProcessor):
         )
 
 
-class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
+class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
     """Takes the snapshot and the full gradient when they are due.
 
     The handler logs the mean loss and the norm of the gradient at each snapshot.
@@ -178,14 +180,12 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
                 f"{type(train_data).__name__}. Pass the DataLoader that you train with."
             )
         if not hasattr(update_freq, "due"):
-            if isinstance(update_freq, bool) or not isinstance(update_freq, (int, np.integer)):
+            if isinstance(update_freq, bool) or not isinstance(update_freq, Integral):
                 raise TypeError(
                     "update_freq must be a whole number of epochs or a refresh schedule, got "
                     f"{type(update_freq).__name__}."
                 )
-            if update_freq <= 0:
-                raise ValueError(f"update_freq must be positive, got {update_freq}.")
-            update_freq = EveryEpochs(int(update_freq))
+            update_freq = EveryEpochs(_arguments.whole(update_freq, "update_freq"))
         self.train_data = train_data
         self.schedule = update_freq
         self.progress = progress
@@ -220,8 +220,20 @@ class FullGradHandler(TrainBegin, EpochBegin, EpochEnd, BatchBegin):
                 "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "
                 "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
-        estimator.batch_processor._handler = self
+        estimator.batch_processor._has_handler = True
         self._count = estimator.trainer.epoch_count
+
+    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+        """Take no more full gradients.
+
+        Parameters
+        ----------
+        estimator : Estimator
+            The estimator that has ended its training.
+        *args, **kwargs
+            Not used.
+        """
+        estimator.batch_processor._has_handler = False
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot.

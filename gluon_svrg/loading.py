@@ -46,7 +46,7 @@ class LoadedStates:
         loaded.check(parts, header)
         loaded.assign({name: part for name, part in parts.items() if name not in DEFERRED})
         if loaded.is_empty("counters"):
-            parts["counters"].inner_steps = 0
+            parts["counters"].begin_anew()
         self._waiting = loaded
 
     def apply(self, header: Mapping[str, Any], parts: Mapping[str, Any]) -> None:

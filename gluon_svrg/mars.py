@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import checks
+from . import _arguments
 from ._docstrings import parameters_as
 from .methods.mars import MARS
 from .prox import ProxArgument
@@ -115,12 +114,18 @@ class MARSTrainer(VarianceReducedTrainer):
         lock_random: bool | str = "auto",
         prox: ProxArgument = None,
     ) -> None:
-        checks.check_between(gamma, "gamma", 0, math.inf)
-        checks.check_between(beta, "beta", 0, 1 - 2**-24)  # 1 in float32 is refused
+        _arguments.number(gamma, "gamma")
+        _arguments.number(beta, "beta", high=1 - 2**-24)  # 1 in float32 is refused
         if clip is not None:
-            checks.check_between(clip, "clip", 0, math.inf, open_low=True)
+            _arguments.number(clip, "clip", open_low=True)
         super().__init__(
-            MARS(gamma, beta, clip, bool(exact), bool(include_vectors)),
+            MARS(
+                gamma,
+                beta,
+                clip,
+                _arguments.flag(exact, "exact"),
+                _arguments.flag(include_vectors, "include_vectors"),
+            ),
             lock_random,
             params,
             optimizer,

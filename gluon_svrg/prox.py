@@ -27,7 +27,7 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from . import checks
+from . import _arguments
 
 __all__ = ["L1", "Box", "ElasticNet", "GroupLasso", "NonNegative", "Prox"]
 
@@ -115,7 +115,7 @@ class L1(Prox):
     strength: float
 
     def __post_init__(self) -> None:
-        checks.check_between(self.strength, "strength", 0, inf)
+        _arguments.number(self.strength, "strength")
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
@@ -155,8 +155,8 @@ class ElasticNet(Prox):
     l2: float
 
     def __post_init__(self) -> None:
-        checks.check_between(self.l1, "l1", 0, inf)
-        checks.check_between(self.l2, "l2", 0, inf)
+        _arguments.number(self.l1, "l1")
+        _arguments.number(self.l2, "l2")
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
@@ -201,7 +201,7 @@ class GroupLasso(Prox):
     axis: int | None = 0
 
     def __post_init__(self) -> None:
-        checks.check_between(self.strength, "strength", 0, inf)
+        _arguments.number(self.strength, "strength")
         if self.axis is None:
             return
         if isinstance(self.axis, bool) or not isinstance(self.axis, Integral):

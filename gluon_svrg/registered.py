@@ -19,9 +19,9 @@ class Registered:
         self._waiting: list[saving.SavedObject] = []  # from a file, for later schedules
 
     @property
-    def is_empty(self) -> bool:
-        """Whether no schedule is registered."""
-        return not self._live
+    def has_refreshes(self) -> bool:
+        """Whether a refresh schedule is registered."""
+        return any(hasattr(live, "due") for live in self._live)
 
     def add(self, schedule: Any) -> None:
         """Register a schedule, and give it its saved state."""

@@ -29,12 +29,12 @@ class SAGATrainer(VarianceReducedTrainer):
     Parameters
     ----------
     kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`; it must reduce gradients, as all but 'dist_async' do.
-        Workers share the mean, and each has the rows of its own minibatches.
-    compression_params : dict, optional
-        Must be left out: an error that compression makes would stay in the mean.
+        The kvstore, as for `gluon.Trainer`, but not an asynchronous one: the mean of the table
+        moves by the reduced gradient.
+    compression_params : None
+        Not for this trainer: an error in the mean of the table would stay in it.
     update_on_kvstore : bool, optional
-        None and False are the same: the reduced gradient must come back before the update.
+        None or False: the mean moves before the update.
     lock_random : bool or 'auto', default 'auto'
         Whether a minibatch draws the same random numbers (dropout masks) each time. ``'auto'``
         detects them in `update_full_grads`, warns, and locks from then on. A first pass that trains
@@ -43,7 +43,9 @@ class SAGATrainer(VarianceReducedTrainer):
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore.
+        If an argument is none of these; if there are several devices and no kvstore; with
+        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
+        gradient; with ``compression_params``.
 
     See Also
     --------
@@ -58,6 +60,7 @@ class SAGATrainer(VarianceReducedTrainer):
     - There is no snapshot: ``has_snapshot`` is False, ``snapshot`` is None, and `at_snapshot`
       raises an error. `full_grads` is the mean of the table. `discard_snapshot` begins a new one.
     - ``inner_steps`` counts from the last `update_full_grads`, or from the start.
+    - Workers share the mean of the table, and each has the rows of its own minibatches.
     - The memory is one gradient per device for each minibatch, and three more; without
       `update_full_grads` a copy of the weights too, until the first minibatch comes again and is
       compared with its row. While `update_full_grads` runs there are two tables. A MemoryError is
@@ -121,13 +124,18 @@ class SAGATrainer(VarianceReducedTrainer):
 class SAGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 
-    This is like `SAGATrainer`, but the optimizer gets the mean of the table after the minibatch's
-    row was replaced. The estimate is biased, but has less variance.
+    This is like `SAGATrainer`, but a step passes to the optimizer::
+
+        count * mean,        where the minibatch's row is its new gradient already
+
+    The estimate is biased, but has less variance.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore.
+        If an argument is none of these; if there are several devices and no kvstore; with
+        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
+        gradient; with ``compression_params``.
 
     See Also
     --------

@@ -15,6 +15,8 @@ from typing import Any, Callable, ClassVar, Iterator, Protocol
 import numpy as np
 from mxnet.gluon.data import Sampler
 
+from . import _arguments
+
 __all__ = [
     "Constant",
     "Cosine",
@@ -70,8 +72,8 @@ class Constant(_Shown):
 
     Raises
     ------
-    ValueError
-        If it is negative or not finite.
+    TypeError, ValueError
+        If it is no number, negative or not finite.
 
     Examples
     --------
@@ -82,7 +84,7 @@ class Constant(_Shown):
     """
 
     def __init__(self, value: float) -> None:
-        self.value = _not_negative(value, "value")
+        self.value = _arguments.number(value, "value")
 
     def __call__(self, index: int) -> float:
         """The coefficient of the snapshot of this index."""
@@ -106,8 +108,9 @@ class Linear(_Shown):
 
     Raises
     ------
-    ValueError
-        If a coefficient is negative or not finite, or the number of snapshots is not positive.
+    TypeError, ValueError
+        If a coefficient is no number, negative or not finite, or the number of snapshots is no
+        positive whole number.
 
     References
     ----------
@@ -126,9 +129,9 @@ class Linear(_Shown):
 
     @_also_named(snapshots="num_snapshots")
     def __init__(self, initial: float, num_snapshots: int, final: float = 0.0) -> None:
-        self.initial = _not_negative(initial, "initial")
-        self.snapshots = _positive(num_snapshots, "num_snapshots")
-        self.final = _not_negative(final, "final")
+        self.initial = _arguments.number(initial, "initial")
+        self.snapshots = _arguments.whole(num_snapshots, "num_snapshots")
+        self.final = _arguments.number(final, "final")
 
     def __call__(self, index: int) -> float:
         """The coefficient of the snapshot of this index."""
@@ -153,8 +156,9 @@ class Cosine(Linear):
 
     Raises
     ------
-    ValueError
-        If a coefficient is negative or not finite, or the number of snapshots is not positive.
+    TypeError, ValueError
+        If a coefficient is no number, negative or not finite, or the number of snapshots is no
+        positive whole number.
 
     Examples
     --------
@@ -185,8 +189,9 @@ class Until(_Shown):
 
     Raises
     ------
-    ValueError
-        If the coefficient is negative or not finite, or the number of snapshots is not positive.
+    TypeError, ValueError
+        If the coefficient is no number, negative or not finite, or the number of snapshots is no
+        positive whole number.
 
     Examples
     --------
@@ -198,8 +203,8 @@ class Until(_Shown):
 
     @_also_named(snapshots="num_snapshots")
     def __init__(self, num_snapshots: int, value: float = 1.0) -> None:
-        self.snapshots = _positive(num_snapshots, "num_snapshots")
-        self.value = _not_negative(value, "value")
+        self.snapshots = _arguments.whole(num_snapshots, "num_snapshots")
+        self.value = _arguments.number(value, "value")
 
     def __call__(self, index: int) -> float:
         """The coefficient of the snapshot of this index."""
@@ -265,7 +270,7 @@ class EveryEpochs(_Shown):
     """
 
     def __init__(self, epochs: int) -> None:
-        self.epochs = _positive(epochs, "epochs")
+        self.epochs = _arguments.whole(epochs, "epochs")
         self.epoch = 0
 
     def due(self, trainer: Refreshed | int) -> bool:
@@ -316,7 +321,7 @@ class EverySteps(_Shown):
     """
 
     def __init__(self, steps: int) -> None:
-        self.steps = _positive(steps, "steps")
+        self.steps = _arguments.whole(steps, "steps")
 
     def due(self, trainer: Refreshed) -> bool:
         """Whether a refresh is due: after so many steps, and whenever there is no snapshot.
@@ -372,12 +377,8 @@ class Loopless(_Shown):
     """
 
     def __init__(self, probability: float, seed: int = 0) -> None:
-        if isinstance(probability, bool) or not isinstance(probability, (int, float, np.number)):
-            raise TypeError(f"probability must be a number, got {type(probability).__name__}.")
-        if not 0 < probability <= 1:
-            raise ValueError(f"probability must be above 0 and up to 1, got {probability}.")
-        self.probability = float(probability)
-        self.seed = _natural(seed, "seed")
+        self.probability = _arguments.number(probability, "probability", high=1, open_low=True)
+        self.seed = _arguments.whole(seed, "seed", 0)
         self.asked = 0
 
     def due(self, trainer: Refreshed) -> bool:
@@ -431,7 +432,7 @@ class Doubling(_Shown):
     """
 
     def __init__(self, first: int) -> None:
-        self.first = _positive(first, "first")
+        self.first = _arguments.whole(first, "first")
 
     def due(self, trainer: Refreshed) -> bool:
         """Whether a refresh is due: after so many steps, and whenever there is no snapshot.
@@ -469,7 +470,7 @@ class Growing(_Shown):
     Raises
     ------
     TypeError, ValueError
-        If ``first`` is no positive whole number, or the factor is below 1.
+        If ``first`` is no positive whole number, or the factor is no number from 1 on.
 
     References
     ----------
@@ -485,10 +486,8 @@ class Growing(_Shown):
     """
 
     def __init__(self, first: int, factor: float = 2.0) -> None:
-        self.first = _positive(first, "first")
-        if not factor >= 1:
-            raise ValueError(f"factor must not be below 1, got {factor}.")
-        self.factor = float(factor)
+        self.first = _arguments.whole(first, "first")
+        self.factor = _arguments.number(factor, "factor", 1)
 
     def __call__(self, draw: int) -> int:
         """The number of samples of the draw of this index."""
@@ -519,7 +518,8 @@ class PartialSampler(_Shown, Sampler):
     Raises
     ------
     TypeError, ValueError
-        If the length or the number of samples is no positive whole number.
+        If the length or the number of samples is no positive whole number, the seed no whole number
+        from 0, or ``replacement`` neither True nor False.
 
     References
     ----------
@@ -542,10 +542,11 @@ class PartialSampler(_Shown, Sampler):
         seed: int = 0,
         replacement: bool = False,
     ) -> None:
-        self.length = _positive(length, "length")
-        self.size = num_samples if callable(num_samples) else _positive(num_samples, "sample size")
-        self.seed = seed
-        self.replacement = replacement
+        self.length = _arguments.whole(length, "length")
+        is_fixed = not callable(num_samples)
+        self.size = _arguments.whole(num_samples, "num_samples") if is_fixed else num_samples
+        self.seed = _arguments.whole(seed, "seed", 0)
+        self.replacement = _arguments.flag(replacement, "replacement")
         self.draws = 0
 
     def __iter__(self) -> Iterator[int]:
@@ -559,25 +560,3 @@ class PartialSampler(_Shown, Sampler):
     def __len__(self) -> int:
         size = self.size(self.draws) if callable(self.size) else self.size
         return size if self.replacement else min(size, self.length)
-
-
-def _positive(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
-    if value <= 0:
-        raise ValueError(f"{name} must be positive, got {value}.")
-    return int(value)
-
-
-def _natural(value: Any, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, (int, np.integer)):
-        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
-    if value < 0:
-        raise ValueError(f"{name} must be 0 or more, got {value}.")
-    return int(value)
-
-
-def _not_negative(value: float, name: str) -> float:
-    if not (math.isfinite(value) and value >= 0):
-        raise ValueError(f"{name} must be finite and not negative, got {value}.")
-    return float(value)

@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import checks
+from . import _arguments
 from ._docstrings import parameters_as
 from .methods.storm import STORM
 from .prox import ProxArgument
@@ -97,7 +97,7 @@ class STORMTrainer(VarianceReducedTrainer):
         lock_random: bool | str = "auto",
         prox: ProxArgument = None,
     ) -> None:
-        checks.check_between(mixing, "mixing", 0, 1)
+        _arguments.number(mixing, "mixing", high=1)
         super().__init__(
             STORM(mixing),
             lock_random,

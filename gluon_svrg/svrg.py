@@ -6,7 +6,7 @@ from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
 
-from . import _mxnet, checks
+from . import _arguments, _mxnet, checks
 from .methods.coefficient import Schedule
 from .methods.svrg import SVRG
 from .methods.table import Table
@@ -115,9 +115,7 @@ class SVRGTrainer(VarianceReducedTrainer):
         barzilai_borwein: bool = False,
         prox: ProxArgument = None,
     ) -> None:
-        if not isinstance(barzilai_borwein, bool):
-            raise TypeError(f"barzilai_borwein must be True or False, got {barzilai_borwein!r}.")
-        if barzilai_borwein:
+        if _arguments.flag(barzilai_borwein, "barzilai_borwein"):
             checks.check_rate_can_be_set(optimizer, optimizer_params, kvstore)
         self._svrg = SVRG(coefficient)
         super().__init__(

@@ -24,7 +24,6 @@ from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.interrupts import uninterrupted
 from .passes.network import check_dtypes
-from .passes.random_lock import RandomLock
 from .prox import ProxArgument
 from .proximal import ProximalOperators
 from .registered import EpochCount, Registered
@@ -147,10 +146,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         until `discard_snapshot` or `update_full_grads`: `full_grads` and `gluon_svrg.variance` show
         it.
         """
-        checks.check_flag(ignore_stale_grad)
+        checks.check_not_closure(ignore_stale_grad)
         loss, live, loss_scale = None, self._live, self._loss_scale
         if closure is not None:
-            self._work.method.check_index(batch_index, "step", type(self).__name__)
+            checked_index = self._work.method.checked_index
+            batch_index = checked_index(batch_index, "step", type(self).__name__)
             loss = self._correct(closure, batch_index, loss_scale, is_half=False)
         elif batch_index is not None:
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
@@ -218,7 +218,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         UserWarning
             If both gradients differ at the first step after a refresh (``lock_random='auto'``).
         """
-        self._work.method.check_index(batch_index, "correct_grads", type(self).__name__)
+        checked_index = self._work.method.checked_index
+        batch_index = checked_index(batch_index, "correct_grads", type(self).__name__)
         return self._correct(closure, batch_index, self._loss_scale, is_half=True)
 
     def _correct(
@@ -245,7 +246,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         except BaseException:
             live.drop()  # an interrupt may have come before it was known what they hold
             raise
-        work.look_at(found, has_schedule=not self._registered.is_empty)
+        work.look_at(found, has_schedule=self._registered.has_refreshes)
         return found.loss
 
     def allreduce_grads(self) -> None:
@@ -312,8 +313,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _finish_step(self) -> None:
         self._live.drop()  # of a step that was skipped
-        if self._work.method.has_reference:
-            self._work.counters.inner_steps += 1
+        self._work.count_step()
 
     # --- before a step -------------------------------------------------------------------------
 
@@ -400,7 +400,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         progress : bool, default False
             Whether to show a progress bar (needs tqdm), with the memory of stored gradients.
         store : bool, default False
-            The name of ``store_grads`` in version 0.1.0.
+            The same as ``store_grads``.
 
         Returns
         -------
@@ -411,12 +411,17 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, RuntimeError
-            As `correct_grads`; ValueError if there is no data or no parameter with gradients.
+            As `correct_grads`. TypeError if the data is a Dataset, whose items are no minibatches.
+            ValueError if there is no data or no parameter with gradients. RuntimeError if a
+            parameter is not initialized, or no minibatch initializes it, or if another worker has
+            failed.
         FloatingPointError
             If the full gradient is not finite.
         MemoryError
             If there is no memory to store the gradients. It is raised before the pass if
             ``len(data)`` tells how many there are, and otherwise during it.
+        ImportError
+            With ``progress=True``, if tqdm is not installed.
 
         Warns
         -----
@@ -471,9 +476,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
             batches = initialize(parameters, closure, batches)
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+            check_dtypes(parameters)
             if table is not None:
                 batches = work.with_memory(batches, data, show)
-            check_dtypes(parameters)
             ready.reach([0.0])
             done = stack.enter_context(agreement(self._workers, size))
             self._share_weights()
@@ -607,11 +612,17 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         work, is_in_force = self._work, self._is_in_force()
         is_table = work.method.needs_table
-        if not is_in_force or (not work.method.table if is_table else work.method.terms().is_plain):
+        if not is_in_force or (is_table and not work.method.table):
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: "
                 + ("the table is empty. " if is_table else "there is no snapshot. ")
                 + "Call update_full_grads() first, or take a step with a method that needs none."
+            )
+        if not is_table and work.method.terms().is_plain:
+            raise RuntimeError(
+                f"{name}() has nothing to compare gradients with: as it is set up here, "
+                f"{type(work.method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
+                "mixing=1). Change this setting first."
             )
         work.check_unchanged()
         return work
@@ -654,8 +665,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @lock_random.setter
     def lock_random(self, value: bool | str) -> None:
-        self._work.lock = RandomLock(value)
-        self._work.counters.compared = False
+        self._work.change_lock(value)
 
     @property
     def _loss_scale(self) -> _mxnet.LossScale:

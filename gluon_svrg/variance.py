@@ -35,7 +35,7 @@ class Variance:
     plain : float
         Variance of the plain gradient.
     svrg : float
-        The first name of `estimate`.
+        The same as `estimate`.
     ratio : float
         ``estimate / plain``; below 1 the method reduces the variance.
     bias : float
@@ -45,7 +45,7 @@ class Variance:
     cosine_distance_plain : float
         Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches.
     cosine_distance_svrg : float
-        The first name of `cosine_distance_estimate`.
+        The same as `cosine_distance_estimate`.
     best_coefficient : float
         The factor of the subtracted term (for SVRG ``r - c mu``) that would minimize the variance,
         for all parameters together; nan if that term does not vary.
@@ -79,7 +79,7 @@ class Variance:
         Returns
         -------
         float
-            The same as ``svrg``, its name from when SVRG was the only method.
+            The same as ``svrg``.
         """
         return self.svrg
 
@@ -90,7 +90,7 @@ class Variance:
         Returns
         -------
         float
-            The same as ``cosine_distance_svrg``, its name from when SVRG was the only method.
+            The same as ``cosine_distance_svrg``.
         """
         return self.cosine_distance_svrg
 
@@ -148,9 +148,12 @@ def variance(
     RuntimeError
         If there is nothing to compare gradients with.
     IndexError
-        If a table has fewer rows than the data has minibatches.
+        If a refresh filled a table, and the data has more minibatches. Where steps filled it, rows
+        that no step has visited are zero.
     ValueError
         If there is no data.
+    TypeError
+        If the trainer is none of this package.
     TypeError, ValueError, RuntimeError
         As `SVRGTrainer.correct_grads`.
 

@@ -203,16 +203,3 @@ def move(net, amount, seed=0):
     for p in parameters(net):
         step = amount * rng.standard_normal(p.shape)
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
-
-
-def refresh_cost(sizes, **checks):
-    """The loss entries that a refresh counts: each once, whatever checks it makes besides.
-
-    Parameters
-    ----------
-    sizes : sequence of int
-        Of the minibatches.
-    **checks
-        How often minibatches are differentiated to be checked; that is not counted.
-    """
-    return sum(sizes)

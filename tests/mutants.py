@@ -266,8 +266,8 @@ MUTANTS = {
     },
     "estimator": {
         "a handler that nothing needs": (
-            'self._handler is None and getattr(trainer, "_needs_refresh", True)',
-            "self._handler is None",
+            'not self._has_handler and getattr(trainer, "_needs_refresh", True)',
+            "not self._has_handler",
             "cures::test_storm_in_an_estimator_needs_no_handler",
         ),
         "epochs not counted": ("self._count.epochs += 1", "pass"),

@@ -21,7 +21,7 @@ ROOMS = {
     TOP: {"_mxnet", "passes", "methods", "stores", "saving"},
     "commands": {"_mxnet", "passes", "methods", "stores", "saving", TOP},
 }
-FOR_ALL = {"gluon_svrg._version"}  # it imports nothing
+FOR_ALL = {"gluon_svrg._version", "gluon_svrg._arguments"}  # they import nothing
 #: Names with an underscore that are public: of named tuples, and a module of Python's own.
 PUBLIC = {"_asdict", "_fields", "_replace", "_thread"}
 

@@ -109,3 +109,22 @@ def test_what_a_copy_shows():
         for one, two in zip(mine.values(), theirs.values()):
             np.testing.assert_array_equal(one[0].asnumpy(), two[0].asnumpy())
     assert not set(other.snapshot) & set(trainer.snapshot)  # the copy's own parameters
+
+
+@pytest.mark.parametrize("cls", [SAGATrainer, SAGTrainer])
+def test_a_copy_between_the_halves_of_the_first_step(cls):
+    """The sum of the table has no row yet, and the copy must go on with its own."""
+    found = []
+    for is_copied in (False, True):
+        net = network()
+        trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01})
+        X = array(DATA[0], "float32")
+        trainer.correct_grads(lambda: (net(X) ** 2).sum(axis=1), batch_index=0)
+        if is_copied:
+            net, trainer = copy.deepcopy((net, trainer))
+        trainer.step(4)
+        train(net, trainer, 6, start=1)
+        means = [grad[0].asnumpy() for grad in trainer.full_grads.values()]
+        found.append(weights(net) + means)
+    for one, two in zip(*found):
+        np.testing.assert_array_equal(one, two)

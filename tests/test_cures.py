@@ -12,7 +12,7 @@ from problems import array
 
 from gluon_svrg import SAGATrainer, SAGTrainer, STORMTrainer, SVRGTrainer
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
-from gluon_svrg.schedule import Loopless
+from gluon_svrg.schedule import Loopless, PartialSampler
 from gluon_svrg.variance import variance
 
 X, Y = np.arange(12.0).reshape(4, 3) / 10, np.ones((4, 1))
@@ -158,8 +158,12 @@ def test_an_output_that_is_returned():
 
 
 @warns
-def test_a_snapshot_that_is_never_renewed():
+@pytest.mark.parametrize("with_sampler", [False, True])
+def test_a_snapshot_that_is_never_renewed(with_sampler):
+    """A sampler is no refresh schedule."""
     _, trainer, loss_of = make()
+    if with_sampler:
+        trainer.register(PartialSampler(4, 2))
     trainer.update_full_grads(loss_of, [batch()])
     for _ in range(10):
         trainer.step(4, closure=lambda: loss_of(*batch()))

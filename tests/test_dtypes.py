@@ -142,10 +142,13 @@ def test_a_large_float16_parameter_is_compared():
     trainer.step(40_000, closure=closure)
 
 
-def test_other_dtypes_are_refused():
+@pytest.mark.parametrize("store", [False, True])
+def test_other_dtypes_are_refused(store):
     weight = gluon.Parameter("weight", shape=(3,), dtype="int32")
     weight.initialize(init=mx.init.One())
     trainer = SVRGTrainer([weight], "sgd")
-    with pytest.raises(TypeError, match="weight is int32; SVRG needs parameters of float16, float"):
-        trainer.update_full_grads(lambda: weight.data().sum(), [()])
+    with pytest.raises(
+        TypeError, match="weight is int32, and gradients can be corrected in float16"
+    ):
+        trainer.update_full_grads(lambda: weight.data().sum(), [()], store_grads=store)
     assert trainer.snapshot is None

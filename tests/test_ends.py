@@ -13,8 +13,9 @@ import time
 import pytest
 from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, finish, processes_of, start
 
-from gluon_svrg.commands import warden
+from gluon_svrg.commands import serve, warden
 from gluon_svrg.commands.process import busy_seconds
+from gluon_svrg.commands.roles import LaunchError
 
 pytestmark = pytest.mark.xdist_group("clusters")
 WITHIN = 5  # seconds
@@ -196,6 +197,12 @@ def test_ctrl_c_in_the_first_second(step, marker):
         assert process.returncode == 130, output
         assert re.fullmatch(r"gluon-svrg.*SIGINT.*\n", output), (number, output)
     assert_nothing_left(marker)
+
+
+def test_a_machine_that_was_not_reached_by_ssh(monkeypatch):
+    monkeypatch.delenv("SSH_CONNECTION", raising=False)
+    with pytest.raises(LaunchError, match="SSH_CONNECTION is not set"):
+        serve.answer("reached")
 
 
 def test_a_taken_port_on_another_machine(tmp_path, marker):

@@ -170,8 +170,17 @@ def test_update_freq_of_a_wrong_type(value):
 
 @pytest.mark.parametrize("value", [0, -1])
 def test_update_freq_that_is_not_positive(value):
-    with pytest.raises(ValueError, match=f"update_freq must be positive, got {value}"):
+    with pytest.raises(ValueError, match=f"update_freq must be 1 or more, got {value}"):
         FullGradHandler(loader(), value)
+
+
+def test_a_second_training_without_a_handler():
+    """The handler of the first one takes no more full gradients."""
+    estimator, data = make(), loader()
+    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
+    with pytest.raises(RuntimeError, match="SVRGBatchProcessor needs a FullGradHandler"):
+        estimator.fit(data, epochs=1)
+    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
 
 
 def test_no_data():

@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged, everything, refresh_cost
+from kit import assert_unchanged, everything
 from mxnet import gluon
 from problems import Dense, array, distance, parameters, values
 
@@ -36,7 +36,7 @@ def test_before_the_first_snapshot():
 
 def test_counters():
     _, loss_of, trainer = make()
-    n = refresh_cost([len(batch) for batch in PROBLEM.batches(4)])
+    n = sum([len(batch) for batch in PROBLEM.batches(4)])
     trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     assert (trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations) == (0, 0, 5)
     trainer.update_full_grads(loss_of, PROBLEM.batches(4))
@@ -222,7 +222,7 @@ def test_data_that_can_be_reset_is_reset_before_and_after():
         return loss_function(net(X), y)
 
     trainer.update_full_grads(loss_of, data)
-    assert trainer.grad_evaluations == refresh_cost([5, 5, 5, 5])
+    assert trainer.grad_evaluations == sum([5, 5, 5, 5])
     assert len(list(data)) == 4
 
 
@@ -514,14 +514,17 @@ def test_nothing_is_called_inside_at_snapshot():
         for call in calls:
             with pytest.raises(RuntimeError, match=r"inside `with trainer\.at_snapshot"):
                 call()
+    first, second = trainer.at_snapshot(), trainer.at_snapshot()
+    with first, pytest.raises(RuntimeError, match="is in force already"), second:
+        pass
 
 
 @pytest.mark.parametrize(
     ("coefficient", "error", "message"),
     [
-        (np.nan, ValueError, "finite and not negative, got nan"),
+        (np.nan, ValueError, "finite, at least 0, got nan"),
         (np.inf, ValueError, "finite"),
-        (-0.1, ValueError, "not negative"),
+        (-0.1, ValueError, "at least 0, got -0.1"),
         ("1", TypeError, "must be a number, got str"),
         (None, TypeError, "got NoneType"),
         (True, TypeError, "got bool"),

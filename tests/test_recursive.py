@@ -343,6 +343,8 @@ def test_arguments_that_are_refused(cls, own, message):
 def test_types_that_are_refused():
     with pytest.raises(TypeError, match="mixing must be a number, got str"):
         make(STORMTrainer, mixing="0.1")
+    with pytest.raises(TypeError, match="exact must be True or False, got 'no'"):
+        make(MARSTrainer, exact="no")
 
 
 def test_compression_with_exact_mars():

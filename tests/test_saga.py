@@ -207,6 +207,24 @@ def test_an_estimate_that_is_overwritten_moves_nothing():
     assert_unchanged(*found)
 
 
+@both
+def test_a_cast_between_the_halves_of_the_first_step(cls):
+    """The new row was for arrays of another dtype, and is not used again."""
+    found = []
+    for is_held in (False, True):
+        net, loss_of, trainer = make(cls, dtype="float32")
+        if is_held:
+            trainer.correct_grads(lambda: loss_of(BATCHES[0]), batch_index=0)
+        net.cast("float64")
+        for number in (0, 1, 0, 1):
+            closure = PROBLEM.closure(net)
+            step(trainer, closure, number)
+        rows = trainer._work.method.table.values()
+        assert {str(np.dtype(a.dtype)) for row in rows for g in row.grads for a in g} == {"float64"}
+        found.append(values(net) + kit.full_gradients(trainer, net))
+    assert_unchanged(*found)
+
+
 def test_an_index_twice_before_one_update_is_refused():
     net, loss_of, trainer = make()
     for p in parameters(net):
@@ -318,6 +336,24 @@ def test_wrong_minibatches(index, rows, error, message):
     assert_unchanged(before, values(net) + kit.full_gradients(trainer, net))
 
 
+def test_an_index_below_zero():
+    _, loss_of, trainer = make()
+    with pytest.raises(IndexError, match=r"batch_index is -1\. It must be the position of the min"):
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=-1)
+
+
+def test_a_variance_at_other_weights_leaves_the_check_to_the_first_step():
+    net, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES)
+    before = values(net)
+    kit.move(net, 0.01)
+    variance.variance(trainer, loss_of, BATCHES)
+    for p, value in zip(parameters(net), before):
+        p.set_data(array(value))
+    with pytest.raises(RuntimeError, match=r"stored gradient of minibatch 1 differs"):
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=1)
+
+
 def test_data_that_was_reshuffled_are_found():
     net, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
@@ -398,6 +434,27 @@ def test_a_file_of_a_part_of_the_first_pass(tmp_path):
         p.set_data(array(value))
     resumed.load_states(tmp_path / "states")
     for number in (3, 0, 2, 1):
+        step(trainer, loss_of, number)
+        step(resumed, other_loss_of, number)
+    assert_unchanged(everything(trainer, net), everything(resumed, other))
+
+
+@pytest.mark.parametrize("in_the_file", [int, np.int64])
+def test_indices_of_numpy(in_the_file, tmp_path):
+    """As `np.random.permutation` draws them; 0.2.0 wrote them to files as they were."""
+    net, loss_of, trainer = make()
+    for number in np.array([3, 0, 1, 2, 4]):
+        step(trainer, loss_of, number)
+    table = trainer._work.method.table
+    assert all(type(index) is int for index in table)
+    trainer._work.method.table = {in_the_file(index): row for index, row in table.items()}
+    trainer.save_states(tmp_path / "states")
+    trainer._work.method.table = table
+    other, other_loss_of, resumed = make()
+    for p, value in zip(parameters(other), values(net)):
+        p.set_data(array(value))
+    resumed.load_states(tmp_path / "states")
+    for number in (2, 4):
         step(trainer, loss_of, number)
         step(resumed, other_loss_of, number)
     assert_unchanged(everything(trainer, net), everything(resumed, other))

@@ -7,7 +7,6 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import refresh_cost
 from mxnet import gluon
 from problems import Dense, array
 from sklearn.datasets import load_breast_cancer
@@ -89,7 +88,7 @@ def test_until_has_the_cost_of_the_plain_optimizer_afterwards():
             trainer.step(len(index), closure=lambda: loss_of(index))
         costs.append((trainer.grad_evaluations - before) / samples)
     sizes = [len(batch) for batch in BATCHES]
-    refresh = refresh_cost(sizes) / samples
+    refresh = sum(sizes) / samples
     assert costs == pytest.approx([2 + refresh, 2 + refresh, 1, 1])
     assert math.isnan(mean_loss)
     assert trainer.snapshot is None
@@ -165,20 +164,37 @@ def test_the_coins_are_saved_with_the_trainer(tmp_path):
 @pytest.mark.parametrize(
     "call, error, message",
     [
-        (lambda: schedule.Constant(-1), ValueError, "value must be finite and not negative"),
+        (lambda: schedule.Constant(-1), ValueError, "value must be finite, at least 0, got -1"),
+        (lambda: schedule.Constant(True), TypeError, "value must be a number, got bool"),
+        (lambda: schedule.Constant("x"), TypeError, "value must be a number, got str"),
         (lambda: schedule.Linear(float("nan"), 3), ValueError, "initial must be finite"),
-        (lambda: schedule.Linear(1, 0), ValueError, "snapshots must be positive, got 0"),
+        (lambda: schedule.Linear(1, 0), ValueError, "snapshots must be 1 or more, got 0"),
         (lambda: schedule.Cosine(1, 2.5), TypeError, "snapshots must be a whole number, got float"),
         (lambda: schedule.EveryEpochs(True), TypeError, "epochs must be a whole number, got bool"),
-        (lambda: schedule.EverySteps(-3), ValueError, "steps must be positive"),
-        (lambda: schedule.Loopless(0), ValueError, "probability must be above 0 and up to 1"),
-        (lambda: schedule.Loopless(1.1), ValueError, "probability must be above 0 and up to 1"),
+        (lambda: schedule.EverySteps(-3), ValueError, "steps must be 1 or more"),
+        (
+            lambda: schedule.Loopless(0),
+            ValueError,
+            "probability must be finite, above 0",
+        ),
+        (lambda: schedule.Loopless(1.1), ValueError, "above 0 and at most 1, got 1.1"),
         (lambda: schedule.Loopless(0.5, -1), ValueError, "seed must be 0 or more, got -1"),
         (lambda: schedule.Loopless(0.5, None), TypeError, "seed must be a whole number, got NoneT"),
         (lambda: schedule.Loopless(0.5, "a"), TypeError, "seed must be a whole number, got str"),
-        (lambda: schedule.Doubling(0), ValueError, "first must be positive"),
-        (lambda: schedule.Growing(5, 0.5), ValueError, "factor must not be below 1"),
-        (lambda: schedule.PartialSampler(10, 0), ValueError, "size must be positive"),
+        (lambda: schedule.Doubling(0), ValueError, "first must be 1 or more"),
+        (
+            lambda: schedule.Growing(5, 0.5),
+            ValueError,
+            "factor must be finite, at least 1, got",
+        ),
+        (lambda: schedule.Growing(3, "x"), TypeError, "factor must be a number, got str"),
+        (lambda: schedule.PartialSampler(10, 0), ValueError, "num_samples must be 1 or more"),
+        (lambda: schedule.PartialSampler(10, 3, -1), ValueError, "seed must be 0 or more, got -1"),
+        (
+            lambda: schedule.PartialSampler(10, 3, replacement="no"),
+            TypeError,
+            "replacement must be True or False, got 'no'",
+        ),
     ],
 )
 def test_bad_arguments(call, error, message):
@@ -220,7 +236,7 @@ def test_a_full_gradient_over_part_of_the_data():
     expected = PROBLEM.gradient(PROBLEM.initial, np.array(chosen))[0]
     for p, g in zip((net[0].weight, net[0].bias), expected):
         np.testing.assert_allclose(trainer.full_grads[p][0].asnumpy(), g / 9, atol=1e-5)
-    assert trainer.grad_evaluations == refresh_cost([4, 4, 1])
+    assert trainer.grad_evaluations == sum([4, 4, 1])
 
 
 # --- the rate of the loopless method -----------------------------------------------------------

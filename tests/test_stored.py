@@ -13,7 +13,7 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import assert_unchanged, everything, refresh_cost
+from kit import assert_unchanged, everything
 from mxnet import gluon
 from problems import IS_NUMPY_LIKE, Dense, contexts, distance, parameters, values
 
@@ -89,7 +89,7 @@ def test_one_gradient_a_step():
     trainer.update_full_grads(counted, BATCHES, store=True)
     trainer.step(5, closure=lambda: counted(BATCHES[1]), batch_index=1)
     before, evaluated = len(calls), trainer.grad_evaluations
-    assert evaluated == refresh_cost([5, 5, 5, 5, 3], repeated=0) + 2 * 5  # the first again
+    assert evaluated == sum([5, 5, 5, 5, 3]) + 2 * 5  # the first again
     trainer.step(5, closure=lambda: counted(BATCHES[0]), batch_index=0)
     trainer.step(3, closure=lambda: counted(BATCHES[-1]), batch_index=np.int64(4))
     assert calls[before:] == [5, 3]
@@ -259,7 +259,7 @@ def test_memory_is_looked_at_before_the_pass():
 
 
 def test_memory_that_a_failed_pass_took_is_not_there_twice():
-    room, each = memory.Budget(), {mx.cpu(): 10**9}
+    room, each = memory.Budget(""), {mx.cpu(): 10**9}
     free = memory.free_bytes(mx.cpu()) // 10**9
     for _ in range(3):
         with pytest.raises(MemoryError):
@@ -360,7 +360,7 @@ def test_each_position_draws_its_own_random_numbers_again(mode):
     said = [str(w.message) for w in caught if "draws random numbers" in str(w.message)]
     assert len(said) == (1 if mode == "auto" else 0)
     # Where random numbers are found, the first minibatch is taken once more, under the lock.
-    cost = refresh_cost([5, 5, 5, 5, 3], repeated=3 if mode == "auto" else 0)
+    cost = sum([5, 5, 5, 5, 3])
     assert trainer.grad_evaluations == cost
     mean = trainer.full_grads
     after = []
@@ -430,7 +430,7 @@ def test_without_lock_nothing_is_compared():
     loss_of = PROBLEM.closure(net, "float32")
     trainer.update_full_grads(loss_of, BATCHES, store=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
-    assert trainer.grad_evaluations == refresh_cost([5, 5, 5, 5, 3], repeated=0) + 5
+    assert trainer.grad_evaluations == sum([5, 5, 5, 5, 3]) + 5
 
 
 # --- together with what else there is ----------------------------------------------------------

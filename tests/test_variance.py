@@ -112,6 +112,16 @@ def test_noise_where_there_is_no_gradient():
     assert (found.plain, found.gradient_norm, found.noise) == (1.0, 0.0, np.inf)
 
 
+def test_a_method_that_corrects_nothing():
+    """The message does not deny the snapshot."""
+    net = PROBLEM.network("float32")
+    trainer = SVRGTrainer(net.collect_params(), "sgd", coefficient=0)
+    loss_of = PROBLEM.closure(net, "float32")
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    with pytest.raises(RuntimeError, match=r"as it is set up here, SVRG corrects no gradients"):
+        variance(trainer, loss_of, PROBLEM.batches(7))
+
+
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_nothing_is_changed(grad_req):
     net = gluon.nn.HybridSequential()

@@ -7,6 +7,8 @@ import math
 from pathlib import Path
 from typing import Callable, Sequence
 
+from ..stores.launcher import DEFAULT_TIMEOUT
+
 #: MXNet takes learning rates in float32, whose range ends here.
 _LARGEST = 2.0**128
 
@@ -145,7 +147,7 @@ def add_job_options(parser: argparse.ArgumentParser) -> None:
         "--timeout",
         metavar="SECONDS",
         type=_timeout,
-        default=45.0,
+        default=DEFAULT_TIMEOUT,
         help="End the job within so many seconds when a process or machine is silent; 0 for never.",
     )
     parser.add_argument(

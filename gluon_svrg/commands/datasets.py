@@ -12,7 +12,6 @@ import numpy as np
 from .settings import MOST_WORDS
 
 BUNDLED = ("digits", "breast_cancer", "diabetes")
-TASKS = ("classification", "regression")
 #: Memory is samples x classes, and the solver's time grows with the square of the classes: 2 s for
 #: 1,000 classes, more than 10 minutes for 20,000.
 MOST_CLASSES = 1000

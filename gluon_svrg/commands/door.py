@@ -166,11 +166,11 @@ class _Door:
         self._visitors[connection] = visitor
         self._selector.register(connection, selectors.EVENT_READ)
         connection.setblocking(False)
-        self._say(connection, visitor.nonce)
+        self._send(connection, visitor.nonce)
         if len(self._visitors) > self._most:
             self._refuse_first()
 
-    def _say(self, connection: socket.socket, line: bytes) -> None:
+    def _send(self, connection: socket.socket, line: bytes) -> None:
         with suppress(OSError):  # it is short: if it does not fit, nobody listens
             connection.send(line + b"\n")
 
@@ -204,7 +204,7 @@ class _Door:
         refusal = self._reason_to_refuse(rank, size)
         answer = json.dumps({"refusal": refusal}).encode()
         expected = proof(self._key, b"rank 0", visitor.nonce, line, answer)
-        self._say(connection, expected + b" " + answer)
+        self._send(connection, expected + b" " + answer)
         if refusal is not None:
             return self._forget(connection).close()
         session = proof(self._key, b"session", visitor.nonce, line, answer)

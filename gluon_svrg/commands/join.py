@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple, Sequence
 
+from ..stores.launcher import DEFAULT_TIMEOUT
 from . import door, rendezvous
 from .addresses import candidates
 from .arguments import UserError
@@ -37,7 +38,7 @@ class Settings(NamedTuple):
     folder: Path = Path()  # all processes see it
     token_file: Path | None = None  # the secret of the job
     no_authentication: bool = False  # whether any process may take part
-    timeout: float = 45.0
+    timeout: float = DEFAULT_TIMEOUT
     wait: float = 600.0
     restarts: int = 0
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from typing import Sequence
 
+from ..stores.launcher import DEFAULT_TIMEOUT
 from .local import LocalProcesses, usable_port
 from .roles import Role, parameter_servers
 from .signals import Interruptible
 from .supervise import Machine, supervise
 
-#: Seconds within which a silent process ends the job.
-TIMEOUT = 45.0
 _ADDRESS = "127.0.0.1"
 
 
@@ -21,7 +20,7 @@ def launch(
     *,
     restarts: int = 0,
     port: int | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
 ) -> int:
     """Run a command on several workers until all have succeeded, or any process has failed.
 

@@ -15,7 +15,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Callable, Mapping, Sequence
 
-from ..stores.launcher import PLACE
+from ..stores.launcher import PLACE, TIMEOUT_VARIABLE
 from . import warden
 from .output import print_line
 from .process import Process, State
@@ -107,7 +107,7 @@ class LocalProcesses:
         Seconds within which a silent process ends the job; 0 for never.
     environment : dict of str, optional
         The variables of all processes; by default, those of this process.
-    say : callable
+    show_line : callable
         Called with each line of their output.
     """
 
@@ -121,16 +121,16 @@ class LocalProcesses:
         script: Sequence[str],
         timeout: float,
         environment: Mapping[str, str] | None = None,
-        say: Callable[[str], None] = print_line,
+        show_line: Callable[[str], None] = print_line,
         address: str = "127.0.0.1",
     ) -> None:
         self.address = address
-        self._script, self._say = script, say
+        self._script, self._show_line = script, show_line
         self._environment = {
             "OMP_NUM_THREADS": "1",
             **(os.environ if environment is None else environment),
             "PYTHONUNBUFFERED": "1",
-            "GLUON_SVRG_TIMEOUT": f"{timeout:g}",
+            TIMEOUT_VARIABLE: f"{timeout:g}",
         }
         if timeout:
             self._environment["PS_HEARTBEAT_INTERVAL"] = "1"
@@ -155,7 +155,7 @@ class LocalProcesses:
             commands.append((role.command(self._script), variables, writer))
         self._warden = Warden(commands, self._environment, [folder])
         self._processes = [
-            Process(role.name, process, output, folder / role.name, self._say)
+            Process(role.name, process, output, folder / role.name, self._show_line)
             for role, process, output in zip(roles, self._warden.started, outputs)
         ]
         arguments = (self._warden, self._processes)

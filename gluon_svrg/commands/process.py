@@ -55,17 +55,17 @@ class Process:
         The file descriptor of its output.
     place : Path
         The files of its reports to the launcher, without their suffixes.
-    say : callable
+    show_line : callable
         Called with each line of its output, with the role before it.
     """
 
     def __init__(
-        self, role: str, process: int, output: int, place: Path, say: Callable[[str], None]
+        self, role: str, process: int, output: int, place: Path, show_line: Callable[[str], None]
     ) -> None:
         self.role, self.id = role, process
         self.code: int | None = None
         self.ended = math.inf
-        self._output, self._place, self._say = output, place, say
+        self._output, self._place, self._show_line = output, place, show_line
         self._measured = -math.inf, 0.0
         self._stopped_since: float | None = None
         self._reader = threading.Thread(target=self._forward, daemon=True)
@@ -74,7 +74,7 @@ class Process:
     def _forward(self) -> None:
         with open(self._output, encoding="utf-8", errors="replace") as stream:
             for line in stream:
-                self._say(f"[{self.role}] {line.rstrip()}")
+                self._show_line(f"[{self.role}] {line.rstrip()}")
 
     def state(self) -> State:
         """Its current state."""

@@ -28,7 +28,7 @@ class RemoteProcesses:
         The machine's name in messages.
     timeout : float
         The seconds within which its silence ends the job; 0 for never.
-    say : callable
+    show_line : callable
         Called with each line of output that arrives here.
     slots : int, optional
         The most workers that it may run.
@@ -39,12 +39,12 @@ class RemoteProcesses:
         channel: Channel,
         name: str,
         timeout: float,
-        say: Callable[[str], None],
+        show_line: Callable[[str], None],
         slots: int | None = None,
     ) -> None:
         self.name, self.slots = name, slots
         self.label, self.address = name, ""
-        self._channel, self._timeout, self._say = channel, timeout, say
+        self._channel, self._timeout, self._show_line = channel, timeout, show_line
         self._run = 0
         self._states: list[State] = []
         self._failure: str | None = None
@@ -55,7 +55,7 @@ class RemoteProcesses:
     def receive(self, message: dict) -> None:
         """Handle a message from the other machine."""
         if "line" in message:
-            self._say(message["line"])
+            self._show_line(message["line"])
         if message.get("run") == self._run and "states" in message:
             self._states = [State(*state) for state in message["states"]]
         if message.get("run") == self._run and "ended" in message:

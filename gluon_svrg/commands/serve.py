@@ -117,7 +117,13 @@ def answer(question: str, argument: Any = None) -> Any:
     if question == "port" and (argument is None or type(argument) is int):
         return usable_port(argument)
     if question == "reached":  # the address by which ssh has reached this machine
-        return os.environ.get("SSH_CONNECTION", "").split()[2]
+        connection = os.environ.get("SSH_CONNECTION", "").split()
+        if len(connection) < 3:
+            raise LaunchError(
+                "SSH_CONNECTION is not set, which tells by which address ssh has reached this "
+                "machine. Start the job with gluon-svrg launch -H, by ssh."
+            )
+        return connection[2]
     if question == "route" and is_address(argument):
         return route_to(argument)
     if question == "interface" and is_address(argument):

@@ -12,8 +12,8 @@ import time
 from pathlib import Path
 from typing import Mapping, NamedTuple, Sequence
 
+from ..stores.launcher import DEFAULT_TIMEOUT
 from .channel import Channel
-from .launch import TIMEOUT
 from .output import print_line
 from .remote import RemoteProcesses
 from .roles import LaunchError, Role, parameter_servers
@@ -53,7 +53,7 @@ def launch_on(
     *,
     restarts: int = 0,
     port: int | None = None,
-    timeout: float = TIMEOUT,
+    timeout: float = DEFAULT_TIMEOUT,
     shell: str = "ssh",
 ) -> int:
     """Run a command on several workers on several machines, as `launch` does on one.

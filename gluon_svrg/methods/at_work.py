@@ -24,16 +24,16 @@ from .counters import Counters
 from .interface import Method
 from .table import Table
 
-OLD = (
+OLD_SNAPSHOT = (
     "The snapshot is {passes} data passes old. Its full gradient helps less with each step. Call "
     "update_full_grads() every few epochs, or discard_snapshot() to go on with the plain optimizer."
 )
-OUTPUT = (
+RETURNS_OUTPUT = (
     "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
     "differentiated: if one is the output of the network, return the loss alone, and keep the "
     "output by other means."
 )
-MEAN = (
+LOSS_IS_MEAN = (
     "The closure returns one loss entry, and batch_size is {batch_size}, by which its gradient is "
     "divided. If the loss is the mean over the minibatch, call step(1); otherwise return the loss "
     "of each sample."
@@ -77,7 +77,8 @@ class MethodAtWork:
         self._entries_of_data: float = inf  # of the last refresh, if the snapshot stays
         self._entries_since = 0  # that steps have differentiated since
         # Memory for stored gradients.
-        self._budget = memory.Budget(*[""] * method.needs_table)
+        otherwise = "" if method.needs_table else ", or leave store_grads out"
+        self._budget = memory.Budget(otherwise)
 
     def __getstate__(self) -> dict[str, Any]:
         """What a copy keeps: it binds to the arrays of its own parameters."""
@@ -136,7 +137,7 @@ class MethodAtWork:
         self.method.discard()
         self.network.release()
         self._here = None
-        self.counters.inner_steps = 0
+        self.counters.begin_anew()
         self.forget_data()
 
     def _mark_points(self) -> None:
@@ -171,6 +172,16 @@ class MethodAtWork:
         self.counters.grad_evaluations += found.differentiated
         return found
 
+    def count_step(self) -> None:
+        """Count a step since the last refresh."""
+        if self.method.has_reference:
+            self.counters.inner_steps += 1
+
+    def change_lock(self, mode: Any) -> None:
+        """Replace the random lock; the next step is checked again."""
+        self.lock = RandomLock(mode)
+        self.counters.compared = False
+
     def forget_data(self) -> None:
         """Do not know how old the snapshot is: it comes from a file."""
         self._entries_of_data = inf
@@ -181,17 +192,17 @@ class MethodAtWork:
         if self._entries_since > 10 * self._entries_of_data and not has_schedule:
             passes = int(self._entries_since // self._entries_of_data)
             self._entries_of_data = inf
-            self._warn_once(OLD.format(passes=passes), "old")
+            self._warn_once(OLD_SNAPSHOT.format(passes=passes), "old")
         if isinstance(found.loss, (list, tuple)):
             shapes = {(_mxnet.device_of(item), item.shape) for item in found.loss}
             for device, shape in shapes:
                 if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
-                    self._warn_once(OUTPUT.format(one=shape[:1], other=shape), "output")
+                    self._warn_once(RETURNS_OUTPUT.format(one=shape[:1], other=shape), "output")
 
     def check_batch_size(self, batch_size: float, workers: int) -> None:
         """Warn if a loss of one entry, probably a mean already, is divided once more."""
         if batch_size > workers:
-            self._warn_once(MEAN.format(batch_size=batch_size), "mean")
+            self._warn_once(LOSS_IS_MEAN.format(batch_size=batch_size), "mean")
 
     def _warn_once(self, text: str, what: str) -> None:
         if what not in self._warned:
@@ -292,7 +303,7 @@ class MethodAtWork:
             self._budget.took(self._bytes_of_a_row(), len(table))
         counters = self.counters
         counters.num_snapshots += 1
-        counters.inner_steps = 0
+        counters.begin_anew()
         counters.grad_evaluations += full.differentiated
         stays = self.method.needs_refresh and not self.method.needs_reduced
         self._entries_of_data = full.differentiated if stays else inf
@@ -310,6 +321,8 @@ class MethodAtWork:
     @contextmanager
     def at_point(self, point: Point) -> Iterator[None]:
         """Let the network compute at a point, inside the user's block."""
+        if self.is_at_snapshot:
+            raise RuntimeError("at_snapshot() is in force already. Leave one of the blocks out.")
         self.is_at_snapshot = True
         try:
             with point.entered():

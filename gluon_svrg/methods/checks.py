@@ -11,6 +11,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
+from .._arguments import is_natural
 from ..passes.arrays import SUMMED_IN
 
 
@@ -65,7 +66,7 @@ def table(
     parameters: Sequence[Parameter],
     chosen: Sequence[int],
     devices: int,
-    hint: str = " (save after update_full_grads() without store_grads=True)",
+    hint: str,
 ) -> Iterator[str]:
     """Check stored gradients, by parameter and device, with counts and seeds by minibatch."""
     if state is None:
@@ -131,8 +132,3 @@ def is_sketch(value: Any) -> bool:
     return value is None or (
         isinstance(value, np.ndarray) and value.ndim == 1 and str(value.dtype) == "float64"
     )
-
-
-def is_natural(value: Any, largest: int) -> bool:
-    """Whether a value is a whole number from 0 to the largest."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from numbers import Real
 from typing import Any, Callable, Iterator, Union
 
-from .. import saving
+from .. import _arguments, saving
 
 #: A number, or a function from the snapshot's index to a number.
 Schedule = Union[float, Callable[[int], float]]
@@ -90,24 +89,12 @@ class Coefficient:
 def check_schedule(schedule: Any) -> None:
     """Raise unless a coefficient is a number or a callable that returns numbers."""
     if not callable(schedule):
-        check_number(schedule, "coefficient")
-
-
-def check_number(value: Any, name: str) -> None:
-    """Raise unless a value is a finite number that is not negative."""
-    if isinstance(value, bool) or not isinstance(value, Real):
-        raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(
-            f"{name} must be finite and not negative, got {value}. 1 is SVRG, 0 the plain "
-            "optimizer, in between alpha-SVRG."
-        )
+        _arguments.number(schedule, "coefficient")
 
 
 def _at(schedule: Schedule, index: int) -> float:
     value = schedule(index) if callable(schedule) else schedule
-    check_number(value, "coefficient")
-    return float(value)
+    return _arguments.number(value, "coefficient")
 
 
 def _kind(schedule: Any) -> str:

@@ -32,6 +32,10 @@ class Counters:
         self.adds = True
         self.probed = False
 
+    def begin_anew(self) -> None:
+        """Count steps from here on."""
+        self.inner_steps = 0
+
     def state(self) -> dict[str, Any]:
         """Return all counters."""
         return dict(vars(self))

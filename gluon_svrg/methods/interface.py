@@ -12,8 +12,8 @@ A trainer calls, in this order::
     changes(live)              after it has moved them: what puts the next state in place
     dropped(live)              instead, if there was no update: the next state is forgotten
 
-Only `changes` and `refresh` change the state. What is known of a step before its update is in the
-`LiveGradients`, which is dropped as a whole.
+Only `changes`, `refresh`, `take` and `discard` change what a file holds. What is known of a step
+before its update is in the `LiveGradients`, which is dropped as a whole.
 """
 
 from __future__ import annotations
@@ -122,8 +122,8 @@ class Method:
                 "gradient, so an error would stay forever. Leave compression_params out."
             )
 
-    def check_index(self, index: Any, name: str, trainer: str) -> None:
-        """Raise unless this can be the index of a minibatch."""
+    def checked_index(self, index: Any, name: str, trainer: str) -> int | None:
+        """The index of a minibatch as Python's own integer; raise if it cannot be one."""
         if index is None and self.needs_table:
             raise TypeError(
                 f"{name}() needs batch_index=..., the position of the minibatch, with the closure: "
@@ -132,18 +132,19 @@ class Method:
                 "positions."
             )
         if index is None:
-            return
+            return None
         if not self.can_store_grads:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
         if type(index) is int:  # the others take Python longer to tell
-            return
+            return index
         if isinstance(index, bool) or not isinstance(index, Integral):
             raise TypeError(
                 f"batch_index must be the position of a minibatch, an integer, got "
                 f"{type(index).__name__}."
             )
+        return int(index)
 
     def check_store_grads(self, store_grads: bool, trainer: str) -> None:
         """Raise if gradients are to be stored, and the method has no use for them."""

@@ -39,6 +39,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+from .._arguments import is_natural
 from .._mxnet import Arrays
 from ..passes import sketch
 from ..passes.arrays import buffers_like, per_device
@@ -69,13 +70,22 @@ class Row(NamedTuple):
     has_moved: bool = False  # before the update: whether the next sum has it already
     taken_at: tuple[Point, np.ndarray] | None = None  # its weights, a sketch of those of others
 
+    def __reduce__(self) -> Any:
+        """What makes a copy, which is not compared: it has other weights."""
+        return Row, (self.grads, self.counts, self.seed, self.has_moved)
+
+
+def _index(value: Any) -> Any:
+    """An index from a file; 0.2.0 also wrote NumPy's integers."""
+    is_numpy = isinstance(value, np.ndarray) and value.ndim == 0 and value.dtype.kind == "i"
+    return value.item() if is_numpy else value
+
 
 def _are_indices(value: Any) -> bool:
-    return (
-        isinstance(value, list)
-        and all(checks.is_natural(index, 2**63) for index in value)
-        and len(set(value)) == len(value)
-    )
+    if not isinstance(value, list):
+        return False
+    indices = list(map(_index, value))
+    return all(is_natural(i, 2**63) for i in indices) and len(set(indices)) == len(indices)
 
 
 class TableFields(Fields):
@@ -169,13 +179,16 @@ class SAGA(Method):
 
     def _check_new(self, batch_index: int) -> None:
         """Raise if a row cannot be added to the table."""
-        if batch_index < 0 or self._is_complete:
+        if self._is_complete:
             kept = len(self.table)
-            known = f"the gradients of {kept} minibatches are stored: 0 to {kept - 1}, by"
             raise IndexError(
-                f"batch_index is {batch_index}, and "
-                + (known if self._is_complete else "it must be")
-                + " their position in the data."
+                f"batch_index is {batch_index}, and the gradients of {kept} minibatches are "
+                f"stored: 0 to {kept - 1}, by their position in the data."
+            )
+        if batch_index < 0:
+            raise IndexError(
+                f"batch_index is {batch_index}. It must be the position of the minibatch in the "
+                "data, 0 or more."
             )
 
     def _point_to_check(self, stored: Row) -> Point | None:
@@ -191,8 +204,7 @@ class SAGA(Method):
             return None
         is_same = np.array_equal(_sketch_of_weights(self._network), self._weights_then)
         if not is_same or not self._network.outside.is_as(self._outside_then):
-            self._weights_then = None  # the user, or another trainer, has moved them
-            return None
+            return None  # the user, or another trainer, has moved them
         return Point.untouched(self._network)
 
     def confirm(self, batch_index: int) -> None:
@@ -276,8 +288,9 @@ class SAGA(Method):
         ]
 
     def dropped(self, live: Live) -> Changes:
-        """Use the memory of the new rows again."""
-        return [(vars(self), {"_spare": self._spare + [row.grads for row in live.rows.values()]})]
+        """Use the memory of the new rows again, unless it is for other arrays."""
+        freed = [row.grads for row in live.rows.values()] if self._sum else []
+        return [(vars(self), {"_spare": self._spare + freed})]
 
     # --- a new table ---------------------------------------------------------------------------
 
@@ -309,11 +322,11 @@ class SAGA(Method):
 
     def bind(self, network: Network) -> None:
         """Bind to the arrays of the network."""
+        if not self.table and what_changed(self._parameters, network):
+            self.discard()  # its memory is for other arrays
         self._network = network
         self._parameters = descriptions(network)
         self.table = {i: row._replace(taken_at=None) for i, row in self.table.items()}
-        if not self.table:
-            self.discard()
 
     def _allocate(self, network: Network) -> None:
         """Allocate memory for the sum."""
@@ -376,7 +389,7 @@ class SAGA(Method):
         self.bind(network)
         self._allocate(network)
         assign(values["sum"], self._sum)
-        self._fill(values["indices"], values["table"])
+        self._fill(list(map(_index, values["indices"])), values["table"])
         self._outside_then = values["table"].outside
         self._entries, self._is_complete = values["entries"], values["is_complete"]
         self.in_objective, self._weights_then = values["in_objective"], values["weights_then"]

@@ -32,7 +32,7 @@ class Pass(NamedTuple):
     """One pass over data."""
 
     batches: Iterator[Any]
-    say: Callable[[str], None]  # beside the progress bar, if there is one
+    show_line: Callable[[str], None]  # beside the progress bar, if there is one
 
 
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:

@@ -163,9 +163,9 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     """Raise if the loss entries of a closure differ between two calls."""
     if tuple(before) != tuple(counts):
         raise RuntimeError(
-            f"The closure returned {sum(before)} loss entries when it was called for the gradient "
-            f"at the snapshot, and {sum(counts)} when it was called again. It must compute the "
-            "same each time: draw the minibatch before the step, not inside the closure."
+            f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
+            "when it was called again. It must compute the same each time: draw the minibatch "
+            "before the step, not inside the closure."
         )
 
 

@@ -33,7 +33,7 @@ from .sums import LiveSum, Observed, new_sum
 from .warnings import warn
 
 #: What a row that is not the gradient itself has rounded, in units of its dtype.
-_ROUNDED = 16
+_ROW_ROUNDING = 16
 
 
 class Row(NamedTuple):
@@ -213,7 +213,7 @@ def check_row(
         if row.stored is not None:
             whole = sketch.sketch(row.stored())
             size = float(np.linalg.norm(kept) + np.linalg.norm(whole))
-            stored = Observed(whole, _ROUNDED * network.live_grads.epsilon * size)
+            stored = Observed(whole, _ROW_ROUNDING * network.live_grads.epsilon * size)
         found = Repeated((*v.observed, stored), (recorded,), point, closure, (), row.seed, scale)
         difference, differentiated = found.difference(), recorded.entries
         if sketch.is_other(difference, network.live_grads):

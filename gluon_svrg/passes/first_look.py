@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Callable
 
 from .closure import Loss
-from .network import Network, check_dtypes
+from .network import Network
 from .points import Point
 from .probe import is_lost, probe
 from .random_lock import RandomLock
@@ -39,7 +39,6 @@ def first_look(
         The loss entries that were differentiated for the comparison. The other check is not
         counted, because a loaded trainer repeats it and must have the same counts.
     """
-    check_dtypes(network.parameters)
     here = Point.untouched(network)
     with network.grads_kept(), network.outside.protected(search=True):
         network.adds, _ = probe(here, closure, ())

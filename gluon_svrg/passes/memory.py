@@ -34,7 +34,7 @@ SHARE = 0.9
 class Budget:
     """Memory for a set of things of equal size; a complete new set replaces the old one."""
 
-    def __init__(self, otherwise: str = ", or leave store_grads out") -> None:
+    def __init__(self, otherwise: str) -> None:
         self._otherwise = otherwise  # what else the user can do
         self._most: dict[Any, int] = {}  # bytes that were held at once, per device
 

@@ -101,13 +101,14 @@ class Network:
         is_known : bool
             Whether this was tested.
         """
+        check_dtypes(self.parameters)
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.live_grads = Buffers(_mxnet.gradients(p) for p in self.trainable)
         self.aliases = [[_mxnet.guard(w.detach()) for w in row] for row in self.weights]
-        self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _adds(p)]
+        self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _accumulates(p)]
         self.is_known_to_add = is_known
         self.sums = []
         self.combinations.clear()
@@ -162,7 +163,7 @@ class Network:
     @contextmanager
     def _added_up(self) -> Iterator[None]:
         before = copies(self._accumulating)
-        weights = [w for p, w in zip(self.trainable, self.weights) if _adds(p)]
+        weights = [w for p, w in zip(self.trainable, self.weights) if _accumulates(p)]
         try:
             _mxnet.put_gradients_into(weights, self._accumulating, "write")
             yield
@@ -206,7 +207,7 @@ class Network:
     def note_overwritten(self, flags: Sequence[bool]) -> None:
         """Remember which live gradients the user's own backward has overwritten."""
         rows = zip(self.trainable, flags)
-        self._overwritten += [p for p, flag in rows if flag and not _adds(p)]
+        self._overwritten += [p for p, flag in rows if flag and not _accumulates(p)]
 
     def hide_marks(self) -> None:
         """Mark all live gradients as stale, so that new marks show what backward writes."""
@@ -218,8 +219,8 @@ class Network:
         if any(map(any, _mxnet.take_fresh(self.weights))):
             raise RuntimeError(
                 "The closure computes with values of parameters that it took before it was called, "
-                "so that they are not those of the snapshot. Call Parameter.data() inside the "
-                "closure."
+                "so that the trainer cannot compute at other weights. Call Parameter.data() inside "
+                "the closure."
             )
 
     def show_marks(self, reached: Sequence[bool]) -> None:
@@ -233,7 +234,8 @@ def check_dtypes(parameters: Sequence[Parameter]) -> None:
         dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
         if dtype not in SUMMED_IN:
             raise TypeError(
-                f"{parameter.name} is {dtype}; SVRG needs parameters of {', '.join(SUMMED_IN)}."
+                f"{parameter.name} is {dtype}, and gradients can be corrected in "
+                f"{', '.join(SUMMED_IN)}. Cast it, or set its grad_req to 'null'."
             )
 
 
@@ -248,7 +250,7 @@ def check_dependent(touched: Flags) -> list[bool]:
     return reached
 
 
-def _adds(parameter: Parameter) -> bool:
+def _accumulates(parameter: Parameter) -> bool:
     return parameter.grad_req == "add"
 
 

@@ -12,6 +12,7 @@ from typing import Any, Iterator
 import mxnet as mx
 import numpy as np
 
+from .._arguments import is_natural
 from . import sketch
 from .warnings import warn
 
@@ -115,8 +116,8 @@ class RandomLock:
             and set(state) == {"mode", "locked", "base", "count"}
             and (isinstance(state["mode"], bool) or state["mode"] == "auto")
             and isinstance(state["locked"], bool)
-            and (state["base"] is None or _is_natural(state["base"], _LARGEST))
-            and _is_natural(state["count"], 2**62)
+            and (state["base"] is None or is_natural(state["base"], _LARGEST))
+            and is_natural(state["count"], 2**62)
         ):
             yield "the state of its random lock has another form"
 
@@ -135,7 +136,3 @@ def start(seed: int | None) -> None:
     """Seed MXNet's random numbers."""
     if seed is not None:
         mx.random.seed(seed)
-
-
-def _is_natural(value: Any, largest: int) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

@@ -23,7 +23,7 @@ from .random_lock import RandomLock
 from .sums import LiveSum, Observed
 
 #: Factors of a gradient that are rounded in other ways than 1. Losses of all dtypes can hold them.
-ROUNDED = (0.6875, 0.8125, 1.125)
+OTHER_FACTORS = (0.6875, 0.8125, 1.125)
 #: The differences between two gradients that rounding explains, in units of those between factors.
 MARGIN = 8
 
@@ -156,7 +156,7 @@ def is_rounding(found: Repeated) -> tuple[bool, int]:
 
     def look() -> tuple[list[np.ndarray], int]:
         recorded, sketches = network.record(found.closure, found.inputs), []
-        for factor in (0.0, 1.0, *ROUNDED):
+        for factor in (0.0, 1.0, *OTHER_FACTORS):
             for column in per_device(network.live_grads):
                 zero(column)
             recorded.backward(factor * found.scale, keep_graph=True)
@@ -169,7 +169,7 @@ def is_rounding(found: Repeated) -> tuple[bool, int]:
         (of_zero, exact, *others), differentiated = point.at(look)
     if of_zero.any():  # some operator has the same gradient for all factors
         return False, differentiated
-    pairs = zip(others, ROUNDED)
+    pairs = zip(others, OTHER_FACTORS)
     most = max(float(np.linalg.norm(other / factor - exact)) for other, factor in pairs)
     return found.distance() <= MARGIN * most, differentiated
 

@@ -37,7 +37,7 @@ class Observed(NamedTuple):
 
 
 #: What an addition and a sketch round, relative to the sum, in units of its dtype.
-_ROUNDED = 32
+_SUM_ROUNDING = 32
 
 
 class LiveSum:
@@ -197,7 +197,7 @@ class LiveSum:
         epsilon = max(np.finfo(array.dtype).eps for row in self.arrays for array in row)
         with np.errstate(invalid="ignore", over="ignore"):
             added = (sketch.sketch(self.arrays) - before) / scale
-            rounding = _ROUNDED * float(epsilon * np.linalg.norm(before)) / abs(scale)
+            rounding = _SUM_ROUNDING * float(epsilon * np.linalg.norm(before)) / abs(scale)
         self.observed.append(Observed(added, rounding))
 
     def set_to(self, recorded: Recorded, weights: Arrays) -> Flags:

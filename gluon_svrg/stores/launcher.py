@@ -13,6 +13,9 @@ from typing import Any
 
 #: The variable with the path, without suffix, of the files that a process writes for its launcher.
 PLACE = "GLUON_SVRG_TELL"
+#: The variable that sets the seconds within which a silent process ends the job, and its default.
+TIMEOUT_VARIABLE = "GLUON_SVRG_TIMEOUT"
+DEFAULT_TIMEOUT = 45.0
 
 _place: str | None = None
 _process = 0

@@ -17,10 +17,8 @@ import weakref
 from contextlib import suppress
 from typing import Any, Callable, Mapping
 
-from .launcher import allowed_silence, is_launched, tell, tell_the_end
+from .launcher import TIMEOUT_VARIABLE, allowed_silence, is_launched, tell, tell_the_end
 
-#: The variable that sets the seconds within which a silent process ends the job.
-TIMEOUT = "GLUON_SVRG_TIMEOUT"
 _INTERVAL = 1.0
 #: Closing a kvstore waits for all other workers. If a function closed it on return, the launcher
 #: would not learn that the program has ended. So kvstores are kept until exit.
@@ -29,7 +27,7 @@ _kept: list[Any] = []
 
 def timeout() -> float:
     """The configured seconds; 0 for no watch."""
-    return float(os.environ.get(TIMEOUT, "0"))
+    return float(os.environ.get(TIMEOUT_VARIABLE, "0"))
 
 
 def watch(store: Any, nodes: Mapping[int, str]) -> None:

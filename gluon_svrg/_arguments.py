@@ -1,0 +1,42 @@
+"""Checks of numbers and flags, from users and from files. Imports nothing of this package."""
+
+from __future__ import annotations
+
+from math import inf, isfinite
+from numbers import Integral, Real
+from typing import Any
+
+
+def number(
+    value: Any, name: str, low: float = 0, high: float = inf, *, open_low: bool = False
+) -> float:
+    """A finite number from low to high, or above low; raise a TypeError or a ValueError if not."""
+    if isinstance(value, bool) or not isinstance(value, Real):
+        raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
+    found = float(value)
+    if not (isfinite(found) and low <= found <= high) or (open_low and found == low):
+        least = "above" if open_low else "at least"
+        most = f" and at most {high:g}" if isfinite(high) else ""
+        raise ValueError(f"{name} must be finite, {least} {low:g}{most}, got {value}.")
+    return found
+
+
+def whole(value: Any, name: str, low: int = 1) -> int:
+    """A whole number from low on; raise a TypeError or a ValueError if it is none."""
+    if isinstance(value, bool) or not isinstance(value, Integral):
+        raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
+    if value < low:
+        raise ValueError(f"{name} must be {low} or more, got {value}.")
+    return int(value)
+
+
+def flag(value: Any, name: str) -> bool:
+    """True or False; raise a TypeError if it is neither."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be True or False, got {value!r}.")
+    return value
+
+
+def is_natural(value: Any, largest: int) -> bool:
+    """Whether a value is a whole number from 0 to the largest."""
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest
