@@ -25,6 +25,7 @@ SUITES = {
         "prox",
     ],
     "registered": ["defects_schedules"],
+    "_arguments": ["schedule::test_bad_arguments"],
     "loading": ["defects_schedules"],
     "commands/training": [
         "compare::test_each_method_against_its_twin",
@@ -234,8 +235,8 @@ MUTANTS = {
             "schedule::test_every_epochs_by_its_own_count",
         ),
         "a seed that cannot be drawn with": (
-            'self.seed = _natural(seed, "seed")',
-            "self.seed = seed",
+            '        self.seed = _arguments.whole(seed, "seed", 0)\n        self.asked',
+            "        self.seed = seed\n        self.asked",
             "schedule::test_bad_arguments",
         ),
         "coin on its side": (
@@ -264,7 +265,26 @@ MUTANTS = {
             "",
         ),
     },
+    "methods/interface": {
+        "an index of NumPy": (
+            "        return int(index)",
+            "        return index",
+            "saga::test_indices_of_numpy",
+        ),
+    },
+    "_arguments": {
+        "truth is a number": (
+            "isinstance(value, bool) or not isinstance(value, Real)",
+            "not isinstance(value, Real)",
+            "schedule::test_bad_arguments",
+        ),
+    },
     "estimator": {
+        "a handler that outlives its training": (
+            "        estimator.batch_processor._has_handler = False\n",
+            "        pass\n",
+            "estimator::test_a_second_training_without_a_handler",
+        ),
         "a handler that nothing needs": (
             'not self._has_handler and getattr(trainer, "_needs_refresh", True)',
             "not self._has_handler",
@@ -725,6 +745,26 @@ MUTANTS = {
         ),
     },
     "methods/saga": {
+        "the row of another dtype": (
+            "[row.grads for row in live.rows.values()] if self._sum else []",
+            "[row.grads for row in live.rows.values()]",
+            "saga::test_a_cast_between_the_halves_of_the_first_step",
+        ),
+        "a copy without the sum": (
+            "if not self.table and what_changed(self._parameters, network):",
+            "if not self.table:",
+            "copies::test_a_copy_between_the_halves_of_the_first_step",
+        ),
+        "a check that a variance takes away": (
+            "            return None  # the user, or another trainer, has moved them\n",
+            "            self._weights_then = None\n            return None\n",
+            "saga::test_a_variance_at_other_weights_leaves_the_check_to_the_first_step",
+        ),
+        "an index of NumPy from a file": (
+            "return value.item() if is_numpy else value",
+            "return value",
+            "saga::test_indices_of_numpy",
+        ),
         "sign of the row": (
             "b=0.0 if stored is None else -1.0",
             "b=0.0 if stored is None else 1.0",
@@ -857,6 +897,11 @@ MUTANTS = {
         ),
     },
     "registered": {
+        "a sampler is a refresh schedule": (
+            'any(hasattr(live, "due") for live in self._live)',
+            "bool(self._live)",
+            "cures::test_a_snapshot_that_is_never_renewed",
+        ),
         "the first of a class": (
             "return max(chosen, key=in_common, default=None)",
             "return next(iter(chosen), None)",

@@ -124,7 +124,7 @@ def test_a_difference_that_other_roundings_make_too(coefficient):
 def test_the_estimate_after_a_second_look(monkeypatch):
     """It is as without, and running statistics have moved once."""
     monkeypatch.setattr(sketch, "TOLERANCE", {**sketch.TOLERANCE, "float32": 1e-6})
-    monkeypatch.setattr(sums, "_ROUNDED", 0)
+    monkeypatch.setattr(sums, "_SUM_ROUNDING", 0)
     found = []
     for lock_random in ("auto", False):
         mx.random.seed(0)
