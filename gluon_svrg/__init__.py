@@ -55,19 +55,25 @@ _MODULES = {
     "SVRGTrainer": "svrg",
 }
 
+#: Modules that users import.
+_SUPPORTING = ("estimator", "prox", "schedule", "variance")
+
 _tell_launcher()
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _MODULES:
+    if name not in _MODULES and name not in _SUPPORTING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     from ._installed import require_mxnet
 
     require_mxnet()
+    if name in _SUPPORTING:
+        return _import_module(f".{name}", __name__)
     value = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
     globals()[name] = value
     return value
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_MODULES})
+    special = {name for name in globals() if name.startswith("__")}
+    return sorted({*special, *__all__, *_SUPPORTING})

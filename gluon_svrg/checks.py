@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import _mxnet
+from . import _arguments, _mxnet
 from .stores import kinds
 
 
@@ -15,6 +15,12 @@ def check_not_closure(ignore_stale_grad: Any) -> None:
             "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
             "closure by its name: step(batch_size, closure=...)."
         )
+
+
+def check_batch_size(batch_size: Any) -> None:
+    """Raise unless gradients can be divided by this."""
+    if type(batch_size) is not int or batch_size <= 0:  # the rest takes Python longer to tell
+        _arguments.number(batch_size, "batch_size", open_low=True)
 
 
 def check_rate_can_be_set(optimizer: Any, settings: Any, kvstore: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Mapping, Sequence
 
+import numpy as np
 from mxnet.gluon import Parameter
 
 from . import _arguments
@@ -115,7 +116,8 @@ class MARSTrainer(VarianceReducedTrainer):
         prox: ProxArgument = None,
     ) -> None:
         _arguments.number(gamma, "gamma")
-        _arguments.number(beta, "beta", high=1 - 2**-24)  # 1 in float32 is refused
+        if np.float32(_arguments.number(beta, "beta", high=1)) == 1:
+            raise ValueError(f"beta must be below 1, in float32 too, got {beta}.")
         if clip is not None:
             _arguments.number(clip, "clip", open_low=True)
         super().__init__(

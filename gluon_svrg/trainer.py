@@ -133,6 +133,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         RuntimeError
             If the method needs an estimate, but there is neither a closure nor an earlier call of
             `correct_grads`; if a backward has overwritten the result of `correct_grads`.
+        TypeError, ValueError
+            If ``batch_size`` is no positive number.
         TypeError, ValueError, IndexError, MemoryError, RuntimeError
             As `correct_grads`.
         UserWarning
@@ -147,6 +149,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         it.
         """
         checks.check_not_closure(ignore_stale_grad)
+        checks.check_batch_size(batch_size)
         loss, live, loss_scale = None, self._live, self._loss_scale
         if closure is not None:
             checked_index = self._work.method.checked_index
@@ -276,6 +279,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
+        checks.check_batch_size(batch_size)
         self._live.check_reduced()
         self._check_intact("update")
         self._live.show_marks(ignore_stale_grad)
@@ -440,6 +444,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         copy of the frozen ones; once more for large float32 parameters on a CPU, where oneDNN
         computes gradients.
         """
+        if callable(data) and not callable(closure):
+            raise TypeError(
+                "update_full_grads(closure, data) was called with its arguments in the other order."
+            )
         check_closure(closure)
         check_data(data, closure)
         method, loss_scale = self._work.method, self._loss_scale
@@ -732,8 +740,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_states_are_here("load_states")
         self._loaded.load(fname, self._header(), self._parts(), self._work.network.parameters)
         self._live.drop()
-        self._work.method.discard()
-        self._work.forget_data()
+        self._work.forget_reference()
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that `gluon.Trainer.load_states` can load.

@@ -203,3 +203,10 @@ def move(net, amount, seed=0):
     for p in parameters(net):
         step = amount * rng.standard_normal(p.shape)
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
+
+
+class Indivisible(float):
+    """A batch size by which `gluon.Trainer` cannot divide: its update fails at the beginning."""
+
+    def __rtruediv__(self, other):
+        raise ZeroDivisionError

@@ -10,7 +10,7 @@ from loops import plain_step
 from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer, _mxnet
+from gluon_svrg import SAGATrainer, SVRGTrainer, _mxnet
 from gluon_svrg.passes.network import Network
 
 PROBLEM = Dense("classification", hidden=(5,), seed=6)
@@ -311,3 +311,30 @@ def test_parameters_of_many_dimensions(shape, dtype):
     twin = oracle.SVRG(gradient, [initial])
     kit.train_twin(twin, oracle.SGD(0.05), batches)
     assert distance([parameter.data().asnumpy()], twin.weights) < 1e-5
+
+
+@pytest.mark.parametrize("kind", ["two gradients", "stored", "SAGA"])
+def test_what_is_refused_moves_no_running_statistics(kind):
+    """A minibatch that is none of the index, or has other entries in the second call."""
+    net = gluon.nn.HybridSequential()
+    net.add(gluon.nn.Dense(4, in_units=3), gluon.nn.BatchNorm(in_channels=4))
+    net.add(gluon.nn.Dense(1, in_units=4))
+    net.initialize()
+    cls = SAGATrainer if kind == "SAGA" else SVRGTrainer
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=False)
+    X = np.random.RandomState(0).randn(12, 3)
+
+    def loss_of(start, stop):
+        return (net(array(X[start:stop], "float32")) - 1) ** 2
+
+    pieces = [(0, 5), (5, 10), (10, 12)]
+    trainer.update_full_grads(loss_of, pieces, store_grads=kind == "stored")
+    before = net[1].running_mean.data().asnumpy()
+    if kind == "two gradients":
+        rows = iter([pieces[0], pieces[2]])
+        with pytest.raises(RuntimeError, match="when it was called again"):
+            trainer.step(5, closure=lambda: loss_of(*next(rows)))
+    else:
+        with pytest.raises(ValueError, match="Minibatch 0 had 5 loss entries"):
+            trainer.step(5, closure=lambda: loss_of(*pieces[2]), batch_index=0)
+    np.testing.assert_array_equal(net[1].running_mean.data().asnumpy(), before)

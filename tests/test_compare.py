@@ -338,7 +338,9 @@ def test_all_diverged(tmp_path):
     results = compare(dataset, Settings(epochs=1, batch_size=64, learning_rates=(30.0, 300.0)))
     report.write(results, tmp_path)
     assert (tmp_path / "curves.png").read_bytes()[:4] == b"\x89PNG"
-    assert "diverged with every rate: sgd, sgd-decay, SVRG + sgd" in report.table(results)
+    assert "(ended above the start) with every rate: sgd, sgd-decay, SVRG + sgd" in report.table(
+        results
+    )
 
 
 def test_every_method_is_in_the_help_and_has_a_style(capsys):
@@ -449,8 +451,8 @@ def test_seeds_that_diverge_are_named():
         "best_known_loss": 0.1,
     }
     table = report.table(results)
-    assert "diverged with every rate: SVRG + sgd\n" in table
-    assert "diverged with some seeds: sgd (1 of 3)" in table
+    assert "diverged (ended above the start) with every rate: SVRG + sgd\n" in table
+    assert "diverged (ended above the start) with some seeds: sgd (1 of 3)" in table
 
 
 @pytest.mark.parametrize(
@@ -506,6 +508,29 @@ def test_padded_numbers_are_numbers_where_numbers_are_wanted(tmp_path):
     dataset = datasets.load(str(path), "y", "regression")
     assert dataset.X[0] == dataset.X[1] < dataset.X[2] < dataset.X[3]
     assert datasets.load(str(path), "x", "regression").task == "regression"
+
+
+def test_a_target_of_numbers_with_a_word_among_them(tmp_path):
+    """Not silently a classification with a class for each number."""
+    cells = [*map(str, range(20)), "bad"]
+    path = write_csv(tmp_path / "own.csv", {"x": range(21), "y": cells})
+    with pytest.raises(datasets.DataError, match="numbers, and 1 cells that are none, such as"):
+        datasets.load(str(path), "y")
+    path = write_csv(tmp_path / "own.csv", {"x": range(42), "y": cells * 2})
+    assert datasets.load(str(path), "y", "classification").classes == 21
+
+
+def test_columns_of_one_name(tmp_path):
+    (tmp_path / "own.csv").write_text("a,b,a\n1,2,3\n4,5,7\n")
+    with pytest.raises(datasets.DataError, match="has several columns named 'a'"):
+        datasets.load(str(tmp_path / "own.csv"), "b")
+
+
+def test_a_large_column_that_is_nearly_constant(tmp_path):
+    columns = {"x": [10**15 + n for n in range(30)], "z": range(30), "y": np.arange(30) ** 0.5}
+    dataset = datasets.load(str(write_csv(tmp_path / "own.csv", columns)), "y")
+    np.testing.assert_array_equal(dataset.X[:, 0], 0)
+    assert dataset.X[:, 1].std() == pytest.approx(1)
 
 
 @pytest.mark.parametrize("classes", [1000, 1001, 20000])
@@ -786,7 +811,7 @@ def test_a_run_that_diverges_is_reported_as_it_is(tmp_path):
     options = ["--epochs", 30, "--batch-size", 1, "--learning-rates", "1,3"]
     done = run("wide.csv", "--target", "y", *options, folder=tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "diverged with every rate: sgd, sgd-decay, SVRG + sgd\n" in done.stdout
+    assert "(ended above the start) with every rate: sgd, sgd-decay, SVRG + sgd\n" in done.stdout
     results = json.loads((tmp_path / "results" / "results.json").read_text())
     assert any(record["diverged"] for record in results["runs"])
     assert any(record["losses"][-1] is None for record in results["runs"])

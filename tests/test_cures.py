@@ -158,6 +158,53 @@ def test_an_output_that_is_returned():
 
 
 @warns
+@pytest.mark.parametrize("refreshed", [False, True])
+def test_one_loss_for_two_devices(refreshed):
+    """The second device computes nothing: a warning, once."""
+    net = gluon.nn.Dense(1, in_units=3)
+    net.initialize(ctx=[mx.cpu(0), mx.cpu(1)])
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.01})
+
+    def loss_of(X, y):
+        return ((net(X) - y) ** 2).sum(axis=1)
+
+    if refreshed:
+        trainer.update_full_grads(loss_of, [batch(), batch()])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        for _ in range(9):
+            trainer.step(4, closure=lambda: loss_of(*batch()))
+    with pytest.warns(UserWarning, match=r"None of the first 10 .* a loss on cpu\(1\)"):
+        trainer.step(4, closure=lambda: loss_of(*batch()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)
+        trainer.step(4, closure=lambda: loss_of(*batch()))
+
+
+@pytest.mark.parametrize("value", [0, -32, "32", None, float("nan")])
+@pytest.mark.parametrize("name", ["step", "update"])
+def test_a_batch_size_that_is_none(name, value):
+    """It is checked before anything changes."""
+    _, trainer, loss_of = make()
+    trainer.update_full_grads(loss_of, [batch()])
+    before = trainer.grad_evaluations
+    with pytest.raises((TypeError, ValueError), match="batch_size must be"):
+        if name == "step":
+            trainer.step(value, closure=lambda: loss_of(*batch()))
+        else:
+            trainer.update(value)
+    assert trainer.grad_evaluations == before
+
+
+def test_arguments_in_the_other_order():
+    _, trainer, loss_of = make()
+    with pytest.raises(TypeError, match="arguments in the other order"):
+        trainer.update_full_grads([batch()], loss_of)
+    with pytest.raises(TypeError, match="must be a DataLoader, or a list of minibatches, got None"):
+        trainer.update_full_grads(loss_of, None)
+
+
+@warns
 @pytest.mark.parametrize("with_sampler", [False, True])
 def test_a_snapshot_that_is_never_renewed(with_sampler):
     """A sampler is no refresh schedule."""

@@ -16,7 +16,7 @@ import pytest
 from mxnet import autograd
 from problems import Dense, array, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import SAGATrainer, SVRGTrainer
 
 PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
 BATCHES = PROBLEM.batches(3)
@@ -216,6 +216,45 @@ def wrong_estimates(interrupts):
             wrong.append(place)
             training.refresh()
     return wrong
+
+
+def backwards_that_do_not_add(interrupts, cls, store):
+    """After which interrupts of a step under ``grad_req='add'`` the user's own backward writes."""
+    net, wrong = PROBLEM.network(), []
+    loss_of, those = PROBLEM.closure(net), parameters(net)
+    for parameter in those:
+        parameter.grad_req = "add"
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=False)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=store)
+    index = {"batch_index": 0} if store else {}
+
+    def set_gradients(value):
+        for parameter in those:
+            parameter.grad()[:] = value
+
+    def step():
+        set_gradients(0)
+        trainer.step(3, closure=lambda: loss_of(BATCHES[0]), **index)
+
+    for place in interrupts(step):
+        set_gradients(1)
+        with autograd.record():
+            loss = loss_of(BATCHES[1])
+        loss.backward()
+        expected = [1 + g for g in PROBLEM.gradient(values(net), BATCHES[1])[0]]
+        if distance([parameter.grad().asnumpy() for parameter in those], expected) > 1e-9:
+            wrong.append(place)
+            for parameter in those:
+                parameter.grad_req = "write"
+                parameter.grad_req = "add"
+    return wrong
+
+
+@pytest.mark.parametrize(
+    ("cls", "store"), [(SVRGTrainer, False), (SVRGTrainer, True), (SAGATrainer, True)]
+)
+def test_an_interrupt_at_each_place_of_a_step_that_adds(cls, store):
+    assert backwards_that_do_not_add(sweep, cls, store) == []
 
 
 def test_an_interrupt_at_each_place_where_a_step_meets_new_arrays():

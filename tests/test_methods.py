@@ -525,8 +525,9 @@ def test_an_update_that_fails_moves_nothing(case):
         for number in (1, 4, 1, 0):
             index = BATCHES[number]
             if fails:
+                size = kit.Indivisible(len(index))
                 with pytest.raises(ZeroDivisionError):
-                    trainer.step(0, closure=lambda: loss_of(index), **case.row(number))
+                    trainer.step(size, closure=lambda: loss_of(index), **case.row(number))
             steps(case, trainer, loss_of, [number])
         found.append(everything(trainer, net))
         found[-1].pop("grad_evaluations")  # of the steps that failed as well

@@ -329,7 +329,7 @@ def test_factors_of_float64(cls, twin_cls, own):
         (STORMTrainer, {"mixing": 1.5}, "mixing must be finite, at least 0 and at most 1, got 1.5"),
         (STORMTrainer, {"mixing": float("nan")}, "mixing must be finite"),
         (MARSTrainer, {"gamma": -1}, "gamma must be finite, at least 0, got -1"),
-        (MARSTrainer, {"beta": 1.0}, "beta must be finite"),
+        (MARSTrainer, {"beta": 1.0}, "beta must be below 1, in float32 too, got 1.0"),
         (MARSTrainer, {"clip": 0}, "clip must be finite, above 0, got 0"),
         (SARAHTrainer, {"update_on_kvstore": True}, "SARAHTrainer needs the reduced gradient"),
         (STORMTrainer, {"kvstore": "dist_async"}, "STORMTrainer needs the reduced gradient"),

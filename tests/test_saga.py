@@ -163,8 +163,9 @@ def test_a_step_that_fails_allows_the_index_again(cls):
         if fails:
             before = everything(trainer, net)
             before.pop("grad_evaluations")
+            size = kit.Indivisible(5)
             with pytest.raises(ZeroDivisionError):
-                trainer.step(0, closure=lambda: loss_of(BATCHES[2]), batch_index=2)
+                trainer.step(size, closure=lambda: loss_of(BATCHES[2]), batch_index=2)
             after = everything(trainer, net)
             after.pop("grad_evaluations")
             assert_unchanged(before, after)
@@ -223,6 +224,24 @@ def test_a_cast_between_the_halves_of_the_first_step(cls):
         assert {str(np.dtype(a.dtype)) for row in rows for g in row.grads for a in g} == {"float64"}
         found.append(values(net) + kit.full_gradients(trainer, net))
     assert_unchanged(*found)
+
+
+@both
+def test_a_cast_between_micro_batches(cls):
+    """What the first one has added to the sum is in another dtype."""
+    net, loss_of, trainer = make(cls, dtype="float32")
+    for p in parameters(net):
+        p.grad_req = "add"
+    trainer.correct_grads(lambda: loss_of(BATCHES[0]), batch_index=0)
+    net.cast("float64")
+    loss_of = PROBLEM.closure(net)
+    with pytest.raises(RuntimeError, match=r"new gradients since.* Set them to zero, and call"):
+        trainer.correct_grads(lambda: loss_of(BATCHES[1]), batch_index=1)
+    for p in parameters(net):
+        p.grad()[:] = 0
+    trainer.correct_grads(lambda: loss_of(BATCHES[1]), batch_index=1)
+    trainer.step(5)
+    assert set(trainer._work.method.table) == {1}
 
 
 def test_an_index_twice_before_one_update_is_refused():

@@ -27,6 +27,7 @@ from .gradients import (
     fresh,
     mark,
     mark_fresh,
+    marking,
     put_gradients_into,
     take_fresh,
 )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import ctypes
-from typing import Any, Iterable, List, Sequence
+from functools import partial
+from typing import Any, Callable, Iterable, List, Sequence
 
 import mxnet as mx
-from mxnet.base import _LIB
+from mxnet.base import _LIB, c_handle_array
 from mxnet.ndarray import NDArray
 
 #: Per parameter, one array per device.
@@ -34,6 +35,16 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
     if flat:
         flat_buffers = [buffer for per_device in buffers for buffer in per_device]
         mx.autograd.mark_variables(flat, flat_buffers, grad_req)
+
+
+def marking(arrays: Arrays, buffers: Arrays, grad_req: str) -> Callable[[], Any]:
+    """Prepare `put_gradients_into`: one call into C, which no interrupt can split."""
+    flat = [array for per_device in arrays for array in per_device]
+    flat_buffers = [buffer for per_device in buffers for buffer in per_device]
+    requests = (ctypes.c_uint * len(flat))(*[mx.autograd._GRAD_REQ_MAP[grad_req]] * len(flat))
+    handles, buffer_handles = map(c_handle_array, (flat, flat_buffers))
+    kept = len(flat), handles, requests, buffer_handles
+    return partial(_LIB.MXAutogradMarkVariables, *kept)
 
 
 def fresh(arrays: Arrays, *, clear: bool = False) -> Flags:

@@ -110,7 +110,9 @@ def _read(path: Path) -> Any:
 
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
-            delimiter = _delimiter(next((line for line in file if line.strip()), ""))
+            header = next((line for line in file if line.strip()), "")
+        delimiter = _delimiter(header)
+        _check_names(header, delimiter, path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
             table = pd.read_csv(
@@ -133,6 +135,13 @@ def _read(path: Path) -> Any:
     if delimiter == ";":  # where it is common, so is a decimal comma
         table = table.apply(lambda column: column.str.replace(_DECIMAL_COMMA, r"\1.\2", regex=True))
     return table
+
+
+def _check_names(header: str, delimiter: str, path: Path) -> None:
+    names = [name.strip() for name in next(csv.reader([header], delimiter=delimiter), [])]
+    twice = next((name for name in names if name and names.count(name) > 1), None)
+    if twice is not None:
+        raise DataError(f"{path} has several columns named {twice!r}: give each its own name")
 
 
 def _delimiter(line: str) -> str:
@@ -200,6 +209,12 @@ def _outputs(cells: Any, task: str | None, path: Path) -> tuple[np.ndarray, str,
         )
     if task is None:
         few = classes <= min(20, len(cells) // 2)
+        words = cells[numbers.isna()]
+        if 0 < len(words) <= len(cells) // 2 and not few:
+            raise DataError(
+                f"the target {cells.name!r} of {path} holds numbers, and {len(words)} cells that "
+                f"are none, such as {words.iloc[0]!r}: mend these, or choose --task classification"
+            )
         is_class = is_text or (few and bool(np.all(labels == np.floor(labels))))
         task = "classification" if is_class else "regression"
     if task == "regression":
@@ -227,4 +242,5 @@ def _standardized(values: np.ndarray) -> np.ndarray:
         centred = values - values.mean(axis=0)
         deviation = centred.std(axis=0)
         is_constant = deviation <= 1e-12 * np.abs(values).max(axis=0)
-        return centred / np.where(is_constant, 1.0, deviation) + 0 * deviation
+        scaled = np.where(is_constant, 0.0, centred / np.where(is_constant, 1.0, deviation))
+        return scaled + 0 * deviation  # NaN where the deviation is too large for a number

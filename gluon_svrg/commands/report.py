@@ -68,10 +68,11 @@ def _notes(results: dict[str, Any]) -> list[str]:
             with_every_rate.append(name)
         elif count:
             with_some_seeds.append(f"{name} ({count} of {len(numbers)})")
+    diverged = "diverged (ended above the start) with"
     if with_every_rate:
-        notes.append(f"diverged with every rate: {', '.join(with_every_rate)}")
+        notes.append(f"{diverged} every rate: {', '.join(with_every_rate)}")
     if with_some_seeds:
-        notes.append(f"diverged with some seeds: {', '.join(with_some_seeds)}")
+        notes.append(f"{diverged} some seeds: {', '.join(with_some_seeds)}")
     return notes
 
 

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Sequence
+from typing import Any, Sequence
 
 from .arguments import (
     Help,
@@ -172,6 +172,8 @@ def run(options: argparse.Namespace) -> int:
     _check_writable(options.output, (report.FIGURE, report.RECORD))
     for note in dataset.notes:
         print(f"{options.data}: {note}", file=sys.stderr)
+    if options.data not in datasets.BUNDLED:
+        print(f"{options.data}: {_in_words(dataset)}", file=sys.stderr)
     settings = Settings(**{name: getattr(options, name) for name in Settings._fields})
     with tqdm(unit="pass", disable=None) as bar:
 
@@ -185,6 +187,13 @@ def run(options: argparse.Namespace) -> int:
     print(report.table(results))
     print(f"\nwritten: {options.output / report.FIGURE}, {options.output / report.RECORD}")
     return 0
+
+
+def _in_words(dataset: Any) -> str:
+    """The size and the task of a data set."""
+    rows, inputs = dataset.X.shape
+    classes = f" with {dataset.classes} classes" if dataset.classes else ""
+    return f"{rows} rows, {inputs} inputs, {dataset.task}{classes} (--task)"
 
 
 def _methods_of(options: argparse.Namespace) -> tuple[str, ...]:

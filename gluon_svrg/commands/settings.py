@@ -77,7 +77,8 @@ MOST_WORDS = 100
 RULES = f"""\
 rules for a .csv file:
   Its first line names the columns. Columns are separated by commas, semicolons, tabs or |. With
-  semicolons, 1,5 is read as 1.5. Empty cells, NA, NaN, null and ? are missing.
+  semicolons, 1,5 is read as 1.5. Empty cells, NA, N/A, NaN, None, null
+  and ? are missing.
   - Rows without a target are left out.
   - A column where at least half of the cells are numbers is an input. Its other cells are missing,
     and are filled with the mean of the column.

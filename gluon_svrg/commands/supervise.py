@@ -227,10 +227,13 @@ class _Job:
             return None
         if not self._stall.lasts(sum(state.seconds for _, state in others)):
             return None
-        first = next(self._name(m, s) for m, s in workers if s.role == self._first)
+        machine, state = next((m, s) for m, s in workers if s.role == self._first)
+        first = self._name(machine, state)
         names = " and ".join(self._name(m, s) for m, s in others)
         verb = "waits" if len(others) == 1 else "wait"
-        return Death(first, f"exited early, with code 0, while {names} still {verb} for it", 1)
+        # MXNet may keep a process whose program has ended: its code is not known then.
+        code = "" if state.code is None else f", with code {state.code}"
+        return Death(first, f"exited early{code}, while {names} still {verb} for it", 1)
 
     def _different_calls(self, workers: list[tuple[Machine, State]]) -> Death | None:
         """Find workers that wait for one another in different calls, and so forever."""

@@ -39,6 +39,12 @@ LOSS_IS_MEAN = (
     "of each sample."
 )
 
+IDLE_DEVICES = (
+    "None of the first {count} minibatches had a loss on {devices}, so these compute nothing. "
+    "Let the closure return one loss for each device, or initialize the network on fewer devices."
+)
+_LOOKED_AT = 10  # minibatches, before a device counts as idle
+
 
 class MethodAtWork:
     """A method, the network whose gradients it corrects, and the checks of both.
@@ -74,6 +80,7 @@ class MethodAtWork:
         self._is_copy = False  # of another one, with arrays that backward does not know
         self.is_at_snapshot = False
         self._warned: set[str] = set()
+        self._counts: list[Sequence[int]] = []  # of the first minibatches, on several devices
         self._entries_of_data: float = inf  # of the last refresh, if the snapshot stays
         self._entries_since = 0  # that steps have differentiated since
         # Memory for stored gradients.
@@ -134,11 +141,16 @@ class MethodAtWork:
 
     def discard(self) -> None:
         """Forget the reference, and keep no arrays."""
-        self.method.discard()
+        self.forget_reference()
         self.network.release()
         self._here = None
         self.counters.begin_anew()
-        self.forget_data()
+
+    def forget_reference(self) -> None:
+        """Forget the reference, as another comes from a file."""
+        self.method.discard()
+        self.network.combinations.clear()  # of its arrays
+        self._entries_of_data = inf  # it is not known how old the next one is
 
     def _mark_points(self) -> None:
         """Let backward at the points write or add, as at the weights."""
@@ -182,13 +194,11 @@ class MethodAtWork:
         self.lock = RandomLock(mode)
         self.counters.compared = False
 
-    def forget_data(self) -> None:
-        """Do not know how old the snapshot is: it comes from a file."""
-        self._entries_of_data = inf
-
     def look_at(self, found: Estimate, *, has_schedule: bool) -> None:
         """Warn of what trains, but probably not as it was meant to. Call it when all is done."""
         self._entries_since += found.entries
+        if len(found.counts) > 1 and len(self._counts) < _LOOKED_AT:
+            self._look_at_devices(found.counts)
         if self._entries_since > 10 * self._entries_of_data and not has_schedule:
             passes = int(self._entries_since // self._entries_of_data)
             self._entries_of_data = inf
@@ -198,6 +208,15 @@ class MethodAtWork:
             for device, shape in shapes:
                 if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
                     self._warn_once(RETURNS_OUTPUT.format(one=shape[:1], other=shape), "output")
+
+    def _look_at_devices(self, counts: Sequence[int]) -> None:
+        self._counts.append(counts)
+        if len(self._counts) == _LOOKED_AT:
+            loaded = map(any, zip(*self._counts))
+            idle = [str(d) for d, has_any in zip(self.network.devices, loaded) if not has_any]
+            if idle:
+                text = IDLE_DEVICES.format(count=_LOOKED_AT, devices=", ".join(idle))
+                self._warn_once(text, "idle")
 
     def check_batch_size(self, batch_size: float, workers: int) -> None:
         """Warn if a loss of one entry, probably a mean already, is divided once more."""

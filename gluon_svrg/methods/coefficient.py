@@ -10,6 +10,8 @@ from .. import _arguments, saving
 #: A number, or a function from the snapshot's index to a number.
 Schedule = Union[float, Callable[[int], float]]
 
+_NAME = "coefficient (1 is SVRG, 0 the plain optimizer)"  # for messages
+
 
 class Coefficient:
     """The coefficient in force, and the schedule of the next ones: a part of a file.
@@ -89,12 +91,12 @@ class Coefficient:
 def check_schedule(schedule: Any) -> None:
     """Raise unless a coefficient is a number or a callable that returns numbers."""
     if not callable(schedule):
-        _arguments.number(schedule, "coefficient")
+        _arguments.number(schedule, _NAME)
 
 
 def _at(schedule: Schedule, index: int) -> float:
     value = schedule(index) if callable(schedule) else schedule
-    return _arguments.number(value, "coefficient")
+    return _arguments.number(value, _NAME)
 
 
 def _kind(schedule: Any) -> str:

@@ -56,7 +56,7 @@ CHANGED = (
 )
 NEW_ARRAYS = (
     "{name}() was to use what correct_grads() left, but the parameters have new gradients since, "
-    "as after a cast or a change of grad_req. Call correct_grads() again."
+    "as after a cast or a change of grad_req. Set them to zero, and call correct_grads() again."
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
@@ -153,6 +153,8 @@ class LiveGradients:
             grads = (grad for _, row in self._gradients() for grad in row)
             if all_zero(grads) and not all_zero(grad for row in self._apart for grad in row):
                 self.drop()
+            elif not self._has_its_arrays():
+                raise RuntimeError(NEW_ARRAYS.format(name="correct_grads"))
         if accumulates:
             rows = self._gradients()
             return [[g.copy() for g in row] if p.grad_req == "add" else [] for p, row in rows]
@@ -270,12 +272,16 @@ class LiveGradients:
         name : str
             The method of the trainer that was called, for the message.
         """
-        now = [_mxnet.gradients(p) for p in self._network.parameters]
-        if self.stage != NOTHING and not all(map(is_, now, self._arrays)):
+        if self.stage != NOTHING and not self._has_its_arrays():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
         overwritten = self._network.overwritten() if self._hides_marks else []
         if overwritten:
             raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
+
+    def _has_its_arrays(self) -> bool:
+        """Whether the parameters have the gradients that were held."""
+        now = [_mxnet.gradients(p) for p in self._network.parameters]
+        return all(map(is_, now, self._arrays))
 
     def check_reduced(self) -> None:
         """Raise if the method needs the reduction, and there was none."""

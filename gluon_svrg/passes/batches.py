@@ -42,6 +42,10 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
             f"The data is a {type(data).__name__}, whose items are samples. Pass a DataLoader of "
             "it, whose items are minibatches: DataLoader(dataset, batch_size=...)."
         )
+    if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
+        raise TypeError(
+            f"The data must be a DataLoader, or a list of minibatches, got {type(data).__name__}."
+        )
     if not isinstance(data, DataIter):
         return
     try:

@@ -94,7 +94,8 @@ def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: f
         reached = _mark_on_all_devices(parameters)
     finally:
         _mxnet.mark(weights, before, fresh=True)
-    return Estimate(recorded.loss, recorded.entries, recorded.entries, reached)
+    entries, counts = recorded.entries, recorded.counts
+    return Estimate(recorded.loss, entries, entries, reached, counts=counts)
 
 
 def _mark_on_all_devices(parameters: Sequence[Parameter]) -> list[bool]:
@@ -288,6 +289,7 @@ def _from_two(
     network = here.network
     v = new_sum(network, scale)
     v.observed = seen
+    is_early = bool(network.frozen)  # what is refused must not move running statistics
 
     def at_reference() -> tuple[Recorded, Flags]:
         recorded = network.record(closure)  # now c is known
@@ -298,9 +300,12 @@ def _from_two(
         return recorded, touched
 
     def at_weights() -> tuple[Recorded, Flags]:
-        recorded = network.record(closure, count=False)
+        recorded = network.record(closure, count=is_early)
+        if is_early:
+            check_repeatable(there.counts, recorded.counts)
         touched = v.add_last(recorded, here)  # v += g
-        check_repeatable(there.counts, recorded.count().counts)
+        if not is_early:
+            check_repeatable(there.counts, recorded.count().counts)
         return recorded, touched
 
     random_lock.start(seed)
@@ -332,15 +337,19 @@ def _from_one(
     b, k, m, row = terms.b, terms.k, terms.mean, terms.reference
     assert not isinstance(row, Point)
     v, seed, row_grads = LiveSum(network, scale), lock.new_seed(), None
+    is_early = bool(network.frozen)  # what is refused must not move running statistics
     is_fixed = row is not None and row.seed is not None
     try:
         if row is not None:
             row_grads, seed = row.grads, row.seed if is_fixed else seed
         random_lock.start(seed)
-        recorded = network.record(closure, count=False)
+        recorded = network.record(closure, count=is_early)
+        if row is not None and is_early:
+            row.check_counts(recorded.counts)
         touched = v.set_to(recorded, network.weights)  # v = g
-        recorded.count()
-        if row is not None:
+        if not is_early:
+            recorded.count()
+        if row is not None and not is_early:
             row.check_counts(recorded.counts)
         reached = check_dependent(touched)
         if terms.copy_to is None:

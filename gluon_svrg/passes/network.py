@@ -164,14 +164,19 @@ class Network:
     def _added_up(self) -> Iterator[None]:
         before = copies(self._accumulating)
         weights = [w for p, w in zip(self.trainable, self.weights) if _accumulates(p)]
+        write, add = (_mxnet.marking(weights, self._accumulating, r) for r in ("write", "add"))
+        # An interrupt reaches Python between two bytecodes; each call is one, hence two of `add`.
         try:
-            _mxnet.put_gradients_into(weights, self._accumulating, "write")
-            yield
-        except BaseException:
-            put_back(before, self._accumulating)
-            raise
+            try:
+                write()
+                yield
+            except BaseException:
+                put_back(before, self._accumulating)
+                raise
+            finally:
+                add()
         finally:
-            _mxnet.put_gradients_into(weights, self._accumulating, "add")
+            add()
         for row, addends in zip(self._accumulating, before):
             for grad, addend in zip(row, addends):
                 grad += addend

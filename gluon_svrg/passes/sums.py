@@ -284,7 +284,8 @@ def _sum_of(terms: list[Any], is_narrow: bool) -> tuple[Step, ...]:
     if is_narrow:  # round once
         return ((0, tuple(terms)),)
     first, *rest = terms  # no intermediate sums, which would need memory
-    steps = () if first == (1.0, 0) else ((0, (first,)),)
+    factor, number = first  # the factor may be an array, which must not be looked at
+    steps = () if number == 0 and factor == 1.0 else ((0, (first,)),)
     return steps + tuple((0, ((1.0, 0), term)) for term in rest)
 
 
