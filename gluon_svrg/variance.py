@@ -34,8 +34,8 @@ class Variance:
     ----------
     plain : float
         Variance of the plain gradient.
-    svrg : float
-        The same as `estimate`.
+    estimate : float
+        Variance of the estimate of the trainer's method, as the optimizer gets it.
     ratio : float
         ``estimate / plain``; below 1 the method reduces the variance.
     bias : float
@@ -44,8 +44,8 @@ class Variance:
         they have one, because the masks here are not those of the full gradient.
     cosine_distance_plain : float
         Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches.
-    cosine_distance_svrg : float
-        The same as `cosine_distance_estimate`.
+    cosine_distance_estimate : float
+        The same for the estimates.
     best_coefficient : float
         The factor of the subtracted term (for SVRG ``r - c mu``) that would minimize the variance,
         for all parameters together; nan if that term does not vary.
@@ -61,11 +61,11 @@ class Variance:
     """
 
     plain: float
-    svrg: float
+    estimate: float
     ratio: float
     bias: float
     cosine_distance_plain: float
-    cosine_distance_svrg: float
+    cosine_distance_estimate: float
     best_coefficient: float
     best_coefficients: dict[Parameter, float]
     distance: float
@@ -73,26 +73,26 @@ class Variance:
     minibatches: int
 
     @property
-    def estimate(self) -> float:
-        """Variance of the estimate of the trainer's method, as the optimizer gets it.
+    def svrg(self) -> float:
+        """The same as `estimate`.
 
         Returns
         -------
         float
-            The same as ``svrg``.
+            The variance of the estimate.
         """
-        return self.svrg
+        return self.estimate
 
     @property
-    def cosine_distance_estimate(self) -> float:
-        """Mean of ``1 - cos`` over all pairs of estimates of different minibatches.
+    def cosine_distance_svrg(self) -> float:
+        """The same as `cosine_distance_estimate`.
 
         Returns
         -------
         float
-            The same as ``cosine_distance_svrg``.
+            The mean of ``1 - cos``.
         """
-        return self.cosine_distance_svrg
+        return self.cosine_distance_estimate
 
     @property
     def noise(self) -> float:
@@ -292,7 +292,7 @@ class _Moments:
         self._entries = 0.0
         self.minibatches = 0
         # Per parameter: sums of vectors, and of squares and products.
-        self._plain, self._control, self._plain_unit, self._svrg_unit = (
+        self._plain, self._control, self._plain_unit, self._estimate_unit = (
             [np.zeros(size) for size in sizes] for _ in range(4)
         )
         self._squares = np.zeros((len(sizes), 3))  # plain^2, control^2, plain * control
@@ -301,13 +301,13 @@ class _Moments:
         """Add a minibatch, weighted by its number of entries."""
         self.minibatches += 1
         self._entries += count
-        svrg = [g - self._coefficient * c for g, c in zip(plain, control)]
-        norms = [np.sqrt(sum(np.dot(x, x) for x in vector)) or 1.0 for vector in (plain, svrg)]
-        for k, (g, c, v) in enumerate(zip(plain, control, svrg)):
+        estimate = [g - self._coefficient * c for g, c in zip(plain, control)]
+        norms = [np.sqrt(sum(np.dot(x, x) for x in vector)) or 1.0 for vector in (plain, estimate)]
+        for k, (g, c, v) in enumerate(zip(plain, control, estimate)):
             self._plain[k] += count * g
             self._control[k] += count * c
             self._plain_unit[k] += g / norms[0]
-            self._svrg_unit[k] += v / norms[1]
+            self._estimate_unit[k] += v / norms[1]
             self._squares[k] += count * np.array([np.dot(g, g), np.dot(c, c), np.dot(g, c)])
 
     def result(self, parameters: list[Parameter], distance: float) -> Variance:
@@ -317,14 +317,14 @@ class _Moments:
         for k, (g, c) in enumerate(zip(*means)):
             central[k] -= [np.dot(g, g), np.dot(c, c), np.dot(g, c)]
         plain, control, both = np.maximum(central.sum(axis=0), [0, 0, -np.inf])
-        svrg = max(plain - 2 * self._coefficient * both + self._coefficient**2 * control, 0.0)
+        estimate = max(plain - 2 * self._coefficient * both + self._coefficient**2 * control, 0.0)
         return Variance(
             plain=float(plain),
-            svrg=float(svrg),
-            ratio=_ratio(svrg, plain),
+            estimate=float(estimate),
+            ratio=_ratio(estimate, plain),
             bias=self._coefficient * float(np.sqrt(sum(np.dot(c, c) for c in means[1]))),
             cosine_distance_plain=self._cosine_distance(self._plain_unit),
-            cosine_distance_svrg=self._cosine_distance(self._svrg_unit),
+            cosine_distance_estimate=self._cosine_distance(self._estimate_unit),
             best_coefficient=_ratio(both, control),
             best_coefficients={
                 parameter: _ratio(row[2], row[1]) for parameter, row in zip(parameters, central)
