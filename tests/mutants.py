@@ -610,13 +610,18 @@ MUTANTS = {
     },
     "passes/network": {
         "one gradient added to what has accumulated": (
-            '_mxnet.put_gradients_into(weights, self._accumulating, "write")',
-            "pass",
-            "accumulation",
+            'for r in ("write", "add"))',
+            'for r in ("add", "add"))',
+        ),
+        "marks that an interrupt leaves": (
+            "            finally:\n                add()\n        finally:\n            add()\n",
+            "            finally:\n                pass\n        finally:\n"
+            '            _mxnet.put_gradients_into(weights, self._accumulating, "add")\n',
+            "defects_interrupts::test_an_interrupt_at_each_place_of_a_step_that_adds",
         ),
         "gradients written after one that accumulates": (
-            '_mxnet.put_gradients_into(weights, self._accumulating, "add")',
-            "pass",
+            'for r in ("write", "add"))',
+            'for r in ("write", "write"))',
             "accumulation",
         ),
         "a copy with the lock of the original": (

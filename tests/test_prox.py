@@ -370,7 +370,7 @@ def test_an_update_that_fails():
     loss_of, index = PROBLEM.closure(net), BATCHES[0]
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": RATE}, prox=L1(1.0))
     with pytest.raises(ZeroDivisionError):
-        trainer.step(0, closure=lambda: loss_of(index))
+        trainer.step(kit.Indivisible(5), closure=lambda: loss_of(index))
     assert_unchanged(values(net), PROBLEM.initial)
 
 
