@@ -514,7 +514,7 @@ def test_a_target_of_numbers_with_a_word_among_them(tmp_path):
     """Not silently a classification with a class for each number."""
     cells = [*map(str, range(20)), "bad"]
     path = write_csv(tmp_path / "own.csv", {"x": range(21), "y": cells})
-    with pytest.raises(datasets.DataError, match="numbers, and 1 cells that are none, such as"):
+    with pytest.raises(datasets.DataError, match="numbers, but text such as 'bad' in 1 of 21 rows"):
         datasets.load(str(path), "y")
     path = write_csv(tmp_path / "own.csv", {"x": range(42), "y": cells * 2})
     assert datasets.load(str(path), "y", "classification").classes == 21

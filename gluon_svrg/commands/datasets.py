@@ -212,8 +212,9 @@ def _outputs(cells: Any, task: str | None, path: Path) -> tuple[np.ndarray, str,
         words = cells[numbers.isna()]
         if 0 < len(words) <= len(cells) // 2 and not few:
             raise DataError(
-                f"the target {cells.name!r} of {path} holds numbers, and {len(words)} cells that "
-                f"are none, such as {words.iloc[0]!r}: mend these, or choose --task classification"
+                f"the target {cells.name!r} of {path} holds numbers, but text such as "
+                f"{words.iloc[0]!r} in {len(words)} of {len(cells)} rows: mend these, or choose "
+                "--task classification"
             )
         is_class = is_text or (few and bool(np.all(labels == np.floor(labels))))
         task = "classification" if is_class else "regression"

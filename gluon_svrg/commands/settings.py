@@ -79,7 +79,8 @@ rules for a .csv file:
   Its first line names the columns. Columns are separated by commas, semicolons, tabs or |. With
   semicolons, 1,5 is read as 1.5. Empty cells, NA, N/A, NaN, None, null
   and ? are missing.
-  - Rows without a target are left out.
+  - Rows without a target are left out. A target of many numbers and some text is refused, unless
+    --task is classification.
   - A column where at least half of the cells are numbers is an input. Its other cells are missing,
     and are filled with the mean of the column.
   - Any other column is text. Each of its values is an input of 0 and 1, and "missing" is a value.
