@@ -248,6 +248,16 @@ class Refreshed(Protocol):
 # --- refreshes ---------------------------------------------------------------------------------
 
 
+def _check_trainer(trainer: Any, schedule: Any) -> None:
+    """Raise a TypeError if the argument of `due` is no trainer with refreshes."""
+    if not hasattr(trainer, "wants_snapshot"):
+        raise TypeError(
+            f"{type(schedule).__name__}.due takes a trainer with snapshots, such as SVRGTrainer, "
+            f"got {type(trainer).__name__}. Only EveryEpochs.due also takes a number, that of the "
+            "epoch."
+        )
+
+
 class EveryEpochs(_Shown):
     """A refresh every few epochs, at the start of the epoch.
 
@@ -286,9 +296,15 @@ class EveryEpochs(_Shown):
         -------
         bool
             Whether to call ``update_full_grads``.
+
+        Raises
+        ------
+        TypeError
+            If it is neither.
         """
         if isinstance(trainer, (int, np.integer)):
             return bool(trainer % self.epochs == 0)
+        _check_trainer(trainer, self)
         trainer.register(self)
         epoch, self.epoch = self.epoch, self.epoch + 1
         return trainer.wants_snapshot or epoch % self.epochs == 0
@@ -335,7 +351,13 @@ class EverySteps(_Shown):
         -------
         bool
             Whether to call ``update_full_grads``.
+
+        Raises
+        ------
+        TypeError
+            If it is no trainer with snapshots.
         """
+        _check_trainer(trainer, self)
         return trainer.wants_snapshot or trainer.inner_steps >= self.steps
 
 
@@ -393,7 +415,13 @@ class Loopless(_Shown):
         -------
         bool
             Whether to call ``update_full_grads``.
+
+        Raises
+        ------
+        TypeError
+            If it is no trainer with snapshots.
         """
+        _check_trainer(trainer, self)
         trainer.register(self)
         coin = np.random.default_rng([self.seed, self.asked]).random()
         self.asked += 1
@@ -446,7 +474,13 @@ class Doubling(_Shown):
         -------
         bool
             Whether to call ``update_full_grads``.
+
+        Raises
+        ------
+        TypeError
+            If it is no trainer with snapshots.
         """
+        _check_trainer(trainer, self)
         taken = trainer.num_snapshots
         return trainer.wants_snapshot or trainer.inner_steps >= self.first * 2 ** (taken - 1)
 

@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _mxnet, checks, saving
+from . import _arguments, _mxnet, checks, saving
 from .loading import LoadedStates
 from .methods.at_work import MethodAtWork
 from .methods.interface import Method
@@ -82,13 +82,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def __repr__(self) -> str:
         method, counters = self._work.method, self._work.counters
-        about = [type(self.optimizer).__name__.lower()]
+        about = [type(self.optimizer).__name__.lower(), *method.settings]
         if method.needs_table:
             about.append(f"{len(method.table or ())} gradients stored")
-        else:
-            about.append(f"snapshot {self.num_snapshots}" if self.has_snapshot else "no snapshot")
-        if method.has_reference:
-            about.append(f"{counters.inner_steps} steps since")
+        elif self.has_snapshot and self.num_snapshots:
+            about.append(f"snapshot {self.num_snapshots}, {counters.inner_steps} steps since")
+        elif method.needs_refresh:
+            about.append("no snapshot")
         if method.coefficient is not None:
             about.append(f"coefficient {method.coefficient.value:g}")
         return f"{type(self).__name__}({', '.join(about)})"
@@ -415,8 +415,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, RuntimeError
-            As `correct_grads`. TypeError if the data is a Dataset, whose items are no minibatches.
-            ValueError if there is no data or no parameter with gradients. RuntimeError if a
+            As `correct_grads`. TypeError if the data is a Dataset or one minibatch, whose items are
+            no minibatches, or if ``store_grads`` is neither True nor False. ValueError if there is no data or no parameter with gradients. RuntimeError if a
             parameter is not initialized, or no minibatch initializes it, or if another worker has
             failed.
         FloatingPointError
@@ -451,14 +451,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         check_closure(closure)
         check_data(data, closure)
         method, loss_scale = self._work.method, self._loss_scale
-        method.check_store_grads(store_grads or store, type(self).__name__)
+        stored = _arguments.flag(store_grads, "store_grads") or _arguments.flag(store, "store")
+        method.check_store_grads(stored, type(self).__name__)
         self._check_outside("update_full_grads")
         if self._is_over():
             self.discard_snapshot()
             return float("nan")
         with loss_scale.kept_on_error(), self._work.lock.kept_on_error():
             while True:
-                table = Table() if store_grads or store or method.needs_table else None
+                table = Table() if stored or method.needs_table else None
                 try:
                     return self._refresh(closure, data, progress, table)
                 except FloatingPointError:

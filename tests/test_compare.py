@@ -612,7 +612,7 @@ def test_words_among_numbers_and_gaps_in_text(tmp_path):
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_found(delimiter, tmp_path):
-    path = tmp_path / "own.csv"
+    path = tmp_path / ("own.tsv" if delimiter == "\t" else "own.txt")
     lines = ['"first, or second; third",y', "1.5,0", "2.5,1", "3.5,0", "4.5,1"]
     path.write_text("\n" + "\n".join(delimiter.join(line.rsplit(",", 1)) for line in lines))
     dataset = datasets.load(str(path), "y")
@@ -658,9 +658,9 @@ BAD_FILES = {
     "no target": (table_with(), [], "--target is missing"),
     "constant target": (table_with(y=[1] * 4), ["--target", "y"], "target 'y' .* constant"),
     "empty target": (table_with(y=["", "?", "nan", 1]), ["--target", "y"], "1 rows .* of 'y': too"),
-    "infinity": (table_with(a=[1, "inf", 3, 4]), ["--target", "y"], "are too large"),
-    "infinite target": (table_with(y=[1, 2.5, 7, "inf"]), ["--target", "y"], "are too large"),
-    "too large": (table_with(a=[1e308, -1e308, 1e308, 3]), ["--target", "y"], "are too large"),
+    "infinity": (table_with(a=[1, "inf", 3, 4]), ["--target", "y"], "that are infinite"),
+    "infinite target": (table_with(y=[1, 2.5, 7, "inf"]), ["--target", "y"], "are infinite"),
+    "too large": (table_with(a=[1e308, -1e308, 1e308, 3]), ["--target", "y"], "or too large"),
     "one number, written twice": (
         table_with(y=["1", "1.0", "1", "1.00"]),
         ["--target", "y"],
@@ -701,7 +701,8 @@ def test_bad_files(name, tmp_path):
         (b"", "is empty"),
         (b"a,y\n1,0\n2,1,7\n", "cannot read .* Expected 2 fields in line 3, saw 3"),
         (b"a,y\n1,0,5\n2,1,7\n", "cannot read .* does not match length of data"),
-        (b"\xff\xfe\x00\x01", "cannot read"),
+        (b"\xff\xfe\x00\x01", r"is no UTF-8 text \(byte 0xff\): save it"),
+        ("a,y\né,0\ne,1\n".encode("latin-1"), r"is no UTF-8 text \(byte 0xe9\): save it"),
     ],
 )
 def test_broken_files(content, message, tmp_path):
@@ -711,7 +712,7 @@ def test_broken_files(content, message, tmp_path):
 
 
 BAD_CALLS = {
-    "unknown data": (["iris"], "unknown data set 'iris': choose digits, breast_cancer, diabetes"),
+    "unknown data": (["iris"], "'iris': choose digits, breast_cancer, diabetes or a file that"),
     "missing file": (["gone.csv", "--target", "y"], "there is no file gone.csv"),
     "a folder": (["folder.csv", "--target", "y"], "cannot read folder.csv"),
     "missing target": (["good.csv"], "--target is missing"),

@@ -128,3 +128,34 @@ def test_a_copy_between_the_halves_of_the_first_step(cls):
         found.append(weights(net) + means)
     for one, two in zip(*found):
         np.testing.assert_array_equal(one, two)
+
+
+SHOWN = {
+    "SVRGTrainer": ("no snapshot, coefficient 1", "snapshot 1, 2 steps since, coefficient 1"),
+    "SAGATrainer": ("0 gradients stored", "3 gradients stored"),
+    "SAGTrainer": ("0 gradients stored", "3 gradients stored"),
+    "SARAHTrainer": ("no snapshot", "snapshot 1, 2 steps since"),
+    "STORMTrainer": ("mixing 0.1", "mixing 0.1, snapshot 1, 2 steps since"),
+    "MARSTrainer": (
+        "gamma 0.025, beta 0.95, exact",
+        "gamma 0.025, beta 0.95, exact, snapshot 1, 2 steps since",
+    ),
+}
+
+
+@pytest.mark.parametrize("cls", TRAINERS)
+def test_a_trainer_is_shown_with_where_it_stands(cls):
+    net = network()
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01})
+    before, after = SHOWN[cls.__name__]
+    assert repr(trainer) == f"{cls.__name__}(sgd, {before})"
+    trainer.update_full_grads(
+        lambda X: (net(X) ** 2).sum(axis=1), [[array(X, "float32")] for X in DATA]
+    )
+    train(net, trainer, 2)
+    assert repr(trainer) == f"{cls.__name__}(sgd, {after})"
+
+
+def test_the_approximate_form_is_shown_before_any_refresh():
+    trainer = gluon_svrg.MARSTrainer(network().collect_params(), "adam", exact=False)
+    assert repr(trainer) == "MARSTrainer(adam, gamma 0.025, beta 0.95, approximate)"

@@ -54,6 +54,23 @@ def test_a_dataset():
         trainer.update_full_grads(loss_of, data)
 
 
+@pytest.mark.parametrize("kind", [tuple, list])
+def test_one_minibatch_is_no_data(kind):
+    _, trainer, loss_of = make()
+    with pytest.raises(TypeError, match=f"The data is a {kind.__name__} of arrays.* one minibatch"):
+        trainer.update_full_grads(loss_of, kind(batch()))
+    assert not trainer.has_snapshot
+    trainer.update_full_grads(lambda X: loss_of(X, batch()[1]), [batch()[0]])  # of one array each
+
+
+@pytest.mark.parametrize("name", ["store_grads", "store"])
+def test_a_flag_that_is_none(name):
+    _, trainer, loss_of = make()
+    with pytest.raises(TypeError, match=f"{name} must be True or False, got 'x'"):
+        trainer.update_full_grads(loss_of, [batch()], **{name: "x"})
+    assert not trainer.has_snapshot
+
+
 def test_a_network_that_is_not_initialized():
     with pytest.raises(RuntimeError, match=r"is not initialized. Call net.initialize\(\)"):
         make(initialize=False)

@@ -349,6 +349,12 @@ def test_the_umask_is_never_changed(tmp_path, monkeypatch):
     assert stat.S_IMODE((tmp_path / "new").stat().st_mode) == 0o640
 
 
+def test_an_error_names_the_file_of_the_user(tmp_path):
+    with pytest.raises(FileNotFoundError) as found:
+        disk.write_bytes(tmp_path / "gone" / "states", b"new")
+    assert found.value.filename == str(tmp_path / "gone" / "states")
+
+
 def test_an_error_leaves_the_old_file(tmp_path):
     path = tmp_path / "states"
     path.write_bytes(b"old")

@@ -178,7 +178,15 @@ def test_any_permutation_is_found(order, start):
     ],
 )
 def test_what_does_not_fit_is_said(make, message, tmp_path):
-    first = Training()
+    check_refused(Training(), make, message, tmp_path)
+
+
+def test_a_momentum_for_an_optimizer_without_one(tmp_path):
+    message = r"state of parameter 0 \(.*\) is float32 .*, and this SGD keeps none: give it the mom"
+    check_refused(Training(settings={"momentum": 0.9}), Training, message, tmp_path)
+
+
+def check_refused(first, make, message, tmp_path):
     first.step(2)
     first.save(tmp_path / "states")
     with mx.name.NameManager():

@@ -59,6 +59,24 @@ def test_a_schedule_is_shown_as_the_call_that_makes_it(shown):
     assert repr(made) == shown
 
 
+@pytest.mark.parametrize(
+    "made",
+    [
+        schedule.EveryEpochs(2),
+        schedule.EverySteps(2),
+        schedule.Loopless(0.5),
+        schedule.Doubling(2),
+    ],
+)
+def test_a_refresh_schedule_needs_a_trainer(made):
+    for value in ("epoch", 3.0, None):
+        with pytest.raises(TypeError, match=f"{type(made).__name__}.due takes a trainer with snap"):
+            made.due(value)
+    if not isinstance(made, schedule.EveryEpochs):
+        with pytest.raises(TypeError, match="Only EveryEpochs.due also takes a number"):
+            made.due(3)
+
+
 def test_a_schedule_of_a_user_is_shown_with_what_it_keeps():
     class Mine(schedule.EverySteps):
         def __init__(self, unused=False, steps=5):

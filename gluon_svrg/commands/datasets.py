@@ -15,6 +15,8 @@ BUNDLED = ("digits", "breast_cancer", "diabetes")
 #: Memory is samples x classes, and the solver's time grows with the square of the classes: 2 s for
 #: 1,000 classes, more than 10 minutes for 20,000.
 MOST_CLASSES = 1000
+#: How the names of files end.
+FILES = (".csv", ".tsv", ".txt")
 #: What pandas calls columns without a name; `DataFrame.to_csv` writes row numbers into one.
 NAMELESS = "Unnamed: "
 
@@ -44,7 +46,7 @@ def load(name: str, target: str | None = None, task: str | None = None) -> Datas
     Parameters
     ----------
     name : str
-        One of `BUNDLED`, or the path of a file that ends in ``.csv``.
+        One of `BUNDLED`, or the path of a file that ends as one of `FILES`.
     target : str, optional
         The column of the file to predict.
     task : {'classification', 'regression'}, optional
@@ -64,8 +66,11 @@ def load(name: str, target: str | None = None, task: str | None = None) -> Datas
         if target is not None or task is not None:
             raise DataError(f"{name} has its own target and task: leave --target and --task out")
         return _bundled(name)
-    if not name.lower().endswith(".csv"):
-        raise DataError(f"unknown data set {name!r}: choose {', '.join(BUNDLED)} or a .csv file")
+    if not name.lower().endswith(FILES):
+        raise DataError(
+            f"unknown data set {name!r}: choose {', '.join(BUNDLED)} or a file that ends in "
+            f"{', '.join(FILES)}"
+        )
     return _from_csv(Path(name), target, task)
 
 
@@ -100,7 +105,7 @@ def _from_csv(path: Path, target: str | None, task: str | None) -> Dataset:
     X = _standardized(np.hstack(inputs))
     y, task, classes = _outputs(table[target], task, path)
     if not (np.isfinite(X).all() and np.isfinite(y).all()):
-        raise DataError(f"{path} holds numbers that are too large")
+        raise DataError(f"{path} holds numbers that are infinite or too large")
     return Dataset(path.stem, X, y, task, classes, tuple(notes))
 
 
@@ -128,6 +133,10 @@ def _read(path: Path) -> Any:
         raise DataError(f"there is no file {path}") from None
     except pd.errors.EmptyDataError:
         raise DataError(f"{path} is empty") from None
+    except UnicodeDecodeError as error:
+        raise DataError(
+            f"{path} is no UTF-8 text (byte {error.object[error.start]:#x}): save it in this encoding"
+        ) from error
     except (OSError, ValueError, pd.errors.ParserWarning) as error:
         raise DataError(f"cannot read {path}: {str(error).strip()}") from error
     table.columns = [name.strip() for name in table.columns]

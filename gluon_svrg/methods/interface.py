@@ -90,6 +90,8 @@ class Method:
         Whether the method needs a closure for every step, even without a reference.
     not_corrected : str
         The message if a step begins without an estimate.
+    settings : tuple of str
+        The hyperparameters, in words, for who prints the trainer.
     coefficient : Coefficient or None
         How much of the correction is used, where a method has a choice.
     table : sized or None
@@ -108,6 +110,7 @@ class Method:
     not_corrected = NOT_CORRECTED
 
     def __init__(self) -> None:
+        self.settings: tuple[str, ...] = ()
         self.coefficient: Coefficient | None = None
         self.table: Sized | None = None
         self.in_objective: Sequence[bool] = ()

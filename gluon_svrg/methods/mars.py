@@ -70,6 +70,7 @@ class MARS(Recursive):
         self, gamma: float, beta: float, clip: float | None, exact: bool, include_vectors: bool
     ) -> None:
         super().__init__()
+        self.settings = (f"gamma {gamma:g}", f"beta {beta:g}", "exact" if exact else "approximate")
         gamma, beta = float(np.float32(gamma)), float(np.float32(beta))
         self.s = gamma * beta / (1 - beta)
         self.clip = clip

@@ -10,6 +10,7 @@ from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 from mxnet.gluon import Parameter
 from mxnet.gluon.data import Dataset
 from mxnet.io import DataIter
+from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .closure import Loss, forward
@@ -46,17 +47,30 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         raise TypeError(
             f"The data must be a DataLoader, or a list of minibatches, got {type(data).__name__}."
         )
-    if not isinstance(data, DataIter):
+    if _takes(closure, [None]):
         return
-    try:
-        signature(closure).bind(None)
-    except TypeError as error:
+    if isinstance(data, DataIter):
         raise TypeError(
             f"The data is a {type(data).__name__}, and each of its batches is one object: write "
             "closure(batch), and take batch.data[0] and batch.label[0]."
-        ) from error
+        )
+    is_one = isinstance(data, (tuple, list)) and all(isinstance(item, NDArray) for item in data)
+    if is_one and data:
+        raise TypeError(
+            f"The data is a {type(data).__name__} of arrays, and the closure takes several: this is "
+            "one minibatch. Pass minibatches: a DataLoader, or a list such as [(X, y)]."
+        )
+
+
+def _takes(closure: Callable[..., Loss], batch: Sequence[Any]) -> bool:
+    """Whether a closure can be called with the items of a batch, as far as one can tell."""
+    try:
+        signature(closure).bind(*batch)
+    except TypeError:
+        return False
     except ValueError:  # a function of C has no signature
         pass
+    return True
 
 
 @contextmanager

@@ -68,7 +68,11 @@ def _new_file_beside(target: Path) -> str:
     without changing it for all threads.
     """
     temporary = os.path.join(target.parent, f".{target.name[:100]}.{secrets.token_hex(8)}")
-    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    try:
+        os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
+    except OSError as error:
+        error.filename = str(target)  # which the user knows
+        raise
     return temporary
 
 

@@ -259,6 +259,12 @@ class OptimizerStates:
                     f"the optimizer's state of {name} comes from another MXNet, which may order "
                     "momentum and master copy differently: load it with that one"
                 )
+            elif expected is None and not _fits(saved, None):
+                yield (
+                    f"the optimizer's state of {name} is {objects.described(saved)}, and this "
+                    f"{type(self._optimizer).__name__} keeps none: give it the momentum, or what "
+                    "else makes it keep one, of the optimizer that was saved"
+                )
             elif expected is not _UNKNOWN and not _fits(saved, expected):
                 yield (
                     f"the optimizer's state of {name} is {objects.described(saved)} and must be "
