@@ -416,9 +416,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         ------
         TypeError, ValueError, RuntimeError
             As `correct_grads`. TypeError if the data is a Dataset or one minibatch, whose items are
-            no minibatches, or if ``store_grads`` is neither True nor False. ValueError if there is no data or no parameter with gradients. RuntimeError if a
-            parameter is not initialized, or no minibatch initializes it, or if another worker has
-            failed.
+            no minibatches, or if ``store_grads`` is neither True nor False. ValueError if there is
+            no data or no parameter with gradients. RuntimeError if a parameter is not initialized,
+            or no minibatch initializes it, or if another worker has failed.
         FloatingPointError
             If the full gradient is not finite.
         MemoryError

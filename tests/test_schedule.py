@@ -70,10 +70,10 @@ def test_a_schedule_is_shown_as_the_call_that_makes_it(shown):
 )
 def test_a_refresh_schedule_needs_a_trainer(made):
     for value in ("epoch", 3.0, None):
-        with pytest.raises(TypeError, match=f"{type(made).__name__}.due takes a trainer with snap"):
+        with pytest.raises(TypeError, match=rf"{type(made).__name__}\.due takes a trainer with"):
             made.due(value)
     if not isinstance(made, schedule.EveryEpochs):
-        with pytest.raises(TypeError, match="Only EveryEpochs.due also takes a number"):
+        with pytest.raises(TypeError, match=r"Only EveryEpochs\.due also takes a number"):
             made.due(3)
 
 

@@ -180,6 +180,21 @@ def test_a_kvstore_that_was_made_from_an_unknown_name_is_refused():
         SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=mx.kv.create("devise"))
 
 
+@pytest.mark.parametrize("name", ["dist_sync", "dist_async"])
+def test_parameter_servers_need_a_job(name, monkeypatch):
+    """At the first use, as the process may be told of its job after the trainer is made."""
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+    net = PROBLEM.network()
+    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=name)
+    loss_of = PROBLEM.closure(net, "float64", [mx.cpu()])
+    for call in (
+        lambda: trainer.step(5, closure=lambda: loss_of(np.arange(5))),
+        lambda: trainer.update_full_grads(loss_of, PROBLEM.batches(7)),
+    ):
+        with pytest.raises(RuntimeError, match=f"kvstore='{name}' needs a job.*gluon-svrg launch"):
+            call()
+
+
 def test_what_is_no_kvstore_is_refused():
     net = PROBLEM.network()
     with pytest.raises(TypeError, match="kvstore must be a kvstore, the name of one, or None"):

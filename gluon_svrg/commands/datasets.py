@@ -135,7 +135,7 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path} is empty") from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is no UTF-8 text (byte {error.object[error.start]:#x}): save it in this encoding"
+            f"{path} is no UTF-8 text (byte {error.object[error.start]:#x}): save it as UTF-8"
         ) from error
     except (OSError, ValueError, pd.errors.ParserWarning) as error:
         raise DataError(f"cannot read {path}: {str(error).strip()}") from error

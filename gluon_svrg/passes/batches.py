@@ -57,7 +57,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     is_one = isinstance(data, (tuple, list)) and all(isinstance(item, NDArray) for item in data)
     if is_one and data:
         raise TypeError(
-            f"The data is a {type(data).__name__} of arrays, and the closure takes several: this is "
+            f"The data is a {type(data).__name__} of arrays, and the closure takes several: it is "
             "one minibatch. Pass minibatches: a DataLoader, or a list such as [(X, y)]."
         )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 import mxnet as mx
@@ -28,6 +29,12 @@ NATIVE = (
     "dist_async",
     "dist_device_async",
     "dist_async_device",
+)
+
+NO_JOB = (
+    "kvstore={kvstore!r} needs a job with parameter servers, and this process is in none: "
+    "DMLC_NUM_WORKER is not set. Start the script by a launcher, such as `gluon-svrg launch -n 2 "
+    "-s 1 -- python train.py`, or leave kvstore out to train in this process alone."
 )
 
 
@@ -93,11 +100,19 @@ def created(kvstore: Any) -> Any:
     """The kvstore of a name, unless it stands for one in this process.
 
     One with parameter servers waits for all workers.
+
+    Raises
+    ------
+    RuntimeError
+        If this process is in no job with parameter servers.
     """
     if kvstore == "horovod":
         return HorovodKVStore()
-    has_servers = kind_of(kvstore).has_servers
-    return mx.kv.create(kvstore) if isinstance(kvstore, str) and has_servers else kvstore
+    if not isinstance(kvstore, str) or not kind_of(kvstore).has_servers:
+        return kvstore
+    if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
+        raise RuntimeError(NO_JOB.format(kvstore=kvstore))
+    return mx.kv.create(kvstore)
 
 
 def _has_several_workers(kvstore: Any) -> bool:
