@@ -249,13 +249,15 @@ class Refreshed(Protocol):
 
 
 def _check_trainer(trainer: Any, schedule: Any) -> None:
-    """Raise a TypeError if the argument of `due` is no trainer with refreshes."""
-    if not hasattr(trainer, "wants_snapshot"):
-        raise TypeError(
-            f"{type(schedule).__name__}.due takes a trainer with snapshots, such as SVRGTrainer, "
-            f"got {type(trainer).__name__}. Only EveryEpochs.due also takes a number, that of the "
-            "epoch."
-        )
+    """Raise a TypeError if the argument of `due` is not a trainer with refreshes."""
+    if hasattr(type(trainer), "wants_snapshot"):  # its value would call a coefficient's schedule
+        return
+    if isinstance(schedule, EveryEpochs):
+        wanted = "the number of the epoch, or a trainer with snapshots"
+    else:
+        wanted = "a trainer with snapshots (EveryEpochs.due also takes the number of the epoch)"
+    name, found = type(schedule).__name__, type(trainer).__name__
+    raise TypeError(f"{name}.due must be called with {wanted}, got {found}.")
 
 
 class EveryEpochs(_Shown):
@@ -355,7 +357,7 @@ class EverySteps(_Shown):
         Raises
         ------
         TypeError
-            If it is no trainer with snapshots.
+            If it is not a trainer with snapshots.
         """
         _check_trainer(trainer, self)
         return trainer.wants_snapshot or trainer.inner_steps >= self.steps
@@ -419,7 +421,7 @@ class Loopless(_Shown):
         Raises
         ------
         TypeError
-            If it is no trainer with snapshots.
+            If it is not a trainer with snapshots.
         """
         _check_trainer(trainer, self)
         trainer.register(self)
@@ -478,7 +480,7 @@ class Doubling(_Shown):
         Raises
         ------
         TypeError
-            If it is no trainer with snapshots.
+            If it is not a trainer with snapshots.
         """
         _check_trainer(trainer, self)
         taken = trainer.num_snapshots

@@ -85,7 +85,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         about = [type(self.optimizer).__name__.lower(), *method.settings]
         if method.needs_table:
             about.append(f"{len(method.table or ())} gradients stored")
-        elif self.has_snapshot and self.num_snapshots:
+        elif method.needs_refresh and self.has_snapshot:
             about.append(f"snapshot {self.num_snapshots}, {counters.inner_steps} steps since")
         elif method.needs_refresh:
             about.append("no snapshot")

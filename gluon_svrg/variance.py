@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from ._mxnet import Arrays, Flags
 from .passes import random_lock
-from .passes.batches import arguments, one_pass
+from .passes.batches import arguments, check_data, one_pass
 from .passes.closure import Loss, check_closure
 from .passes.estimate import Row, Terms
 from .passes.network import check_dependent
@@ -153,7 +153,7 @@ def variance(
     ValueError
         If there is no data.
     TypeError
-        If the trainer is none of this package.
+        If the trainer is none of this package, or the items of the data are no minibatches.
     TypeError, ValueError, RuntimeError
         As `SVRGTrainer.correct_grads`.
 
@@ -180,6 +180,7 @@ def variance(
     True
     """
     check_closure(closure)
+    check_data(data, closure)
     if not isinstance(trainer, VarianceReducedTrainer):
         raise TypeError(
             f"variance() needs a trainer of this package, got {type(trainer).__name__}: it "

@@ -154,7 +154,7 @@ PICKLES = {
     ),
     "a circle": (states(b"]r\x88\x13\x00\x00j\x88\x13\x00\x00a"), "too deeply, or in a cycle"),
     "deep lists": (states(b"]" * 100_000 + b"a" * 99_999), "too deeply, or in a cycle"),
-    "a memo at 2**31": (states(b"K\x05r\xff\xff\xff\x7f"), "is a number, and this SGD keeps none"),
+    "a memo at 2**31": (states(b"K\x05r\xff\xff\xff\x7f"), "is a number and must be None"),
     "bytes by their number": (
         states(named("builtins", "bytearray") + number(2**31 - 1) + b"\x85R"), "without content",
     ),

@@ -612,7 +612,7 @@ def test_words_among_numbers_and_gaps_in_text(tmp_path):
 
 @pytest.mark.parametrize("delimiter", [",", ";", "\t", "|"])
 def test_the_delimiter_is_found(delimiter, tmp_path):
-    path = tmp_path / ("own.tsv" if delimiter == "\t" else "own.txt")
+    path = tmp_path / ("own.tsv" if delimiter == "\t" else "own.csv")
     lines = ['"first, or second; third",y', "1.5,0", "2.5,1", "3.5,0", "4.5,1"]
     path.write_text("\n" + "\n".join(delimiter.join(line.rsplit(",", 1)) for line in lines))
     dataset = datasets.load(str(path), "y")
@@ -701,8 +701,8 @@ def test_bad_files(name, tmp_path):
         (b"", "is empty"),
         (b"a,y\n1,0\n2,1,7\n", "cannot read .* Expected 2 fields in line 3, saw 3"),
         (b"a,y\n1,0,5\n2,1,7\n", "cannot read .* does not match length of data"),
-        (b"\xff\xfe\x00\x01", r"is no UTF-8 text \(byte 0xff\): save it"),
-        ("a,y\né,0\ne,1\n".encode("latin-1"), r"is no UTF-8 text \(byte 0xe9\): save it"),
+        (b"\xff\xfe\x00\x01", r"is not UTF-8 text \(byte 0xff\): save it"),
+        ("a,y\né,0\ne,1\n".encode("latin-1"), r"is not UTF-8 text \(byte 0xe9\): save it"),
     ],
 )
 def test_broken_files(content, message, tmp_path):

@@ -54,13 +54,16 @@ def test_a_dataset():
         trainer.update_full_grads(loss_of, data)
 
 
-@pytest.mark.parametrize("kind", [tuple, list])
-def test_one_minibatch_is_no_data(kind):
+@pytest.mark.parametrize("make_data", [tuple, list, lambda found: (X, Y), lambda found: found[0]])
+def test_one_minibatch_is_no_data(make_data):
     _, trainer, loss_of = make()
-    with pytest.raises(TypeError, match=f"The data is a {kind.__name__} of arrays.* one minibatch"):
-        trainer.update_full_grads(loss_of, kind(batch()))
+    for closure in (loss_of, lambda: loss_of(*batch())):
+        with pytest.raises(TypeError, match=r"The data is a \w+ of arrays.* this is one minibatch"):
+            trainer.update_full_grads(closure, make_data(batch()))
     assert not trainer.has_snapshot
     trainer.update_full_grads(lambda X: loss_of(X, batch()[1]), [batch()[0]])  # of one array each
+    with pytest.raises(TypeError, match="this is one minibatch"):
+        variance(trainer, loss_of, batch())
 
 
 @pytest.mark.parametrize("name", ["store_grads", "store"])

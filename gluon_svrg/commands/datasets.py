@@ -1,4 +1,4 @@
-"""Real data sets: those of scikit-learn, and CSV files."""
+"""Real data sets: those of scikit-learn, and files of text, a row on each line."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ BUNDLED = ("digits", "breast_cancer", "diabetes")
 #: Memory is samples x classes, and the solver's time grows with the square of the classes: 2 s for
 #: 1,000 classes, more than 10 minutes for 20,000.
 MOST_CLASSES = 1000
-#: How the names of files end.
-FILES = (".csv", ".tsv", ".txt")
+#: The endings of the names of files.
+FILES = (".csv", ".tsv")
 #: What pandas calls columns without a name; `DataFrame.to_csv` writes row numbers into one.
 NAMELESS = "Unnamed: "
 
@@ -41,12 +41,12 @@ class DataError(ValueError):
 
 
 def load(name: str, target: str | None = None, task: str | None = None) -> Dataset:
-    """Load a data set by name, or from a CSV file.
+    """Load a data set by name, or from a file.
 
     Parameters
     ----------
     name : str
-        One of `BUNDLED`, or the path of a file that ends as one of `FILES`.
+        One of `BUNDLED`, or the path of a file whose name ends in one of `FILES`.
     target : str, optional
         The column of the file to predict.
     task : {'classification', 'regression'}, optional
@@ -116,7 +116,7 @@ def _read(path: Path) -> Any:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header = next((line for line in file if line.strip()), "")
-        delimiter = _delimiter(header)
+        delimiter = "\t" if path.suffix.lower() == ".tsv" else _delimiter(header)
         _check_names(header, delimiter, path)
         with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
@@ -135,7 +135,7 @@ def _read(path: Path) -> Any:
         raise DataError(f"{path} is empty") from None
     except UnicodeDecodeError as error:
         raise DataError(
-            f"{path} is no UTF-8 text (byte {error.object[error.start]:#x}): save it as UTF-8"
+            f"{path} is not UTF-8 text (byte {error.object[error.start]:#x}): save it as UTF-8"
         ) from error
     except (OSError, ValueError, pd.errors.ParserWarning) as error:
         raise DataError(f"cannot read {path}: {str(error).strip()}") from error

@@ -56,7 +56,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         formatter_class=Help,
     )
     add = parser.add_argument
-    add("data", metavar="DATA", help="digits, breast_cancer, diabetes, or the path of a file.")
+    add("data", metavar="DATA", help="digits, breast_cancer, diabetes, or a .csv or .tsv file.")
     add("--target", metavar="COLUMN", help="The column of the file to predict.")
     add(
         "--task",

@@ -75,7 +75,7 @@ MOST_WORDS = 100
 
 #: What `datasets` makes of a file.
 RULES = f"""\
-rules for a file (its name ends in .csv, .tsv or .txt, its text is UTF-8):
+rules for a file (its name ends in .csv or .tsv, its text is UTF-8):
   Its first line names the columns. Columns are separated by commas, semicolons, tabs or |. With
   semicolons, 1,5 is read as 1.5. Empty cells, NA, N/A, NaN, None, null and ? are missing.
   - Rows without a target are left out. A target of many numbers and some text is refused, unless

@@ -91,7 +91,7 @@ class Method:
     not_corrected : str
         The message if a step begins without an estimate.
     settings : tuple of str
-        The hyperparameters, in words, for who prints the trainer.
+        The hyperparameters, as ``repr`` shows them.
     coefficient : Coefficient or None
         How much of the correction is used, where a method has a choice.
     table : sized or None

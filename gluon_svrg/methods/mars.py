@@ -70,8 +70,14 @@ class MARS(Recursive):
         self, gamma: float, beta: float, clip: float | None, exact: bool, include_vectors: bool
     ) -> None:
         super().__init__()
-        self.settings = (f"gamma {gamma:g}", f"beta {beta:g}", "exact" if exact else "approximate")
         gamma, beta = float(np.float32(gamma)), float(np.float32(beta))
+        self.settings = (
+            f"gamma {gamma:g}",
+            f"beta {beta:g}",
+            "no clip" if clip is None else f"clip {float(clip):g}",
+            "exact" if exact else "approximate",
+            *(("vectors included",) if include_vectors else ()),
+        )
         self.s = gamma * beta / (1 - beta)
         self.clip = clip
         self.include_vectors = include_vectors

@@ -44,7 +44,7 @@ class STORM(Recursive):
     def __init__(self, mixing: float) -> None:
         super().__init__()
         self.mixing = float(np.float32(mixing))
-        self.settings = (f"mixing {mixing:g}",)
+        self.settings = (f"mixing {self.mixing:g}",)
 
     def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
         """What to add to g: ``- (1 - mixing) r + (1 - mixing) c m``."""

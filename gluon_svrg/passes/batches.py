@@ -7,6 +7,7 @@ from inspect import signature
 from itertools import chain
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
+import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.gluon.data import Dataset
 from mxnet.io import DataIter
@@ -54,11 +55,13 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
             f"The data is a {type(data).__name__}, and each of its batches is one object: write "
             "closure(batch), and take batch.data[0] and batch.label[0]."
         )
-    is_one = isinstance(data, (tuple, list)) and all(isinstance(item, NDArray) for item in data)
-    if is_one and data:
+    arrays = (NDArray, np.ndarray)
+    is_list = isinstance(data, (tuple, list)) and len(data) > 0
+    if isinstance(data, arrays) or (is_list and all(isinstance(item, arrays) for item in data)):
         raise TypeError(
-            f"The data is a {type(data).__name__} of arrays, and the closure takes several: it is "
-            "one minibatch. Pass minibatches: a DataLoader, or a list such as [(X, y)]."
+            f"The data is a {type(data).__name__} of arrays, and the closure cannot be called with "
+            "one array: this is one minibatch. Pass minibatches, of which each holds the arguments "
+            "of the closure: a DataLoader, or a list such as [(X, y)]."
         )
 
 

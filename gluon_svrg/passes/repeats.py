@@ -25,8 +25,8 @@ from .sums import LiveSum, Observed
 #: Factors of a gradient that are rounded in other ways than 1. Losses of all dtypes can hold them.
 OTHER_FACTORS = (0.6875, 0.8125, 1.125)
 #: The differences between two gradients that rounding explains, in units of those between factors.
-#: Another order of the samples makes 12 at most (600 refreshes), another minibatch 80,000 or more.
-MARGIN = 64
+#: In float32, another order of the samples makes up to 12 of these, and another minibatch 80,000.
+MARGIN = 32
 
 
 class Repeated(NamedTuple):

@@ -259,17 +259,10 @@ class OptimizerStates:
                     f"the optimizer's state of {name} comes from another MXNet, which may order "
                     "momentum and master copy differently: load it with that one"
                 )
-            elif expected is None and not _fits(saved, None):
-                yield (
-                    f"the optimizer's state of {name} is {objects.described(saved)}, and this "
-                    f"{type(self._optimizer).__name__} keeps none: give it the momentum, or what "
-                    "else makes it keep one, of the optimizer that was saved"
-                )
             elif expected is not _UNKNOWN and not _fits(saved, expected):
-                yield (
-                    f"the optimizer's state of {name} is {objects.described(saved)} and must be "
-                    f"{objects.described(expected)}"
-                )
+                found, wanted = objects.described(saved), objects.described(expected)
+                hint = ": has it another momentum?" if found is None or wanted is None else ""
+                yield f"the optimizer's state of {name} is {found} and must be {wanted}{hint}"
 
     def assign(self, state: Any) -> None:
         """Assign a state to all devices."""
