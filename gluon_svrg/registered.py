@@ -89,7 +89,7 @@ def _best(candidates: list[saving.SavedObject], live: Any) -> saving.SavedObject
 
 
 class EpochCount:
-    """The number of epochs since the very first one, over all calls of ``fit``."""
+    """The number of epochs, over all calls of ``fit`` with a `FullGradHandler`."""
 
     def __init__(self) -> None:
         self.epochs = 0
