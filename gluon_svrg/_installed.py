@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 _MISSING = (
     "gluon_svrg needs MXNet, which is not installed. Install the build for your machine: "
-    "pip install 'gluon-svrg[cpu]', or mxnet-cu112 and the like for a GPU."
+    "pip install '.[cpu]' in a clone of this package, or mxnet-cu112 and the like for a GPU."
 )
 
 

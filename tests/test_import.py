@@ -42,7 +42,7 @@ def test_without_mxnet(use, without_mxnet):
     done = without_mxnet("-c", use)
     assert done.returncode == 1
     assert "ImportError: gluon_svrg needs MXNet, which is not installed." in done.stderr
-    assert "pip install 'gluon-svrg[cpu]'" in done.stderr
+    assert "pip install '.[cpu]' in a clone" in done.stderr
 
 
 @pytest.mark.parametrize("command", [(), ("compare",), ("launch",)], ids=" ".join)

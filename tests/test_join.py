@@ -392,5 +392,5 @@ def test_without_horovod(tmp_path, marker):
     process = start(words, tmp_path)
     output = finish(process)
     assert process.returncode == 2
-    assert "Horovod is not installed: pip install 'gluon-svrg[horovod]'" in output
+    assert "Horovod is not installed: pip install '.[horovod]' in a clone" in output
     assert_nothing_left(marker)

@@ -25,7 +25,7 @@ class HorovodWorkers:
             from horovod.runner.http import http_server  # noqa: F401
         except ImportError as error:
             raise LaunchError(
-                "Horovod is not installed: pip install 'gluon-svrg[horovod]'"
+                "Horovod is not installed: pip install '.[horovod]' in a clone of this package"
             ) from error
 
     def roles(self, machines: Sequence[LocalProcesses | RemoteProcesses]) -> list[list[Role]]:

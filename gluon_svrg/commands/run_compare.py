@@ -216,7 +216,9 @@ def _check_installed() -> None:
         raise UserError(str(error)) from error
     for name in ("matplotlib", "pandas", "sklearn", "tqdm"):
         if find_spec(name) is None:
-            raise UserError(f"{name} is not installed: pip install 'gluon-svrg[compare]'")
+            raise UserError(
+                f"{name} is not installed: pip install '.[compare]' in a clone of this package"
+            )
 
 
 def _check_writable(folder: Path, names: Sequence[str]) -> None:

@@ -41,9 +41,9 @@ class HorovodKVStore(KVStoreBase):
             import horovod.mxnet as hvd
         except ImportError as error:
             raise ImportError(
-                "kvstore='horovod' needs Horovod, built for this MXNet. Install it: "
-                "HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation "
-                f"'gluon-svrg[horovod]'. ({error})"
+                "kvstore='horovod' needs Horovod, built for this MXNet. Install it, in a clone of "
+                "this package: HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
+                f"--no-build-isolation '.[horovod]'. ({error})"
             ) from error
         hvd.init()
         launcher.tell("rank", str(hvd.rank()))
