@@ -142,8 +142,8 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
         The whole data, usually the loader that trains the network.
     update_freq : int or refresh schedule
         The number of epochs between refreshes: due when the epoch, counted over all calls of
-        ``fit`` with a handler, is a multiple of it. Or a schedule of `gluon_svrg.schedule`. Without a snapshot, a refresh
-        is always due.
+        ``fit`` with a handler, is a multiple of it. Or a schedule of `gluon_svrg.schedule`. Without
+        a snapshot, a refresh is always due.
     progress : bool, default False
         Whether to show a progress bar for the pass over the data (needs tqdm).
     priority : int, default -3000
