@@ -236,7 +236,7 @@ def run_alone_under(variables):
 @pytest.mark.skipif(HAS_HOROVOD, reason="Horovod is installed")
 def test_without_horovod():
     net = PROBLEM.network()
-    with pytest.raises(ImportError, match=r"needs Horovod.*pip install.*gluon-svrg\[horovod\]"):
+    with pytest.raises(ImportError, match=r"needs Horovod.*pip install.*\.\[horovod\]"):
         SVRGTrainer(net.collect_params(), "sgd", kvstore="horovod")
 
 
