@@ -946,8 +946,8 @@ MUTANTS = {
     },
     "saving/optimizer": {
         "a hint for none": (
-            "if found is None or wanted is None",
-            "if found is None",
+            "is_one_none = found is None or wanted is None",
+            "is_one_none = found is None",
             "saving_names::test_a_momentum_for_an_optimizer_without_one",
         ),
         "states of the first device": (

@@ -620,6 +620,12 @@ def test_the_delimiter_is_found(delimiter, tmp_path):
     assert (dataset.classes, dataset.notes) == (2, ())
 
 
+def test_tabs_separate_the_columns_of_a_tsv_file(tmp_path):
+    path = tmp_path / "own.tsv"
+    path.write_text("length, in mm\ty\n1.5\t0\n2.5\t1\n3.5\t0\n4.5\t1\n")
+    np.testing.assert_allclose(datasets.load(str(path), "y").X, scaled([1.5, 2.5, 3.5, 4.5]))
+
+
 @pytest.mark.parametrize("words", [100, 101])
 def test_text_with_many_values(words, tmp_path):
     columns = {"x": [f"w{i % words}" for i in range(202)], "z": range(202), "y": [0, 1] * 101}

@@ -173,7 +173,7 @@ def test_any_permutation_is_found(order, start):
         (lambda: Training(settings=scheduled()), "its lr_scheduler was none and is Factor"),
         (
             lambda: Training(settings={"momentum": 0.9}),
-            r"state of parameter 0 \(.*\) is None and must be float32 .*: has it another momentum",
+            r"state of parameter 0 \(.*\) is None and must be float32 .*: was it saved with",
         ),
     ],
 )
@@ -182,7 +182,7 @@ def test_what_does_not_fit_is_said(make, message, tmp_path):
 
 
 def test_a_momentum_for_an_optimizer_without_one(tmp_path):
-    message = r"state of parameter 0 \(.*\) is float32 .* and must be None: has it another momentum"
+    message = r"state of parameter 0 \(.*\) is float32 .* and must be None: was it saved with"
     check_refused(Training(settings={"momentum": 0.9}), Training, message, tmp_path)
 
 

@@ -1,4 +1,4 @@
-"""Real data sets: those of scikit-learn, and files of text, a row on each line."""
+"""Real data sets: those of scikit-learn, and text files with a row on each line."""
 
 from __future__ import annotations
 

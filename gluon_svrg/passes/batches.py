@@ -48,7 +48,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         raise TypeError(
             f"The data must be a DataLoader, or a list of minibatches, got {type(data).__name__}."
         )
-    if _takes(closure, [None]):
+    if _takes_one(closure):
         return
     if isinstance(data, DataIter):
         raise TypeError(
@@ -65,10 +65,10 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         )
 
 
-def _takes(closure: Callable[..., Loss], batch: Sequence[Any]) -> bool:
-    """Whether a closure can be called with the items of a batch, as far as one can tell."""
+def _takes_one(closure: Callable[..., Loss]) -> bool:
+    """Whether a closure can be called with one argument, as far as one can tell."""
     try:
-        signature(closure).bind(*batch)
+        signature(closure).bind(None)
     except TypeError:
         return False
     except ValueError:  # a function of C has no signature

@@ -261,7 +261,8 @@ class OptimizerStates:
                 )
             elif expected is not _UNKNOWN and not _fits(saved, expected):
                 found, wanted = objects.described(saved), objects.described(expected)
-                hint = ": has it another momentum?" if found is None or wanted is None else ""
+                is_one_none = found is None or wanted is None
+                hint = ": was it saved with another momentum?" if is_one_none else ""
                 yield f"the optimizer's state of {name} is {found} and must be {wanted}{hint}"
 
     def assign(self, state: Any) -> None:
