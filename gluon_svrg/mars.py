@@ -1,4 +1,30 @@
-"""The trainer of MARS."""
+"""MARS: Make vAriance Reduction Shine.
+
+::
+
+    v = (1 + s) g - s r,      then V is clipped,      s = gamma beta / (1 - beta)
+
+``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
+entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
+norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
+The paper writes ``g + s (g - r)`` [1]_.
+
+The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
+mean gradient of the last step's minibatch at its own weights,
+
+::
+
+    v = (1 + s) g - s c m,      then m = (V + s C m) / ((1 + s) C)
+
+The first step has ``v = g``, clipped too. Parameters of one dimension are left to the plain
+optimizer, as in the paper, unless `include_vectors` is set.
+
+References
+----------
+.. [1] H. Yuan, Y. Liu, S. Wu, X. Zhou and Q. Gu, "MARS: Unleashing the Power of Variance Reduction
+   for Training Large Models", 2024, arXiv:2411.10438.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +32,101 @@ from typing import Any, Mapping, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import parameters_as
-from .methods.mars import MARS
+from .passes.arrays import scale_to_norm
+from .passes.estimate import Terms
+from .passes.live_gradients import LiveGradients
+from .passes.network import Network
 from .prox import ProxArgument
+from .recursive import NEEDS_CLOSURE, Next, Recursive
 from .storm import STORMTrainer
 from .trainer import VarianceReducedTrainer
+
+
+class MARS(Recursive):
+    """The weights before the last step, or the last gradient.
+
+    Parameters
+    ----------
+    gamma, beta : float
+        They are rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
+    clip : float or None
+        The largest norm of a tensor's mean estimate; None for no limit.
+    exact : bool
+        Whether to compute the minibatch's gradient at the weights before the last step.
+    include_vectors : bool
+        Whether parameters of fewer than two dimensions are treated.
+    """
+
+    replaces_grads = True
+    needs_closure = True
+    not_corrected = NEEDS_CLOSURE
+
+    def __init__(
+        self, gamma: float, beta: float, clip: float | None, exact: bool, include_vectors: bool
+    ) -> None:
+        super().__init__()
+        gamma, beta = float(np.float32(gamma)), float(np.float32(beta))
+        self.settings = (
+            f"gamma {gamma:g}",
+            f"beta {beta:g}",
+            "no clip" if clip is None else f"clip {float(clip):g}",
+            "exact" if exact else "approximate",
+            *(("vectors included",) if include_vectors else ()),
+        )
+        self.s = gamma * beta / (1 - beta)
+        self.clip, self.include_vectors = clip, include_vectors
+        self.keeps_weights, self.keeps_mean = exact, not exact
+        self.keeps_errors = self.keeps_mean
+
+    def check_compression(self, compression_params: Any, trainer: str) -> None:
+        """Raise if gradients must not be compressed."""
+        super().check_compression(compression_params, f"{trainer}(exact=False)")
+
+    def treated(self, network: Network) -> Sequence[bool] | None:
+        """A flag for each parameter that is treated; None if all are."""
+        flags = [self.include_vectors or len(p.shape) > 1 for p in network.trainable]
+        return None if all(flags) else flags
+
+    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+        """``v = (1 + s) g - s r``, or ``v = (1 + s) g - s c m``; at the first step ``v = g``."""
+        chosen, s = self.treated(network), self.s
+        if not self.has_reference or not s or (chosen is not None and not any(chosen)):
+            return Terms()
+        if self.keeps_weights:
+            return Terms(a=1 + s, b=-s, reference=self.reference, only=chosen)
+        return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
+
+    def next_state(
+        self, network: Network, live: LiveGradients, scale: float, entries: float | NDArray
+    ) -> Next | None:
+        """Compute m for the next step, and clip."""
+        following = super().next_state(network, live, scale, entries)
+        if self.clip is not None:
+            for column in network.live:
+                treated = column.only(self.treated(network))
+                scale_to_norm(treated, self.clip * scale, entries)
+        return following
+
+    def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
+        """The mean gradient of this step, which is part of V: ``m = (V + s C m) / ((1 + s) C)``."""
+        if not self.has_reference or not self.s:
+            return super().mean_terms(scale, entries)
+        return ((1.0 / ((1 + self.s) * scale * entries), 1), (self.s / (1 + self.s), 2))
+
+    def handed_over(
+        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
+    ) -> list[np.ndarray]:
+        """Clip."""
+        norms = [float(np.linalg.norm(part)) for part in v]
+        chosen = self.treated(network) or [True] * len(v)
+        return [
+            part * (self.clip / norm) if flag and self.clip and norm > self.clip else part
+            for part, flag, norm in zip(v, chosen, norms)
+        ]
 
 
 @parameters_as(STORMTrainer)

@@ -1,16 +1,322 @@
-"""The trainers of SAGA and SAG, which keep the last gradient of each minibatch."""
+"""SAGA and SAG: a table with the last gradient of each minibatch.
+
+::
+
+    v = g - r + c m
+
+``g`` is the gradient of one minibatch at the current weights, ``r`` its row of the table, each the
+*sum* over its ``c`` loss entries; ``m`` is the *mean* of the table per loss entry. After the
+reduction, with ``V`` and ``C`` the sums of ``v`` and ``c`` over all devices, workers and
+micro-batches, and ``N`` the loss entries of all rows::
+
+    m += (V - C m) / N,      row = g
+
+so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA [1]_) or ``C m`` with the
+new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted in ``N``.
+
+References
+----------
+.. [1] A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method With
+   Support for Non-Strongly Convex Composite Objectives", NeurIPS 2014.
+.. [2] M. Schmidt, N. Le Roux and F. Bach, "Minimizing Finite Sums with the Stochastic Average
+   Gradient", Mathematical Programming 162, 2017.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from math import isfinite
+from typing import Any, Iterator, Mapping, NamedTuple, Sequence
 
+import numpy as np
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
+from . import _mxnet
+from ._arguments import is_natural
 from ._docstrings import parameters_as
-from .methods.saga import SAG, SAGA
+from .passes import states
+from .passes.arrays import Columns, assign, zeros_like
+from .passes.estimate import Estimate, Terms
+from .passes.full_pass import FullGradient
+from .passes.live_gradients import LiveGradients
+from .passes.method import Method
+from .passes.network import Network
+from .passes.outside import fingerprint
+from .passes.points import Point
+from .passes.random_lock import Losses
+from .passes.table import RESHUFFLED, Row
+from .passes.warnings import warn
 from .prox import ProxArgument
 from .svrg import SVRGTrainer
 from .trainer import VarianceReducedTrainer
+
+NO_ROW = (
+    "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), "
+    "or call correct_grads(closure, batch_index=...) before."
+)
+OTHER_DATA = (
+    "The losses of minibatch {index}, computed again at the weights of its first visit, differ by "
+    "{difference:.2g} of their size from those of then. batch_index must be the position of the "
+    "minibatch in the data, the same in each epoch: was the data reshuffled? If the network draws "
+    "random numbers (dropout), pass lock_random=True."
+)
+
+
+class Next(NamedTuple):
+    """The state that a step leaves for the next one, apart from the rows."""
+
+    mean: Columns  # m
+    entries: float | NDArray  # N
+
+
+class First(NamedTuple):
+    """What tells whether the first row's minibatch comes again, where no refresh took the rows."""
+
+    index: int
+    point: Point  # the weights of the row
+    outside: int | None  # a checksum of others' weights
+
+
+class SAGA(Method):
+    """The table, and its mean."""
+
+    moves = True
+    keeps_errors = True
+    needs_table = True
+    can_store_grads = True
+    not_corrected = NO_ROW
+    has_reference = True  # unvisited rows are zero
+
+    def __init__(self) -> None:
+        super().__init__()
+        # Replaced at each refresh, changed by each step: besides `mean`, which is m
+        self.table: dict[int, Row] = {}
+        self._entries: float | NDArray = 0.0  # N; an array if there are several workers
+        # Replaced at each refresh
+        self._is_complete = False  # no more rows will come
+        self._weights_then: int | None = None  # a checksum; None if no row is to be checked
+        self._outside: int | None = None  # the same of others' weights
+        # Until the first row's minibatch comes again
+        self._first: First | None = None
+        self._coming_first: First | None = None  # of a step that is not updated yet
+        # Replaced with the network's arrays
+        self._spare: list[Columns] = []  # memory for rows
+
+    @property
+    def has_state(self) -> bool:
+        """Whether there is a row."""
+        return bool(self.table)
+
+    # --- a minibatch ---------------------------------------------------------------------------
+
+    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+        """``v = g - r + c m``."""
+        assert batch_index is not None
+        if batch_index in rows:
+            raise ValueError(
+                f"batch_index={batch_index} was used since the last update already, and a row "
+                "moves once an update. Call update(), or step() without a closure, before."
+            )
+        stored = self.table.get(batch_index)
+        if stored is None and self._is_complete:
+            raise IndexError(
+                f"batch_index is {batch_index}, and the gradients of {len(self.table)} minibatches "
+                f"are stored: 0 to {len(self.table) - 1}, by their position in the data."
+            )
+        if batch_index < 0:
+            raise IndexError(
+                f"batch_index is {batch_index}. It must be the position of the minibatch in the "
+                "data, 0 or more."
+            )
+        if not self._spare:
+            self._spare.append(zeros_like(network.live))
+        if not self.mean:
+            self.mean = zeros_like(network.live)
+        b = 0.0 if stored is None else -1.0
+        return Terms(b=b, k=1.0, reference=stored, mean=self.mean, copy_to=self._spare[-1])
+
+    def check(self, network: Network, terms: Terms, closure: Any) -> None:
+        """Compute the losses of a row again: the first after a refresh, or the first of all."""
+        row = terms.reference
+        if not isinstance(row, Row):
+            return
+        outside = network.outside.fingerprint()
+        if self._first is not None and self._first.index == row.index:
+            first, self._first = self._first, None
+            is_same = outside in (None, first.outside)
+            difference = row.difference(closure, first.point) if is_same else 0
+            if difference:
+                warn(OTHER_DATA.format(index=row.index, difference=difference))
+        elif self._weights_then is not None:
+            is_same = outside in (None, self._outside) and _checksum(network) == self._weights_then
+            difference = row.difference(closure, Point.here(network)) if is_same else 0
+            if difference:
+                raise RuntimeError(RESHUFFLED.format(index=row.index, difference=difference))
+            self._weights_then = self._weights_then if difference is None else None
+
+    def row(self, network: Network, terms: Terms, found: Estimate, index: int | None) -> Row:
+        """g, which becomes a row when the weights have moved."""
+        assert index is not None
+        row = Row(index, self._spare.pop(), found.recorded.counts, found.seed)
+        if self.table or self._coming_first is not None:
+            return row
+        outside = network.outside.fingerprint()
+        self._coming_first = First(index, Point.copied(network, frozen=True), outside)
+        return row._replace(losses=Losses.of(found.recorded.losses))
+
+    # --- the state that changes with a step ----------------------------------------------------
+
+    def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
+        """The loss entries of rows that are not in the table yet."""
+        return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
+
+    def next_state(
+        self, network: Network, live: LiveGradients, scale: float, entries: float | NDArray
+    ) -> Next:
+        """Compute m after the step, and leave the optimizer its gradient."""
+        added: Any
+        if isinstance(entries, NDArray):
+            entries, added = entries.astype("float64").split(2, axis=0)
+        else:
+            (added,) = self.numbers(live.rows)
+        before, after = self._entries, self._entries
+        if not self._is_complete:
+            after = before + added
+        share = 1.0 if self._is_complete else before / after
+        mean = network.take_spare()
+        for target, now, total in zip(mean, self.mean, live.total):
+            # V - C m first: it is zero where g is the row, so that m does not drift.
+            assign(
+                [target, now, total],
+                (0, ((-1.0 * entries, 1), (1.0 / live.total_scale, 2))),
+                (0, ((1.0 / after, 0), (share, 1))),
+            )
+        self._give(network, mean, entries * scale)
+        return Next(mean, after)
+
+    def _give(self, network: Network, mean: Columns, factor: float | NDArray) -> None:
+        """Leave V, the estimate, to the optimizer."""
+
+    def moved(self, network: Network, live: LiveGradients) -> None:
+        """Put the new rows and the new m in place of the old ones, whose memory is used again."""
+        self._spare += [self.table[index].grads for index in live.rows if index in self.table]
+        self.table.update(live.rows)
+        network.give_spare(self.mean)
+        self.mean, self._entries = live.following
+        before = self.in_objective or [False] * len(live.reached)
+        self.in_objective = [a or b for a, b in zip(before, live.reached)]
+        self._weights_then = None
+        self._first, self._coming_first = self._coming_first or self._first, None
+
+    def dropped(self, network: Network, live: LiveGradients) -> None:
+        """Take back the memory of the new rows, and of the new m."""
+        self._spare += [row.grads for row in live.rows.values() if network.fits(row.grads)]
+        if live.following is not None:
+            network.give_spare(live.following.mean)
+        self._coming_first = None
+
+    # --- a new table ---------------------------------------------------------------------------
+
+    def refresh(self, network: Network, full: FullGradient) -> None:
+        """Take over the gradients of all minibatches at the current weights."""
+        self.discard()
+        self.table = {row.index: row for row in full.rows}
+        self.mean, self._entries = full.mean, float(full.all_entries)
+        self.in_objective, self._is_complete = full.reached, True
+        self._weights_then, self._outside = _checksum(network), network.outside.fingerprint()
+
+    def discard(self) -> None:
+        """Start over with an empty table, and free its memory."""
+        self.table, self.mean, self._spare = {}, [], []
+        self._entries, self.in_objective = 0.0, ()
+        self._is_complete, self._weights_then = False, None
+        self._first = self._coming_first = None
+
+    def bind(self, network: Network) -> None:
+        """Bind to new arrays of the parameters."""
+        if not network.fits(self.mean):
+            self.discard()  # its memory is for other arrays
+        self._spare, self._first = [], None
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def state(self, network: Network) -> dict[str, Any] | None:
+        """The table and its mean; None if it is empty."""
+        if not self.table:
+            return None
+        entries = self._entries
+        table = states.table_state(network, list(self.table.values()))
+        return {
+            "mean": states.by_number(network, self.mean[0]),
+            "entries": float(entries.asscalar() if isinstance(entries, NDArray) else entries),
+            "in_objective": states.by_number(network, self.in_objective),
+            "is_complete": self._is_complete,
+            "indices": list(self.table),
+            "table": {**table, "outside": self._outside},
+            "weights_then": self._weights_then,
+        }
+
+    def problems(self, network: Network, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned. One of 0.3.0 has the sum of the rows for m."""
+        names = {"mean", "entries", "in_objective", "is_complete", "indices", "table"}
+        if not isinstance(state, dict) or not names - {"mean"} <= set(state):
+            yield "its table has another form"
+            return
+        found = list(states.table_problems(network, state["table"]))
+        yield from found
+        indices, entries = state["indices"], state["entries"]
+        if not found and not (
+            isinstance(indices, list)
+            and all(is_natural(index, 2**63) for index in indices)
+            and len(set(indices)) == len(indices) == len(state["table"]["counts"])
+        ):
+            yield "its rows belong to other minibatches"
+        if not (isinstance(entries, float) and isfinite(entries) and entries > 0):
+            yield "its table has no loss entries"
+        mean = state.get("mean", state.get("sum"))
+        yield from states.array_problems(network, mean, "mean of the table", summed=True)
+
+    def assign(self, network: Network, state: dict[str, Any]) -> None:
+        """Take over a table."""
+        self.discard()
+        self._entries, self._is_complete = state["entries"], state["is_complete"]
+        self.mean = states.to_columns(network, state.get("mean", state.get("sum")))
+        if "mean" not in state:
+            for column in self.mean:
+                assign([column], (0, ((1.0 / self._entries, 0),)))
+        rows = states.rows_of(network, state["table"], state["indices"])
+        self.table = {row.index: row for row in rows}
+        self.in_objective = [state["in_objective"][n] for n in states.numbers(network)]
+        then, outside = state.get("weights_then"), state["table"].get("outside")
+        self._weights_then = then if isinstance(then, int) else None
+        self._outside = outside if isinstance(outside, int) else None
+
+
+class SAG(SAGA):
+    """The optimizer gets the mean of the table."""
+
+    replaces_grads = True
+
+    def _give(self, network: Network, mean: Columns, factor: float | NDArray) -> None:
+        """Leave ``C m``, with the new m, to the optimizer."""
+        for live, now in zip(network.live, mean):
+            assign([live, now], (0, ((1.0 * factor, 1),)))
+
+    def handed_over(
+        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
+    ) -> list[np.ndarray]:
+        """The mean of the table when the row has moved."""
+        before = self._entries
+        before = float(before.asscalar() if isinstance(before, NDArray) else before)
+        after = before + (entries if batch_index not in self.table else 0)
+        means = [array.asnumpy().astype("float64").ravel() for array in self.mean[0]]
+        return [(before * m + entries * (x - m)) / after for m, x in zip(means, v)]
+
+
+def _checksum(network: Network) -> int:
+    """A checksum that shows whether weights or frozen values have changed."""
+    still = [_mxnet.data(p) for p in network.frozen if not _mxnet.is_auxiliary(p)]
+    return fingerprint(network.weights + still)
 
 
 @parameters_as(SVRGTrainer)

@@ -1,18 +1,347 @@
-"""The trainer of SVRG."""
+"""SVRG: stochastic variance-reduced gradient.
+
+::
+
+    v = g - alpha ( r - c mu )
+
+``g`` and ``r`` are the gradients of one minibatch at the current weights and at the snapshot, each
+the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
+all entries of all data [1]_. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
+gradient, in between alpha-SVRG [2]_.
+
+With stored gradients, a table has ``r - c mu`` of each minibatch, and a step takes ``g`` alone.
+
+References
+----------
+.. [1] R. Johnson and T. Zhang, "Accelerating Stochastic Gradient Descent using Predictive Variance
+   Reduction", NeurIPS 2013.
+.. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
+   ICLR 2025, arXiv:2311.05589.
+"""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+import math
+from typing import Any, Callable, Iterator, Mapping, Sequence, Union
 
+import numpy as np
 from mxnet.gluon import Parameter
 
-from . import _arguments, _mxnet, checks
-from .methods.coefficient import Schedule
-from .methods.svrg import SVRG
-from .methods.table import Table
+from . import _arguments, _mxnet, saving
+from .passes import states
+from .passes.arrays import Columns, assign, pieces
+from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
+from .passes.method import Method
+from .passes.network import Network
+from .passes.points import Point
+from .passes.table import RESHUFFLED, Row
 from .prox import ProxArgument
+from .stores import kinds
 from .trainer import VarianceReducedTrainer
+
+#: A number, or a function from the snapshot's index to a number.
+Schedule = Union[float, Callable[[int], float]]
+
+
+class SVRG(Method):
+    """The snapshot, the full gradient there, and the coefficient.
+
+    Parameters
+    ----------
+    coefficient : float or callable
+        alpha, or a function from the snapshot's index to it; it is rounded to float32, as MXNet
+        rounds the hyperparameters of its optimizers.
+    """
+
+    needs_refresh = True
+    can_store_grads = True
+
+    def __init__(self, coefficient: Schedule) -> None:
+        super().__init__()
+        self.coefficient: Coefficient = Coefficient(coefficient)
+        # Replaced at each snapshot: besides `mean`, which is mu
+        self.snapshot: Point | None = None  # the weights and frozen values
+        self.table: list[Row] | None = None  # r - c mu of all minibatches
+        self._outside: int | None = None  # a checksum of others' weights, for the table
+        self._is_checked = True  # whether a row of the table has been checked
+
+    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+        """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
+        alpha = float(np.float32(self.coefficient.value))
+        if self.snapshot is None or not alpha:
+            return None
+        if batch_index is None:
+            return Terms(b=-alpha, k=alpha, reference=self.snapshot, mean=self.mean)
+        return Terms(b=-alpha, reference=self._row(batch_index))
+
+    def _row(self, index: int) -> Row:
+        if self.table is None:
+            raise RuntimeError(
+                "batch_index needs the gradients of all minibatches at the snapshot. Call "
+                "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
+            )
+        if not 0 <= index < len(self.table):
+            raise IndexError(
+                f"batch_index is {index}, and the gradients of {len(self.table)} minibatches are "
+                f"stored: 0 to {len(self.table) - 1}, by their position in the data of "
+                "update_full_grads()."
+            )
+        return self.table[index]
+
+    def check(self, network: Network, terms: Terms, closure: Any) -> None:
+        """Compute the losses of the first row after a refresh again, at the snapshot."""
+        if self._is_checked or not isinstance(terms.reference, Row) or self.snapshot is None:
+            return
+        if network.outside.fingerprint() in (None, self._outside):
+            row = terms.reference
+            difference = row.difference(closure, self.snapshot)
+            if difference is None:
+                return
+            if difference:
+                raise RuntimeError(RESHUFFLED.format(index=row.index, difference=difference))
+        self._is_checked = True
+
+    # --- the snapshot --------------------------------------------------------------------------
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether there is a snapshot."""
+        return self.snapshot is not None
+
+    @property
+    def point(self) -> Point | None:
+        """The snapshot."""
+        return self.snapshot
+
+    def refresh(self, network: Network, full: FullGradient) -> None:
+        """Take a snapshot of the current weights, and keep the full gradient there."""
+        for row in full.rows:
+            _center(row, full.mean)
+        if self.snapshot is None:
+            self.snapshot = Point.copied(network, frozen=True)
+        else:
+            self.snapshot.move()
+        self.mean, self.in_objective = full.mean, full.reached
+        self.table, self._is_checked = full.rows or None, False
+        self._outside = network.outside.fingerprint() if full.rows else None
+
+    def discard(self) -> None:
+        """Forget the snapshot and free its memory."""
+        self.snapshot, self.table, self.mean, self.in_objective = None, None, [], ()
+
+    # --- files ---------------------------------------------------------------------------------
+
+    def state(self, network: Network) -> dict[str, Any] | None:
+        """The snapshot. All devices hold the same, except for states that operators change."""
+        if self.snapshot is None:
+            return None
+        number = {p: n for n, p in enumerate(network.parameters)}
+        frozen = (
+            (number[p], list(row if _mxnet.is_auxiliary(p) else row[:1]))
+            for p, row in zip(network.frozen, self.snapshot.frozen or ())
+        )
+        table = None if self.table is None else states.table_state(network, self.table)
+        if table is not None:
+            table.update(is_centered=True, outside=self._outside)
+        return {
+            "weights": states.by_number(network, [row[0] for row in self.snapshot.weights]),
+            "full_grads": states.by_number(network, self.mean[0]),
+            "frozen": saving.ByParameter(frozen),
+            "in_objective": states.by_number(network, self.in_objective),
+            "table": table,
+        }
+
+    def problems(self, network: Network, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        names = {"weights", "full_grads", "frozen", "in_objective", "table"}
+        if not isinstance(state, dict) or set(state) != names:
+            yield "its snapshot has another form"
+            return
+        yield from states.array_problems(network, state["weights"], "snapshot")
+        yield from states.array_problems(
+            network, state["full_grads"], "full gradient", summed=True
+        )
+        if set(state["frozen"]) - set(states.numbers(network, trainable=False)):
+            yield "its frozen values belong to other parameters"
+            return
+        for number, values in state["frozen"].items():
+            for value in values:
+                parameter = network.parameters[number]
+                yield from states.array_problem(value, "frozen value", parameter)
+        if state["table"] is not None:
+            hint = " (save after update_full_grads() without store_grads=True)"
+            yield from states.table_problems(network, state["table"], hint)
+
+    def assign(self, network: Network, state: dict[str, Any]) -> None:
+        """Take over a snapshot. Its table is checked again: the data may have changed."""
+        snapshot = Point.copied(network, frozen=True)
+        for number, weights in zip(states.numbers(network), snapshot.weights):
+            states.put([state["weights"][number]], weights)
+        frozen = zip(states.numbers(network, trainable=False), snapshot.frozen or ())
+        for number, values in frozen:
+            if number in state["frozen"]:
+                states.put(state["frozen"][number], values)
+        self.mean = states.to_columns(network, state["full_grads"])
+        self.in_objective = [state["in_objective"][n] for n in states.numbers(network)]
+        table = state["table"]
+        self.table, self._is_checked = None, False
+        if table is not None:
+            self.table = states.rows_of(network, table, range(len(table["counts"])))
+            outside = table.get("outside")
+            self._outside = outside if isinstance(outside, int) else None
+        self.snapshot = snapshot
+
+
+def _center(row: Row, mean: Columns) -> None:
+    """Turn a row r into ``r - c mu``, in place."""
+    for count, grads, means in zip(row.counts, row.grads, mean):
+        assign([grads, means], (0, ((1.0, 0), (-float(count), 1))))
+
+
+class Coefficient:
+    """The coefficient in force, and the schedule of the next ones: a part of a file.
+
+    Parameters
+    ----------
+    schedule : float or callable
+        A number, or a function from the snapshot's index to a number.
+
+    Attributes
+    ----------
+    value : float
+        The coefficient in force.
+    """
+
+    def __init__(self, schedule: Schedule) -> None:
+        self._schedule, self.value = schedule, _at(schedule, 0)
+        self._next = self.value
+
+    def change(self, schedule: Schedule, index: int) -> None:
+        """Change to another schedule, in force for the snapshot of an index."""
+        self.value, self._schedule = _at(schedule, index), schedule
+
+    def ask(self, index: int) -> None:
+        """Ask the schedule for the coefficient of the next snapshot, before its pass."""
+        self._next = _at(self._schedule, index)
+
+    def advance(self) -> None:
+        """Put the coefficient of the next snapshot in force."""
+        self.value = self._next
+
+    def is_over(self, num_snapshots: int) -> bool:
+        """Whether the schedule wants no more snapshots."""
+        is_over = getattr(self._schedule, "is_over", None)
+        return is_over is not None and bool(is_over(num_snapshots))
+
+    # --- a part of a file ----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The coefficient, and its schedule: a number, an object, or the word "function"."""
+        schedule: Any = self._schedule
+        if not callable(schedule):
+            schedule = float(schedule)
+        elif hasattr(schedule, "__name__"):
+            schedule = "function"
+        return {"schedule": schedule, "coefficient": self.value}
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if not isinstance(state, dict) or set(state) != {"schedule", "coefficient"}:
+            yield "its coefficient has another form"
+            return
+        for value in (state["coefficient"], state["schedule"]):
+            if isinstance(value, float) and not 0 <= value < math.inf:
+                yield f"its coefficient is {value}"
+        if not isinstance(state["coefficient"], float):
+            yield "its coefficient is no number"
+        saved, live = state["schedule"], self.state()["schedule"]
+        was, is_now = map(_kind, (saved, live))
+        if was != is_now:
+            yield f"the coefficient was {was} and is {is_now} here"
+        elif isinstance(saved, saving.SavedObject):
+            yield from saving.object_problems(saved, live, "the coefficient")
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        schedule = state["schedule"]
+        if isinstance(schedule, saving.SavedObject):
+            saving.assign_object(schedule, self._schedule)
+        elif isinstance(schedule, float):
+            self._schedule = schedule
+        self.value = state["coefficient"]
+
+
+def _at(schedule: Schedule, index: int) -> float:
+    if isinstance(schedule, str):
+        raise TypeError(
+            f"coefficient must be a number or a schedule, got {schedule!r}. For alpha-SVRG pass "
+            "coefficient=gluon_svrg.schedule.Linear(0.75, num_snapshots)."
+        )
+    value = schedule(index) if callable(schedule) else schedule
+    return _arguments.number(value, "coefficient (1 is SVRG, 0 the plain optimizer)")
+
+
+def _kind(schedule: Any) -> str:
+    if isinstance(schedule, saving.SavedObject):
+        return schedule.class_name
+    if isinstance(schedule, (float, str)):
+        return "a number" if isinstance(schedule, float) else schedule
+    return type(schedule).__name__
+
+
+def barzilai_borwein_rate(
+    method: SVRG, network: Network, full: FullGradient, wds: Sequence[float], steps: int
+) -> float | None:
+    """The learning rate from the last snapshot and the current weights. Waits for the device.
+
+    ::
+
+        rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
+
+    ``dw`` is the change of the weights, ``dmu`` that of the full gradient, ``M`` the number of
+    steps in between, and ``wd`` the optimizer's weight decay, which is part of the objective but
+    not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``.
+
+    Returns
+    -------
+    float or None
+        None without a snapshot, if the curvature is not positive, or if nothing has moved.
+    """
+    if method.snapshot is None:
+        return None
+    squared = product = 0.0
+    now = [row[0] for row in map(_mxnet.all_rows, network.trainable)]
+    then = [row[0] for row in method.snapshot.weights]
+    for wd, *arrays in zip(wds, then, method.mean[0], now, full.mean[0]):
+        for w, mu, new_w, new_mu in zip(*map(pieces, arrays)):
+            dw = new_w - w
+            squared += float(np.dot(dw, dw))
+            product += float(np.dot(dw, new_mu - mu)) + wd * float(np.dot(dw, dw))
+    denominator = steps * product
+    rate = squared / denominator if denominator > 0 else math.inf
+    return rate if math.isfinite(rate) else None
+
+
+def _check_rate_can_be_set(optimizer: Any, settings: Any, kvstore: Any) -> None:
+    """Raise unless this optimizer can use the learning rate of Barzilai and Borwein."""
+    if not _mxnet.steps_along_gradient(optimizer):
+        name = _mxnet.class_of(optimizer).__name__
+        raise ValueError(
+            f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
+            "meant for steps along the gradient itself."
+        )
+    scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
+    if scheduler is not None:
+        raise ValueError(
+            "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
+            f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
+        )
+    if not kinds.kind_of(kvstore).reduces:
+        raise ValueError(
+            "barzilai_borwein=True needs the number of steps between two snapshots, which no "
+            f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
+        )
 
 
 class SVRGTrainer(VarianceReducedTrainer):
@@ -116,7 +445,7 @@ class SVRGTrainer(VarianceReducedTrainer):
         prox: ProxArgument = None,
     ) -> None:
         if _arguments.flag(barzilai_borwein, "barzilai_borwein"):
-            checks.check_rate_can_be_set(optimizer, optimizer_params, kvstore)
+            _check_rate_can_be_set(optimizer, optimizer_params, kvstore)
         self._svrg = SVRG(coefficient)
         super().__init__(
             self._svrg,
@@ -131,18 +460,16 @@ class SVRGTrainer(VarianceReducedTrainer):
         )
         self._sets_rate = barzilai_borwein
 
-    def _take_over(self, full: FullGradient, table: Table | None) -> None:
-        rate = self._barzilai_borwein_rate(full) if self._sets_rate else None
-        super()._take_over(full, table)
+    def _take_over(self, full: FullGradient) -> None:
+        rate = None
+        if self._sets_rate:
+            network = self._network
+            indices = list(map(network.parameters.index, network.trainable))
+            wds = _mxnet.weight_decays(self.optimizer, indices)
+            rate = barzilai_borwein_rate(self._svrg, network, full, wds, self.inner_steps)
+        super()._take_over(full)
         if rate is not None:
             self.set_learning_rate(rate * (1 - self.optimizer.momentum))
-
-    def _barzilai_borwein_rate(self, full: FullGradient) -> float | None:
-        """The rate from the last two snapshots, without momentum."""
-        network = self._work.network
-        indices = list(map(network.parameters.index, network.trainable))
-        wds = _mxnet.weight_decays(self.optimizer, indices)
-        return self._svrg.learning_rate(network, full, wds, self.inner_steps)
 
     @property
     def coefficient(self) -> float:

@@ -4,26 +4,28 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import AbstractContextManager, ExitStack
-from functools import partial
-from typing import Any, Callable, Iterable
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from typing import Any, Callable, Iterable, Iterator
 
+import numpy as np
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
-from . import _arguments, _mxnet, checks, saving
+from . import _arguments, _mxnet, saving
 from .loading import LoadedStates
-from .methods.at_work import MethodAtWork
-from .methods.interface import Method
-from .methods.live_gradients import NOTHING, LiveGradients
-from .methods.table import Table
-from .passes.batches import check_data, initialize, one_pass
-from .passes.closure import Loss, check_closure
-from .passes.entries import all_finite
-from .passes.estimate import Terms
-from .passes.full_pass import FullGradient
-from .passes.interrupts import uninterrupted
-from .passes.network import check_dtypes
+from .passes.arrays import are_equal, are_finite, columns
+from .passes.closure import Loss, Recorded, check_closure, record
+from .passes.data import check_data, initialize, number_of, one_pass
+from .passes.estimate import Estimate, Terms, estimate, plain
+from .passes.full_pass import FullGradient, full_gradient
+from .passes.live_gradients import NOTHING, LiveGradients
+from .passes.method import Method, MethodPart
+from .passes.network import Network, check_dtypes
+from .passes.points import Point
+from .passes.progress import Progress
+from .passes.random_lock import Losses, RandomLock, start
+from .passes.table import Row
+from .passes.warnings import warn
 from .prox import ProxArgument
 from .proximal import ProximalOperators
 from .registered import EpochCount, Registered
@@ -31,18 +33,31 @@ from .stores import calls
 from .stores.agreement import agreement
 from .stores.kvstore_trainer import KVStoreTrainer
 
+RETURNS_OUTPUT = (
+    "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
+    "differentiated: if one is the output of the network, return the loss alone, and keep the "
+    "output by other means."
+)
+LOSS_IS_ONE = (
+    "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
+    "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
+    "minibatch, call step(1). If it is the sum over the samples, this is right, and the warning "
+    "has no meaning."
+)
+_IN_A_ROW = 5  # minibatches of one loss entry, before that is taken for a mean
+
 
 class VarianceReducedTrainer(KVStoreTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
-    It says what happens in which order. Its parts own what they change: the method at work, what
-    the live gradients hold, the proximal operators, and states that were loaded. The kvstore is
-    that of its base class.
+    It says what happens in which order. Its parts own what they change: the method, the network's
+    arrays, what the live gradients hold, the random lock, the proximal operators, and states that
+    were loaded. The kvstore is that of its base class.
 
     Parameters
     ----------
     method : Method
-        Decides what to add to a minibatch's gradient.
+        Decides what to make of a minibatch's gradient.
     lock_random : bool or 'auto'
         Whether both passes of a step draw the same random numbers.
     params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
@@ -66,6 +81,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         name = type(self).__name__
         method.check_compression(compression_params, name)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
+        self._lock = RandomLock(lock_random)
         super().__init__(
             params,
             optimizer,
@@ -73,20 +89,26 @@ class VarianceReducedTrainer(KVStoreTrainer):
             kvstore,
             compression_params,
             update_on_kvstore,
-            name if method.needs_reduced else "A prox" if prox is not None else "",
+            name if method.moves else "A prox" if prox is not None else "",
         )
-        self._work = MethodAtWork(method, lock_random, self._all_parameters)
-        self._live = LiveGradients(method, self._work.network)
-        self._loaded = LoadedStates(params)
-        self._registered = Registered()
+        self._method, self._network = method, Network(self._all_parameters)
+        self._live = LiveGradients(method, self._network)
+        self._progress = Progress()
+        self._loaded, self._registered = LoadedStates(params), Registered()
+        # Replaced with the network's arrays
+        self._here: Point | None = None  # the current weights
+        # For the user's block, and his warnings
+        self._is_at_snapshot = False
+        self._of_one_entry = 0  # minibatches in a row
+        self._warned: set[str] = set()
 
     def __repr__(self) -> str:
-        method, counters = self._work.method, self._work.counters
+        method = self._method
         about = [type(self.optimizer).__name__.lower(), *method.settings]
         if method.needs_table:
             about.append(f"{len(method.table or ())} gradients stored")
         elif method.needs_refresh and self.has_snapshot:
-            about.append(f"snapshot {self.num_snapshots}, {counters.inner_steps} steps since")
+            about.append(f"snapshot {self.num_snapshots}, {self.inner_steps} steps since")
         elif method.needs_refresh:
             about.append("no snapshot")
         if method.coefficient is not None:
@@ -116,9 +138,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It must
             compute the same loss each time, and its last call is at the current weights. It is
             called twice if the method compares with other weights; once if it does not, or there is
-            nothing to compare with; and up to twice more in the first step after a refresh, which
-            is checked. You may leave it out after `correct_grads`, and after your own backward
-            where the trainer is the plain optimizer.
+            nothing to compare with; and once more for the first stored gradient after a refresh.
+            You may leave it out after `correct_grads`, and after your own backward where the
+            trainer is the plain optimizer.
         batch_index : int, optional
             The position of this minibatch in the data, from 0, on each worker. `SAGATrainer` and
             `SAGTrainer` always need it; `SVRGTrainer` takes it if gradients were stored.
@@ -135,7 +157,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             `correct_grads`; if a backward has overwritten the result of `correct_grads`.
         TypeError, ValueError
             If ``batch_size`` is no positive number.
-        TypeError, ValueError, IndexError, MemoryError, RuntimeError
+        TypeError, ValueError, IndexError, RuntimeError
             As `correct_grads`.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
@@ -148,24 +170,25 @@ class VarianceReducedTrainer(KVStoreTrainer):
         until `discard_snapshot` or `update_full_grads`: `full_grads` and `gluon_svrg.variance` show
         it.
         """
-        checks.check_not_closure(ignore_stale_grad)
-        checks.check_batch_size(batch_size)
-        loss, live, loss_scale = None, self._live, self._loss_scale
+        if callable(ignore_stale_grad):
+            raise TypeError(
+                "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
+                "closure by its name: step(batch_size, closure=...)."
+            )
+        _check_batch_size(batch_size)
+        loss = None
         if closure is not None:
-            checked_index = self._work.method.checked_index
-            batch_index = checked_index(batch_index, "step", type(self).__name__)
-            loss = self._correct(closure, batch_index, loss_scale, is_half=False)
+            loss = self._correct(closure, batch_index, "step")
         elif batch_index is not None:
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
             self._start_shared_kvstore()
-        live.check_unchanged("step", loss_scale.of_live_grads)
-        if live.entries == 1 and batch_size > 1:
-            self._work.check_batch_size(batch_size, self._num_workers)
-        live.show_marks(ignore_stale_grad)
-        if loss_scale.is_on and self._overflows_on_kvstore():
-            loss_scale.skip()
+        self._live.check_unchanged("step", self._loss_scale.of_live_grads)
+        self._look_at_batch_size(batch_size)
+        self._live.show_marks(ignore_stale_grad)
+        if self._loss_scale.is_on and self._overflows_on_kvstore():
+            self._loss_scale.skip()
         else:
             try:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
@@ -207,50 +230,90 @@ class VarianceReducedTrainer(KVStoreTrainer):
             If the loss is on a device without parameters, or depends on none of them; if its number
             of entries differs from that of the stored minibatch; if the index of a table was
             already used since the last update and gradients accumulate (``grad_req='add'``).
-        MemoryError
-            If there is no memory for another row of a table.
         RuntimeError
             If the closure called backward itself, assigned a parameter, or computed something else
             in its second call (see `lock_random`); inside `at_snapshot`; if parameters have changed
-            in shape, dtype, device or ``grad_req`` since the snapshot; if no gradients are stored,
-            or the stored one differs at the first step after a refresh (unless
-            ``lock_random=False``).
+            in shape, dtype, device or ``grad_req`` since the snapshot, or were initialized anew; if
+            no gradients are stored, or the losses of the first stored one after a refresh differ
+            (unless ``lock_random=False``).
 
         Warns
         -----
         UserWarning
-            If both gradients differ at the first step after a refresh (``lock_random='auto'``).
+            If both losses differ at the first step after a refresh, or at the first step that has a
+            reference (``lock_random='auto'``).
         """
-        checked_index = self._work.method.checked_index
-        batch_index = checked_index(batch_index, "correct_grads", type(self).__name__)
-        return self._correct(closure, batch_index, self._loss_scale, is_half=True)
+        return self._correct(closure, batch_index, "correct_grads")
 
-    def _correct(
-        self,
-        closure: Callable[[], Loss],
-        batch_index: int | None,
-        loss_scale: _mxnet.LossScale,
-        *,
-        is_half: bool,
-    ) -> Loss:
-        """Compute an estimate; the user has the other half of the step if this is one half."""
+    def _correct(self, closure: Callable[[], Loss], batch_index: int | None, name: str) -> Loss:
+        """Leave the estimate of a minibatch in the live gradients, for `step` or for the user."""
+        batch_index = self._method.checked_index(batch_index, name, type(self).__name__)
         check_closure(closure)
-        self._check_outside("correct_grads" if is_half else "step")
-        is_in_force = self._start_with(closure)
-        work, live, scale = self._work, self._live, loss_scale.value
-        before = live.make_room(is_half=is_half)
-        terms = work.method.terms(batch_index, live) if is_in_force else Terms()
+        self._check_outside(name)
+        self._start_with(closure)
+        self._live.make_room()
+        terms = self._method.terms(self._network, batch_index, self._live.rows)
+        loss_scale = self._loss_scale
+        if terms is None:
+            found = plain(self._network.parameters, closure, loss_scale.value)
+            self._live.hold_plain(found)
+        else:
+            before = self._network.accumulated()
+            try:
+                found = self._estimate(closure, terms, loss_scale.value)
+                row = self._method.row(self._network, terms, found, batch_index)
+                is_half = name != "step"
+                self._live.hold(found, row, batch_index, loss_scale.value, is_half=is_half)
+            except BaseException:
+                for grad, value in before:
+                    value.copyto(grad)
+                raise
+            for grad, value in before:
+                grad += value
+        loss_scale.let_optimizer_undo()
+        self._progress.grad_evaluations += found.differentiated
+        self._look_at_losses(found.recorded.loss)
+        return found.recorded.loss
+
+    def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
+        """Compute an estimate, with the random numbers that belong to it."""
+        lock, row, here = self._lock, terms.reference, self._here
+        assert here is not None
+        is_fixed = isinstance(row, Row) and row.seed is not None
         try:
-            found = work.estimate(closure, terms, scale)
-            loss_scale.let_optimizer_undo()
-            live.hold(batch_index, terms, found, before, scale)
-        except Exception:
-            raise  # what was held is as before
-        except BaseException:
-            live.drop()  # an interrupt may have come before it was known what they hold
-            raise
-        work.look_at(found, has_schedule=self._registered.has_refreshes)
-        return found.loss
+            if lock.mode is not False:
+                self._method.check(self._network, terms, closure)
+            compare = self._comparison(closure, terms)
+            seed = row.seed if isinstance(row, Row) and is_fixed else lock.new_seed()
+            return estimate(here, closure, terms, seed, scale, compare)
+        finally:
+            if is_fixed:
+                lock.move_on()  # what is drawn next is not the same each time
+
+    def _comparison(self, closure: Callable[[], Loss], terms: Terms) -> Any:
+        """What compares the losses of the first step after a refresh, where both are the same.
+
+        Without a refresh, the losses of the first step that has a reference are computed twice.
+        """
+        reference, lock = terms.reference, self._lock
+        if self._progress.compared or lock.mode != "auto" or not isinstance(reference, Point):
+            return None
+        self._progress.compared = True
+        if self.num_snapshots or not self._method.needs_closure:
+            pairs = zip(reference.columns, columns(self._network.weights))
+            return self._compare if all(are_equal(*pair) for pair in pairs) else None
+        is_repeated = False
+        while not is_repeated:
+            seed, found = lock.new_seed(), []
+            for _ in range(2):
+                start(seed)
+                with self._network.outside.protected(), Point.here(self._network).entered():
+                    found.append(record(closure, (), self._network.devices))
+            is_repeated = self._compare(*found)
+        return None
+
+    def _compare(self, first: Recorded, second: Recorded) -> bool:
+        return self._lock.is_repeated(Losses.of(first.losses), Losses.of(second.losses))
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
@@ -279,7 +342,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
-        checks.check_batch_size(batch_size)
+        _check_batch_size(batch_size)
         self._live.check_reduced()
         self._check_intact("update")
         self._live.show_marks(ignore_stale_grad)
@@ -290,65 +353,74 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_reduced(self) -> None:
         """Let the method compute its next state from V and its loss entries C."""
-        live, work = self._live, self._work
+        live = self._live
         if live.awaits_reduction:
-            work.check_unchanged()
-            entries = self._sum_over_workers([live.entries, *work.method.numbers(live)])
+            self._bind()
+            entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
-        self._prox.note_moving(self._work.network.parameters)
+        self._prox.note_moving(self._network.parameters)
         self._live.prepare_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
         self._live.end()
         if self._prox.are_moving:
-            self._prox.apply(self._work.network.parameters, self.optimizer)
+            self._prox.apply(self._network.parameters, self.optimizer)
 
     def _on_not_updated(self) -> None:
         """Keep the method's old state."""
-        self._live.drop_next_state()
+        if self._method.moves:
+            self._live.drop()
 
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
-        return self._work.network.is_elsewhere
+        return self._network.is_elsewhere
 
     def _finish_step(self) -> None:
         self._live.drop()  # of a step that was skipped
-        self._work.count_step()
+        self._progress.steps += 1
+        self._progress.inner_steps += self._method.has_reference
 
     # --- before a step -------------------------------------------------------------------------
 
-    def _start_with(self, closure: Callable[[], Any]) -> bool:
-        """Prepare a pass: parameters, kvstore, and a snapshot that fits the parameters.
-
-        Returns
-        -------
-        bool
-            Whether the method corrects gradients now.
-        """
-        work = self._work
-        is_new = work.method.has_reference and not work.is_bound
+    def _start_with(self, closure: Callable[[], Any]) -> None:
+        """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
+        needs_arrays = self._method.has_reference or self._method.needs_closure
+        is_new = needs_arrays and self._here is None
         if is_new or self._loaded.is_waiting or self._must_start_kvstore():
-            deque(initialize(work.network.parameters, closure, iter([()])))
+            deque(initialize(self._network.parameters, closure, iter([()])), 0)
             self._start_kvstore()
-        is_in_force = self._is_in_force()
-        if is_in_force:
-            work.check_unchanged()
-        return is_in_force
+        self._apply_loaded()
+        if needs_arrays or self._method.has_reference:
+            self._bind()
+
+    def _bind(self) -> None:
+        """Bind to the current arrays of the parameters; raise if the reference does not fit."""
+        if self._here is not None and self._network.is_bound():
+            return
+        difference = self._network.difference() if self._method.has_state else ""
+        if difference:
+            raise RuntimeError(
+                f"The parameters have changed since the snapshot: {difference}. Take a new one "
+                "with update_full_grads(), or call discard_snapshot()."
+            )
+        self._here = None  # until all is bound
+        self._network.bind()
+        self._method.bind(self._network)
+        self._here = Point.here(self._network, moves_states=True)
 
     def _is_in_force(self) -> bool:
         """Whether the method corrects gradients now."""
         self._apply_loaded()
-        return self._work.method.has_reference
+        return self._method.has_reference
 
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
-        self._work.bind_copy()
-        method = self._work.method
+        method = self._method
         if self._live.stage == NOTHING and (self._is_in_force() or method.needs_closure):
             raise RuntimeError(method.not_corrected.format(name=name, method=type(method).__name__))
         self._live.check_intact(name)
@@ -360,7 +432,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
                 "the trainer records what the closure computes by itself."
             )
-        if self._work.is_at_snapshot:
+        if self._is_at_snapshot:
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
                 "computes with other weights. Call it after the block."
@@ -371,8 +443,30 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._start_kvstore()
         if not self._updates_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced
-        trainable = filter(_mxnet.is_trainable, self._work.network.parameters)
-        return not all_finite(grad for p in trainable for grad in _mxnet.gradients(p))
+        trainable = filter(_mxnet.is_trainable, self._network.parameters)
+        return not are_finite(grad for p in trainable for grad in _mxnet.gradients(p))
+
+    # --- what trains, but probably not as it was meant to --------------------------------------
+
+    def _look_at_batch_size(self, batch_size: float) -> None:
+        """Warn if losses of one entry, probably means already, are divided once more."""
+        is_one = self._live.entries == 1 and batch_size > self._num_workers
+        self._of_one_entry = self._of_one_entry + 1 if is_one else 0
+        if self._of_one_entry == _IN_A_ROW:
+            self._warn_once(LOSS_IS_ONE.format(count=_IN_A_ROW, batch_size=batch_size), "one")
+
+    def _look_at_losses(self, loss: Loss) -> None:
+        """Warn if an output of the network is returned beside its loss."""
+        if isinstance(loss, (list, tuple)):
+            shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
+            for device, shape in shapes:
+                if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
+                    self._warn_once(RETURNS_OUTPUT.format(one=shape[:1], other=shape), "output")
+
+    def _warn_once(self, text: str, what: str) -> None:
+        if what not in self._warned:
+            self._warned.add(what)
+            warn(text)
 
     # --- a refresh -----------------------------------------------------------------------------
 
@@ -444,67 +538,79 @@ class VarianceReducedTrainer(KVStoreTrainer):
         copy of the frozen ones; once more for large float32 parameters on a CPU, where oneDNN
         computes gradients.
         """
-        if callable(data) and not callable(closure):
-            raise TypeError(
-                "update_full_grads(closure, data) was called with its arguments in the other order."
-            )
-        check_closure(closure)
         check_data(data, closure)
-        method, loss_scale = self._work.method, self._loss_scale
         stored = _arguments.flag(store_grads, "store_grads") or _arguments.flag(store, "store")
-        method.check_store_grads(stored, type(self).__name__)
+        self._method.check_store_grads(stored, type(self).__name__)
         self._check_outside("update_full_grads")
         if self._is_over():
             self.discard_snapshot()
             return float("nan")
-        with loss_scale.kept_on_error(), self._work.lock.kept_on_error():
+        keeps_rows = stored or self._method.needs_table
+        with self._loss_scale.kept_on_error(), self._lock.kept_on_error():
             while True:
-                table = Table() if stored or method.needs_table else None
                 try:
-                    return self._refresh(closure, data, progress, table)
+                    return self._refresh(closure, data, progress, keeps_rows)
                 except FloatingPointError:
-                    if not loss_scale.halve(data):
+                    if not self._loss_scale.halve(data):
                         raise
 
     def _refresh(
-        self,
-        closure: Callable[..., Loss],
-        data: Iterable[Any],
-        progress: bool,
-        table: Table | None,
+        self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool, keeps_rows: bool
     ) -> float:
         """Make a pass over the data, then take over all of its results or none."""
-        work, parameters = self._work, self._work.network.parameters
-        size = 2 + len(parameters)
-        if work.method.coefficient is not None:
-            work.method.coefficient.ask(self.num_snapshots)
+        network, parameters, size = self._network, self._network.parameters, 2
+        if self._method.coefficient is not None:
+            self._method.coefficient.ask(self.num_snapshots)
         with ExitStack() as stack:
-            ready = stack.enter_context(agreement(self._workers, size))
+            ready = stack.enter_context(agreement(self._workers, size + len(parameters)))
             calls.refresh()
             batches, show = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, batches)
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             check_dtypes(parameters)
-            if table is not None:
-                batches = work.with_memory(batches, data, show)
+            if keeps_rows:
+                show(_memory_of_rows(parameters, number_of(data)))
             ready.reach([0.0])
-            done = stack.enter_context(agreement(self._workers, size))
+            done = stack.enter_context(agreement(self._workers, size + len(parameters)))
             self._share_weights()
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
-            stack.enter_context(work.refreshing())
-            full = work.full_gradient(closure, batches, self._loss_scale.value, done, table)
-            uninterrupted(partial(self._take_over, full, table))
+            if self._method.has_state and network.difference():
+                self._method.discard()  # no memory of the old snapshot can be reused
+            self._bind()
+            stack.enter_context(network.grads_kept())
+            scale = self._loss_scale.value
+            full = full_gradient(
+                network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
+            )
+        self._take_over(full)
         return full.mean_loss
 
-    def _take_over(self, full: FullGradient, table: Table | None) -> None:
+    def _take_over(self, full: FullGradient) -> None:
         """Turn the results of a pass into a snapshot."""
         self._live.drop()
-        self._work.take_over(full, table)
+        self._method.refresh(self._network, full)
+        coefficient = self._method.coefficient
+        if coefficient is not None:
+            coefficient.advance()
+        progress = self._progress
+        progress.num_snapshots += 1
+        progress.inner_steps, progress.compared = 0, False
+        progress.grad_evaluations += full.entries
+        progress.history.append(
+            {
+                "data_passes": progress.grad_evaluations / full.entries,
+                "steps": progress.steps,
+                "mean_loss": full.mean_loss,
+                "gradient_norm": full.norm,
+                "learning_rate": float(self.learning_rate),
+                "coefficient": None if coefficient is None else coefficient.value,
+            }
+        )
 
     def _is_over(self) -> bool:
         """Whether no more refreshes will be made."""
-        coefficient = self._work.method.coefficient
+        coefficient = self._method.coefficient
         return coefficient is not None and coefficient.is_over(self.num_snapshots)
 
     # --- the snapshot --------------------------------------------------------------------------
@@ -527,13 +633,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Without a snapshot, and inside another such block.
         """
         self._check_outside("at_snapshot")
-        method = self._work.method
+        method = self._method
         if method.needs_table:
             raise RuntimeError(
                 f"at_snapshot() needs a snapshot, and {type(self).__name__} has none: it keeps a "
                 "table of gradients, each taken at other weights."
             )
-        point = self._work.point if self._is_in_force() else None
+        point = method.point if self._is_in_force() else None
         if point is None and method.has_reference:
             raise RuntimeError(
                 f"{type(method).__name__} keeps no weights as it is set up here, so there is "
@@ -541,32 +647,24 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         if point is None:
             raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
-        self._work.check_unchanged()
-        return self._work.at_point(point)
+        self._bind()
+        return self._computing_at(point)
 
-    def at_current_weights(self) -> AbstractContextManager[Any]:
-        """Keep the network at its current weights, inside a ``with`` block, for another thread.
-
-        During `step` and `update_full_grads` the network computes with other weights part of the
-        time, in all threads. A thread that predicts meanwhile waits here for its turn.
-
-        Returns
-        -------
-        context manager
-            Only one thread is inside such a block at a time, and none while the network computes
-            with other weights.
-
-        Examples
-        --------
-        >>> from mxnet import gluon
-        >>> from gluon_svrg import SVRGTrainer
-        >>> net = gluon.nn.Dense(1, in_units=2)
-        >>> net.initialize()
-        >>> trainer = SVRGTrainer(net.collect_params(), 'sgd')
-        >>> with trainer.at_current_weights():
-        ...     weight = net.weight.data().asnumpy()
-        """
-        return self._work.network.lock
+    @contextmanager
+    def _computing_at(self, point: Point) -> Iterator[None]:
+        """Let the network compute at a point; backward writes or adds as the user has set."""
+        if self._is_at_snapshot:
+            raise RuntimeError("at_snapshot() is in force already. Leave one of the blocks out.")
+        network, self._is_at_snapshot = self._network, True
+        try:
+            for p, weights, grads in zip(network.trainable, point.weights, network.live_grads):
+                _mxnet.put_gradients_into([weights], [grads], p.grad_req)
+            with point.entered():
+                yield
+        finally:
+            network.note_overwritten(point.take_touched())
+            network.mark(point.weights)
+            self._is_at_snapshot = False
 
     def discard_snapshot(self) -> None:
         """Go back to the plain optimizer, and free the memory of the snapshot or of the table.
@@ -575,24 +673,31 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("discard_snapshot")
         self._live.release()
-        self._work.discard()
+        self._method.discard()
+        self._network.release()
+        self._here, self._progress.inner_steps = None, 0
         self._loaded.drop_snapshot()
 
     @property
     def has_snapshot(self) -> bool:
         """Whether there is a snapshot; a loaded one may wait until parameters are initialized."""
-        method = self._work.method
-        return method.has_snapshot or (self._loaded.has_snapshot and not method.needs_table)
+        has_one = self._method.has_reference or self._loaded.has_snapshot
+        return has_one and not self._method.needs_table
 
     @property
     def wants_snapshot(self) -> bool:
         """Whether there is no snapshot, and a refresh would take one."""
-        return not (self.has_snapshot or self._work.method.needs_table or self._is_over())
+        return not (self.has_snapshot or self._method.needs_table or self._is_over())
 
     @property
     def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
         """Copies of the snapshot's values, per parameter and device. None without a snapshot."""
-        return self._work.snapshot() if self._is_in_force() else None
+        point = self._method.point if self._is_in_force() else None
+        if point is None:
+            return None
+        parameters = self._network.trainable + self._network.frozen
+        values = zip(parameters, point.weights + (point.frozen or []))
+        return {parameter: [_mxnet.unguarded(v.copy()) for v in row] for parameter, row in values}
 
     @property
     def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
@@ -601,62 +706,76 @@ class VarianceReducedTrainer(KVStoreTrainer):
         The *mean* over all loss entries of all data, or the method's estimate of it; for float16
         parameters in float32.
         """
-        return self._work.full_grads() if self._is_in_force() else None
+        if not self._is_in_force() or not self._method.has_state or not self._method.mean:
+            return None
+        rows = zip(self._network.trainable, zip(*self._method.mean))
+        return {
+            parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
+            for parameter, grads in rows
+        }
 
     @property
     def _needs_refresh(self) -> bool:
         """Whether this is the plain optimizer until a refresh, for `gluon_svrg.estimator`."""
-        return self._work.method.needs_refresh
+        return self._method.needs_refresh
 
     def _check_estimator(self) -> None:
         """Raise if Gluon's `Estimator` cannot train with this."""
-        if self._work.method.needs_table:
+        if self._method.needs_table:
             raise TypeError(
                 f"{type(self).__name__} needs batch_index, the position of each minibatch, which "
                 "an Estimator does not tell. Write the loop yourself, or use SVRGTrainer."
             )
 
-    def _compared(self, name: str) -> MethodAtWork:
-        """The method at work, for `gluon_svrg.variance`; raise if it corrects nothing."""
+    def _check_compares(self, name: str) -> None:
+        """Raise if there is nothing to compare gradients with, for `gluon_svrg.variance`."""
         self._check_outside(name)
-        work, is_in_force = self._work, self._is_in_force()
-        is_table = work.method.needs_table
-        if not is_in_force or (is_table and not work.method.table):
+        method = self._method
+        if not self._is_in_force() or not method.has_state:
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: "
-                + ("the table is empty. " if is_table else "there is no snapshot. ")
+                + ("the table is empty. " if method.needs_table else "there is no snapshot. ")
                 + "Call update_full_grads() first, or take a step with a method that needs none."
             )
-        if not is_table and work.method.terms().is_plain:
+        self._bind()
+        if not method.needs_table and method.terms(self._network, None, {}) in (None, Terms()):
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: as it is set up here, "
-                f"{type(work.method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
+                f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
                 "mixing=1). Change this setting first."
             )
-        work.check_unchanged()
-        return work
 
     # --- counters and settings -----------------------------------------------------------------
 
     @property
     def num_snapshots(self) -> int:
         """The number of snapshots taken."""
-        return self._work.counters.num_snapshots
+        return self._progress.num_snapshots
 
     @property
     def inner_steps(self) -> int:
         """The number of steps since the last snapshot; 0 without one."""
-        return self._work.counters.inner_steps
+        return self._progress.inner_steps
 
     @property
     def grad_evaluations(self) -> int:
         """The number of loss entries that this worker has differentiated.
 
-        Divide it by the size of the worker's data for the number of data passes. All gradients of
-        steps are counted. A refresh counts each minibatch once, but not its checks whether
-        gradients add up and repeat, which compute up to three minibatches again.
+        Divide it by the size of the worker's data for the number of data passes. Losses that are
+        only computed, to look for random numbers, are not counted.
         """
-        return self._work.counters.grad_evaluations
+        return self._progress.grad_evaluations
+
+    @property
+    def history(self) -> list[dict[str, float | None]]:
+        """What was measured at each refresh: ``pandas.DataFrame(trainer.history)`` is its table.
+
+        A dict for each refresh, with ``data_passes`` (gradient evaluations so far, divided by the
+        loss entries of the pass), ``steps`` so far, ``mean_loss`` and ``gradient_norm`` at the
+        snapshot (the norm of the full gradient), ``learning_rate``, and ``coefficient`` (None for
+        methods without one). It is saved with the states.
+        """
+        return [dict(line) for line in self._progress.history]
 
     @property
     def learning_rate(self) -> float:
@@ -670,11 +789,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
     @property
     def lock_random(self) -> bool | str:
         """Whether both passes of a step draw the same random numbers. Can be set."""
-        return self._work.lock.mode
+        return self._lock.mode
 
     @lock_random.setter
     def lock_random(self, value: bool | str) -> None:
-        self._work.change_lock(value)
+        self._lock = RandomLock(value)
+        self._progress.compared = False
 
     @property
     def _loss_scale(self) -> _mxnet.LossScale:
@@ -711,7 +831,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("save_states")
         self._check_states_are_here("save_states")
-        if self._work.is_ready:
+        if self._is_ready:
             self._apply_loaded()
         self._loaded.save(fname, self._header(), self._parts())
 
@@ -739,9 +859,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("load_states")
         self._check_states_are_here("load_states")
-        self._loaded.load(fname, self._header(), self._parts(), self._work.network.parameters)
+        self._loaded.load(fname, self._header(), self._parts(), self._network.parameters)
         self._live.drop()
-        self._work.forget_reference()
+        self._method.discard()
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that `gluon.Trainer.load_states` can load.
@@ -760,7 +880,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("export_optimizer_states")
         self._check_states_are_here("export_optimizer_states")
-        if not self._work.is_ready:
+        if not self._is_ready:
             raise RuntimeError(
                 "There are no optimizer states to export before the parameters are initialized. "
                 "Run a forward pass first."
@@ -793,37 +913,55 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
         return self._registered.shared(EpochCount)
 
+    @property
+    def _is_ready(self) -> bool:
+        """Whether all parameters are initialized."""
+        return all(map(_mxnet.has_data, self._network.parameters))
+
     def _header(self) -> dict[str, Any]:
-        network = self._work.network
-        name = type(self._work.method).__name__
+        network, name = self._network, type(self._method).__name__
         return self._loaded.header(name, network.parameters, len(network.devices))
 
     def _parts(self) -> dict[str, Any]:
         """All parts of a file."""
-        work, parameters = self._work, self._work.network.parameters
+        parameters = self._network.parameters
         return {
             "optimizer": saving.OptimizerSettings(self.optimizer, parameters),
-            "counters": work.counters,
-            "lock": work.lock,
-            "coefficient_schedule": work.method.coefficient or saving.NoPart(),
+            "counters": self._progress,
+            "lock": self._lock,
+            "coefficient_schedule": self._method.coefficient or saving.NoPart(),
             "schedules": self._registered,
             "scaler": self._loss_scale,
             "optimizer_states": saving.OptimizerStates(
                 self.optimizer, self._all_updaters, parameters
             ),
-            "method": work,
+            "method": MethodPart(self._method, self._network),
         }
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, once the parameters are initialized; raise if a snapshot waits."""
         if not self._loaded.is_waiting:
             return
-        if self._work.is_ready:
+        if self._is_ready:
             self._start_kvstore()
-            self._work.bind()
+            self._bind()
             self._loaded.apply(self._header(), self._parts())
         if self._loaded.has_snapshot:
             raise RuntimeError(
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."
             )
+
+
+def _check_batch_size(batch_size: Any) -> None:
+    """Raise unless gradients can be divided by this."""
+    if type(batch_size) is not int or batch_size <= 0:  # the rest takes Python longer to tell
+        _arguments.number(batch_size, "batch_size", open_low=True)
+
+
+def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:
+    """The memory of stored gradients, for a progress bar."""
+    trainable = filter(_mxnet.is_trainable, parameters)
+    grads = [grad for p in trainable for grad in _mxnet.gradients(p)]
+    each = sum(max(np.dtype(grad.dtype).itemsize, 4) * grad.size for grad in grads)
+    return f"storing {each * (count or 1) / 1e6:.3g} MB" + ("" if count else " each")

@@ -10,14 +10,14 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from ._mxnet import Arrays, Flags
-from .passes import random_lock
-from .passes.batches import arguments, check_data, one_pass
-from .passes.closure import Loss, check_closure
-from .passes.estimate import Row, Terms
-from .passes.network import check_dependent
+from . import _mxnet
+from .passes.arrays import Columns, dense
+from .passes.closure import Loss, Recorded, check_closure
+from .passes.data import arguments, check_data, one_pass
+from .passes.estimate import Terms, differentiate
 from .passes.points import Point
-from .passes.sums import new_sum
+from .passes.random_lock import draw_seed, start
+from .passes.table import Row
 from .trainer import VarianceReducedTrainer
 
 __all__ = ["Variance", "variance"]
@@ -43,7 +43,8 @@ class Variance:
         SAGA have no bias, up to rounding, on their own data without random numbers. With dropout
         they have one, because the masks here are not those of the full gradient.
     cosine_distance_plain : float
-        Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches.
+        Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches, without
+        those that are zero, which have no direction; nan if there is no pair.
     cosine_distance_estimate : float
         The same for the estimates.
     best_coefficient : float
@@ -186,103 +187,81 @@ def variance(
             f"variance() needs a trainer of this package, got {type(trainer).__name__}: it "
             "compares the gradients of SVRGTrainer and others with plain ones."
         )
-    work = trainer._compared("variance")
-    method, network, locked = work.method, work.network, work.lock.locked
-    terms = method.terms(0 if method.needs_table else None)
-    coefficient = -terms.b or 1.0
-    here = Point.untouched(network)
-    mean = [row[0].asnumpy().astype("float64").ravel() for row in terms.mean or ()]
-    moments = _Moments([row[0].size for row in network.weights], coefficient)
-    scale = trainer._loss_scale.value
+    trainer._check_compares("variance")
+    method, network, locked = trainer._method, trainer._network, trainer._lock.locked
+    here, scale = Point.here(network), trainer._loss_scale.value
+    moments: _Moments | None = None
     with ExitStack() as stack:
         if locked:  # later random numbers do not depend on the data
-            stack.callback(random_lock.start, random_lock.draw_seed())
+            stack.callback(start, draw_seed())
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
         for number, batch in enumerate(batches):
             inputs, index = arguments(batch), number if method.needs_table else None
-            terms, seed = method.terms(index), number + 1 if locked else None
-            if isinstance(terms.reference, Row) and terms.reference.seed is not None:
-                seed = terms.reference.seed
-            with network.outside.protected(search=True):
-                plain, counts = _mean_grad(here, closure, inputs, scale, seed)
-                then = _reference_grad(terms, closure, inputs, scale, seed, counts)
-            v = list(_estimates(terms, plain, then, mean))
-            v = method.handed_over(v, sum(counts), index)
+            terms, seed = method.terms(network, index, {}), number + 1 if locked else None
+            reference = terms.reference
+            if isinstance(reference, Row) and reference.seed is not None:
+                seed = reference.seed
+            with network.outside.protected(gradients=True, search=True):
+                plain, recorded = _mean_grad(here, closure, inputs, scale, seed)
+                then = None
+                if isinstance(reference, Point):
+                    then, _ = _mean_grad(reference, closure, inputs, scale, seed)
+                elif reference is not None:
+                    reference.check_counts(recorded)
+                    then = _means(reference.grads, recorded.entries)
+            v = method.handed_over(
+                network, list(_estimates(terms, plain, then)), recorded.entries, index
+            )
+            # The subtracted term, so that v = g - coefficient * control.
+            coefficient = -terms.b or -terms.k or 1.0
+            if moments is None:
+                moments = _Moments(list(map(len, plain)), coefficient)
             control = [(g - x) / coefficient for g, x in zip(plain, v)]
-            moments.add(sum(counts), plain, control)
-    if not moments.minibatches:
+            moments.add(recorded.entries, plain, control)
+    if moments is None:
         raise ValueError("There was no data to compute a variance over.")
-    return moments.result(network.trainable, _distance(here, terms.reference))
-
-
-def _reference_grad(
-    terms: Terms,
-    closure: Callable[..., Loss],
-    inputs: Sequence[Any],
-    scale: float,
-    seed: int | None,
-    counts: Sequence[int],
-) -> list[np.ndarray]:
-    """The mean gradient of a minibatch at the reference, per parameter; empty if there is none."""
-    if isinstance(terms.reference, Point):
-        return _mean_grad(terms.reference, closure, inputs, scale, seed)[0]
-    if isinstance(terms.reference, Row):
-        terms.reference.check_counts(counts)
-        return _means(terms.reference.grads, sum(counts))
-    return []
+    return moments.result(network.trainable, _distance(here, method.point))
 
 
 def _estimates(
-    terms: Terms, plain: list[np.ndarray], then: list[np.ndarray], mean: list[np.ndarray]
+    terms: Terms, plain: list[np.ndarray], then: list[np.ndarray] | None
 ) -> Iterator[np.ndarray]:
-    """``g + b r + k m`` for each parameter, all of them means."""
-    k = float(terms.k.asscalar()) if isinstance(terms.k, NDArray) else terms.k
+    """``a g + b r + k m`` for each parameter, all of them means."""
     for n, g in enumerate(plain):
         v = g
-        if then and (terms.only is None or terms.only[n]):
-            v = v + terms.b * then[n]
-        yield v + k * mean[n] if mean else v
+        if terms.only is None or terms.only[n]:
+            v = terms.a * g
+            if then is not None:
+                v = v + terms.b * then[n]
+            if terms.mean is not None:
+                v = v + terms.k * terms.mean[0][n].asnumpy().astype("float64").ravel()
+        yield v
 
 
-def _distance(here: Point, there: Any) -> float:
-    if not isinstance(there, Point):
+def _distance(here: Point, there: Point | None) -> float:
+    if there is None:
         return float("nan")
-    squares = [
-        float(np.sum((now[0].asnumpy().astype("float64") - then[0].asnumpy()) ** 2))
-        for now, then in zip(here.weights, there.weights)
-    ]
-    return float(np.sqrt(sum(squares)))
+    pairs = zip(here.weights, there.weights)
+    return float(np.sqrt(sum(np.sum((_values(a[0]) - _values(b[0])) ** 2) for a, b in pairs)))
+
+
+def _values(array: NDArray) -> np.ndarray:
+    return dense(_mxnet.classic(array)).asnumpy().astype("float64").ravel()
 
 
 def _mean_grad(
-    point: Point,
-    closure: Callable[..., Loss],
-    inputs: Sequence[Any],
-    scale: float,
-    seed: int | None,
-) -> tuple[list[np.ndarray], Sequence[int]]:
-    """The mean gradient of a minibatch over all devices, per parameter, and its loss entries.
-
-    Those are per device.
-    """
-    total = new_sum(point.network, scale)
-    total.start()
-
-    def work() -> tuple[Sequence[int], Flags]:
-        recorded = point.network.record(closure, inputs)
-        return recorded.counts, total.add(recorded, point)
-
-    random_lock.start(seed)
-    counts, touched = point.at(work)
-    check_dependent(touched)
+    point: Point, closure: Callable[..., Loss], inputs: Sequence[Any], scale: float, seed: int | None
+) -> tuple[list[np.ndarray], Recorded]:
+    """The mean gradient of a minibatch over all devices, per parameter, and its losses."""
+    recorded, _ = differentiate(point, closure, inputs, seed, scale)
     point.network.check_hidden()
-    return _means(total.arrays, sum(counts) * scale), counts
+    return _means(point.network.live, recorded.entries * scale), recorded
 
 
-def _means(sums: Arrays, divisor: float) -> list[np.ndarray]:
+def _means(sums: Columns, divisor: float) -> list[np.ndarray]:
     """Sums over all devices, divided by a number, per parameter."""
-    return [sum(a.asnumpy().astype("float64") for a in row).ravel() / divisor for row in sums]
+    return [sum(map(_values, row)) / divisor for row in zip(*sums)]
 
 
 class _Moments:
@@ -296,6 +275,7 @@ class _Moments:
         self._plain, self._control, self._plain_unit, self._estimate_unit = (
             [np.zeros(size) for size in sizes] for _ in range(4)
         )
+        self._with_direction = [0, 0]  # plain gradients and estimates that are not zero
         self._squares = np.zeros((len(sizes), 3))  # plain^2, control^2, plain * control
 
     def add(self, count: int, plain: list[np.ndarray], control: list[np.ndarray]) -> None:
@@ -303,12 +283,17 @@ class _Moments:
         self.minibatches += 1
         self._entries += count
         estimate = [g - self._coefficient * c for g, c in zip(plain, control)]
-        norms = [np.sqrt(sum(np.dot(x, x) for x in vector)) or 1.0 for vector in (plain, estimate)]
-        for k, (g, c, v) in enumerate(zip(plain, control, estimate)):
+        for n, (vector, units) in enumerate(
+            ((plain, self._plain_unit), (estimate, self._estimate_unit))
+        ):
+            norm = np.sqrt(sum(np.dot(x, x) for x in vector))
+            if norm > 0:
+                self._with_direction[n] += 1
+                for unit, x in zip(units, vector):
+                    unit += x / norm
+        for k, (g, c) in enumerate(zip(plain, control)):
             self._plain[k] += count * g
             self._control[k] += count * c
-            self._plain_unit[k] += g / norms[0]
-            self._estimate_unit[k] += v / norms[1]
             self._squares[k] += count * np.array([np.dot(g, g), np.dot(c, c), np.dot(g, c)])
 
     def result(self, parameters: list[Parameter], distance: float) -> Variance:
@@ -324,8 +309,8 @@ class _Moments:
             estimate=float(estimate),
             ratio=_ratio(estimate, plain),
             bias=self._coefficient * float(np.sqrt(sum(np.dot(c, c) for c in means[1]))),
-            cosine_distance_plain=self._cosine_distance(self._plain_unit),
-            cosine_distance_estimate=self._cosine_distance(self._estimate_unit),
+            cosine_distance_plain=_cosine_distance(self._plain_unit, self._with_direction[0]),
+            cosine_distance_estimate=_cosine_distance(self._estimate_unit, self._with_direction[1]),
             best_coefficient=_ratio(both, control),
             best_coefficients={
                 parameter: _ratio(row[2], row[1]) for parameter, row in zip(parameters, central)
@@ -335,13 +320,13 @@ class _Moments:
             minibatches=self.minibatches,
         )
 
-    def _cosine_distance(self, units: list[np.ndarray]) -> float:
-        """Compute it from the norm of the sum of all unit vectors, which has all cosines in it."""
-        count = self.minibatches
-        if count < 2:
-            return float("nan")
-        cosines = sum(np.dot(u, u) for u in units) - count
-        return float(1 - cosines / (count * (count - 1)))
+
+def _cosine_distance(units: list[np.ndarray], count: int) -> float:
+    """Compute it from the norm of the sum of all unit vectors, which has all cosines in it."""
+    if count < 2:
+        return float("nan")
+    cosines = sum(np.dot(u, u) for u in units) - count
+    return float(1 - cosines / (count * (count - 1)))
 
 
 def _ratio(part: float, whole: float) -> float:

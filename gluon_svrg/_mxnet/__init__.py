@@ -6,31 +6,18 @@ The code tests for features, not for versions. All other packages import it by
 
 from .amp import LossScale
 from .arrays import (
-    allocated_bytes,
     classic,
     device_of,
     dtype_name,
-    gpu_free_bytes,
     guard,
-    is_for_onednn,
     is_numpy_like,
     is_refused_backward,
-    keeps_freed_memory,
     like,
     not_traced,
     to_ndarray,
     unguarded,
 )
-from .gradients import (
-    Arrays,
-    Flags,
-    fresh,
-    mark,
-    mark_fresh,
-    marking,
-    put_gradients_into,
-    take_fresh,
-)
+from .gradients import Arrays, Flags, fresh, mark, put_gradients_into, take_fresh
 from .kvstores import (
     barrier,
     is_native,
@@ -39,15 +26,13 @@ from .kvstores import (
 )
 from .open_trainer import OpenTrainer
 from .operators import (
-    address,
-    are_added_by_products,
-    assign_by,
-    assign_multiple,
-    copies_in_many_nodes,
-    copies_of,
-    ones_like_each,
+    SUMMED_IN,
+    Step,
+    are_assigned,
+    are_read,
+    assigning,
+    results,
     scaling_to_norm,
-    sums_of_multiples,
 )
 from .optimizers import class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
@@ -64,6 +49,7 @@ from .parameters import (
     is_recording,
     is_sparse,
     is_trainable,
+    put,
+    put_gradients,
     reads_noted,
-    replacing,
 )

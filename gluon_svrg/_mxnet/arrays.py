@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import os
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any
@@ -37,37 +36,6 @@ def device_of(array: NDArray) -> Any:
 def only(device: Any) -> Any:
     """The one object for a device."""
     return _devices.setdefault((device.device_typeid, device.device_id), device)
-
-
-def allocated_bytes(size: int) -> int:
-    """The measured memory of an array of this many bytes: MXNet 2.0 allocates in pages."""
-    return -(-size // 4096) * 4096 + 3000 if HAS_DEVICES else size + 1100
-
-
-def keeps_freed_memory(device: Any) -> bool:
-    """Whether MXNet keeps the memory of freed arrays for reuse."""
-    return HAS_DEVICES or device.device_type == "gpu"
-
-
-def gpu_free_bytes(device: Any) -> int:
-    """The free memory of a GPU."""
-    free, _ = mx.context.gpu_memory_info(device.device_id)
-    return int(free)
-
-
-_LARGE = 1 << 16  # entries
-_ONEDNN = "ONEDNN" if "ONEDNN" in mx.runtime.Features() else "MKLDNN"  # 2.0, 1.9.1
-
-
-def is_for_onednn(array: NDArray) -> bool:
-    """Whether this is a large array, and operators on it are oneDNN's where it has them."""
-    return (
-        array.size >= _LARGE
-        and dtype_name(array) == "float32"
-        and device_of(array).device_type.startswith("cpu")
-        and mx.runtime.Features().is_enabled(_ONEDNN)
-        and os.environ.get(f"MXNET_{_ONEDNN}_ENABLED", "1").lower() not in ("0", "false")
-    )
 
 
 def classic(array: NDArray) -> NDArray:

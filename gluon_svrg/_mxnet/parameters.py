@@ -1,11 +1,10 @@
-"""Gluon parameters: their devices, their values, and computing with other values."""
+"""Gluon parameters: their devices, their values, and other values in their place."""
 
 from __future__ import annotations
 
 import threading
 import weakref
 from contextlib import contextmanager
-from itertools import repeat
 from operator import attrgetter
 from typing import Any, Callable, Iterator, Sequence
 
@@ -99,15 +98,20 @@ def is_sparse(parameter: Parameter) -> bool:
 gradients: Callable[[Parameter], list[NDArray]] = attrgetter("_grad")
 
 
-def replacing(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> Iterator[None]:
-    """Let the network compute with other arrays, by reference, once this iterator is exhausted.
+def put(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> None:
+    """Let the network compute with other arrays, by reference.
 
     Blocks, hybridized or not, read `Parameter.data` at every call. `Parameter.set_data` would
-    copy, and would reset the kvstore and with it the optimizer's momentum. Exhaust the iterator
-    by one call into C, ``collections.deque(iterator, 0)``, so that no interrupt can come between
-    two parameters.
+    copy, and would reset the kvstore and with it the optimizer's momentum.
     """
-    return map(setattr, parameters, repeat("_data"), arrays)
+    for parameter, values in zip(parameters, arrays):
+        parameter._data = values
+
+
+def put_gradients(parameter: Parameter, gradients: list[NDArray]) -> None:
+    """Give a parameter other gradient buffers, to which its next backward writes or adds."""
+    parameter._grad = gradients
+    mx.autograd.mark_variables(parameter._data, gradients, parameter.grad_req)
 
 
 class _ReadsNoted:

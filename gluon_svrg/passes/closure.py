@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from collections import OrderedDict
 from math import prod
-from operator import attrgetter
 from typing import Any, Callable, Sequence
 
 import mxnet as mx
-import numpy as np
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-
-_shape_of = attrgetter("shape")
 
 #: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
@@ -23,75 +18,28 @@ Loss = Any
 class Recorded:
     """The losses of one minibatch, recorded and not yet differentiated.
 
-    Parameters
+    Attributes
     ----------
     loss : Loss
         As the closure returned it.
     losses : tuple of NDArray
         The same as a tuple.
-    known_devices : sequence of device
-        Those of the parameters.
-    factors : OrderedDict
-        Arrays of factors, kept from minibatch to minibatch.
-
-    Attributes
-    ----------
-    devices, shapes : tuple
-        Of each loss, after `count`.
     counts : tuple of int
-        The loss entries per device, after `count`.
+        The loss entries per device.
     entries : int
         The sum of these.
     """
 
-    def __init__(
-        self,
-        loss: Loss,
-        losses: tuple[NDArray, ...],
-        known_devices: Sequence[Any],
-        factors: OrderedDict[Any, NDArray],
-    ) -> None:
-        self.loss, self.losses = loss, losses
-        self._known_devices, self._factors = known_devices, factors
-        self.devices: tuple[Any, ...] = ()
-        self.shapes: tuple[Any, ...] = ()
-        self.counts: tuple[int, ...] = ()
-        self.entries = 0
-
-    def count(self) -> Recorded:
-        """Count the loss entries.
-
-        Where no sum needs them before, do this after `backward`: the device then works meanwhile.
-
-        Raises
-        ------
-        ValueError
-            If a loss is on a device without parameters.
-        """
-        self.devices = tuple(map(_mxnet.device_of, self.losses))
-        self.shapes = tuple(map(_shape_of, self.losses))
-        self.counts = _entries(self.shapes, self.devices, self._known_devices)
+    def __init__(self, loss: Loss, devices: Sequence[Any]) -> None:
+        self.loss, self.losses = loss, _losses(loss)
+        self.counts = _entries(self.losses, devices)
         self.entries = sum(self.counts)
-        return self
 
-    def rounds(self, factor: float, epsilon: float) -> bool:
-        """Whether a loss can hold a factor only with a larger relative error than epsilon.
-
-        MXNet 2.0's losses of float64 networks are float32, as its mean is.
-        """
-        kinds = {np.dtype(loss.dtype).type for loss in self.losses if _is_number(loss)}
-        return any(abs(float(kind(factor)) - factor) > epsilon * abs(factor) for kind in kinds)
-
-    def backward(self, factor: float = 1.0, *, keep_graph: bool = False) -> None:
-        """Differentiate the sum of all loss entries, times a factor."""
-        heads = None
-        if factor != 1:
-            kept = self._factors
-            heads = [
-                _filled_like(kept, each, _mxnet.device_of(each), factor) for each in self.losses
-            ]
+    def backward(self, scale: float = 1.0) -> None:
+        """Differentiate the sum of all loss entries, times the scale of AMP's losses."""
+        heads = None if scale == 1 else [_filled(loss, scale) for loss in self.losses]
         try:
-            mx.autograd.backward(list(self.losses), heads, retain_graph=keep_graph)
+            mx.autograd.backward(list(self.losses), heads)
         except MXNetError as error:
             _explain(error)
             raise
@@ -107,10 +55,7 @@ def check_closure(closure: Any) -> None:
 
 
 def record(
-    closure: Callable[..., Loss],
-    batch: Sequence[Any],
-    devices: Sequence[Any],
-    factors: OrderedDict[Any, NDArray] | None = None,
+    closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]
 ) -> Recorded:
     """Call a closure under ``autograd.record()``.
 
@@ -122,20 +67,13 @@ def record(
         The arguments of the closure.
     devices : sequence of device
         The devices of the parameters.
-    factors : OrderedDict, optional
-        Arrays of factors from earlier calls, for reuse.
-
-    Returns
-    -------
-    Recorded
-        Not counted yet.
 
     Raises
     ------
     TypeError
         If the closure returns anything else.
     ValueError
-        If it returns no loss.
+        If it returns no loss, or a loss on a device without parameters.
     RuntimeError
         If it called backward itself.
     """
@@ -145,8 +83,7 @@ def record(
     except MXNetError as error:
         _explain(error)
         raise
-    factors = OrderedDict() if factors is None else factors
-    return Recorded(loss, _losses(loss), devices, factors)
+    return Recorded(loss, devices)
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
@@ -164,27 +101,17 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     if tuple(before) != tuple(counts):
         raise RuntimeError(
             f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
-            "when it was called again. It must compute the same each time: draw the minibatch "
-            "before the step, not inside the closure."
+            "when it was called again. Either it draws a minibatch: do that before the step, not "
+            "inside the closure. Or the number of its losses depends on the weights, as with hard "
+            "examples that a mask selects: multiply the losses by the mask instead, so that their "
+            "number stays."
         )
 
 
-def _is_number(loss: NDArray) -> bool:
-    return _mxnet.dtype_name(loss).startswith("float")  # NumPy does not have bfloat16
-
-
-def _filled_like(
-    kept: OrderedDict[Any, NDArray], loss: NDArray, device: Any, factor: float
-) -> NDArray:
-    """An array of factors like a loss. Few shapes come again and again."""
-    key = device, loss.dtype, loss.shape, factor, type(loss)
-    if key not in kept:
-        make = mx.np.full if _mxnet.is_numpy_like(loss) else mx.nd.full
-        with _mxnet.not_traced():
-            kept[key] = make(loss.shape, factor, ctx=device, dtype=loss.dtype)
-        if len(kept) > 16:
-            kept.popitem(last=False)
-    return kept[key]
+def _filled(loss: NDArray, value: float) -> NDArray:
+    make = mx.np.full if _mxnet.is_numpy_like(loss) else mx.nd.full
+    with _mxnet.not_traced():
+        return make(loss.shape, value, ctx=_mxnet.device_of(loss), dtype=loss.dtype)
 
 
 def _explain(error: MXNetError) -> None:
@@ -222,18 +149,15 @@ def _losses(loss: Loss) -> tuple[NDArray, ...]:
     return tuple(loss)
 
 
-def _entries(
-    shapes: Sequence[Any], found: Sequence[Any], devices: Sequence[Any]
-) -> tuple[int, ...]:
-    if len(shapes) == len(devices) == 1 and found[0] in devices:
-        return (prod(shapes[0]),)
+def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ...]:
     counts: list[int] = [0] * len(devices)
-    for shape, device in zip(shapes, found):
+    for loss in losses:
+        device = _mxnet.device_of(loss)
         if device not in devices:
             raise ValueError(
                 f"The closure returned a loss on {device}, but the trainer's parameters are on "
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        counts[devices.index(device)] += prod(shape)
+        counts[devices.index(device)] += prod(loss.shape)
     return tuple(counts)

@@ -1,27 +1,26 @@
-"""The trainer's parameters for passes, and the other parameters that its closures read."""
+"""The trainer's parameters, and their arrays: where passes compute, and where gradients are."""
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
 from itertools import compress
 from operator import is_
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Iterator, Sequence
 
 from mxnet.gluon import Parameter
+from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._mxnet import Arrays, Flags
-from .arrays import SUMMED_IN, Buffers, copies, put_back, zero
-from .closure import Recorded, record
+from .._mxnet import SUMMED_IN, Arrays
+from .arrays import Columns, are_equal, columns, copy, put_back, zeros_like
 from .outside import Outside
-
-_NOTHING = nullcontext()
 
 
 class Network:
     """The parameters whose gradients passes compute.
+
+    Backward always writes the live gradients, the parameters' own gradient buffers: it writes at
+    aliases of the weights, so that the weights' own marks and their ``grad_req`` stay.
 
     Parameters
     ----------
@@ -30,59 +29,41 @@ class Network:
 
     Attributes
     ----------
-    adds : bool
-        Whether backward may add gradients in the live gradients, see `sums`.
-    may_add : bool
-        Whether the dtypes and sizes of the parameters allow it.
-    is_known_to_add : bool
-        Whether this was tested with the parameters' current arrays.
-    lock : RLock
-        Held while the network computes at other weights.
-    is_elsewhere : bool
-        Whether it does so now, at copies.
+    outside : Outside
+        The other parameters that closures read.
+    devices : list of device
+        Those of the parameters.
     trainable, frozen : list of Parameter
         With and without gradients.
-    weights, live_grads : list of list of NDArray
-        The trainable parameters' own arrays, per device.
-    aliases : list of list of NDArray
-        The same memory as the weights. Passes compute with these, so that the weights' own
-        gradient requests and marks stay as they are.
+    weights, live_grads, aliases : list of list of NDArray
+        The trainable parameters' values, their gradient buffers, and other arrays with the memory
+        of the values, per device.
+    live : list of Column
+        The live gradients again.
+    is_elsewhere : bool
+        Whether the network computes with copies of its weights now.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
-        # Fixed.
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = Outside(parameters)
-        self._set_up()
+        self.is_elsewhere = False
+        self._buffers: dict[Parameter, list[NDArray]] = {}  # their first gradient buffers
+        self.release()
 
-    def _set_up(self) -> None:
-        """Begin without arrays."""
-        self.lock = threading.RLock()
-        # Changes with the user's parameters.
-        self.adds, self.is_known_to_add, self.may_add = True, False, False
-        self._factors: OrderedDict[Any, Any] = OrderedDict()  # see `closure`
-        self.combinations: OrderedDict[Any, Any] = OrderedDict()  # see `sums`
-        self.sums: Arrays = []  # see `sums`
+    def release(self) -> None:
+        """Keep no arrays but the parameters' own."""
         self._lists: list[Any] = []
-        self._accumulating: Arrays = []
+        self._were: list[str] = []
+        self._spare: Columns = []
+        self._overwritten: list[Parameter] = []
         self.trainable: list[Parameter] = []
         self.frozen: list[Parameter] = []
         self.weights: Arrays = []
+        self.live_grads: Arrays = []
         self.aliases: Arrays = []
-        self.live_grads = Buffers()
-        # Between two calls.
-        self._overwritten: list[Parameter] = []
-        self.is_elsewhere = False
-
-    def __getstate__(self) -> dict[str, Any]:
-        """What a copy keeps: it binds to the arrays of its own parameters."""
-        kept = ("parameters", "devices", "outside", "trainable", "frozen")
-        return {name: vars(self)[name] for name in kept}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self._set_up()
-        vars(self).update(state)
+        self.live: Columns = []
 
     # --- binding to arrays ---------------------------------------------------------------------
 
@@ -91,112 +72,106 @@ class Network:
         now = _array_lists(self.parameters)
         return len(now) == len(self._lists) and all(map(is_, now, self._lists))
 
-    def bind(self, adds: bool, *, is_known: bool) -> None:
-        """Bind to the current arrays of the parameters.
-
-        Parameters
-        ----------
-        adds : bool
-            Whether backward adds gradients up.
-        is_known : bool
-            Whether this was tested.
-        """
+    def bind(self) -> None:
+        """Bind to the current arrays of the parameters."""
         check_dtypes(self.parameters)
+        self._lists, self._spare = [], []
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
+        for parameter in self.trainable:
+            self._keep_buffers(parameter)
         self.weights = [_mxnet.data(p) for p in self.trainable]
-        self.live_grads = Buffers(_mxnet.gradients(p) for p in self.trainable)
+        self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
+        self.live = columns(self.live_grads)
         self.aliases = [[_mxnet.guard(w.detach()) for w in row] for row in self.weights]
-        self._accumulating = [g for p, g in zip(self.trainable, self.live_grads) if _accumulates(p)]
-        self.is_known_to_add = is_known
-        self.sums = []
-        self.combinations.clear()
-        self._factors.clear()
-        self.may_add = self._may_add()
-        self.adds = adds and self.may_add
         self.mark(self.aliases)
-        self._lists = _array_lists(self.parameters)  # last: an interrupt leaves it unbound
+        self._were = list(map(_described, self.parameters))
+        self._lists = _array_lists(self.parameters)
 
-    def release(self) -> None:
-        """Keep no arrays."""
-        self.weights, self.aliases, self._accumulating = [], [], []
-        self.live_grads = Buffers()
-        self.trainable, self.frozen, self._lists, self.sums = [], [], [], []
-        self.combinations.clear()
-        self._factors.clear()
+    def _keep_buffers(self, parameter: Parameter) -> None:
+        """Give a parameter its first gradient buffers again, if they fit.
 
-    def mark(self, arrays: Arrays) -> None:
-        """Let backward put the gradients of arrays like the weights into the live gradients."""
-        _mxnet.put_gradients_into(arrays, self.live_grads, "add" if self.adds else "write")
-
-    def _may_add(self) -> bool:
-        """Whether adding gradients in the live gradients is possible, and better than apart.
-
-        Sparse gradients cannot be added to, and float16 has too few digits for a sum. oneDNN's
-        operators add slowly if arrays are large, see `sums`.
+        A change of ``grad_req`` makes new buffers. But a network hybridized with
+        ``static_shape=True`` that has computed with other weights would go on to write the first
+        ones.
         """
-        return not any(
-            _mxnet.is_sparse(p)
-            or SUMMED_IN[_mxnet.dtype_name(w[0])] != _mxnet.dtype_name(w[0])
-            or any(map(_mxnet.is_for_onednn, w))
-            for p, w in zip(self.trainable, self.weights)
-        )
+        first, now = self._buffers.get(parameter), _mxnet.gradients(parameter)
+        if first is not None and first is not now and _kinds(first) == _kinds(now):
+            put_back([now], [first])
+            _mxnet.put_gradients(parameter, first)
+        self._buffers[parameter] = _mxnet.gradients(parameter)
 
-    def record(
-        self, closure: Callable[..., Any], batch: Sequence[Any] = (), *, count: bool = True
-    ) -> Recorded:
-        """Record what a closure computes, see `closure.record`, and count its loss entries."""
-        recorded = record(closure, batch, self.devices, self._factors)
-        return recorded.count() if count else recorded
+    def mark(self, weights: Arrays) -> None:
+        """Let backward write the gradients of arrays like the weights to the live gradients."""
+        _mxnet.put_gradients_into(weights, self.live_grads, "write")
+
+    def difference(self) -> str:
+        """Describe how the parameters differ from those that are known here; empty if they do not.
+
+        A cast to the same dtype makes new arrays with the same values, which is no difference.
+        """
+        for p, was, known in zip(self.parameters, self._were, self._lists):
+            now = _described(p)
+            if now != was:
+                return f"{p.name} is {now} now and was {was} then"
+            values = _mxnet.data(p)
+            if values is not known and not are_equal(values, known):
+                return (
+                    f"{p.name} has new arrays with other values, as after "
+                    "net.initialize(force_reinit=True)"
+                )
+        return ""
+
+    # --- memory --------------------------------------------------------------------------------
+
+    @property
+    def spare(self) -> Columns:
+        """Memory for a sum of gradients, which holds nothing between two calls of the trainer."""
+        if not self._spare:
+            self._spare = zeros_like(self.live)
+        return self._spare
+
+    def take_spare(self) -> Columns:
+        """Take the spare memory, to keep something there."""
+        taken, self._spare = self.spare, []
+        return taken
+
+    def give_spare(self, memory: Columns) -> None:
+        """Give memory of the same kind back."""
+        if self.fits(memory):
+            self._spare = memory
+
+    def fits(self, sums: Columns) -> bool:
+        """Whether sums of the current gradients fit into some columns."""
+        return len(sums) == len(self.live) and all(
+            [a.shape for a in these] == [a.shape for a in those]
+            and these.dtypes == tuple(SUMMED_IN[name] for name in those.dtypes)
+            and list(map(_mxnet.device_of, these)) == list(map(_mxnet.device_of, those))
+            for these, those in zip(sums, self.live)
+        )
 
     # --- what the user has in the live gradients -----------------------------------------------
 
-    def accumulating(self) -> AbstractContextManager[None]:
-        """Keep the gradients of a block, added to the old ones where gradients accumulate.
-
-        Gradients accumulate under the user's ``grad_req='add'``. Inside the block backward writes
-        them, as not all operators can add; they are restored if it raises an exception.
-        """
-        return self._added_up() if self._accumulating else _NOTHING
-
-    @contextmanager
-    def _added_up(self) -> Iterator[None]:
-        before = copies(self._accumulating)
-        weights = [w for p, w in zip(self.trainable, self.weights) if _accumulates(p)]
-        write, add = (_mxnet.marking(weights, self._accumulating, r) for r in ("write", "add"))
-        # An interrupt reaches Python between two bytecodes; each call is one, hence two of `add`.
-        try:
-            try:
-                write()
-                yield
-            except BaseException:
-                put_back(before, self._accumulating)
-                raise
-            finally:
-                add()
-        finally:
-            add()
-        for row, addends in zip(self._accumulating, before):
-            for grad, addend in zip(row, addends):
-                grad += addend
-
-    def clear_accumulated(self) -> None:
-        """Set the live gradients that accumulate to zero."""
-        for row in self._accumulating:
-            zero(row)
+    def accumulated(self) -> list[tuple[NDArray, NDArray]]:
+        """The gradients under ``grad_req='add'``, each with a copy of what is there now."""
+        rows = (g for p, g in zip(self.trainable, self.live_grads) if p.grad_req == "add")
+        return [(grad, grad.copy()) for row in rows for grad in row]
 
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
-        """Put the live gradients and their marks back at the end of a block."""
-        before, fresh = self.live_grads.copies(), _mxnet.take_fresh(self.weights)
+        """Put the live gradients and their marks back at the end of a block.
+
+        Meanwhile they are in the spare memory.
+        """
+        copy(self.live, self.spare)
+        fresh = _mxnet.take_fresh(self.weights)
         try:
             yield
         finally:
-            put_back(before, self.live_grads)
-            _mxnet.mark(self.weights, fresh, fresh=True)
-            stale = [[not flag for flag in row] for row in fresh]
-            _mxnet.mark(self.weights, stale, fresh=False)
+            copy(self.spare, self.live)
+            _mxnet.take_fresh(self.weights)
+            _mxnet.mark(self.weights, fresh)
 
     # --- marks ---------------------------------------------------------------------------------
 
@@ -205,14 +180,13 @@ class Network:
 
         Where gradients accumulate, nothing is overwritten.
         """
-        flags = [any(row) for row in _mxnet.fresh(self.weights)]
-        self.note_overwritten(flags)
+        self.note_overwritten(_mxnet.fresh(self.weights))
         return self._overwritten
 
-    def note_overwritten(self, flags: Sequence[bool]) -> None:
+    def note_overwritten(self, touched: Sequence[Sequence[bool]]) -> None:
         """Remember which live gradients the user's own backward has overwritten."""
-        rows = zip(self.trainable, flags)
-        self._overwritten += [p for p, flag in rows if flag and not _accumulates(p)]
+        rows = zip(self.trainable, touched)
+        self._overwritten += [p for p, row in rows if any(row) and p.grad_req != "add"]
 
     def hide_marks(self) -> None:
         """Mark all live gradients as stale, so that new marks show what backward writes."""
@@ -229,8 +203,9 @@ class Network:
             )
 
     def show_marks(self, reached: Sequence[bool]) -> None:
-        """Mark live gradients as `gluon.Trainer` expects: fresh on all devices, or on none."""
-        _mxnet.mark_fresh(compress(self.weights, reached))
+        """Mark live gradients as `gluon.Trainer` expects: fresh on all devices."""
+        for row in compress(self.weights, reached):
+            _mxnet.mark([row], [[True] * len(row)])
 
 
 def check_dtypes(parameters: Sequence[Parameter]) -> None:
@@ -244,19 +219,16 @@ def check_dtypes(parameters: Sequence[Parameter]) -> None:
             )
 
 
-def check_dependent(touched: Flags) -> list[bool]:
-    """Tell which parameters backward has reached, on any device; raise if there is none."""
-    reached = [any(row) for row in touched]
-    if not any(reached):
-        raise ValueError(
-            "The loss depends on none of the trainer's parameters. Compute it from the network "
-            "whose parameters the trainer was given."
-        )
-    return reached
+def _described(parameter: Parameter) -> str:
+    """The dtype, shape and devices of a parameter's arrays, and whether it has gradients."""
+    arrays = _mxnet.data(parameter)
+    where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
+    frozen = "" if _mxnet.is_trainable(parameter) else " with grad_req='null'"
+    return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}{frozen}"
 
 
-def _accumulates(parameter: Parameter) -> bool:
-    return parameter.grad_req == "add"
+def _kinds(arrays: Sequence[NDArray]) -> list[Any]:
+    return [(a.shape, a.dtype, a.stype, _mxnet.device_of(a)) for a in arrays]
 
 
 def _array_lists(parameters: Sequence[Parameter]) -> list[Any]:

@@ -1,21 +1,20 @@
 """Parameters that a closure reads but that are not the trainer's.
 
 A network may have parameters that another trainer, or no trainer, optimizes, and BatchNorm layers
-whose statistics belong to no trainer. A pass at a reference must not change them.
+whose statistics belong to no trainer. A pass at other weights must not change them.
 """
 
 from __future__ import annotations
 
+import zlib
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Iterable, Iterator
+from typing import Iterable, Iterator, Sequence
 
-import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .arrays import put_back
-from .sketch import sketch
+from .arrays import dense, put_back
 
 _NOTHING = nullcontext()
 
@@ -24,7 +23,7 @@ class Outside:
     """The parameters outside a trainer that were found so far.
 
     They are found while a closure runs: at the first minibatch of each refresh, and at the first
-    pass of a trainer that was loaded from a file.
+    pass at all.
 
     Parameters
     ----------
@@ -35,90 +34,72 @@ class Outside:
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)
         self._found: dict[Parameter, None] = {}
-        self._searched = False
+        self._is_searched = False
 
-    @property
-    def auxiliaries(self) -> list[Parameter]:
-        """The parameters that operators write to by themselves."""
-        return [parameter for parameter in self._found if _mxnet.is_auxiliary(parameter)]
+    def fingerprint(self) -> int | None:
+        """A checksum of those values that only another trainer changes. Waits for the device.
 
-    def is_as(self, then: np.ndarray | None) -> bool:
-        """Whether the values are those of a sketch; before the first pass they may be."""
-        return then is None or not self._searched or np.array_equal(sketch(self.weights), then)
-
-    @property
-    def weights(self) -> list[list[NDArray]]:
-        """The values of the parameters that operators do not write to."""
-        return [_mxnet.data(p) for p in self._found if not _mxnet.is_auxiliary(p)]
+        None before the first pass.
+        """
+        if not self._is_searched:
+            return None
+        return fingerprint(_mxnet.data(p) for p in self._found if not _mxnet.is_auxiliary(p))
 
     def protected(
-        self, *, gradients: bool = True, search: bool = False
+        self, *, gradients: bool = False, search: bool = False
     ) -> AbstractContextManager[None]:
-        """Restore their states and gradients at the end of a block.
+        """Put their states and gradients back at the end of a block.
 
         Parameters
         ----------
         gradients : bool
-            Whether to protect all gradients. Otherwise only those to which the next backward adds.
+            Whether to put all gradients back. Otherwise only those to which backward adds: the pass
+            at the weights writes the others anew.
         search : bool
-            Whether to look for parameters that the block reads, and to protect them before their
-            first use. The first call always does.
+            Whether to look for parameters that the block reads. The first call always does.
         """
-        search = search or not self._searched
+        search = search or not self._is_searched
         return self._protected(gradients, search) if search or self._found else _NOTHING
 
     @contextmanager
     def _protected(self, gradients: bool, search: bool) -> Iterator[None]:
-        protection = _Protection(gradients)
+        states: list[tuple[Parameter, list[NDArray]]] = []
+        grads: list[tuple[list[NDArray], list[NDArray], list[NDArray], list[bool]]] = []
+
+        def protect(parameter: Parameter) -> None:
+            values = _mxnet.data(parameter)
+            if _mxnet.is_auxiliary(parameter):  # operators write to copies meanwhile
+                states.append((parameter, values))
+                _mxnet.put([parameter], [[value.copy() for value in values]])
+            elif parameter.grad_req == "add" or (gradients and _mxnet.is_trainable(parameter)):
+                now = _mxnet.gradients(parameter)
+                fresh = _mxnet.fresh([values])[0]
+                grads.append((values, now, [grad.copy() for grad in now], fresh))
+
+        def note(parameter: Parameter) -> None:
+            if parameter not in self._inside and parameter not in self._found:
+                self._found[parameter] = None
+                protect(parameter)
+
         try:
             for parameter in self._found:
-                protection.include(parameter)
-            if not search:
+                protect(parameter)
+            with _mxnet.reads_noted(note) if search else _NOTHING:
                 yield
-                return
-
-            def note(parameter: Parameter) -> None:
-                if parameter not in self._inside and parameter not in self._found:
-                    self._found[parameter] = None
-                    protection.include(parameter)
-
-            with _mxnet.reads_noted(note):
-                yield
-            self._searched = True
+            self._is_searched = True
         finally:
-            protection.undo()
+            for parameter, values in states:
+                _mxnet.put([parameter], [values])
+            for values, now, before, fresh in grads:
+                put_back([before], [now])
+                _mxnet.take_fresh([values])
+                _mxnet.mark([values], [fresh])
 
 
-class _Protection:
-    """The earlier state of parameters outside the trainer.
-
-    Parameters
-    ----------
-    gradients : bool
-        As for `Outside.protected`.
-    """
-
-    def __init__(self, gradients: bool) -> None:
-        self._gradients = gradients
-        self._data: list[tuple[Parameter, list[NDArray]]] = []
-        self._grads: list[tuple[list[NDArray], list[NDArray], list[NDArray], list[bool]]] = []
-
-    def include(self, parameter: Parameter) -> None:
-        """Remember a parameter, and let operators write to copies of its states."""
-        weights = _mxnet.data(parameter)
-        if _mxnet.is_auxiliary(parameter):
-            self._data.append((parameter, weights))
-            list(_mxnet.replacing([parameter], [[value.copy() for value in weights]]))
-        elif parameter.grad_req == "add" or (self._gradients and _mxnet.is_trainable(parameter)):
-            grads = _mxnet.gradients(parameter)
-            (fresh,) = _mxnet.fresh([weights])
-            self._grads.append((weights, grads, [grad.copy() for grad in grads], fresh))
-
-    def undo(self) -> None:
-        """Restore the earlier state."""
-        for parameter, weights in self._data:
-            list(_mxnet.replacing([parameter], [weights]))
-        for weights, grads, before, fresh in self._grads:
-            put_back([before], [grads])
-            _mxnet.take_fresh([weights])
-            _mxnet.mark([weights], [fresh], fresh=True)
+def fingerprint(arrays: Iterable[Sequence[NDArray]]) -> int:
+    """A checksum that shows whether arrays have changed. Waits for the device."""
+    found = 0
+    for row in arrays:
+        for array in row:
+            found = zlib.crc32(dense(_mxnet.classic(array)).asnumpy().tobytes(), found)
+    return found

@@ -1,40 +1,68 @@
 """The random lock: both passes of a step draw the same random numbers.
 
 With different dropout masks, the reference gradient and the gradient that it corrects belong to
-different functions: the correction would add variance instead of removing it.
+different functions: the correction would add variance instead of removing it. Random numbers are
+found by the losses of a minibatch, computed twice at the same weights. Their sum does not depend on
+the order of the samples.
 """
 
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.ndarray import NDArray
 
+from .. import _mxnet
 from .._arguments import is_natural
-from . import sketch
 from .warnings import warn
 
 RANDOM = (
-    "The {what} of the same minibatch at the same weights, taken twice, differs by {difference} "
-    "of its norm. If the network draws random numbers (dropout), the reference gradient adds "
-    "variance unless both draw the same numbers. From now on they do, as with lock_random=True; "
-    "with lock_random=False they would stay different."
+    "The losses of the same minibatch at the same weights, computed twice, differ by {difference}. "
+    "If the network draws random numbers (dropout), the reference gradient adds variance unless "
+    "both draw the same numbers. From now on they do, as with lock_random=True; with "
+    "lock_random=False they would stay different."
 )
 NOT_REPEATABLE = (
-    "The {what} of the same minibatch at the same weights, taken twice, differs by {difference} "
-    "of its norm, although MXNet's random numbers were the same. The closure must compute the same "
-    "each time: it must not draw a minibatch (next(iterator)), carry a state from call to call, or "
-    "use random numbers from outside MXNet (custom operators do: MXNet does not seed them). Take "
-    "the minibatch, the state and the augmentation before the step; lock_random=True and "
+    "The losses of the same minibatch at the same weights, computed twice, differ by {difference}, "
+    "although MXNet's random numbers were the same. The closure must compute the same each time: "
+    "it must not draw a minibatch (next(iterator)), augment data, carry a state from call to call, "
+    "or use random numbers from outside MXNet (custom operators do: MXNet does not seed them). "
+    "Take the minibatch, the state and the augmentation before the step; lock_random=True and "
     "lock_random=False omit this check."
 )
+#: How far losses may differ by rounding, relative to the sum of their absolute values.
+ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-9}
 _LARGEST = 2**31 - 1  # MXNet takes 31 bits
 
 
+class Losses(NamedTuple):
+    """What is compared of the losses of a minibatch."""
+
+    total: float  # the sum of all loss entries
+    size: float  # that of their absolute values
+    rounding: float  # relative to the size
+
+    @classmethod
+    def of(cls, losses: Sequence[NDArray]) -> Losses:
+        """Those of some arrays of losses. Waits for the device."""
+        entries = [loss.asnumpy().astype("float64").ravel() for loss in losses]
+        total, size = (sum(x.sum() for x in each) for each in (entries, map(np.abs, entries)))
+        rounding = max(ROUNDING.get(_mxnet.dtype_name(loss), 1e-2) for loss in losses)
+        return cls(float(total), float(size), rounding)
+
+    def difference(self, other: Losses) -> float:
+        """How much they differ, relative to their size; 0 if by rounding, or if unknown."""
+        size, rounding = max(self.size, other.size), max(self.rounding, other.rounding)
+        with np.errstate(all="ignore"):
+            relative = abs(self.total - other.total) / size if size else 0.0
+        return relative if relative > rounding else 0.0  # a NaN proves nothing
+
+
 class RandomLock:
-    """Whether random numbers are locked, and the seeds that lock them.
+    """Whether random numbers are locked, and the seeds that lock them: a part of a file.
 
     MXNet's generators can be seeded, but their states cannot be saved. So each pair of passes has
     its own seed, from the number of the pair and a base seed that is drawn once from MXNet.
@@ -58,20 +86,23 @@ class RandomLock:
         self._base: int | None = None
         self._count = 0
 
-    def turn_on(self, what: str, difference: float) -> None:
-        """Lock random numbers, with a warning, because what was computed twice differs.
+    def is_repeated(self, first: Losses, second: Losses) -> bool:
+        """Whether a minibatch has the same losses twice; if not, turn the lock on, with a warning.
 
         Raises
         ------
         RuntimeError
-            If they are locked already.
+            If the lock is on already.
         """
-        message = NOT_REPEATABLE if self.locked else RANDOM
-        text = message.format(what=what, difference=sketch.in_words(difference))
+        difference = first.difference(second)
+        if not difference:
+            return True
+        shown = f"{difference:.1%}" if difference >= 0.001 else f"{100 * difference:.1g}%"
         if self.locked:
-            raise RuntimeError(text)
-        warn(text)
+            raise RuntimeError(NOT_REPEATABLE.format(difference=shown))
+        warn(RANDOM.format(difference=shown))
         self.locked = True
+        return False
 
     def new_seed(self) -> int | None:
         """Draw a seed for one pair of passes, if the lock is on."""
@@ -82,11 +113,14 @@ class RandomLock:
         start(self._next_seed())
 
     def _next_seed(self) -> int:
+        self._count += 1
+        sequence = np.random.SeedSequence([self._drawn_base(), self._count])
+        return int(sequence.generate_state(1)[0] >> 1)
+
+    def _drawn_base(self) -> int:
         if self._base is None:
             self._base = draw_seed()
-        self._count += 1
-        sequence = np.random.SeedSequence([self._base, self._count])
-        return int(sequence.generate_state(1)[0] >> 1)
+        return self._base
 
     @contextmanager
     def kept_on_error(self) -> Iterator[None]:
@@ -98,16 +132,12 @@ class RandomLock:
             self.locked, self._count = was_locked, count
             raise
 
-    # --- its state, to be saved with the trainer -----------------------------------------------
+    # --- a part of a file ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Whether it is on, and which seeds were drawn."""
-        return {
-            "mode": self.mode,
-            "locked": self.locked,
-            "base": self._base,
-            "count": self._count,
-        }
+        """Whether it is on, and which seeds were drawn. The next ones follow from it."""
+        base = None if self.mode is False else self._drawn_base()
+        return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
 
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""

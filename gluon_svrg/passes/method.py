@@ -1,41 +1,33 @@
-"""The interface of a method.
+"""What a method is: its formula, and its state.
 
 A trainer calls, in this order::
 
-    prepared(full, table)      at update_full_grads, when the full gradient is known
-    refresh(...)               right after it; must not be interrupted
-    bind(network)              when parameters have new arrays
-    terms(batch_index, live)   before each minibatch: v = g + b r + k c m
-    row(terms, found)          when v is computed: what to keep of the minibatch until the update
-    reduced(...)               when v is summed over devices and workers: computes the next state
-    before_update(...)         just before the optimizer moves the weights
-    changes(live)              after it has moved them: what puts the next state in place
-    dropped(live)              instead, if there was no update: the next state is forgotten
+    refresh(network, full)          at update_full_grads, when the full gradient is known
+    bind(network)                   when parameters have new arrays
+    terms(batch_index, live)        before each minibatch: v = a g + b r + k c m
+    row(...)                        when v is computed: what to keep of the minibatch
+    next_state(network, live, ...)  when v is summed over devices and workers
+    before_update(...)              just before the optimizer moves the weights
+    moved(live)                     after it has moved them: the next state takes effect
+    dropped(live)                   instead, if there was no update
 
-Only `changes`, `refresh`, `take` and `discard` change what a file holds. What is known of a step
-before its update is in the `LiveGradients`, which is dropped as a whole.
+Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
+before its update is in the `LiveGradients`, which are dropped as a whole.
 """
 
 from __future__ import annotations
 
 from numbers import Integral
-from typing import Any, Iterator, Protocol, Sequence, Sized
+from typing import Any, Iterator, Sequence, Sized
 
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .._mxnet import Arrays
-from ..passes.estimate import Estimate, Terms
-from ..passes.full_pass import FullGradient
-from ..passes.network import Network
-from ..passes.points import Point
-from .coefficient import Coefficient
-from .fields import Fields
-from .table import Table
-
-#: What to put in place when the weights have moved: attributes, and their new values.
-Changes = Sequence[Any]
-
+from .arrays import Columns
+from .estimate import Estimate, Terms
+from .full_pass import FullGradient
+from .network import Network
+from .points import Point
 
 NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
@@ -44,42 +36,18 @@ NOT_CORRECTED = (
 )
 
 
-class Live(Protocol):
-    """What a method sees of the live gradients: the minibatches since the last update."""
-
-    @property
-    def rows(self) -> dict[int, Any]:
-        """What `Method.row` has returned, by the index of the minibatch."""
-
-    @property
-    def reached(self) -> list[bool]:
-        """Per trainable parameter: whether the loss of any minibatch depends on it."""
-
-    @property
-    def total(self) -> Arrays:
-        """V as it was computed, per trainable parameter and device."""
-
-    @property
-    def total_scale(self) -> float | None:
-        """The scale of the total; None if it is that of the live gradients."""
-
-    @property
-    def following(self) -> Any:
-        """What `Method.reduced` has returned; None before that."""
-
-
 class Method:
     """A method without variance reduction: v = g. Other methods override what they need.
 
     Attributes
     ----------
-    needs_reduced : bool
+    moves : bool
         Whether the method has a state that changes with a step, so that the kvstore must return
         the reduced gradient.
     keeps_errors : bool
         Whether an error of the reduction, as of compression, would stay in that state.
     replaces_grads : bool
-        Whether `reduced` computes the gradient of the optimizer.
+        Whether `next_state` computes the gradient of the optimizer.
     needs_table : bool
         Whether a refresh keeps the gradient of each minibatch, and each minibatch has an index.
     needs_refresh : bool
@@ -98,9 +66,11 @@ class Method:
         The gradients of minibatches that are stored.
     in_objective : sequence of bool
         Per trainable parameter: whether the mean gradient moves it; empty without a mean.
+    mean : list of Column
+        m; empty without one.
     """
 
-    needs_reduced = False
+    moves = False
     keeps_errors = False
     replaces_grads = False
     needs_table = False
@@ -111,9 +81,10 @@ class Method:
 
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()
-        self.coefficient: Coefficient | None = None
+        self.coefficient: Any = None
         self.table: Sized | None = None
         self.in_objective: Sequence[bool] = ()
+        self.mean: Columns = []
 
     # --- the arguments of its trainer ----------------------------------------------------------
 
@@ -140,8 +111,6 @@ class Method:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        if type(index) is int:  # the others take Python longer to tell
-            return index
         if isinstance(index, bool) or not isinstance(index, Integral):
             raise TypeError(
                 f"batch_index must be the position of a minibatch, an integer, got "
@@ -165,84 +134,66 @@ class Method:
         return False
 
     @property
-    def has_snapshot(self) -> bool:
-        """Whether the reference is of one point, for users to look at."""
+    def has_state(self) -> bool:
+        """Whether the method keeps anything that belongs to the parameters' arrays."""
         return self.has_reference
 
     @property
-    def full_grads(self) -> Arrays:
-        """A copy of the mean gradient, per trainable parameter and device."""
-        return []
+    def point(self) -> Point | None:
+        """The weights of the reference, if the method keeps any."""
+        return None
 
-    def prepared(self, full: FullGradient, table: Table | None) -> FullGradient:
-        """Change the results of a pass before they are taken over, in their own memory."""
-        return full
-
-    def refresh(self, network: Network, full: FullGradient, table: Table | None) -> None:
-        """Make the current weights the reference, with the full gradient there.
-
-        Parameters
-        ----------
-        network : Network
-            The network at these weights.
-        full : FullGradient
-            What `prepared` has returned; its memory is reused afterwards.
-        table : Table, optional
-            The gradient of each minibatch, if they were stored.
-        """
+    def refresh(self, network: Network, full: FullGradient) -> None:
+        """Make the current weights the reference, with the full gradient there."""
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
 
-    def points(self) -> Iterator[Point]:
-        """The points that the method keeps, the reference first, to be bound to new arrays."""
-        return iter(())
-
-    def difference(self, network: Network) -> str:
-        """Describe how the parameters differ from those at the reference; empty if they do not."""
-        return next(filter(None, (point.difference() for point in self.points())), "")
-
     def bind(self, network: Network) -> None:
         """Bind to new arrays of the parameters."""
-        for point in self.points():
-            point.bind()
+        if self.point is not None:
+            self.point.bind()
 
     # --- a minibatch ---------------------------------------------------------------------------
 
-    def terms(self, batch_index: int | None = None, live: Live | None = None) -> Terms:
-        """What to add to the gradient of the next minibatch.
+    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+        """The formula for the next minibatch; None if its gradient is left as it is.
 
         Parameters
         ----------
-        batch_index : int, optional
+        network : Network
+            The network.
+        batch_index : int or None
             The position of the minibatch in the data.
-        live : Live, optional
-            What the live gradients hold already, if v will be added to it.
+        rows : dict
+            What `row` has returned for the minibatches since the last update, by their index.
         """
-        return Terms()
+        return None
 
-    def confirm(self, batch_index: int) -> None:
-        """Trust the stored gradients: one was computed again, and was the same."""
+    def check(self, network: Network, terms: Terms, closure: Any) -> None:
+        """Check once whether a minibatch is the one whose gradient is stored."""
 
-    def row(self, terms: Terms, found: Estimate) -> Any:
+    def row(self, network: Network, terms: Terms, found: Estimate, index: int | None) -> Any:
         """What to keep of a minibatch with an index until the update."""
         return None
 
     # --- the state that changes with a step ----------------------------------------------------
 
-    def numbers(self, live: Live) -> Sequence[float]:
-        """More numbers to sum over the workers, if there are several."""
+    def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
+        """More numbers to sum over the workers."""
         return ()
 
-    def reduced(self, network: Network, live: Live, scale: float, entries: float | NDArray) -> Any:
-        """Use the reduced estimate V, and perhaps change the live gradients.
+    def next_state(
+        self, network: Network, live: Any, scale: float, entries: float | NDArray
+    ) -> Any:
+        """Compute the state after the step from the reduced estimate V.
 
         Parameters
         ----------
         network : Network
             The network, whose live gradients hold V times the scale, on every device, or what the
-            user has made of it.
-        live : Live
+            user has made of it. The method may change them.
+        live : LiveGradients
             The minibatches of V, and V as it was computed.
         scale : float
             The scale of the live gradients.
@@ -253,31 +204,28 @@ class Method:
         Returns
         -------
         object
-            The next state, for `changes`; None if the state stays.
+            The next state, for `moved`; None if the state stays.
         """
         return None
 
     def before_update(self, network: Network, following: Any) -> None:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
-    def changes(self, live: Live) -> Changes:
-        """Pairs of a dict, such as the attributes of the method, and its new values.
+    def moved(self, network: Network, live: Any) -> None:
+        """Let the next state take effect."""
 
-        The trainer assigns them in one call into C, which no interrupt can split.
-        """
-        return ()
-
-    def dropped(self, live: Live) -> Changes:
-        """As `changes`, if no update has come: what takes back the memory of the step."""
-        return ()
+    def dropped(self, network: Network, live: Any) -> None:
+        """Take back the memory of a step whose update has not come."""
 
     def handed_over(
-        self, v: list[np.ndarray], entries: int, batch_index: int | None
+        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """What the optimizer would get for the estimate v of one minibatch; nothing changes.
 
         Parameters
         ----------
+        network : Network
+            The network.
         v : list of ndarray
             Per trainable parameter, flat, the mean over the minibatch's loss entries.
         entries : int
@@ -289,14 +237,35 @@ class Method:
 
     # --- files ---------------------------------------------------------------------------------
 
-    @property
-    def fields(self) -> Fields:
-        """What of the state a file holds."""
-        return Fields("it holds a state of another method")
-
-    def values(self) -> dict[str, Any] | None:
-        """The values of `fields`; None if there is no reference."""
+    def state(self, network: Network) -> dict[str, Any] | None:
+        """The state as plain data; None if there is no reference."""
         return None
 
-    def take(self, values: dict[str, Any], network: Network) -> None:
-        """Take over the values of `fields` from a file."""
+    def problems(self, network: Network, state: Any) -> Iterator[str]:
+        """Tell why a state from a file cannot be assigned."""
+        yield "it holds a state of another method"
+
+    def assign(self, network: Network, state: dict[str, Any]) -> None:
+        """Take over a state."""
+
+
+class MethodPart:
+    """The state of a method, as a part of a file."""
+
+    def __init__(self, method: Method, network: Network) -> None:
+        self._method, self._network = method, network
+
+    def state(self) -> Any:
+        """The state; None if there is no reference."""
+        return self._method.state(self._network)
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        if state is not None:
+            yield from self._method.problems(self._network, state)
+
+    def assign(self, state: Any) -> None:
+        """Take over a state."""
+        self._method.discard()
+        if state is not None:
+            self._method.assign(self._network, state)

@@ -30,15 +30,12 @@ def number_of(data: Iterable[Any]) -> int | None:
         return None
 
 
-class Pass(NamedTuple):
-    """One pass over data."""
-
-    batches: Iterator[Any]
-    show_line: Callable[[str], None]  # beside the progress bar, if there is one
-
-
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     """Raise if the items of data are not the minibatches of a closure."""
+    if callable(data) and not callable(closure):
+        raise TypeError(
+            "update_full_grads(closure, data) was called with its arguments in the other order."
+        )
     if isinstance(data, Dataset):
         raise TypeError(
             f"The data is a {type(data).__name__}, whose items are samples. Pass a DataLoader of "
@@ -48,7 +45,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         raise TypeError(
             f"The data must be a DataLoader, or a list of minibatches, got {type(data).__name__}."
         )
-    if _takes_one(closure):
+    if takes(closure, [None]):
         return
     if isinstance(data, DataIter):
         raise TypeError(
@@ -65,10 +62,10 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         )
 
 
-def _takes_one(closure: Callable[..., Loss]) -> bool:
-    """Whether a closure can be called with one argument, as far as one can tell."""
+def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
+    """Whether a closure can be called with such arguments, as far as one can tell."""
     try:
-        signature(closure).bind(None)
+        signature(closure).bind(*inputs)
     except TypeError:
         return False
     except ValueError:  # a function of C has no signature
@@ -76,12 +73,29 @@ def _takes_one(closure: Callable[..., Loss]) -> bool:
     return True
 
 
+def check_takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> None:
+    """Raise if a closure cannot be called with the items of a batch."""
+    if not takes(closure, inputs):
+        raise TypeError(
+            f"update_full_grads(closure, data) calls the closure with the items of each batch, "
+            f"here {len(inputs)}, and this closure takes other arguments: {signature(closure)}. "
+            "Write def loss_of(X, y): return loss_fn(net(X), y) for a DataLoader of pairs; a step "
+            "takes closure=lambda: loss_of(X, y)."
+        )
+
+
+class Pass(NamedTuple):
+    """One pass over data."""
+
+    batches: Iterator[Any]
+    show_line: Callable[[str], None]  # beside the progress bar, if there is one
+
+
 @contextmanager
 def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
     """Iterate over data; reset it before and after if it has ``reset``."""
-    reset = getattr(data, "reset", None)
-    if reset is not None:
-        reset()
+    reset = getattr(data, "reset", lambda: None)
+    reset()
     try:
         if progress:
             bar = _with_progress(data)
@@ -89,8 +103,7 @@ def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
         else:
             yield Pass(iter(data), lambda text: None)
     finally:
-        if reset is not None:
-            reset()
+        reset()
 
 
 def initialize(

@@ -1,0 +1,306 @@
+"""What the live gradients hold, from `correct_grads` to the update.
+
+::
+
+    nothing --hold--> held --reduce--> reduced --end--> nothing
+                      held --hold--> held                where gradients accumulate
+                      held or reduced --drop--> nothing  where no update comes
+
+No other file writes this state. It ends as a whole, together with the method's next state.
+
+A method whose state moves with V takes what was computed, and the optimizer what the user has made
+of it. So V is kept apart where both may differ: where the user can change the live gradients before
+they are reduced, and where gradients accumulate, perhaps with others.
+"""
+
+from __future__ import annotations
+
+from operator import is_
+from typing import Any, Callable, Sequence
+
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from .arrays import (
+    Columns,
+    assign,
+    columns,
+    copy_from_first,
+    norm,
+    pieces,
+    sum_to_first,
+    zeros_like,
+)
+from .estimate import Estimate
+from .method import Method
+from .network import Network
+
+NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
+
+NOT_REDUCED = (
+    "update() needs allreduce_grads() before, even on one device: {method} takes its mean gradient "
+    "there, before gradients are clipped."
+)
+CHANGED = (
+    "{name}() finds other gradients than correct_grads() has left, and {method} computes the "
+    "gradient of the optimizer when gradients are reduced, so that the change would be lost. Clip "
+    "or change gradients after the reduction: correct_grads(), allreduce_grads(), clip, update(). "
+    "With grad_req='add', they must be zero before the first minibatch of an update."
+)
+NEW_ARRAYS = (
+    "{name}() was to use what correct_grads() left, but the parameters have new gradients since, "
+    "as after a cast or a change of grad_req. Set them to zero, and call correct_grads() again."
+)
+OVERWRITTEN = (
+    "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
+    "has overwritten it: that of another trainer on the same loss, or your own. Give all "
+    "parameters to one trainer (with lr_mult if their learning rates differ), call correct_grads() "
+    "after your own backward, or set grad_req='add' to add a further gradient."
+)
+SOME_ADD = (
+    "Some parameters have grad_req='add' and others 'write', so that only some gradients would be "
+    "sums over this minibatch and the last ones. Give all the same grad_req, or update after each "
+    "minibatch."
+)
+#: How far gradients may differ from what was computed, relative to its norm.
+ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
+
+
+class LiveGradients:
+    """The minibatches whose estimates are in the live gradients.
+
+    Parameters
+    ----------
+    method : Method
+        What has corrected them.
+    network : Network
+        Whose gradients they are.
+
+    Attributes
+    ----------
+    stage : {'nothing', 'held', 'reduced'}
+        Whether there is an estimate or a plain gradient, and whether it is summed over devices and
+        workers.
+    entries : int
+        C: the loss entries of these minibatches, on this worker.
+    reached : list of bool
+        Per trainable parameter: whether the loss of any of these minibatches depends on it.
+    rows : dict of int
+        What the method keeps of each minibatch, by its index.
+    following : object
+        The method's state after the update; None before the reduction.
+    total_scale : float
+        The scale of `total`, after the reduction.
+    """
+
+    def __init__(self, method: Method, network: Network) -> None:
+        self._method, self._network = method, network
+        self._apart: Columns = []  # memory for V; kept, as arrays that travel must be the same
+        self._forget()
+
+    def _forget(self) -> None:
+        self.stage = NOTHING
+        self.entries = 0
+        self.reached: list[bool] = []
+        self.rows: dict[int, Any] = {}
+        self.following: Any = None
+        self.total_scale = 1.0
+        self._hides_marks = False  # an estimate is held, so that marks show another backward
+        self._is_apart = False  # V is kept apart
+        self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
+
+    # --- a minibatch ---------------------------------------------------------------------------
+
+    def make_room(self) -> None:
+        """Drop what the gradient of another minibatch will overwrite, or the user has set to zero.
+
+        Where gradients accumulate and the method's state moves, this waits for the device.
+
+        Raises
+        ------
+        RuntimeError
+            If it would overwrite only a part.
+        """
+        kinds = {p.grad_req for p in self._network.parameters} - {"null"}
+        if "add" not in kinds:
+            self.drop()
+        elif self._is_moving and self.stage != NOTHING:
+            if len(kinds) > 1:
+                raise RuntimeError(SOME_ADD)
+            live = (grad for grads in self._gradients() for grad in grads)
+            if not norm(live) and norm(a for column in self._apart for a in column):
+                self.drop()
+            elif not self._has_its_arrays():
+                raise RuntimeError(NEW_ARRAYS.format(name="correct_grads"))
+
+    @property
+    def _is_moving(self) -> bool:
+        """Whether the method's state moves with the next step."""
+        return self._method.moves and (self._method.has_reference or self._method.needs_closure)
+
+    def _gradients(self) -> list[Sequence[NDArray]]:
+        """The gradients of the trainable parameters."""
+        trainable = filter(_mxnet.is_trainable, self._network.parameters)
+        return [_mxnet.gradients(p) or [] for p in trainable]
+
+    def hold(
+        self, found: Estimate, row: Any, index: int | None, scale: float, *, is_half: bool
+    ) -> None:
+        """Hold the estimate of another minibatch, which is in the live gradients alone.
+
+        Parameters
+        ----------
+        found : Estimate
+            The other results.
+        row, index : object, int or None
+            What the method keeps of it, and its position in the data.
+        scale : float
+            The factor of the losses (mixed precision).
+        is_half : bool
+            Whether the user can change the gradients before the update.
+        """
+        adds = any(p.grad_req == "add" for p in self._network.trainable)
+        if self._is_moving and (is_half or adds):
+            if not self._network.fits(self._apart):
+                self._apart = zeros_like(self._network.live)
+            for kept, live in zip(self._apart, self._network.live):
+                before = ((1.0, 0),) if self._is_apart else ()
+                assign([kept, live], (0, (*before, (1 / scale, 1))))
+            self._is_apart = True
+        if row is not None:
+            self.rows[index] = row
+        self._count(found)
+        self._hides_marks = True
+
+    def hold_plain(self, found: Estimate) -> None:
+        """Hold a gradient as backward has left it."""
+        self._count(found)
+
+    def _count(self, found: Estimate) -> None:
+        self.entries += found.entries
+        before = self.reached or [False] * len(found.reached)
+        self.reached = [a or b for a, b in zip(before, found.reached)]
+        self._arrays = list(map(_mxnet.gradients, self._network.parameters))
+        self.stage = HELD
+
+    # --- what the user sees --------------------------------------------------------------------
+
+    def check_intact(self, name: str) -> None:
+        """Raise if there are other gradients, or another backward has overwritten an estimate.
+
+        Parameters
+        ----------
+        name : str
+            The method of the trainer that was called, for the message.
+        """
+        if self.stage != NOTHING and not self._has_its_arrays():
+            raise RuntimeError(NEW_ARRAYS.format(name=name))
+        overwritten = self._network.overwritten() if self._hides_marks else []
+        if overwritten:
+            raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
+
+    def _has_its_arrays(self) -> bool:
+        """Whether the parameters have the gradients that were held."""
+        now = map(_mxnet.gradients, self._network.parameters)
+        return all(map(is_, now, self._arrays))
+
+    def check_unchanged(self, name: str, scale: float) -> None:
+        """Raise if the user has changed gradients that the method will replace.
+
+        Parameters
+        ----------
+        name : str
+            The method of the trainer that was called, for the message.
+        scale : float
+            The scale of the live gradients.
+        """
+        if not (self._method.replaces_grads and self._is_apart and self.stage == HELD):
+            return
+        for kept, live in zip(self._apart, columns(self._gradients())):
+            for then, now in zip(kept, live):
+                pairs = zip(pieces(now), pieces(then))
+                distance = np.sqrt(sum(float(np.sum((a / scale - b) ** 2)) for a, b in pairs))
+                if distance > ROUNDING[_mxnet.dtype_name(now)] * norm([then]):
+                    method = type(self._method).__name__
+                    raise RuntimeError(CHANGED.format(name=name, method=method))
+
+    def check_reduced(self) -> None:
+        """Raise if the method needs the reduction, and there was none."""
+        if self._is_moving and self.stage == HELD:
+            raise RuntimeError(NOT_REDUCED.format(method=type(self._method).__name__))
+
+    def show_marks(self, ignore_stale_grad: bool) -> None:
+        """Mark the gradients as `gluon.Trainer` expects.
+
+        Parameters
+        ----------
+        ignore_stale_grad : bool
+            Whether parameters that no minibatch reached are updated if the mean gradient moves
+            them.
+        """
+        if self._hides_marks:
+            self._network.show_marks(self.reached)
+            if ignore_stale_grad:
+                self._network.show_marks(self._method.in_objective)
+
+    # --- the update ----------------------------------------------------------------------------
+
+    @property
+    def total(self) -> Columns:
+        """V as it was computed."""
+        return self._apart if self._is_apart else self._network.live
+
+    @property
+    def awaits_reduction(self) -> bool:
+        """Whether the method needs the reduced gradients, and has not had them."""
+        return self._method.moves and self.stage == HELD
+
+    def reduce(
+        self,
+        scale: float,
+        entries: float | NDArray,
+        sum_arrays: Callable[[dict[int, NDArray]], None],
+    ) -> None:
+        """Let the method compute its next state from V and C, see `Method.next_state`.
+
+        Parameters
+        ----------
+        scale : float
+            The scale of the live gradients.
+        entries : float or NDArray
+            C.
+        sum_arrays : callable
+            Sums arrays over the workers, by the numbers of their parameters.
+        """
+        network = self._network
+        if self._is_apart:
+            sum_to_first(self._apart)
+            numbers = map(network.parameters.index, network.trainable)
+            sum_arrays(dict(zip(numbers, self._apart[0])))
+            copy_from_first(self._apart)
+        self.total_scale = 1.0 if self._is_apart else scale
+        self.following = self._method.next_state(network, self, scale, entries)
+        self.stage = REDUCED
+
+    def prepare_update(self) -> None:
+        """Complete the next state with the weights that are about to move."""
+        if self.following is not None:
+            self._method.before_update(self._network, self.following)
+
+    def end(self) -> None:
+        """Let the method's next state take effect: the weights have moved."""
+        if self.following is not None:
+            self._method.moved(self._network, self)
+        self._forget()
+
+    def drop(self) -> None:
+        """Forget all, and the method's next state: no update has come."""
+        if self.stage != NOTHING:
+            self._method.dropped(self._network, self)
+            self._forget()
+
+    def release(self) -> None:
+        """Forget all, and keep no memory."""
+        self.drop()
+        self._apart = []

@@ -1,0 +1,55 @@
+"""How far a training is: the counters of a trainer, and a line for each refresh."""
+
+from __future__ import annotations
+
+from typing import Any, Iterator
+
+COUNTERS = ("num_snapshots", "inner_steps", "grad_evaluations", "steps")
+
+
+class Progress:
+    """The public counters of a trainer, and its history: a part of a file.
+
+    Attributes
+    ----------
+    num_snapshots : int
+        Refreshes over the whole training.
+    inner_steps : int
+        Steps since the last refresh; 0 without a snapshot.
+    grad_evaluations : int
+        Loss entries that this worker has differentiated.
+    steps : int
+        Steps over the whole training.
+    compared : bool
+        Whether the losses of a step were compared since the last refresh.
+    history : list of dict
+        What was measured at each refresh.
+    """
+
+    def __init__(self) -> None:
+        self.num_snapshots = self.inner_steps = self.grad_evaluations = self.steps = 0
+        self.compared = False
+        self.history: list[dict[str, float | None]] = []
+
+    def begin_anew(self) -> None:
+        """Count steps from here on."""
+        self.inner_steps = 0
+
+    def state(self) -> dict[str, Any]:
+        """All counters, and the history."""
+        return dict(vars(self))
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned. Version 0.3.0 counted no steps."""
+        counts = [state.get(name, 0) for name in COUNTERS] if isinstance(state, dict) else [None]
+        if not all(type(count) is int and 0 <= count < 2**62 for count in counts):
+            yield "its counters have another form"
+        elif not all(isinstance(line, dict) for line in state.get("history", [])):
+            yield "its history has another form"
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        for name in COUNTERS:
+            setattr(self, name, state.get(name, 0))
+        self.compared = bool(state.get("compared", False))
+        self.history = list(state.get("history", []))

@@ -1,0 +1,59 @@
+"""Rows of a table: the gradients of minibatches, with what tells that a minibatch is the same."""
+
+from __future__ import annotations
+
+from typing import Callable, NamedTuple, Sequence
+
+import numpy as np
+
+from .arrays import Columns
+from .closure import Loss, Recorded, record
+from .points import Point
+from .random_lock import Losses, start
+
+RESHUFFLED = (
+    "Minibatch {index} has other losses than when its gradient was stored, at the same weights "
+    "(they differ by {difference:.2g} of their size): was the data reshuffled? batch_index must be "
+    "the position of the minibatch in the data. Keep the minibatches in a list, and shuffle their "
+    "positions. lock_random=False omits this check, for losses that are random by other means than "
+    "MXNet's random numbers."
+)
+
+
+class Row(NamedTuple):
+    """The gradient of a minibatch, and what is known of it."""
+
+    index: int  # of the minibatch
+    grads: Columns  # the *sum* over its loss entries, of unscaled losses, per device
+    counts: tuple[int, ...]  # loss entries per device
+    seed: int | None  # of the random numbers that it was taken with, where they are locked
+    losses: Losses | None = None  # at the weights of the gradient; None if unknown
+
+    def check_counts(self, recorded: Recorded) -> None:
+        """Raise a ValueError if the loss entries of a minibatch are not those of this row."""
+        if recorded.counts != self.counts:
+            raise ValueError(
+                f"Minibatch {self.index} had {_entries(self.counts)} when its gradient was stored, and "
+                f"the closure returned {_entries(recorded.counts)}. batch_index must be the minibatch's "
+                "position in the data: was it reshuffled?"
+            )
+
+    def difference(self, closure: Callable[[], Loss], point: Point) -> float | None:
+        """How much the losses of a minibatch differ from those of this row, relative to their size.
+
+        Computes the losses once more, where the gradient was taken. 0 if they differ by rounding,
+        None if that proves nothing. Waits for the device.
+        """
+        if self.losses is None or not np.isfinite(self.losses.total):
+            return None
+        start(self.seed)
+        with point.network.outside.protected(), point.entered():
+            recorded = record(closure, (), point.network.devices)
+        self.check_counts(recorded)
+        losses = Losses.of(recorded.losses)
+        return self.losses.difference(losses) if np.isfinite(losses.total) else None
+
+
+def _entries(counts: Sequence[int]) -> str:
+    total = f"{sum(counts)} loss entries"
+    return total if len(counts) < 2 else f"{total} ({', '.join(map(str, counts))} per device)"
