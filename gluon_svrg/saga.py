@@ -176,7 +176,7 @@ class SAGA(Method):
         """Compute m after the step, and leave the optimizer its gradient."""
         added: Any
         if isinstance(entries, NDArray):
-            entries, added = entries.astype("float64").split(2, axis=0)
+            entries, added = entries.split(2, axis=0)
         else:
             (added,) = self.numbers(live.rows)
         before, after = self._entries, self._entries

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from math import prod
 from typing import Any, Callable, Iterable, Iterator
 
 import numpy as np
@@ -963,5 +964,5 @@ def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:
     """The memory of stored gradients, for a progress bar."""
     trainable = filter(_mxnet.is_trainable, parameters)
     grads = [grad for p in trainable for grad in _mxnet.gradients(p)]
-    each = sum(max(np.dtype(grad.dtype).itemsize, 4) * grad.size for grad in grads)
+    each = sum(max(np.dtype(grad.dtype).itemsize, 4) * prod(grad.shape) for grad in grads)
     return f"storing {each * (count or 1) / 1e6:.3g} MB" + ("" if count else " each")

@@ -100,7 +100,7 @@ def full_gradient(
             while True:
                 earlier = None
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
-                seed = None if is_seeded and not keeps_rows else lock.new_seed()
+                seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None
                 if looks:
                     earlier = _record(here, closure, inputs, seed)
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)

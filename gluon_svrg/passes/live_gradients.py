@@ -279,6 +279,8 @@ class LiveGradients:
             numbers = map(network.parameters.index, network.trainable)
             sum_arrays(dict(zip(numbers, self._apart[0])))
             copy_from_first(self._apart)
+        if isinstance(entries, NDArray):
+            entries = entries.astype("float64")
         self.total_scale = 1.0 if self._is_apart else scale
         self.following = self._method.next_state(network, self, scale, entries)
         self.stage = REDUCED
