@@ -27,7 +27,7 @@ class LoadedStates:
     def __init__(self, params: Any) -> None:
         keys = getattr(params, "keys", None)
         self._given = None if keys is None else {key: params[key] for key in keys()}
-        self._waiting: saving.Saved | None = None
+        self.waiting: saving.Saved | None = None
 
     def header(self, method: str, parameters: Sequence[Parameter], devices: int) -> dict[str, Any]:
         """Describe the trainer, see `saving.header`."""
@@ -47,34 +47,29 @@ class LoadedStates:
         loaded.assign({name: part for name, part in parts.items() if name not in DEFERRED})
         if loaded.is_empty("counters"):
             parts["counters"].begin_anew()
-        self._waiting = loaded
+        self.waiting = loaded
 
     def apply(self, header: Mapping[str, Any], parts: Mapping[str, Any]) -> None:
         """Apply the rest, now that the parameters are initialized."""
-        assert self._waiting is not None
-        self._waiting.check(parts, header)
-        self._waiting.assign({name: parts[name] for name in DEFERRED})
-        self._waiting = None
+        assert self.waiting is not None
+        self.waiting.check(parts, header)
+        self.waiting.assign({name: parts[name] for name in DEFERRED})
+        self.waiting = None
 
     def save(
         self, fname: str | os.PathLike[str], header: dict[str, Any], parts: Mapping[str, Any]
     ) -> None:
         """Write all parts to a file, those that wait as they were loaded."""
-        waiting = self._waiting
+        waiting = self.waiting
         late = {} if waiting is None else {name: waiting.part(name) for name in DEFERRED}
         saving.write(fname, header, {**parts, **late})
 
     @property
-    def is_waiting(self) -> bool:
-        """Whether any state waits."""
-        return self._waiting is not None
-
-    @property
     def has_snapshot(self) -> bool:
         """Whether a snapshot waits."""
-        return self._waiting is not None and not self._waiting.is_empty("method")
+        return self.waiting is not None and not self.waiting.is_empty("method")
 
     def drop_snapshot(self) -> None:
         """Forget the snapshot that waits."""
-        if self._waiting is not None:
-            self._waiting.drop("method")
+        if self.waiting is not None:
+            self.waiting.drop("method")

@@ -36,7 +36,7 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import parameters_as
-from .passes.arrays import scale_to_norm
+from .passes.combine import scale_to_norm
 from .passes.estimate import Terms
 from .passes.live_gradients import LiveGradients
 from .passes.network import Network

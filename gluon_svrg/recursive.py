@@ -12,7 +12,8 @@ from typing import Any, Iterator, NamedTuple, Sequence
 from mxnet.ndarray import NDArray
 
 from .passes import states
-from .passes.arrays import Columns, assign, zero
+from .passes.arrays import Columns, zero
+from .passes.combine import assign
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
 from .passes.method import Method

@@ -35,7 +35,8 @@ from . import _mxnet
 from ._arguments import is_natural
 from ._docstrings import parameters_as
 from .passes import states
-from .passes.arrays import Columns, assign, zeros_like
+from .passes.arrays import Columns, zeros_like
+from .passes.combine import assign
 from .passes.estimate import Estimate, Terms
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients

@@ -29,7 +29,8 @@ from mxnet.gluon import Parameter
 
 from . import _arguments, _mxnet, saving
 from .passes import states
-from .passes.arrays import Columns, assign, pieces
+from .passes.arrays import Columns, pieces
+from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.method import Method

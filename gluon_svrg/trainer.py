@@ -8,6 +8,7 @@ from contextlib import AbstractContextManager, ExitStack, contextmanager
 from math import prod
 from typing import Any, Callable, Iterable, Iterator
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
@@ -81,7 +82,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     ) -> None:
         name = type(self).__name__
         method.check_compression(compression_params, name)
-        self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
+        self._prox = prox and ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         super().__init__(
             params,
@@ -185,10 +186,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         else:
             self._check_intact("step")
             self._start_shared_kvstore()
-        self._live.check_unchanged("step", self._loss_scale.of_live_grads)
+        if self._method.replaces_grads:
+            self._live.check_unchanged("step", self._scale_of_grads)
         self._look_at_batch_size(batch_size)
         self._live.show_marks(ignore_stale_grad)
-        if self._loss_scale.is_on and self._overflows_on_kvstore():
+        if self._scales_losses and self._overflows_on_kvstore():
             self._loss_scale.skip()
         else:
             try:
@@ -248,64 +250,82 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _correct(self, closure: Callable[[], Loss], batch_index: int | None, name: str) -> Loss:
         """Leave the estimate of a minibatch in the live gradients, for `step` or for the user."""
-        batch_index = self._method.checked_index(batch_index, name, type(self).__name__)
+        if batch_index is not None or self._method.needs_table:
+            batch_index = self._method.checked_index(batch_index, name, type(self).__name__)
         check_closure(closure)
         self._check_outside(name)
         self._start_with(closure)
         self._live.make_room()
         terms = self._method.terms(self._network, batch_index, self._live.rows)
-        loss_scale = self._loss_scale
+        scales = self._scales_losses
+        scale = self._loss_scale.value if scales else 1.0
         if terms is None:
-            found = plain(self._network.parameters, closure, loss_scale.value)
+            found = plain(self._network.parameters, closure, scale)
             self._live.hold_plain(found)
         else:
-            before = self._network.accumulated()
-            try:
-                found = self._estimate(closure, terms, loss_scale.value)
-                row = self._method.row(self._network, terms, found, batch_index)
-                is_half = name != "step"
-                self._live.hold(found, row, batch_index, loss_scale.value, is_half=is_half)
-            except BaseException:
-                for grad, value in before:
-                    value.copyto(grad)
-                raise
-            for grad, value in before:
-                grad += value
-        loss_scale.let_optimizer_undo()
+            found = self._hold_estimate(closure, terms, batch_index, scale, is_half=name != "step")
+        if scales:
+            self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
-        self._look_at_losses(found.recorded.loss)
-        return found.recorded.loss
+        loss = found.recorded.loss
+        if isinstance(loss, (list, tuple)):
+            self._look_at_losses(loss)
+        return loss
+
+    def _hold_estimate(
+        self,
+        closure: Callable[[], Loss],
+        terms: Terms,
+        batch_index: int | None,
+        scale: float,
+        *,
+        is_half: bool,
+    ) -> Estimate:
+        """Add an estimate to the gradients that accumulate, or leave it alone."""
+        before = self._network.accumulated() if self._network.accumulating else ()
+        try:
+            found, row = self._estimate(closure, terms, scale), None
+            if batch_index is not None:
+                row = self._method.row(self._network, terms, found, batch_index)
+            self._live.hold(found, row, batch_index, scale, is_half=is_half)
+        except BaseException:
+            for grad, value in before:
+                value.copyto(grad)
+            raise
+        for grad, value in before:
+            grad += value
+        return found
 
     def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
         """Compute an estimate, with the random numbers that belong to it."""
         lock, row, here = self._lock, terms.reference, self._here
         assert here is not None
-        is_fixed = isinstance(row, Row) and row.seed is not None
+        if not isinstance(row, Row):
+            is_wanted = lock.mode == "auto" and not self._progress.compared and row is not None
+            compare = self._comparison(closure, terms.reference) if is_wanted else None
+            return estimate(
+                here, closure, terms, lock.new_seed() if lock.locked else None, scale, compare
+            )
         try:
             if lock.mode is not False:
                 self._method.check(self._network, terms, closure)
-            compare = self._comparison(closure, terms)
-            seed = row.seed if isinstance(row, Row) and is_fixed else lock.new_seed()
-            return estimate(here, closure, terms, seed, scale, compare)
+            return estimate(here, closure, terms, row.seed or lock.new_seed(), scale)
         finally:
-            if is_fixed:
+            if row.seed is not None:
                 lock.move_on()  # what is drawn next is not the same each time
 
-    def _comparison(self, closure: Callable[[], Loss], terms: Terms) -> Any:
+    def _comparison(self, closure: Callable[[], Loss], reference: Point) -> Any:
         """What compares the losses of the first step after a refresh, where both are the same.
 
         Without a refresh, the losses of the first step that has a reference are computed twice.
         """
-        reference, lock = terms.reference, self._lock
-        if self._progress.compared or lock.mode != "auto" or not isinstance(reference, Point):
-            return None
         self._progress.compared = True
         if self.num_snapshots or not self._method.needs_closure:
             pairs = zip(reference.columns, columns(self._network.weights))
             return self._compare if all(are_equal(*pair) for pair in pairs) else None
         is_repeated = False
         while not is_repeated:
-            seed, found = lock.new_seed(), []
+            seed, found = self._lock.new_seed(), []
             for _ in range(2):
                 start(seed)
                 with self._network.outside.protected(), Point.here(self._network).entered():
@@ -325,7 +345,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             If `correct_grads` was not called before, or a backward has overwritten its result.
         """
         self._check_intact("allreduce_grads")
-        self._live.check_unchanged("allreduce_grads", self._loss_scale.of_live_grads)
+        if self._method.replaces_grads:
+            self._live.check_unchanged("allreduce_grads", self._scale_of_grads)
         super().allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -358,17 +379,18 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if live.awaits_reduction:
             self._bind()
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
-            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
+            live.reduce(self._scale_of_grads, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
-        self._prox.note_moving(self._network.parameters)
+        if self._prox:
+            self._prox.note_moving(self._network.parameters)
         self._live.prepare_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
         self._live.end()
-        if self._prox.are_moving:
+        if self._prox:
             self._prox.apply(self._network.parameters, self.optimizer)
 
     def _on_not_updated(self) -> None:
@@ -391,7 +413,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
         needs_arrays = self._method.has_reference or self._method.needs_closure
         is_new = needs_arrays and self._here is None
-        if is_new or self._loaded.is_waiting or self._must_start_kvstore():
+        if is_new or self._loaded.waiting or self._must_start_kvstore():
             deque(initialize(self._network.parameters, closure, iter([()])), 0)
             self._start_kvstore()
         self._apply_loaded()
@@ -428,7 +450,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _check_outside(self, name: str) -> None:
         """Raise if the trainer must not be called here."""
-        if _mxnet.is_recording():
+        if mx.autograd.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
                 "the trainer records what the closure computes by itself."
@@ -458,11 +480,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _look_at_losses(self, loss: Loss) -> None:
         """Warn if an output of the network is returned beside its loss."""
-        if isinstance(loss, (list, tuple)):
-            shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
-            for device, shape in shapes:
-                if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
-                    self._warn_once(RETURNS_OUTPUT.format(one=shape[:1], other=shape), "output")
+        shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
+        for device, shape in shapes:
+            if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
+                self._warn_once(RETURNS_OUTPUT.format(one=shape[:1], other=shape), "output")
 
     def _warn_once(self, text: str, what: str) -> None:
         if what not in self._warned:
@@ -663,7 +684,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             with point.entered():
                 yield
         finally:
-            network.note_overwritten(point.take_touched())
+            network.note_overwritten(_mxnet.take_fresh(point.weights))
             network.mark(point.weights)
             self._is_at_snapshot = False
 
@@ -796,6 +817,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def lock_random(self, value: bool | str) -> None:
         self._lock = RandomLock(value)
         self._progress.compared = False
+
+    @property
+    def _scale_of_grads(self) -> float:
+        """The scale of the live gradients."""
+        return self._loss_scale.of_live_grads if self._scales_losses else 1.0
 
     @property
     def _loss_scale(self) -> _mxnet.LossScale:
@@ -941,7 +967,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, once the parameters are initialized; raise if a snapshot waits."""
-        if not self._loaded.is_waiting:
+        if not self._loaded.waiting:
             return
         if self._is_ready:
             self._start_kvstore()

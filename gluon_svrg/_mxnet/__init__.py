@@ -25,15 +25,6 @@ from .kvstores import (
     send_to_servers,
 )
 from .open_trainer import OpenTrainer
-from .operators import (
-    SUMMED_IN,
-    Step,
-    are_assigned,
-    are_read,
-    assigning,
-    results,
-    scaling_to_norm,
-)
 from .optimizers import class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
     all_rows,

@@ -37,11 +37,18 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
         mx.autograd.mark_variables(flat, flat_buffers, grad_req)
 
 
-def fresh(arrays: Arrays, *, clear: bool = False) -> Flags:
+def fresh(arrays: Arrays) -> Flags:
     """Tell which gradients `backward` has written since their marks were cleared.
 
     `gluon.Trainer` reads the same marks.
     """
+    flags = take_fresh(arrays)
+    mark(arrays, flags)
+    return flags
+
+
+def take_fresh(arrays: Arrays) -> Flags:
+    """Tell which gradients are marked as fresh, and mark all as stale."""
     state = ctypes.c_int()
     reference = ctypes.byref(state)
     flags = []
@@ -50,9 +57,8 @@ def fresh(arrays: Arrays, *, clear: bool = False) -> Flags:
         for array in per_device:
             handle = array.handle
             _read(handle, reference)
-            is_fresh = state.value != 0
-            row.append(is_fresh)
-            if clear and is_fresh:
+            row.append(state.value != 0)
+            if state.value:
                 _write(handle, _STALE)
         flags.append(row)
     return flags
@@ -64,8 +70,3 @@ def mark(arrays: Iterable[Sequence[NDArray]], flags: Iterable[Sequence[bool]]) -
         for array, is_fresh in zip(per_device, row):
             if is_fresh:
                 _write(array.handle, _FRESH)
-
-
-def take_fresh(arrays: Arrays) -> Flags:
-    """Tell which gradients are marked as fresh, and mark all as stale."""
-    return fresh(arrays, clear=True)

@@ -63,6 +63,11 @@ class OpenTrainer(Trainer):
         return list(self._updaters)
 
     @property
+    def _scales_losses(self) -> bool:
+        """Whether AMP scales losses, see `LossScale`."""
+        return "_amp_loss_scaler" in self.__dict__
+
+    @property
     def _gradient_scale(self) -> float:
         """The factor by which `gluon.Trainer` scales gradients, apart from the batch size."""
         return self._scale

@@ -10,7 +10,10 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._mxnet import SUMMED_IN, Step, classic
+from .._mxnet import classic
+
+#: Dtypes of parameters, and the dtypes in which their gradients are summed.
+SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 
 class Column(List[NDArray]):
@@ -57,6 +60,11 @@ def dense(array: NDArray) -> NDArray:
     return array if array.stype == "default" else array.tostype("default")
 
 
+def store(value: NDArray, target: NDArray) -> None:
+    """Copy a dense array to one of any storage."""
+    (value if target.stype == "default" else value.tostype(target.stype)).copyto(target)
+
+
 def zero(arrays: Iterable[NDArray]) -> None:
     """Set arrays to zero."""
     flat: list[NDArray] = []
@@ -64,93 +72,9 @@ def zero(arrays: Iterable[NDArray]) -> None:
         if array.stype == "default":
             flat.append(array if array.shape else array.reshape((1,)))
         else:
-            _store(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
+            store(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
     if flat:
         mx.nd.reset_arrays(*flat, num_arrays=len(flat))
-
-
-def _store(value: NDArray, target: NDArray) -> None:
-    (value if target.stype == "default" else value.tostype(target.stype)).copyto(target)
-
-
-_made: dict[Any, None] = {}  # what was assigned once
-_MOST = 1000
-
-
-def assign(row: Sequence[Column], *steps: Step) -> None:
-    """Assign sums of multiples of columns on one device, to columns.
-
-    Parameters
-    ----------
-    row : sequence of Column
-        Columns of equal shapes.
-    *steps
-        Each has the number of the column to assign to, and the terms of the sum: a factor, and the
-        number of a column. A factor is a number, or an array of one number, which stays on its
-        device. Later steps see what earlier ones have assigned. Only the first term of a step may
-        be the column itself.
-
-    Notes
-    -----
-    Most data have minibatches of two sizes, so factors come again and again: steps are compiled
-    when they come for the second time. Intermediate results need no memory where at most the first
-    factor of each step differs from 1 and -1; large arrays are then added in a third of the time.
-    """
-    if not row[0]:
-        return
-    targets = [row[n] for n in _mxnet.are_assigned(steps)]
-    if all(column.are_dense for column in row) and _is_known(steps, row):
-        operator = _mxnet.assigning(steps, tuple(column.dtypes for column in row))
-        read = [row[n] for n in _mxnet.are_read(steps)]
-        inputs = [array for arrays in zip(*read) for array in arrays]
-        operator(*inputs, out=[array for arrays in zip(*targets) for array in arrays])
-        return
-    for n in range(len(row[0])):
-        values = {number: dense(row[number][n]) for number in _mxnet.are_read(steps)}
-        dtypes = tuple(column.dtypes[n] for column in row)
-        for found, target in zip(_mxnet.results(mx.nd, steps, values, dtypes), targets):
-            _store(found, target[n])
-
-
-def _is_known(steps: tuple[Step, ...], row: Sequence[Column]) -> bool:
-    """Whether these steps, whose factors are numbers, were made before."""
-    if any(isinstance(factor, NDArray) for _, terms in steps for factor, _ in terms):
-        return False
-    key = steps, len(row[0])
-    if key in _made:
-        return True
-    if len(_made) > _MOST:
-        _made.clear()
-    _made[key] = None
-    return False
-
-
-def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None:
-    """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
-    groups: dict[str, list[NDArray]] = {}
-    for array, dtype in zip(arrays, arrays.dtypes):
-        groups.setdefault(dtype if array.stype == "default" else "", []).append(array)
-    for dtype, group in groups.items():
-        where = _mxnet.device_of(group[0])
-        limit = mx.nd.full((1, 1), most, ctx=where, dtype="float64")
-        if isinstance(entries, NDArray):
-            limit = limit * entries.as_in_context(where).astype("float64").reshape((1, 1))
-        else:
-            limit = limit * entries
-        if dtype in ("float32", "float64"):
-            flat = [array.reshape((1, -1)) for array in group]
-            _mxnet.scaling_to_norm(len(flat))(limit.astype(dtype), *flat, out=flat)
-            continue
-        for array in group:
-            wide = dense(array).astype("float32").reshape((1, -1))
-            _mxnet.scaling_to_norm(1)(limit.astype("float32"), wide, out=wide)
-            _store(wide.reshape(array.shape).astype(array.dtype), array)
-
-
-def copy(these: Columns, targets: Columns) -> None:
-    """Copy columns to others of equal shapes."""
-    for column, target in zip(these, targets):
-        assign([target, column], (0, ((1.0, 1),)))
 
 
 def copies(arrays: Iterable[Sequence[NDArray]]) -> list[list[NDArray]]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any, Callable, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -15,25 +15,13 @@ from .. import _mxnet
 Loss = Any
 
 
-class Recorded:
-    """The losses of one minibatch, recorded and not yet differentiated.
+class Recorded(NamedTuple):
+    """The losses of one minibatch, recorded and not yet differentiated."""
 
-    Attributes
-    ----------
-    loss : Loss
-        As the closure returned it.
-    losses : tuple of NDArray
-        The same as a tuple.
-    counts : tuple of int
-        The loss entries per device.
-    entries : int
-        The sum of these.
-    """
-
-    def __init__(self, loss: Loss, devices: Sequence[Any]) -> None:
-        self.loss, self.losses = loss, _losses(loss)
-        self.counts = _entries(self.losses, devices)
-        self.entries = sum(self.counts)
+    loss: Loss  # as the closure returned it
+    losses: tuple[NDArray, ...]  # the same as a tuple
+    counts: tuple[int, ...]  # the loss entries per device
+    entries: int  # the sum of these
 
     def backward(self, scale: float = 1.0) -> None:
         """Differentiate the sum of all loss entries, times the scale of AMP's losses."""
@@ -83,7 +71,9 @@ def record(
     except MXNetError as error:
         _explain(error)
         raise
-    return Recorded(loss, devices)
+    losses = _losses(loss)
+    counts = _entries(losses, devices)
+    return Recorded(loss, losses, counts, sum(counts))
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:

@@ -17,6 +17,7 @@ Backward only writes gradients. So a step has two passes, and one assignment aft
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -25,12 +26,15 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Flags
-from .arrays import Columns, assign, zero
+from .arrays import Column, Columns, zero
 from .closure import Loss, Recorded, check_repeatable, record
+from .combine import assign
 from .network import Network
 from .points import Point
 from .random_lock import start
 from .table import Row
+
+_NOTHING = nullcontext()
 
 
 class Terms(NamedTuple):
@@ -49,11 +53,9 @@ class Estimate(NamedTuple):
     """The results of a minibatch, apart from v, which is in the live gradients."""
 
     recorded: Recorded  # the losses at the weights
-    entries: int  # of this minibatch
     differentiated: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
     seed: int | None = None  # of the random numbers, if they are locked
-    there: Recorded | None = None  # the losses at the reference
 
 
 def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
@@ -71,7 +73,7 @@ def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: f
         reached = _mark_on_all_devices(parameters)
     finally:
         _mxnet.mark(weights, before)  # what is fresh stays so until the update
-    return Estimate(recorded, recorded.entries, recorded.entries, reached)
+    return Estimate(recorded, recorded.entries, reached)
 
 
 def _mark_on_all_devices(parameters: Sequence[Parameter]) -> list[bool]:
@@ -90,7 +92,7 @@ def _mark_on_all_devices(parameters: Sequence[Parameter]) -> list[bool]:
 
 def check_dependent(touched: Flags) -> list[bool]:
     """Tell which parameters backward has reached, on any device; raise if there is none."""
-    reached = [any(row) for row in touched]
+    reached = list(map(any, touched))
     if not any(reached):
         raise ValueError(
             "The loss depends on none of the trainer's parameters. Compute it from the network "
@@ -136,7 +138,7 @@ def estimate(
     network.hide_marks()
     check: Callable[[Recorded], Any] | None = None
     if isinstance(reference, Point):
-        with network.outside.protected():
+        with network.outside.protected() if network.outside.may_move else _NOTHING:
             there, _ = differentiate(reference, closure, (), seed, scale)
         network.check_hidden()
         for n, count in enumerate(there.counts):
@@ -146,12 +148,12 @@ def estimate(
         check = reference.check_counts
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     for n, count in enumerate(recorded.counts):
-        if isinstance(reference, Point):
+        if there is not None:
             _combine_at_weights(network, n, terms)
         else:
             _combine_with_row(network, n, terms, count, scale)
-    entries, passes = recorded.entries, 1 if there is None else 2
-    return Estimate(recorded, entries, passes * entries, reached, seed, there)
+    passes = 1 if there is None else 2
+    return Estimate(recorded, passes * recorded.entries, reached, seed)
 
 
 def differentiate(
@@ -186,13 +188,14 @@ def differentiate(
     reached : list of bool
         Per parameter: whether they depend on it.
     """
-    start(seed)
+    if seed is not None:
+        start(seed)
     with point.entered():
         recorded = record(closure, batch, point.network.devices)
         if check is not None:
             check(recorded)
         recorded.backward(scale)
-    touched = point.take_touched()
+    touched = _mxnet.take_fresh(point.weights)
     reached = check_dependent(touched)
     if not all(map(all, touched)):
         rows = zip(point.network.live_grads, touched)
@@ -211,43 +214,49 @@ def _check_repeated(there: Recorded, compare: Any, recorded: Recorded) -> None:
 # Each is a chain in which only the first factor differs from 1 and -1, see `assign`.
 
 
+def _columns(network: Network, device: int, terms: Terms) -> list[Column]:
+    """The live gradients, the spare memory and m, of the parameters that the terms are for."""
+    found = [network.live[device], network.spare[device]]
+    if terms.mean is not None:
+        found.append(terms.mean[device])
+    return found if terms.only is None else [column.only(terms.only) for column in found]
+
+
 def _combine_at_reference(network: Network, device: int, terms: Terms, count: float) -> None:
     """Assign ``spare = r + (k / b) c m``, where the live gradients hold r."""
-    row = [network.spare[device].only(terms.only), network.live[device].only(terms.only)]
+    columns = _columns(network, device, terms)
     if terms.mean is None or not count:
-        assign(row, (0, ((1.0, 1),)))
+        assign(columns, (1, ((1.0, 0),)))
     else:
-        mean = terms.mean[device].only(terms.only)
-        assign([*row, mean], (0, ((terms.k / terms.b * count, 2), (1.0, 1))))
+        assign(columns, (1, ((terms.k / terms.b * count, 2), (1.0, 0))))
 
 
 def _combine_at_weights(network: Network, device: int, terms: Terms) -> None:
     """Assign ``live = a g + b spare``, where the live gradients hold g."""
-    row = [network.live[device].only(terms.only), network.spare[device].only(terms.only)]
+    columns = _columns(network, device, terms)
     if abs(terms.b) == 1:
-        assign(row, (0, ((terms.a, 0), (terms.b, 1))))
+        assign(columns, (0, ((terms.a, 0), (terms.b, 1))))
     else:
-        assign(row, (1, ((terms.b, 1),)), (0, ((terms.a, 0), (1.0, 1))))
+        assign(columns, (1, ((terms.b, 1),)), (0, ((terms.a, 0), (1.0, 1))))
 
 
 def _combine_with_row(
     network: Network, device: int, terms: Terms, count: int, scale: float
 ) -> None:
-    """Assign ``live = a g + b r + k c m``, where the live gradients hold g."""
-    live, spare = network.live[device].only(terms.only), network.spare[device].only(terms.only)
+    """Assign ``live = a g + b r + k c m``, where the live gradients hold g and r is a row."""
+    columns, steps, last = _columns(network, device, terms), [], [(terms.a, 0)]
     if terms.copy_to is not None:
-        assign([terms.copy_to[device], live], (0, ((1 / scale, 1),)))
-    columns, steps, last = [live, spare], [], [(terms.a, 0)]
-    if isinstance(terms.reference, Row):
-        columns.append(terms.reference.grads[device])
-        if abs(terms.b * scale) == 1 or terms.mean is not None:
-            last.append((terms.b * scale, 2))
-        else:
-            steps.append((1, ((terms.b * scale, 2),)))
+        assign([terms.copy_to[device], network.live[device]], (0, ((1 / scale, 1),)))
     if terms.mean is not None and count:
-        steps.append((1, ((terms.k * (count * scale), len(columns)),)))
-        columns.append(terms.mean[device].only(terms.only))
+        steps.append((1, ((terms.k * count * scale, 2),)))
+    if terms.reference is not None:
+        columns.append(terms.reference.grads[device])
+        b = terms.b * scale
+        if abs(b) == 1 or steps:
+            last.append((b, len(columns) - 1))
+        else:
+            steps.append((1, ((b, len(columns) - 1),)))
     if steps:
         last.append((1.0, 1))
-    if steps or len(last) > 1 or terms.a != 1:
+    if len(last) > 1 or terms.a != 1:
         assign(columns, *steps, (0, tuple(last)))

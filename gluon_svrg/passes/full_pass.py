@@ -10,8 +10,9 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .arrays import Columns, assign, copy_from_first, norm, sum_to_first, zeros_like
+from .arrays import Columns, copy_from_first, norm, sum_to_first, zeros_like
 from .closure import Loss, Recorded, check_repeatable, record
+from .combine import assign
 from .data import arguments, check_takes
 from .estimate import differentiate
 from .network import Network

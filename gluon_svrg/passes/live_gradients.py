@@ -15,7 +15,7 @@ they are reduced, and where gradients accumulate, perhaps with others.
 
 from __future__ import annotations
 
-from operator import is_
+from operator import is_, or_
 from typing import Any, Callable, Sequence
 
 import numpy as np
@@ -24,7 +24,6 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .arrays import (
     Columns,
-    assign,
     columns,
     copy_from_first,
     norm,
@@ -32,6 +31,7 @@ from .arrays import (
     sum_to_first,
     zeros_like,
 )
+from .combine import assign
 from .estimate import Estimate
 from .method import Method
 from .network import Network
@@ -160,8 +160,7 @@ class LiveGradients:
         is_half : bool
             Whether the user can change the gradients before the update.
         """
-        adds = any(p.grad_req == "add" for p in self._network.trainable)
-        if self._is_moving and (is_half or adds):
+        if self._is_moving and (is_half or self._network.accumulating):
             if not self._network.fits(self._apart):
                 self._apart = zeros_like(self._network.live)
             for kept, live in zip(self._apart, self._network.live):
@@ -178,9 +177,8 @@ class LiveGradients:
         self._count(found)
 
     def _count(self, found: Estimate) -> None:
-        self.entries += found.entries
-        before = self.reached or [False] * len(found.reached)
-        self.reached = [a or b for a, b in zip(before, found.reached)]
+        self.entries += found.recorded.entries
+        self.reached = list(map(or_, self.reached or found.reached, found.reached))
         self._arrays = list(map(_mxnet.gradients, self._network.parameters))
         self.stage = HELD
 
@@ -206,7 +204,7 @@ class LiveGradients:
         return all(map(is_, now, self._arrays))
 
     def check_unchanged(self, name: str, scale: float) -> None:
-        """Raise if the user has changed gradients that the method will replace.
+        """Raise if the user has changed gradients, which the method will replace.
 
         Parameters
         ----------
@@ -215,7 +213,7 @@ class LiveGradients:
         scale : float
             The scale of the live gradients.
         """
-        if not (self._method.replaces_grads and self._is_apart and self.stage == HELD):
+        if not (self._is_apart and self.stage == HELD):
             return
         for kept, live in zip(self._apart, columns(self._gradients())):
             for then, now in zip(kept, live):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import compress
+from itertools import compress, repeat
 from operator import is_
 from typing import Any, Iterator, Sequence
 
@@ -11,8 +11,9 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._mxnet import SUMMED_IN, Arrays
-from .arrays import Columns, are_equal, columns, copy, put_back, zeros_like
+from .._mxnet import Arrays
+from .arrays import SUMMED_IN, Columns, are_equal, columns, put_back, zeros_like
+from .combine import copy
 from .outside import Outside
 
 
@@ -40,6 +41,8 @@ class Network:
         of the values, per device.
     live : list of Column
         The live gradients again.
+    accumulating : list of NDArray
+        Those under ``grad_req='add'``.
     is_elsewhere : bool
         Whether the network computes with copies of its weights now.
     """
@@ -63,13 +66,14 @@ class Network:
         self.weights: Arrays = []
         self.live_grads: Arrays = []
         self.aliases: Arrays = []
+        self.accumulating: list[NDArray] = []
         self.live: Columns = []
 
     # --- binding to arrays ---------------------------------------------------------------------
 
     def is_bound(self) -> bool:
         """Whether the parameters still have the arrays that are known here."""
-        now = _array_lists(self.parameters)
+        now = [*map(_mxnet.data, self.parameters), *map(_mxnet.gradients, self.parameters)]
         return len(now) == len(self._lists) and all(map(is_, now, self._lists))
 
     def bind(self) -> None:
@@ -84,10 +88,13 @@ class Network:
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
         self.live = columns(self.live_grads)
+        adds = (g for p, g in zip(self.trainable, self.live_grads) if p.grad_req == "add")
+        self.accumulating = [grad for grads in adds for grad in grads]
         self.aliases = [[_mxnet.guard(w.detach()) for w in row] for row in self.weights]
         self.mark(self.aliases)
         self._were = list(map(_described, self.parameters))
-        self._lists = _array_lists(self.parameters)
+        data, gradients = (map(f, self.parameters) for f in (_mxnet.data, _mxnet.gradients))
+        self._lists = [*data, *gradients]
 
     def _keep_buffers(self, parameter: Parameter) -> None:
         """Give a parameter its first gradient buffers again, if they fit.
@@ -155,8 +162,7 @@ class Network:
 
     def accumulated(self) -> list[tuple[NDArray, NDArray]]:
         """The gradients under ``grad_req='add'``, each with a copy of what is there now."""
-        rows = (g for p, g in zip(self.trainable, self.live_grads) if p.grad_req == "add")
-        return [(grad, grad.copy()) for row in rows for grad in row]
+        return [(grad, grad.copy()) for grad in self.accumulating]
 
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
@@ -204,8 +210,7 @@ class Network:
 
     def show_marks(self, reached: Sequence[bool]) -> None:
         """Mark live gradients as `gluon.Trainer` expects: fresh on all devices."""
-        for row in compress(self.weights, reached):
-            _mxnet.mark([row], [[True] * len(row)])
+        _mxnet.mark(compress(self.weights, reached), repeat([True] * len(self.devices)))
 
 
 def check_dtypes(parameters: Sequence[Parameter]) -> None:
@@ -229,7 +234,3 @@ def _described(parameter: Parameter) -> str:
 
 def _kinds(arrays: Sequence[NDArray]) -> list[Any]:
     return [(a.shape, a.dtype, a.stype, _mxnet.device_of(a)) for a in arrays]
-
-
-def _array_lists(parameters: Sequence[Parameter]) -> list[Any]:
-    return [*map(_mxnet.data, parameters), *map(_mxnet.gradients, parameters)]

@@ -29,12 +29,18 @@ class Outside:
     ----------
     inside : iterable of Parameter
         The trainer's parameters, which are excluded.
+
+    Attributes
+    ----------
+    may_move : bool
+        Whether a pass must be protected.
     """
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)
         self._found: dict[Parameter, None] = {}
         self._is_searched = False
+        self.may_move = True  # whether there are such parameters, or it is not known
 
     def fingerprint(self) -> int | None:
         """A checksum of those values that only another trainer changes. Waits for the device.
@@ -59,7 +65,7 @@ class Outside:
             Whether to look for parameters that the block reads. The first call always does.
         """
         search = search or not self._is_searched
-        return self._protected(gradients, search) if search or self._found else _NOTHING
+        return self._protected(gradients, search) if search or self.may_move else _NOTHING
 
     @contextmanager
     def _protected(self, gradients: bool, search: bool) -> Iterator[None]:
@@ -86,7 +92,7 @@ class Outside:
                 protect(parameter)
             with _mxnet.reads_noted(note) if search else _NOTHING:
                 yield
-            self._is_searched = True
+            self._is_searched, self.may_move = True, bool(self._found)
         finally:
             for parameter, values in states:
                 _mxnet.put([parameter], [values])

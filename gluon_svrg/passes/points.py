@@ -8,8 +8,9 @@ from typing import Any, Iterator
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._mxnet import Arrays, Flags
-from .arrays import Columns, columns, copies, copy
+from .._mxnet import Arrays
+from .arrays import Columns, columns, copies
+from .combine import copy
 from .network import Network
 
 
@@ -96,7 +97,7 @@ class Point:
         """Let the network compute here inside a block."""
         network = self.network
         parameters, arrays = network.trainable, self.weights
-        if self.frozen is not None or self._scratch:
+        if self.frozen or self._scratch:
             parameters, arrays = self._with_frozen()
         before = list(map(_mxnet.data, parameters))
         was_elsewhere = network.is_elsewhere
@@ -120,7 +121,3 @@ class Point:
             for value, target in zip(row, scratch):
                 value.copyto(target)
         return parameters + moving, arrays + self._scratch
-
-    def take_touched(self) -> Flags:
-        """Tell which of the weights here backward has reached, and clear the marks."""
-        return _mxnet.take_fresh(self.weights)

@@ -163,6 +163,6 @@ def draw_seed() -> int:
 
 
 def start(seed: int | None) -> None:
-    """Seed MXNet's random numbers."""
+    """Seed MXNet's random numbers, unless there is no seed."""
     if seed is not None:
         mx.random.seed(seed)

@@ -13,8 +13,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet, saving
 from .._arguments import is_natural
-from .._mxnet import SUMMED_IN
-from .arrays import Column, Columns
+from .arrays import SUMMED_IN, Column, Columns
 from .network import Network
 from .random_lock import Losses
 from .table import Row
