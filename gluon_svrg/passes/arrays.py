@@ -25,9 +25,10 @@ class Column(List[NDArray]):
         return tuple(map(_mxnet.dtype_name, self))
 
     @cached_property
-    def are_dense(self) -> bool:
-        """Whether none of them is sparse."""
-        return all(array.stype == "default" for array in self)
+    def kinds(self) -> tuple[str, ...]:
+        """Their dtypes, or that they are sparse."""
+        kinds = zip(self, self.dtypes)
+        return tuple(dtype if a.stype == "default" else "sparse" for a, dtype in kinds)
 
     def only(self, chosen: Sequence[bool] | None) -> Column:
         """Those with a flag; all of them if there are no flags."""

@@ -123,7 +123,7 @@ class Assignment:
 
 _MOST = 256
 _known: dict[Any, Assignment | None] = {}  # None where it was made once
-_dtypes_of = attrgetter("dtypes")
+_kinds_of = attrgetter("kinds")
 
 
 def assign(columns: Sequence[Column], *steps: Step) -> None:
@@ -150,14 +150,14 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
         for factor, _ in terms:
             is_known = is_known and not isinstance(factor, NDArray)
     if is_known:
-        key = steps, tuple(map(_dtypes_of, columns))
+        key = steps, tuple(map(_kinds_of, columns))
         known = _known.get(key)
         if known is not None:
             known(columns)
             return
         if len(_known) > _MOST:
             _known.clear()
-        are_dense = all(column.are_dense for column in columns)
+        are_dense = not any("sparse" in kinds for kinds in key[1])
         _known[key] = Assignment(*key) if key in _known and are_dense else None
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}

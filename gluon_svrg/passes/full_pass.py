@@ -103,7 +103,7 @@ def full_gradient(
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
                 seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None
                 if looks:
-                    earlier = _record(here, closure, inputs, seed)
+                    earlier = _losses(here, closure, inputs, seed)
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
                 if earlier is None or _is_repeated(lock, earlier, recorded):
                     break
@@ -151,18 +151,20 @@ def full_gradient(
     )
 
 
-def _record(
+def _losses(
     here: Point, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
-) -> Recorded:
+) -> tuple[Sequence[int], Losses]:
+    """The loss entries per device, and the losses. Waits for the device, and keeps no graph."""
     start(seed)
     with here.entered():
-        return record(closure, inputs, here.network.devices)
+        recorded = record(closure, inputs, here.network.devices)
+    return recorded.counts, Losses.of(recorded.losses)
 
 
-def _is_repeated(lock: RandomLock, earlier: Recorded, recorded: Recorded) -> bool:
+def _is_repeated(lock: RandomLock, earlier: tuple[Any, Losses], recorded: Recorded) -> bool:
     """Whether the losses of a minibatch are the same each time; if not, turn the lock on."""
-    check_repeatable(earlier.counts, recorded.counts)
-    return lock.is_repeated(Losses.of(earlier.losses), Losses.of(recorded.losses))
+    check_repeatable(earlier[0], recorded.counts)
+    return lock.is_repeated(earlier[1], Losses.of(recorded.losses))
 
 
 class _LossSum:
