@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 from . import _arguments, _mxnet, saving
 from .loading import LoadedStates
 from .passes.arrays import are_equal, are_finite, columns
-from .passes.closure import Loss, Recorded, check_closure, record
+from .passes.closure import Loss, Recorded, check_closure, check_repeatable
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
@@ -25,7 +25,7 @@ from .passes.method import Method, MethodPart
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
 from .passes.progress import Progress
-from .passes.random_lock import Losses, RandomLock, start
+from .passes.random_lock import Losses, RandomLock, losses_at
 from .passes.table import Row
 from .passes.warnings import warn
 from .prox import ProxArgument
@@ -323,18 +323,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self.num_snapshots or not self._method.needs_closure:
             pairs = zip(reference.columns, columns(self._network.weights))
             return self._compare if all(are_equal(*pair) for pair in pairs) else None
-        is_repeated = False
+        point, is_repeated = Point.here(self._network), False
         while not is_repeated:
-            seed, found = self._lock.new_seed(), []
-            for _ in range(2):
-                start(seed)
-                with self._network.outside.protected(), Point.here(self._network).entered():
-                    found.append(record(closure, (), self._network.devices))
-            is_repeated = self._compare(*found)
+            seed = self._lock.new_seed()
+            with self._network.outside.protected():
+                (counts, first), (others, second) = (
+                    losses_at(point, closure, (), seed) for _ in range(2)
+                )
+            check_repeatable(counts, others)
+            is_repeated = self._lock.is_repeated(first, second)
         return None
 
-    def _compare(self, first: Recorded, second: Recorded) -> bool:
-        return self._lock.is_repeated(Losses.of(first.losses), Losses.of(second.losses))
+    def _compare(self, there: Recorded, here: Recorded) -> None:
+        self._lock.is_repeated(Losses.of(there.losses), Losses.of(here.losses))
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.

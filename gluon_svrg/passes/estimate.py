@@ -145,7 +145,7 @@ def estimate(
             _combine_at_reference(network, n, terms, count * scale)
         check = partial(_check_repeated, there, compare)
     elif reference is not None:
-        check = reference.check_counts
+        check = reference.check
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     for n, count in enumerate(recorded.counts):
         if there is not None:

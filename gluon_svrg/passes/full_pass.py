@@ -11,13 +11,13 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .arrays import Columns, copy_from_first, norm, sum_to_first, zeros_like
-from .closure import Loss, Recorded, check_repeatable, record
+from .closure import Loss, Recorded, check_repeatable
 from .combine import assign
 from .data import arguments, check_takes
 from .estimate import differentiate
 from .network import Network
 from .points import Point
-from .random_lock import Losses, RandomLock, start
+from .random_lock import Losses, RandomLock, losses_at
 from .table import Row
 
 #: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
@@ -103,7 +103,7 @@ def full_gradient(
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
                 seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None
                 if looks:
-                    earlier = _losses(here, closure, inputs, seed)
+                    earlier = losses_at(here, closure, inputs, seed)
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
                 if earlier is None or _is_repeated(lock, earlier, recorded):
                     break
@@ -149,16 +149,6 @@ def full_gradient(
         entries,
         [row._replace(losses=Losses.of(kept)) for row, kept in zip(rows, losses)],
     )
-
-
-def _losses(
-    here: Point, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
-) -> tuple[Sequence[int], Losses]:
-    """The loss entries per device, and the losses. Waits for the device, and keeps no graph."""
-    start(seed)
-    with here.entered():
-        recorded = record(closure, inputs, here.network.devices)
-    return recorded.counts, Losses.of(recorded.losses)
 
 
 def _is_repeated(lock: RandomLock, earlier: tuple[Any, Losses], recorded: Recorded) -> bool:

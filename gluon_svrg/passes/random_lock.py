@@ -9,7 +9,7 @@ the order of the samples.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -17,6 +17,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._arguments import is_natural
+from .closure import Loss, record
 from .warnings import warn
 
 RANDOM = (
@@ -155,6 +156,19 @@ class RandomLock:
         """Take over a state."""
         self.mode, self.locked = state["mode"], state["locked"]
         self._base, self._count = state["base"], state["count"]
+
+
+def losses_at(
+    point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
+) -> tuple[tuple[int, ...], Losses]:
+    """The loss entries per device, and the losses, at a point. Waits for the device.
+
+    Losses are recorded, as a network that is compiled for that would be compiled anew otherwise.
+    """
+    start(seed)
+    with point.entered():
+        recorded = record(closure, inputs, point.network.devices)
+    return recorded.counts, Losses.of(recorded.losses)
 
 
 def draw_seed() -> int:

@@ -7,9 +7,9 @@ from typing import Callable, NamedTuple, Sequence
 import numpy as np
 
 from .arrays import Columns
-from .closure import Loss, Recorded, record
+from .closure import Loss, Recorded
 from .points import Point
-from .random_lock import Losses, start
+from .random_lock import Losses, losses_at
 
 RESHUFFLED = (
     "Minibatch {index} has other losses than when its gradient was stored, at the same weights "
@@ -29,14 +29,18 @@ class Row(NamedTuple):
     seed: int | None  # of the random numbers that it was taken with, where they are locked
     losses: Losses | None = None  # at the weights of the gradient; None if unknown
 
-    def check_counts(self, recorded: Recorded) -> None:
+    def check_counts(self, counts: Sequence[int]) -> None:
         """Raise a ValueError if the loss entries of a minibatch are not those of this row."""
-        if recorded.counts != self.counts:
+        if counts != self.counts:
             raise ValueError(
                 f"Minibatch {self.index} had {_entries(self.counts)} when its gradient was stored, and "
-                f"the closure returned {_entries(recorded.counts)}. batch_index must be the minibatch's "
+                f"the closure returned {_entries(counts)}. batch_index must be the minibatch's "
                 "position in the data: was it reshuffled?"
             )
+
+    def check(self, recorded: Recorded) -> None:
+        """As `check_counts`, of recorded losses."""
+        self.check_counts(recorded.counts)
 
     def difference(self, closure: Callable[[], Loss], point: Point) -> float | None:
         """How much the losses of a minibatch differ from those of this row, relative to their size.
@@ -46,11 +50,9 @@ class Row(NamedTuple):
         """
         if self.losses is None or not np.isfinite(self.losses.total):
             return None
-        start(self.seed)
-        with point.network.outside.protected(), point.entered():
-            recorded = record(closure, (), point.network.devices)
-        self.check_counts(recorded)
-        losses = Losses.of(recorded.losses)
+        with point.network.outside.protected():
+            counts, losses = losses_at(point, closure, (), self.seed)
+        self.check_counts(counts)
         return self.losses.difference(losses) if np.isfinite(losses.total) else None
 
 
