@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
+from functools import partial
 from math import prod
 from typing import Any, Callable, Iterable, Iterator
 
@@ -15,7 +16,7 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
 from .loading import LoadedStates
-from .passes.arrays import are_equal, are_finite, columns
+from .passes.arrays import are_finite
 from .passes.closure import Loss, Recorded, check_closure, check_repeatable
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import Estimate, Terms, estimate, plain
@@ -298,14 +299,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
         """Compute an estimate, with the random numbers that belong to it."""
-        lock, row, here = self._lock, terms.reference, self._here
+        lock, here, row = self._lock, self._here, terms.reference
         assert here is not None
         if not isinstance(row, Row):
-            is_wanted = lock.mode == "auto" and not self._progress.compared and row is not None
-            compare = self._comparison(closure, terms.reference) if is_wanted else None
-            return estimate(
-                here, closure, terms, lock.new_seed() if lock.locked else None, scale, compare
-            )
+            if lock.mode == "auto" and row is not None and not self._progress.compared:
+                return self._compared_estimate(closure, terms, scale, row)
+            return estimate(here, closure, terms, lock.new_seed() if lock.locked else None, scale)
         try:
             if lock.mode is not False:
                 self._method.check(self._network, terms, closure)
@@ -314,28 +313,33 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if row.seed is not None:
                 lock.move_on()  # what is drawn next is not the same each time
 
-    def _comparison(self, closure: Callable[[], Loss], reference: Point) -> Any:
-        """What compares the losses of the first step after a refresh, where both are the same.
+    def _compared_estimate(
+        self, closure: Callable[[], Loss], terms: Terms, scale: float, reference: Point
+    ) -> Estimate:
+        """Compute the first estimate after a refresh, where both losses must be the same.
 
         Without a refresh, the losses of the first step that has a reference are computed twice.
         """
+        lock, here, compare = self._lock, self._here, None
+        assert here is not None
+        with lock.kept_on_error():
+            if self._method.needs_closure and not self.num_snapshots:
+                point, is_repeated = Point.here(self._network), False
+                while not is_repeated:
+                    seed = lock.new_seed()
+                    with self._network.outside.protected():
+                        found = [losses_at(point, closure, (), seed) for _ in range(2)]
+                    is_repeated = _are_repeated(lock, *found)
+            elif reference.is_current():
+                compare = partial(_check_repeated, lock)
+            while True:
+                try:
+                    found = estimate(here, closure, terms, lock.new_seed(), scale, compare)
+                    break
+                except _NotRepeatedError:  # the lock is on now
+                    pass
         self._progress.compared = True
-        if self.num_snapshots or not self._method.needs_closure:
-            pairs = zip(reference.columns, columns(self._network.weights))
-            return self._compare if all(are_equal(*pair) for pair in pairs) else None
-        point, is_repeated = Point.here(self._network), False
-        while not is_repeated:
-            seed = self._lock.new_seed()
-            with self._network.outside.protected():
-                (counts, first), (others, second) = (
-                    losses_at(point, closure, (), seed) for _ in range(2)
-                )
-            check_repeatable(counts, others)
-            is_repeated = self._lock.is_repeated(first, second)
-        return None
-
-    def _compare(self, there: Recorded, here: Recorded) -> None:
-        self._lock.is_repeated(Losses.of(there.losses), Losses.of(here.losses))
+        return found
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
@@ -979,6 +983,21 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."
             )
+
+
+class _NotRepeatedError(Exception):
+    """Both losses of a minibatch differed, so that random numbers are locked now."""
+
+
+def _check_repeated(lock: RandomLock, there: Recorded, here: Recorded) -> None:
+    if not lock.is_repeated(Losses.of(there.losses), Losses.of(here.losses)):
+        raise _NotRepeatedError
+
+
+def _are_repeated(lock: RandomLock, first: Any, second: Any) -> bool:
+    """Whether the losses that were computed twice are the same, each with its entries."""
+    check_repeatable(first[0], second[0])
+    return lock.is_repeated(first[1], second[1])
 
 
 def _check_batch_size(batch_size: Any) -> None:

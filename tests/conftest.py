@@ -16,14 +16,9 @@ import pytest
 from jobs import processes_of
 from seconds import table
 
-from gluon_svrg import _mxnet
-
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in a background job of a shell script. Processes that tests start would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
-
-# The arrays that count as large, whose gradients are added apart where oneDNN computes them.
-_mxnet.arrays._LARGE = int(os.environ.get("GLUON_SVRG_TEST_LARGE", _mxnet.arrays._LARGE))
 
 hypothesis.settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=20, print_blob=True

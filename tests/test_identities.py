@@ -9,7 +9,7 @@ from loops import plain_step, split_at, svrg_step
 from mxnet import autograd, gluon
 from problems import Dense, contexts, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer, _mxnet
+from gluon_svrg import SVRGTrainer
 
 problems = st.builds(
     Dense,
@@ -178,14 +178,8 @@ def test_one_two_and_three_devices_agree(
 
 
 @pytest.mark.parametrize("devices", [1, 2])
-@pytest.mark.parametrize("is_apart", [False, True])
 @pytest.mark.parametrize("size", [4, 6])
-def test_a_loaded_full_gradient_is_the_same_to_the_last_bit(
-    size, is_apart, devices, monkeypatch, tmp_path
-):
-    """After a refresh a trainer keeps a multiple of it, if that is exact; a file holds itself."""
-    if is_apart:  # the gradients are added in separate arrays
-        monkeypatch.setattr(_mxnet.arrays, "_LARGE", 1)
+def test_a_loaded_full_gradient_is_the_same_to_the_last_bit(size, devices, tmp_path):
     where, problem = contexts(devices), Dense("classification", hidden=(5,), seed=11)
     runs = [make(problem, "float32", where, lock_random=False) for _ in range(2)]
     (net, loss_of, trainer), (other_net, other_loss_of, other) = runs

@@ -42,7 +42,7 @@ def reported():
         yield
     found = [str(w.message) for w in caught if w.category is UserWarning]
     assert len(found) == 1
-    assert re.search("taken twice, differs by .*lock_random=True", found[0])
+    assert re.search("computed twice, differ by .*lock_random=True", found[0])
 
 
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
@@ -224,7 +224,7 @@ def test_a_closure_that_is_not_repeatable(bad):
     evaluations = trainer.grad_evaluations
     with reported(), pytest.raises(
         RuntimeError,
-        match=r"differs by .*minibatch \(next\(iterator\)\), carry a state .*outside MXNet",
+        match=r"differ by .*minibatch \(next\(iterator\)\), .*carry a state .*outside MXNet",
     ):
         trainer.step(8, closure=bad(net, loss_of))
     assert trainer.inner_steps == 0

@@ -12,8 +12,6 @@ from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SAGATrainer, SAGTrainer, variance
-from gluon_svrg.passes.network import Network
-from gluon_svrg.passes.sums import LiveSum
 
 PROBLEM = Dense("classification", hidden=(5,), seed=41)
 BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
@@ -66,24 +64,6 @@ def test_the_mean_of_the_table_does_not_drift():
     assert distance(kit.full_gradients(trainer, net), before) == 0
 
 
-def test_float16_is_rounded_once():
-    """The sum of a gradient and a row may be too large for float16, and that of all terms not."""
-    weight = gluon.Parameter("weight", shape=(3,), dtype="float16")
-    weight.initialize(mx.init.One())
-    network = Network([weight])
-    network.bind(True, is_known=True)
-    v, row = LiveSum(network, 1.0), [[mx.nd.full((3,), 30_000.0)]]
-    for _ in range(3):
-        network.live_grads[0][0][:] = 40_000
-        v.add_terms((1,), k=-1.0, mean=row, b=1.0, row=row)
-        np.testing.assert_array_equal(network.live_grads[0][0].asnumpy(), [40_000] * 3)
-        g, moved = ([[mx.nd.zeros((3,))]] for _ in range(2))
-        v.add_terms_keeping((1,), -1.0, row, 1.0, row, g, moved, False)
-        np.testing.assert_array_equal(network.live_grads[0][0].asnumpy(), [40_000] * 3)
-        np.testing.assert_array_equal(g[0][0].asnumpy(), [40_000] * 3)
-        np.testing.assert_array_equal(moved[0][0].asnumpy(), [70_000] * 3)
-
-
 @both
 def test_variance_where_the_number_of_entries_is_on_the_device(cls):
     """As on several workers, where rows are added in the first epoch."""
@@ -91,7 +71,7 @@ def test_variance_where_the_number_of_entries_is_on_the_device(cls):
     for number in (0, 1):
         step(trainer, loss_of, number)
     expected = variance.variance(trainer, loss_of, BATCHES[:2])
-    method = trainer._work.method
+    method = trainer._method
     method._entries = mx.nd.array([method._entries], dtype="float64")
     found = variance.variance(trainer, loss_of, BATCHES[:2])
     assert (found.svrg, found.bias) == pytest.approx((expected.svrg, expected.bias), rel=1e-12)
@@ -220,7 +200,7 @@ def test_a_cast_between_the_halves_of_the_first_step(cls):
         for number in (0, 1, 0, 1):
             closure = PROBLEM.closure(net)
             step(trainer, closure, number)
-        rows = trainer._work.method.table.values()
+        rows = trainer._method.table.values()
         assert {str(np.dtype(a.dtype)) for row in rows for g in row.grads for a in g} == {"float64"}
         found.append(values(net) + kit.full_gradients(trainer, net))
     assert_unchanged(*found)
@@ -241,7 +221,7 @@ def test_a_cast_between_micro_batches(cls):
         p.grad()[:] = 0
     trainer.correct_grads(lambda: loss_of(BATCHES[1]), batch_index=1)
     trainer.step(5)
-    assert set(trainer._work.method.table) == {1}
+    assert set(trainer._method.table) == {1}
 
 
 def test_an_index_twice_before_one_update_is_refused():
@@ -400,21 +380,6 @@ def test_parameters_that_have_changed():
     step(trainer, loss_of, 0)
 
 
-def test_no_memory_for_a_row(monkeypatch):
-    from gluon_svrg.passes import memory
-
-    net, loss_of, trainer = make()
-    monkeypatch.setattr(memory, "free_bytes", lambda device: 100)
-    with pytest.raises(MemoryError, match=r"one more minibatch needs .* on cpu"):
-        step(trainer, loss_of, 0)
-    with pytest.raises(MemoryError, match=r"5 minibatches needs .* which are fewer. Nothing"):
-        trainer.update_full_grads(loss_of, BATCHES)
-    assert trainer.full_grads is None
-    assert_unchanged(values(net), PROBLEM.initial)
-    monkeypatch.undo()
-    step(trainer, loss_of, 0)
-
-
 # --- random numbers ------------------------------------------------------------------------------
 
 
@@ -453,27 +418,6 @@ def test_a_file_of_a_part_of_the_first_pass(tmp_path):
         p.set_data(array(value))
     resumed.load_states(tmp_path / "states")
     for number in (3, 0, 2, 1):
-        step(trainer, loss_of, number)
-        step(resumed, other_loss_of, number)
-    assert_unchanged(everything(trainer, net), everything(resumed, other))
-
-
-@pytest.mark.parametrize("in_the_file", [int, np.int64])
-def test_indices_of_numpy(in_the_file, tmp_path):
-    """As `np.random.permutation` draws them; 0.2.0 wrote them to files as they were."""
-    net, loss_of, trainer = make()
-    for number in np.array([3, 0, 1, 2, 4]):
-        step(trainer, loss_of, number)
-    table = trainer._work.method.table
-    assert all(type(index) is int for index in table)
-    trainer._work.method.table = {in_the_file(index): row for index, row in table.items()}
-    trainer.save_states(tmp_path / "states")
-    trainer._work.method.table = table
-    other, other_loss_of, resumed = make()
-    for p, value in zip(parameters(other), values(net)):
-        p.set_data(array(value))
-    resumed.load_states(tmp_path / "states")
-    for number in (2, 4):
         step(trainer, loss_of, number)
         step(resumed, other_loss_of, number)
     assert_unchanged(everything(trainer, net), everything(resumed, other))

@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import Columns, columns, copies
+from .arrays import Columns, are_equal, columns, copies
 from .combine import copy
 from .network import Network
 
@@ -80,6 +80,12 @@ class Point:
     def columns(self) -> Columns:
         """The weights."""
         return columns(self.weights)
+
+    def is_current(self) -> bool:
+        """Whether the parameters have the values of this point. Waits for the device."""
+        network = self.network
+        now = zip(network.trainable + network.frozen, self.weights + (self.frozen or []))
+        return all(are_equal(_mxnet.data(p), values) for p, values in now)
 
     def move(self) -> None:
         """Copy the values of the network's parameters, in place."""

@@ -12,11 +12,11 @@ from .points import Point
 from .random_lock import Losses, losses_at
 
 RESHUFFLED = (
-    "Minibatch {index} has other losses than when its gradient was stored, at the same weights "
-    "(they differ by {difference:.2g} of their size): was the data reshuffled? batch_index must be "
-    "the position of the minibatch in the data. Keep the minibatches in a list, and shuffle their "
-    "positions. lock_random=False omits this check, for losses that are random by other means than "
-    "MXNet's random numbers."
+    "The stored gradient of minibatch {index} differs from what the closure computes now: at the "
+    "same weights, its losses are off by {difference:.2g} of their size. Unless the losses are "
+    "random by other means than MXNet's random numbers: was the data reshuffled? batch_index must "
+    "be the position of the minibatch in the data. Keep the minibatches in a list, and shuffle "
+    "their positions. lock_random=False omits this check."
 )
 
 
