@@ -27,14 +27,12 @@ from __future__ import annotations
 from typing import Any, Mapping, Sequence
 
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
 
 from ._docstrings import parameters_as
 from .passes.estimate import Terms
-from .passes.live_gradients import LiveGradients
 from .passes.network import Network
 from .prox import ProxArgument
-from .recursive import Next, Recursive
+from .recursive import Recursive
 from .svrg import SVRGTrainer
 from .trainer import VarianceReducedTrainer
 
@@ -49,12 +47,6 @@ class SARAH(Recursive):
         if not self.has_reference:
             return None
         return Terms(b=-1.0, k=1.0, reference=self.reference, mean=self.mean)
-
-    def next_state(
-        self, network: Network, live: LiveGradients, scale: float, entries: float | NDArray
-    ) -> Next | None:
-        """Compute m for the next step, after the first refresh."""
-        return super().next_state(network, live, scale, entries) if self.has_reference else None
 
 
 @parameters_as(SVRGTrainer)

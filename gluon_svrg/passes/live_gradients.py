@@ -225,7 +225,7 @@ class LiveGradients:
 
     def check_reduced(self) -> None:
         """Raise if the method needs the reduction, and there was none."""
-        if self._is_moving and self.stage == HELD:
+        if self.awaits_reduction:
             raise RuntimeError(NOT_REDUCED.format(method=type(self._method).__name__))
 
     def show_marks(self, ignore_stale_grad: bool) -> None:
@@ -252,7 +252,7 @@ class LiveGradients:
     @property
     def awaits_reduction(self) -> bool:
         """Whether the method needs the reduced gradients, and has not had them."""
-        return self._method.moves and self.stage == HELD
+        return self._is_moving and self.stage == HELD
 
     def reduce(
         self,

@@ -35,7 +35,9 @@ class Row(NamedTuple):
             raise ValueError(
                 f"Minibatch {self.index} had {_entries(self.counts)} when its gradient was stored, and "
                 f"the closure returned {_entries(counts)}. batch_index must be the minibatch's "
-                "position in the data: was it reshuffled?"
+                "position in the data: was it reshuffled? If the number of losses depends on the "
+                "weights, as with hard examples that a mask selects, multiply the losses by the "
+                "mask instead."
             )
 
     def check(self, recorded: Recorded) -> None:
