@@ -37,7 +37,7 @@ from mxnet.ndarray import NDArray
 from . import _arguments
 from ._docstrings import parameters_as
 from .passes.combine import scale_to_norm
-from .passes.estimate import Terms
+from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
 from .passes.network import Network
 from .prox import ProxArgument
@@ -95,7 +95,7 @@ class MARS(Recursive):
         """``v = (1 + s) g - s r``, or ``v = (1 + s) g - s c m``; at the first step ``v = g``."""
         chosen, s = self.treated(network), self.s
         if not self.has_reference or not s or (chosen is not None and not any(chosen)):
-            return Terms()
+            return AS_IT_IS
         if self.keeps_weights:
             return Terms(a=1 + s, b=-s, reference=self.reference, only=chosen)
         return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)

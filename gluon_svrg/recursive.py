@@ -148,7 +148,7 @@ class Recursive(Method):
 
     def dropped(self, network: Network, live: LiveGradients) -> None:
         """Give the memory of the next state back."""
-        if live.following is not None:
+        if live.following is not None and network.fits(live.following.mean):
             network.give_spare(live.following.mean)
 
     # --- files ---------------------------------------------------------------------------------

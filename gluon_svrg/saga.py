@@ -184,14 +184,16 @@ class SAGA(Method):
         if not self._is_complete:
             after = before + added
         share = 1.0 if self._is_complete else before / after
+        # Where V is of one minibatch on one device, V - C m is g - r, which is there already.
+        is_there = len(network.live) == len(live.rows) == 1 and live.total is network.live
+        is_there = is_there and not isinstance(entries, NDArray)
         mean = network.take_spare()
         for target, now, total in zip(mean, self.mean, live.total):
             # V - C m first: it is zero where g is the row, so that m does not drift.
-            assign(
-                [target, now, total],
-                (0, ((-1.0 * entries, 1), (1.0 / live.total_scale, 2))),
-                (0, ((1.0 / after, 0), (share, 1))),
-            )
+            move = ((-1.0 * entries, 1), (1.0 / live.total_scale, 2))
+            divisor = after * scale if is_there else after
+            steps = [(0, ((1.0 / divisor, 0), (share, 1)))]
+            assign([target, now, total], *([] if is_there else [(0, move)]), *steps)
         self._give(network, mean, entries * scale)
         return Next(mean, after)
 
@@ -212,7 +214,7 @@ class SAGA(Method):
     def dropped(self, network: Network, live: LiveGradients) -> None:
         """Take back the memory of the new rows, and of the new m."""
         self._spare += [row.grads for row in live.rows.values() if network.fits(row.grads)]
-        if live.following is not None:
+        if live.following is not None and network.fits(live.following.mean):
             network.give_spare(live.following.mean)
         self._coming_first = None
 

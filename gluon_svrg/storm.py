@@ -28,7 +28,7 @@ from mxnet.gluon import Parameter
 
 from . import _arguments
 from ._docstrings import parameters_as
-from .passes.estimate import Terms
+from .passes.estimate import AS_IT_IS, Terms
 from .passes.network import Network
 from .prox import ProxArgument
 from .recursive import NEEDS_CLOSURE, Recursive
@@ -58,7 +58,7 @@ class STORM(Recursive):
         """``v = g - (1 - mixing) r + (1 - mixing) c m``; at the first step ``v = g``."""
         rest = 1 - self.mixing
         if not self.has_reference or not rest:
-            return Terms()
+            return AS_IT_IS
         return Terms(b=-rest, k=rest, reference=self.reference, mean=self.mean)
 
 

@@ -19,7 +19,7 @@ from .loading import LoadedStates
 from .passes.arrays import are_finite
 from .passes.closure import Loss, Recorded, check_closure, check_repeatable
 from .passes.data import check_data, initialize, number_of, one_pass
-from .passes.estimate import Estimate, Terms, estimate, plain
+from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import NOTHING, LiveGradients
 from .passes.method import Method, MethodPart
@@ -765,7 +765,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 + "Call update_full_grads() first, or take a step with a method that needs none."
             )
         self._bind()
-        if not method.needs_table and method.terms(self._network, None, {}) in (None, Terms()):
+        if not method.needs_table and method.terms(self._network, None, {}) in (None, AS_IT_IS):
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0 or "

@@ -13,6 +13,8 @@ Backward only writes gradients. So a step has two passes, and one assignment aft
 
     at the reference:    live = r        spare = r + (k / b) c m
     at the weights:      live = g        live = a g + b spare
+
+A row of a table takes the place of the first pass.
 """
 
 from __future__ import annotations
@@ -47,6 +49,10 @@ class Terms(NamedTuple):
     mean: Columns | None = None  # m; None if k is 0
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
+
+
+#: v = g, as an estimate of a method whose state moves with it.
+AS_IT_IS = Terms()
 
 
 class Estimate(NamedTuple):
@@ -150,7 +156,7 @@ def estimate(
     for n, count in enumerate(recorded.counts):
         if there is not None:
             _combine_at_weights(network, n, terms)
-        else:
+        elif terms is not AS_IT_IS:
             _combine_with_row(network, n, terms, count, scale)
     passes = 1 if there is None else 2
     return Estimate(recorded, passes * recorded.entries, reached, seed)
@@ -243,20 +249,27 @@ def _combine_at_weights(network: Network, device: int, terms: Terms) -> None:
 def _combine_with_row(
     network: Network, device: int, terms: Terms, count: int, scale: float
 ) -> None:
-    """Assign ``live = a g + b r + k c m``, where the live gradients hold g and r is a row."""
-    columns, steps, last = _columns(network, device, terms), [], [(terms.a, 0)]
-    if terms.copy_to is not None:
-        assign([terms.copy_to[device], network.live[device]], (0, ((1 / scale, 1),)))
-    if terms.mean is not None and count:
-        steps.append((1, ((terms.k * count * scale, 2),)))
-    if terms.reference is not None:
-        columns.append(terms.reference.grads[device])
-        b = terms.b * scale
-        if abs(b) == 1 or steps:
-            last.append((b, len(columns) - 1))
+    """Assign ``live = a g + b r + k c m``, where the live gradients hold g and r is a row.
+
+    With a row and m, the spare memory holds ``a g + b r`` afterwards.
+    """
+    columns, row = _columns(network, device, terms), terms.reference
+    assert not isinstance(row, Point)
+    b, mean = terms.b * scale, ((terms.k * count * scale, 2),)
+    if terms.copy_to is None and row is not None:
+        columns.append(row.grads[device])
+        if abs(b) == 1:
+            assign(columns, (0, ((terms.a, 0), (b, 2))))
         else:
-            steps.append((1, ((b, len(columns) - 1),)))
-    if steps:
-        last.append((1.0, 1))
-    if len(last) > 1 or terms.a != 1:
-        assign(columns, *steps, (0, tuple(last)))
+            assign(columns, (1, ((b, 2),)), (0, ((terms.a, 0), (1.0, 1))))
+    elif terms.copy_to is None:
+        last = ((terms.a, 0), (1.0, 1)) if count else ((terms.a, 0),)
+        assign(columns, (1, mean), (0, last))
+    else:
+        columns.append(terms.copy_to[device])
+        terms_of_row = [(terms.a, 0)]
+        if row is not None:
+            columns.append(row.grads[device])
+            terms_of_row.append((b, 4))
+        last = (*mean, (1.0, 1)) if count else ((1.0, 1),)
+        assign(columns, (3, ((1 / scale, 0),)), (1, tuple(terms_of_row)), (0, last))

@@ -145,9 +145,8 @@ class Network:
         return taken
 
     def give_spare(self, memory: Columns) -> None:
-        """Give memory of the same kind back."""
-        if self.fits(memory):
-            self._spare = memory
+        """Give memory of the same kind back, in which sums of the current gradients fit."""
+        self._spare = memory
 
     def fits(self, sums: Columns) -> bool:
         """Whether sums of the current gradients fit into some columns."""
