@@ -1,50 +1,48 @@
-"""Parameters that several classes share, described once: `help` shows them in all."""
+"""What all trainers share is described once: `help` shows it in each."""
 
 from __future__ import annotations
 
 import inspect
 import re
-from typing import Any, Callable, TypeVar
+from typing import Any, TypeVar
 
 T = TypeVar("T", bound=type)
-_SECTION = re.compile(r"^    \w[\w ]*\n    -+\n", re.MULTILINE)
-_PARAMETERS = re.compile(r"^    Parameters\n    -+\n((?: {4,}\S.*\n)+)\n", re.MULTILINE)
+_HEADING = re.compile(r"^    (\w[\w ]*)\n    -+\n", re.MULTILINE)
+#: Sections that a trainer takes over if it has none of its own, in numpydoc's order.
+_SHARED = ("Parameters", "Raises", "See Also")
 
 
-def parameters_as(other: Any) -> Callable[[T], T]:
-    """Add to the docstring of a class those parameters that it leaves to another class.
+def trainer(cls: T) -> T:
+    """Complete the docstring and the signature of a trainer by those of its base class.
 
-    The docstring in the file, which an editor shows, describes the parameters that differ. `help`
-    shows all of them, in the order of the signature.
-
-    Parameters
-    ----------
-    other : type
-        The class that describes the rest.
+    The docstring in the file, which an editor shows, has what differs. `help` shows all parameters,
+    in the order of the signature: those of `gluon.Trainer`, then those of the method.
     """
+    base: Any = next(each for each in cls.__mro__[1:] if each.__doc__)
+    own = inspect.signature(cls._method_class.__init__)  # type: ignore[attr-defined]
+    shared = list(inspect.signature(base.__init__).parameters.values())[1:-1]
+    more = [p.replace(kind=p.KEYWORD_ONLY) for p in list(own.parameters.values())[1:]]
+    first = [p for p in shared if p.kind is p.POSITIONAL_OR_KEYWORD]
+    names = [*first, *more, *shared[len(first) :]]
+    cls.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
+    summary, sections = _sections(cls.__doc__ or "")
+    _, inherited = _sections(base.__doc__)
+    entries = {**_entries(inherited["Parameters"]), **_entries(sections.get("Parameters", ""))}
+    lines = "".join(entries[p.name] for p in names)
+    sections = {**{name: inherited[name] for name in _SHARED}, **sections}
+    sections["Parameters"] = f"{lines}\n"
+    parts = (f"    {name}\n    {'-' * len(name)}\n{text}" for name, text in sections.items())
+    cls.__doc__ = summary + "".join(parts)
+    return cls
 
-    def complete(cls: T) -> T:
-        text = cls.__doc__ or ""
-        described = {**parameters_in(other.__doc__), **parameters_in(text)}
-        entries = "".join(described[name] for name in inspect.signature(cls).parameters)
-        before, _, after = _taken_apart(text)
-        cls.__doc__ = f"{before}    Parameters\n    ----------\n{entries}\n{after}"
-        return cls
 
-    return complete
+def _sections(text: str) -> tuple[str, dict[str, str]]:
+    """The summary of a docstring, and its sections by their headings."""
+    summary, *rest = _HEADING.split(text)
+    return summary, {name: body.rstrip() + "\n\n" for name, body in zip(rest[::2], rest[1::2])}
 
 
-def parameters_in(text: str) -> dict[str, str]:
-    """The parameters that the docstring of a class describes, each with its lines."""
-    entries = re.findall(r"^    \S.*\n(?:     .*\n)*", _taken_apart(text)[1], re.MULTILINE)
+def _entries(text: str) -> dict[str, str]:
+    """The entries of a section of parameters, each with its lines."""
+    entries = re.findall(r"^    \S.*\n(?:     .*\n)*", text, re.MULTILINE)
     return {entry.partition(" : ")[0].strip(): entry for entry in entries}
-
-
-def _taken_apart(text: str) -> tuple[str, str, str]:
-    """What comes before the section of parameters, its lines, and what comes after it."""
-    found = _PARAMETERS.search(text)
-    if found:
-        return text[: found.start()], found[1], text[found.end() :]
-    first = _SECTION.search(text)
-    start = first.start() if first else len(text)
-    return text[:start], "", text[start:]

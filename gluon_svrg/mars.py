@@ -28,21 +28,18 @@ References
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any, Sequence
 
 import numpy as np
-from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from . import _arguments
-from ._docstrings import parameters_as
+from ._docstrings import trainer
 from .passes.combine import scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
 from .passes.network import Network
-from .prox import ProxArgument
 from .recursive import NEEDS_CLOSURE, Next, Recursive
-from .storm import STORMTrainer
 from .trainer import VarianceReducedTrainer
 
 
@@ -66,10 +63,22 @@ class MARS(Recursive):
     not_corrected = NEEDS_CLOSURE
 
     def __init__(
-        self, gamma: float, beta: float, clip: float | None, exact: bool, include_vectors: bool
+        self,
+        gamma: float = 0.025,
+        beta: float = 0.95,
+        clip: float | None = 1.0,
+        exact: bool = True,
+        include_vectors: bool = False,
     ) -> None:
         super().__init__()
-        gamma, beta = float(np.float32(gamma)), float(np.float32(beta))
+        gamma = float(np.float32(_arguments.number(gamma, "gamma")))
+        if np.float32(_arguments.number(beta, "beta", high=1)) == 1:
+            raise ValueError(f"beta must be below 1, in float32 too, got {beta}.")
+        beta = float(np.float32(beta))
+        if clip is not None:
+            _arguments.number(clip, "clip", open_low=True)
+        _arguments.flag(exact, "exact")
+        _arguments.flag(include_vectors, "include_vectors")
         self.settings = (
             f"gamma {gamma:g}",
             f"beta {beta:g}",
@@ -82,9 +91,9 @@ class MARS(Recursive):
         self.keeps_weights, self.keeps_mean = exact, not exact
         self.keeps_errors = self.keeps_mean
 
-    def check_compression(self, compression_params: Any, trainer: str) -> None:
+    def check_arguments(self, trainer: str, *arguments: Any) -> None:
         """Raise if gradients must not be compressed."""
-        super().check_compression(compression_params, f"{trainer}(exact=False)")
+        super().check_arguments(f"{trainer}(exact=False)", *arguments)
 
     def treated(self, network: Network) -> Sequence[bool] | None:
         """A flag for each parameter that is treated; None if all are."""
@@ -129,7 +138,7 @@ class MARS(Recursive):
         ]
 
 
-@parameters_as(STORMTrainer)
+@trainer
 class MARSTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are corrected and clipped by MARS [1]_.
 
@@ -143,8 +152,6 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Parameters
     ----------
-    compression_params : dict, optional
-        Gradient compression, as for `gluon.Trainer`; not with ``exact=False``.
     gamma : float, default 0.025
         How much of the correction to use; 0 is the plain optimizer, with clipping.
     beta : float, default 0.95
@@ -158,13 +165,6 @@ class MARSTrainer(VarianceReducedTrainer):
     include_vectors : bool, default False
         Whether parameters of one dimension, such as biases, are corrected and clipped as well. The
         paper leaves them to the plain optimizer.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
-        gradient; with ``compression_params`` and ``exact=False``.
 
     See Also
     --------
@@ -212,42 +212,4 @@ class MARSTrainer(VarianceReducedTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Parameter] | Sequence[Parameter],
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "device",
-        compression_params: dict[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        gamma: float = 0.025,
-        beta: float = 0.95,
-        clip: float | None = 1.0,
-        exact: bool = True,
-        include_vectors: bool = False,
-        lock_random: bool | str = "auto",
-        prox: ProxArgument = None,
-    ) -> None:
-        _arguments.number(gamma, "gamma")
-        if np.float32(_arguments.number(beta, "beta", high=1)) == 1:
-            raise ValueError(f"beta must be below 1, in float32 too, got {beta}.")
-        if clip is not None:
-            _arguments.number(clip, "clip", open_low=True)
-        super().__init__(
-            MARS(
-                gamma,
-                beta,
-                clip,
-                _arguments.flag(exact, "exact"),
-                _arguments.flag(include_vectors, "include_vectors"),
-            ),
-            lock_random,
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            prox,
-        )
+    _method_class = MARS

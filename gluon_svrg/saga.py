@@ -25,15 +25,14 @@ References
 from __future__ import annotations
 
 from math import isfinite
-from typing import Any, Iterator, Mapping, NamedTuple, Sequence
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
-from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
 from ._arguments import is_natural
-from ._docstrings import parameters_as
+from ._docstrings import trainer
 from .passes import states
 from .passes.arrays import Columns, zeros_like
 from .passes.combine import assign
@@ -47,8 +46,6 @@ from .passes.points import Point
 from .passes.random_lock import Losses
 from .passes.table import RESHUFFLED, Row
 from .passes.warnings import warn
-from .prox import ProxArgument
-from .svrg import SVRGTrainer
 from .trainer import VarianceReducedTrainer
 
 NO_ROW = (
@@ -322,7 +319,7 @@ def _checksum(network: Network) -> int:
     return fingerprint(network.weights + still)
 
 
-@parameters_as(SVRGTrainer)
+@trainer
 class SAGATrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAGA [1]_.
 
@@ -334,27 +331,6 @@ class SAGATrainer(VarianceReducedTrainer):
     takes one gradient, and there are no other passes over the data. So a step costs little more
     than one of `gluon.Trainer`, but the table has a gradient for each minibatch. Use it for small
     models and fixed minibatches, in any order.
-
-    Parameters
-    ----------
-    kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`, but not an asynchronous one: the mean of the table
-        moves by the reduced gradient.
-    compression_params : None
-        Not for this trainer: an error in the mean of the table would stay in it.
-    update_on_kvstore : bool, optional
-        None or False: the mean moves before the update.
-    lock_random : bool or 'auto', default 'auto'
-        Whether a minibatch draws the same random numbers (dropout masks) each time. ``'auto'``
-        detects them in `update_full_grads`, warns, and locks from then on. A first pass that trains
-        does not look for them.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
-        gradient; with ``compression_params``.
 
     See Also
     --------
@@ -404,32 +380,10 @@ class SAGATrainer(VarianceReducedTrainer):
     (0, 20, 80)
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Parameter] | Sequence[Parameter],
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "device",
-        compression_params: dict[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        lock_random: bool | str = "auto",
-        prox: ProxArgument = None,
-    ) -> None:
-        super().__init__(
-            SAGA(),
-            lock_random,
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            prox,
-        )
+    _method_class = SAGA
 
 
-@parameters_as(SAGATrainer)
+@trainer
 class SAGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 
@@ -438,13 +392,6 @@ class SAGTrainer(VarianceReducedTrainer):
         count * mean,        where the minibatch's row is its new gradient already
 
     The estimate is biased, but has less variance.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
-        gradient; with ``compression_params``.
 
     See Also
     --------
@@ -475,26 +422,4 @@ class SAGTrainer(VarianceReducedTrainer):
     ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y), batch_index=i)
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Parameter] | Sequence[Parameter],
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "device",
-        compression_params: dict[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        lock_random: bool | str = "auto",
-        prox: ProxArgument = None,
-    ) -> None:
-        super().__init__(
-            SAG(),
-            lock_random,
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            prox,
-        )
+    _method_class = SAG

@@ -24,16 +24,12 @@ References
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any
 
-from mxnet.gluon import Parameter
-
-from ._docstrings import parameters_as
+from ._docstrings import trainer
 from .passes.estimate import Terms
 from .passes.network import Network
-from .prox import ProxArgument
 from .recursive import Recursive
-from .svrg import SVRGTrainer
 from .trainer import VarianceReducedTrainer
 
 
@@ -49,7 +45,7 @@ class SARAH(Recursive):
         return Terms(b=-1.0, k=1.0, reference=self.reference, mean=self.mean)
 
 
-@parameters_as(SVRGTrainer)
+@trainer
 class SARAHTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
 
@@ -64,26 +60,6 @@ class SARAHTrainer(VarianceReducedTrainer):
     With a refresh every few steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With a
     refresh by the toss of a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a
     refresh may then be one large minibatch.
-
-    Parameters
-    ----------
-    kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`, but not an asynchronous one.
-    compression_params : None
-        Not for this trainer: an error in the mean gradient would stay in it.
-    update_on_kvstore : bool, optional
-        None or False: the reduced gradient is needed before the update.
-    lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). At the first
-        step after a refresh, ``'auto'`` compares two gradients of a minibatch at the same weights.
-        If they differ, it warns and locks from then on.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
-        gradient; with ``compression_params``.
 
     See Also
     --------
@@ -134,26 +110,4 @@ class SARAHTrainer(VarianceReducedTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Parameter] | Sequence[Parameter],
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "device",
-        compression_params: dict[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        lock_random: bool | str = "auto",
-        prox: ProxArgument = None,
-    ) -> None:
-        super().__init__(
-            SARAH(),
-            lock_random,
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            prox,
-        )
+    _method_class = SARAH

@@ -21,18 +21,15 @@ References
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from typing import Any
 
 import numpy as np
-from mxnet.gluon import Parameter
 
 from . import _arguments
-from ._docstrings import parameters_as
+from ._docstrings import trainer
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.network import Network
-from .prox import ProxArgument
 from .recursive import NEEDS_CLOSURE, Recursive
-from .sarah import SARAHTrainer
 from .trainer import VarianceReducedTrainer
 
 
@@ -49,9 +46,9 @@ class STORM(Recursive):
     needs_closure = True
     not_corrected = NEEDS_CLOSURE
 
-    def __init__(self, mixing: float) -> None:
+    def __init__(self, mixing: float = 0.1) -> None:
         super().__init__()
-        self.mixing = float(np.float32(mixing))
+        self.mixing = float(np.float32(_arguments.number(mixing, "mixing", high=1)))
         self.settings = (f"mixing {self.mixing:g}",)
 
     def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
@@ -62,7 +59,7 @@ class STORM(Recursive):
         return Terms(b=-rest, k=rest, reference=self.reference, mean=self.mean)
 
 
-@parameters_as(SARAHTrainer)
+@trainer
 class STORMTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by STORM [1]_.
 
@@ -78,17 +75,6 @@ class STORMTrainer(VarianceReducedTrainer):
     mixing : float, default 0.1
         The share of the fresh gradient, 0 to 1: the ``a`` of the paper. 1 is the plain optimizer,
         0 is SARAH that starts with one minibatch.
-    lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). At the first
-        step that has a reference, ``'auto'`` compares two gradients of a minibatch at the same
-        weights. If they differ, it warns and locks from then on.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; with
-        ``update_on_kvstore=True`` or an asynchronous kvstore, which never return the reduced
-        gradient; with ``compression_params``.
 
     See Also
     --------
@@ -132,28 +118,4 @@ class STORMTrainer(VarianceReducedTrainer):
     ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Parameter] | Sequence[Parameter],
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "device",
-        compression_params: dict[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        mixing: float = 0.1,
-        lock_random: bool | str = "auto",
-        prox: ProxArgument = None,
-    ) -> None:
-        _arguments.number(mixing, "mixing", high=1)
-        super().__init__(
-            STORM(mixing),
-            lock_random,
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            prox,
-        )
+    _method_class = STORM

@@ -22,12 +22,12 @@ References
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator, Mapping, Sequence, Union
+from typing import Any, Callable, Iterator, Union
 
 import numpy as np
-from mxnet.gluon import Parameter
 
 from . import _arguments, _mxnet, saving
+from ._docstrings import trainer
 from .passes import states
 from .passes.arrays import Columns, pieces
 from .passes.combine import assign
@@ -37,7 +37,6 @@ from .passes.method import Method
 from .passes.network import Network
 from .passes.points import Point
 from .passes.table import RESHUFFLED, Row
-from .prox import ProxArgument
 from .stores import kinds
 from .trainer import VarianceReducedTrainer
 
@@ -53,19 +52,46 @@ class SVRG(Method):
     coefficient : float or callable
         alpha, or a function from the snapshot's index to it; it is rounded to float32, as MXNet
         rounds the hyperparameters of its optimizers.
+    barzilai_borwein : bool
+        Whether each refresh sets the learning rate.
     """
 
     needs_refresh = True
     can_store_grads = True
 
-    def __init__(self, coefficient: Schedule) -> None:
+    def __init__(self, coefficient: Schedule = 1.0, barzilai_borwein: bool = False) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
+        self._sets_rate = _arguments.flag(barzilai_borwein, "barzilai_borwein")
         # Replaced at each snapshot: besides `mean`, which is mu
         self.snapshot: Point | None = None  # the weights and frozen values
         self.table: list[Row] | None = None  # r - c mu of all minibatches
         self._outside: int | None = None  # a checksum of others' weights, for the table
         self._is_checked = True  # whether a row of the table has been checked
+
+    def check_arguments(
+        self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
+    ) -> None:
+        """Raise unless the optimizer can use the learning rate of Barzilai and Borwein."""
+        if not self._sets_rate:
+            return
+        if not _mxnet.steps_along_gradient(optimizer):
+            name = _mxnet.class_of(optimizer).__name__
+            raise ValueError(
+                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
+                "meant for steps along the gradient itself."
+            )
+        scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
+        if scheduler is not None:
+            raise ValueError(
+                "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
+                f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
+            )
+        if not kinds.kind_of(kvstore).reduces:
+            raise ValueError(
+                "barzilai_borwein=True needs the number of steps between two snapshots, which no "
+                f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
+            )
 
     def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
@@ -126,6 +152,34 @@ class SVRG(Method):
         self.mean, self.in_objective = full.mean, full.reached
         self.table, self._is_checked = full.rows or None, False
         self._outside = network.outside.fingerprint() if full.rows else None
+
+    def learning_rate(
+        self, network: Network, full: FullGradient, optimizer: Any, steps: int
+    ) -> float | None:
+        """The rate of Barzilai and Borwein, from the last snapshot and the current weights.
+
+        ::
+
+            rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
+
+        ``dw`` is the change of the weights, ``dmu`` that of the full gradient, ``M`` the number of
+        steps in between, and ``wd`` the optimizer's weight decay, which is part of the objective
+        but not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``. None if
+        that is not positive. A momentum moves the weights ``1 / (1 - momentum)`` times as far.
+        """
+        if not self._sets_rate or self.snapshot is None:
+            return None
+        squared = product = 0.0
+        wds = _mxnet.weight_decays(optimizer, list(map(network.parameters.index, network.trainable)))
+        now = [row[0] for row in map(_mxnet.all_rows, network.trainable)]
+        then = [row[0] for row in self.snapshot.weights]
+        for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
+            for w, mu, new_w, new_mu in zip(*map(pieces, arrays)):
+                dw = new_w - w
+                squared += float(np.dot(dw, dw))
+                product += float(np.dot(dw, new_mu - mu)) + wd * float(np.dot(dw, dw))
+        rate = squared / (steps * product) if steps * product > 0 else math.inf
+        return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
 
     def discard(self) -> None:
         """Forget the snapshot and free its memory."""
@@ -291,60 +345,7 @@ def _kind(schedule: Any) -> str:
     return type(schedule).__name__
 
 
-def barzilai_borwein_rate(
-    method: SVRG, network: Network, full: FullGradient, wds: Sequence[float], steps: int
-) -> float | None:
-    """The learning rate from the last snapshot and the current weights. Waits for the device.
-
-    ::
-
-        rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
-
-    ``dw`` is the change of the weights, ``dmu`` that of the full gradient, ``M`` the number of
-    steps in between, and ``wd`` the optimizer's weight decay, which is part of the objective but
-    not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``.
-
-    Returns
-    -------
-    float or None
-        None without a snapshot, if the curvature is not positive, or if nothing has moved.
-    """
-    if method.snapshot is None:
-        return None
-    squared = product = 0.0
-    now = [row[0] for row in map(_mxnet.all_rows, network.trainable)]
-    then = [row[0] for row in method.snapshot.weights]
-    for wd, *arrays in zip(wds, then, method.mean[0], now, full.mean[0]):
-        for w, mu, new_w, new_mu in zip(*map(pieces, arrays)):
-            dw = new_w - w
-            squared += float(np.dot(dw, dw))
-            product += float(np.dot(dw, new_mu - mu)) + wd * float(np.dot(dw, dw))
-    denominator = steps * product
-    rate = squared / denominator if denominator > 0 else math.inf
-    return rate if math.isfinite(rate) else None
-
-
-def _check_rate_can_be_set(optimizer: Any, settings: Any, kvstore: Any) -> None:
-    """Raise unless this optimizer can use the learning rate of Barzilai and Borwein."""
-    if not _mxnet.steps_along_gradient(optimizer):
-        name = _mxnet.class_of(optimizer).__name__
-        raise ValueError(
-            f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
-            "meant for steps along the gradient itself."
-        )
-    scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
-    if scheduler is not None:
-        raise ValueError(
-            "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
-            f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
-        )
-    if not kinds.kind_of(kvstore).reduces:
-        raise ValueError(
-            "barzilai_borwein=True needs the number of steps between two snapshots, which no "
-            f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
-        )
-
-
+@trainer
 class SVRGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
 
@@ -358,46 +359,15 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     Parameters
     ----------
-    params : ParameterDict, dict, list or tuple of Parameter
-        The parameters to optimize, as for `gluon.Trainer`.
-    optimizer : str or Optimizer
-        Any optimizer of MXNet, or registered with it.
-    optimizer_params : dict, optional
-        Keyword arguments of the optimizer when it is given by name.
-    kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`. Several devices need one.
-    compression_params : dict, optional
-        Gradient compression, as for `gluon.Trainer`.
-    update_on_kvstore : bool, optional
-        Where to update, as for `gluon.Trainer`.
     coefficient : float or callable, default 1.0
         How much of the control variate to use: 1 is SVRG, 0 the plain optimizer, in between
         alpha-SVRG [2]_. A callable is called with the index of each snapshot (0, 1, ...), perhaps
         more than once, and returns its coefficient.
-    lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step draw the same random numbers (dropout masks). At the first
-        step after a snapshot both gradients must be equal, and ``'auto'`` compares them. If they
-        differ, it warns and locks from then on.
     barzilai_borwein : bool, default False
         Whether each refresh sets the learning rate from the last two snapshots [3]_, for SGD and
         NAG without a scheduler. Until the second refresh, the optimizer uses its own rate. Where
         the curvature is not positive, the last rate stays. A momentum moves the weights
         ``1 / (1 - momentum)`` times as far, so the rate is divided by that.
-    prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
-        the workers.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; if
-        ``update_on_kvstore=True`` and there is no kvstore to update on; if the optimizer or the
-        kvstore does not allow ``barzilai_borwein``.
-
-    See Also
-    --------
-    mxnet.gluon.Trainer : All of its attributes and methods work here.
 
     References
     ----------
@@ -431,52 +401,14 @@ class SVRGTrainer(VarianceReducedTrainer):
     (2, 10, 200)
     """
 
-    def __init__(
-        self,
-        params: Mapping[str, Parameter] | Sequence[Parameter],
-        optimizer: Any,
-        optimizer_params: dict[str, Any] | None = None,
-        kvstore: Any = "device",
-        compression_params: dict[str, Any] | None = None,
-        update_on_kvstore: bool | None = None,
-        *,
-        coefficient: Schedule = 1.0,
-        lock_random: bool | str = "auto",
-        barzilai_borwein: bool = False,
-        prox: ProxArgument = None,
-    ) -> None:
-        if _arguments.flag(barzilai_borwein, "barzilai_borwein"):
-            _check_rate_can_be_set(optimizer, optimizer_params, kvstore)
-        self._svrg = SVRG(coefficient)
-        super().__init__(
-            self._svrg,
-            lock_random,
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            prox,
-        )
-        self._sets_rate = barzilai_borwein
-
-    def _take_over(self, full: FullGradient) -> None:
-        rate = None
-        if self._sets_rate:
-            network = self._network
-            indices = list(map(network.parameters.index, network.trainable))
-            wds = _mxnet.weight_decays(self.optimizer, indices)
-            rate = barzilai_borwein_rate(self._svrg, network, full, wds, self.inner_steps)
-        super()._take_over(full)
-        if rate is not None:
-            self.set_learning_rate(rate * (1 - self.optimizer.momentum))
+    _method: SVRG
+    _method_class = SVRG
 
     @property
     def coefficient(self) -> float:
         """How much of the control variate is used. Can be set to a number or a callable."""
-        return self._svrg.coefficient.value
+        return self._method.coefficient.value
 
     @coefficient.setter
     def coefficient(self, value: Schedule) -> None:
-        self._svrg.coefficient.change(value, max(self.num_snapshots - 1, 0))
+        self._method.coefficient.change(value, max(self.num_snapshots - 1, 0))

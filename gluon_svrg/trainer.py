@@ -7,7 +7,7 @@ from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from math import prod
-from typing import Any, Callable, Iterable, Iterator
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -59,30 +59,63 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     Parameters
     ----------
-    method : Method
-        Decides what to make of a minibatch's gradient.
-    lock_random : bool or 'auto'
-        Whether both passes of a step draw the same random numbers.
-    params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore
-        As for `gluon.Trainer`.
-    prox : Prox, dict or None
-        The operators to apply after each update.
+    params : ParameterDict, dict, list or tuple of Parameter
+        The parameters to optimize, as for `gluon.Trainer`.
+    optimizer : str or Optimizer
+        Any optimizer of MXNet, or registered with it.
+    optimizer_params : dict, optional
+        Keyword arguments of the optimizer when it is given by name.
+    kvstore : str or KVStore, default 'device'
+        The kvstore, as for `gluon.Trainer`. Several devices need one. An asynchronous one is only
+        for `SVRGTrainer`: the others need the reduced gradient before the update.
+    compression_params : dict, optional
+        Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` and exact MARS: in the
+        other methods an error would stay in the mean gradient.
+    update_on_kvstore : bool, optional
+        Where to update, as for `gluon.Trainer`. True is only for `SVRGTrainer`.
+    lock_random : bool or 'auto', default 'auto'
+        Whether both passes of a step, or all passes of a minibatch with a row in a table, draw the
+        same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
+        minibatches of each refresh twice (without a refresh, those of the first step that has a
+        reference); if they differ, it warns and locks from then on.
+    prox : Prox or dict, optional
+        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
+        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
+        the workers.
+    **own
+        Arguments of the method.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument is none of these; if there are several devices and no kvstore; if the kvstore
+        cannot update where it is asked to, or never returns the reduced gradient that the method
+        needs; if gradients are compressed that must not be.
+    RuntimeError
+        If a parameter is not initialized.
+
+    See Also
+    --------
+    mxnet.gluon.Trainer : All of its attributes and methods work here.
     """
+
+    _method_class: type[Method]
 
     def __init__(
         self,
-        method: Method,
-        lock_random: Any,
-        params: Any,
+        params: Mapping[str, Parameter] | Sequence[Parameter],
         optimizer: Any,
-        optimizer_params: Any,
-        kvstore: Any,
-        compression_params: Any,
-        update_on_kvstore: Any,
+        optimizer_params: dict[str, Any] | None = None,
+        kvstore: Any = "device",
+        compression_params: dict[str, Any] | None = None,
+        update_on_kvstore: bool | None = None,
+        *,
+        lock_random: bool | str = "auto",
         prox: ProxArgument = None,
+        **own: Any,
     ) -> None:
-        name = type(self).__name__
-        method.check_compression(compression_params, name)
+        name, method = type(self).__name__, self._method_class(**own)
+        method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = prox and ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         super().__init__(
@@ -100,7 +133,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._loaded, self._registered = LoadedStates(params), Registered()
         # Replaced with the network's arrays
         self._here: Point | None = None  # the current weights
-        # For the user's block, and his warnings
+        # For the user's block, and for warnings
         self._is_at_snapshot = False
         self._of_one_entry = 0  # minibatches in a row
         self._warned: set[str] = set()
@@ -615,11 +648,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _take_over(self, full: FullGradient) -> None:
         """Turn the results of a pass into a snapshot."""
+        rate = self._method.learning_rate(self._network, full, self.optimizer, self.inner_steps)
         self._live.drop()
         self._method.refresh(self._network, full)
         coefficient = self._method.coefficient
         if coefficient is not None:
             coefficient.advance()
+        if rate is not None:
+            self.set_learning_rate(rate)
         progress = self._progress
         progress.num_snapshots += 1
         progress.inner_steps, progress.compared = 0, False

@@ -88,8 +88,10 @@ class Method:
 
     # --- the arguments of its trainer ----------------------------------------------------------
 
-    def check_compression(self, compression_params: Any, trainer: str) -> None:
-        """Raise if gradients must not be compressed."""
+    def check_arguments(
+        self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
+    ) -> None:
+        """Raise if the method does not work with the arguments of its trainer."""
         if compression_params and self.keeps_errors:
             raise ValueError(
                 f"{trainer} cannot compress gradients: its mean gradient moves by each reduced "
@@ -145,6 +147,12 @@ class Method:
 
     def refresh(self, network: Network, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
+
+    def learning_rate(
+        self, network: Network, full: FullGradient, optimizer: Any, steps: int
+    ) -> float | None:
+        """The learning rate that a refresh sets, some steps after the last one; None to keep it."""
+        return None
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
