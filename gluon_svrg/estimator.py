@@ -5,7 +5,6 @@ from __future__ import annotations
 from numbers import Integral
 from typing import Any, Callable, Iterable
 
-import numpy as np
 from mxnet.gluon.contrib.estimator import BatchProcessor
 from mxnet.gluon.contrib.estimator.event_handler import (
     BatchBegin,
@@ -32,8 +31,7 @@ class SVRGBatchProcessor(BatchProcessor):
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from mxnet import gluon
+    >>>     >>> from mxnet import gluon
     >>> from mxnet.gluon.contrib.estimator import Estimator
     >>> from gluon_svrg import SVRGTrainer
     >>> from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
@@ -56,30 +54,7 @@ class SVRGBatchProcessor(BatchProcessor):
         self._has_handler = False  # a `FullGradHandler`, from the start to the end of a training
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
-        """Leave the SVRG estimate of a minibatch in `Parameter.grad`.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator whose network is trained.
-        train_batch : tuple
-            Data and label.
-        batch_axis : int, default 0
-            The axis along which they are split over devices; the pieces may differ in size.
-
-        Returns
-        -------
-        tuple
-            Data, label, predictions and losses, each a list with one item per device. Predictions
-            and losses are those at the current weights.
-
-        Raises
-        ------
-        RuntimeError
-            If there is no `FullGradHandler`, and the trainer's method needs full gradients.
-        TypeError
-            If the trainer needs the position of each minibatch.
-        """
+        """Leave the estimate of a minibatch in `Parameter.grad`; MXNet's handler takes the step."""
         trainer = estimator.trainer
         if isinstance(trainer, VarianceReducedTrainer):
             trainer._check_estimator()
@@ -101,20 +76,7 @@ class SVRGBatchProcessor(BatchProcessor):
         return data, label, predictions, loss
 
     def loss_of(self, estimator: Any, batch_axis: int) -> Callable[..., list[Any]]:
-        """Make the closure for a full gradient.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator whose network is trained.
-        batch_axis : int
-            The axis along which minibatches are split over devices.
-
-        Returns
-        -------
-        callable
-            Takes the items of a minibatch, and returns one loss per device.
-        """
+        """Make the closure for a full gradient: it takes the items of a minibatch."""
         devices = _mxnet.devices_of_estimator(estimator)
 
         def closure(*batch: Any) -> list[Any]:
@@ -193,22 +155,7 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
         self._count = EpochCount()
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Check that all parts are there.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator that begins to train.
-        *args, **kwargs
-            Not used.
-
-        Raises
-        ------
-        TypeError
-            If its trainer is not an `SVRGTrainer`.
-        RuntimeError
-            If its batch processor is not an `SVRGBatchProcessor`.
-        """
+        """Check that all parts are there."""
         if not isinstance(estimator.trainer, VarianceReducedTrainer):
             raise TypeError(
                 f"FullGradHandler needs an SVRGTrainer, got {type(estimator.trainer).__name__}. "
@@ -224,67 +171,33 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
         self._count = estimator.trainer.epoch_count
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Take no more full gradients.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator that has ended its training.
-        *args, **kwargs
-            Not used.
-        """
+        """Take no more full gradients."""
         estimator.batch_processor._has_handler = False
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Refresh if one is due at this epoch, or there is no snapshot.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator that begins an epoch.
-        *args, **kwargs
-            Not used.
-        """
+        """Refresh if one is due at this epoch, or there is no snapshot."""
         by_epoch = isinstance(self.schedule, EveryEpochs)
         wanted = estimator.trainer.wants_snapshot
         if by_epoch and (wanted or self.schedule.due(self._count.epochs)):
             self._refresh(estimator)
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Refresh if one is due at this step.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator that begins a step.
-        *args, **kwargs
-            Not used.
-        """
+        """Refresh if one is due at this step."""
         if not isinstance(self.schedule, EveryEpochs) and self.schedule.due(estimator.trainer):
             self._refresh(estimator)
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Count the epoch.
-
-        Parameters
-        ----------
-        estimator : Estimator
-            The estimator that has ended an epoch.
-        *args, **kwargs
-            Not used.
-        """
+        """Count the epoch."""
         self._count.epochs += 1
 
     def _refresh(self, estimator: Any) -> None:
         trainer = estimator.trainer
         closure = estimator.batch_processor.loss_of(estimator, estimator.batch_axis)
-        mean_loss = trainer.update_full_grads(closure, self.train_data, progress=self.progress)
-        grads = trainer.full_grads
-        if grads is not None:
-            squares = (float(np.sum(row[0].asnumpy() ** 2.0)) for row in grads.values())
+        trainer.update_full_grads(closure, self.train_data, progress=self.progress)
+        for line in trainer.history[-1:] if trainer.has_snapshot else ():
             estimator.logger.info(
                 "[Epoch %d] full gradient: mean loss %.6f, gradient norm %.6f",
                 self._count.epochs,
-                mean_loss,
-                np.sqrt(sum(squares)),
+                line["mean_loss"],
+                line["gradient_norm"],
             )

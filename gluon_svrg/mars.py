@@ -182,11 +182,9 @@ class MARSTrainer(VarianceReducedTrainer):
     ``exact=False`` its gradient is the full gradient. `discard_snapshot` also starts over: the
     next step uses the gradient of its minibatch.
 
-    Under ``grad_req='add'``, gradients of your own backward are multiplied by ``1 + s`` with all
-    others. The trainer needs twice the memory of the parameters in addition; with ``exact=True``,
-    once more for large float32 parameters on a CPU, where oneDNN computes gradients. It holds two
-    copies of what changes with a step, so a step that AMP skips, or that raises an exception,
-    changes nothing.
+    The trainer needs twice the memory of the parameters in addition, with ``exact=True`` three
+    times. It holds two copies of what changes with a step, so a step that AMP skips, or that raises
+    an exception, changes nothing.
 
     References
     ----------

@@ -70,7 +70,7 @@ class Next(NamedTuple):
 class First(NamedTuple):
     """What tells whether the first row's minibatch comes again, where no refresh took the rows."""
 
-    index: int
+    position: int
     point: Point  # the weights of the row
     outside: int | None  # a checksum of others' weights
 
@@ -139,17 +139,17 @@ class SAGA(Method):
         if not isinstance(row, Row):
             return
         outside = network.outside.fingerprint()
-        if self._first is not None and self._first.index == row.index:
+        if self._first is not None and self._first.position == row.position:
             first, self._first = self._first, None
             is_same = outside in (None, first.outside)
             difference = row.difference(closure, first.point) if is_same else 0
             if difference:
-                warn(OTHER_DATA.format(index=row.index, difference=difference))
+                warn(OTHER_DATA.format(index=row.position, difference=difference))
         elif self._weights_then is not None:
             is_same = outside in (None, self._outside) and _checksum(network) == self._weights_then
             difference = row.difference(closure, Point.here(network)) if is_same else 0
             if difference:
-                raise RuntimeError(RESHUFFLED.format(index=row.index, difference=difference))
+                raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
             self._weights_then = self._weights_then if difference is None else None
 
     def row(self, network: Network, terms: Terms, found: Estimate, index: int | None) -> Row:
@@ -220,7 +220,7 @@ class SAGA(Method):
     def refresh(self, network: Network, full: FullGradient) -> None:
         """Take over the gradients of all minibatches at the current weights."""
         self.discard()
-        self.table = {row.index: row for row in full.rows}
+        self.table = {row.position: row for row in full.rows}
         self.mean, self._entries = full.mean, float(full.all_entries)
         self.in_objective, self._is_complete = full.reached, True
         self._weights_then, self._outside = _checksum(network), network.outside.fingerprint()
@@ -280,12 +280,12 @@ class SAGA(Method):
         """Take over a table."""
         self.discard()
         self._entries, self._is_complete = state["entries"], state["is_complete"]
-        self.mean = states.to_columns(network, state.get("mean", state.get("sum")))
+        self.mean = states.to_columns(network, state["mean" if "mean" in state else "sum"])
         if "mean" not in state:
             for column in self.mean:
                 assign([column], (0, ((1.0 / self._entries, 0),)))
         rows = states.rows_of(network, state["table"], state["indices"])
-        self.table = {row.index: row for row in rows}
+        self.table = {row.position: row for row in rows}
         self.in_objective = [state["in_objective"][n] for n in states.numbers(network)]
         then, outside = state.get("weights_then"), state["table"].get("outside")
         self._weights_then = then if isinstance(then, int) else None
@@ -347,9 +347,8 @@ class SAGATrainer(VarianceReducedTrainer):
     - ``inner_steps`` counts from the last `update_full_grads`, or from the start.
     - Workers share the mean of the table, and each has the rows of its own minibatches.
     - The memory is one gradient per device for each minibatch, and three more; without
-      `update_full_grads` a copy of the weights too, until the first minibatch comes again and is
-      compared with its row. While `update_full_grads` runs there are two tables. A MemoryError is
-      raised if there is no room.
+      `update_full_grads` a copy of the weights too, until the first minibatch comes again and its
+      losses are compared with those of then. While `update_full_grads` runs there are two tables.
     - With ``grad_req='add'`` several minibatches make one update. Each needs its own index.
     - Save and load each worker's states separately: only its own file has its rows.
 

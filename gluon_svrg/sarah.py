@@ -38,7 +38,9 @@ class SARAH(Recursive):
 
     needs_refresh = True
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+    def terms(
+        self, network: Network, batch_index: int | None, rows: dict[int, Any]
+    ) -> Terms | None:
         """``v = g - r + c m``."""
         if not self.has_reference:
             return None
@@ -73,9 +75,8 @@ class SARAHTrainer(VarianceReducedTrainer):
     values. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
     an estimate after a step.
 
-    The trainer needs four times the memory of the parameters in addition; once more for large
-    float32 parameters on a CPU, where oneDNN computes gradients. It holds two copies of what
-    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing.
+    The trainer needs four times the memory of the parameters in addition. It holds two copies of
+    what changes with a step, so one that AMP skips, or that raises an exception, changes nothing.
     Rounding errors accumulate from step to step, until the next refresh.
 
     References

@@ -89,9 +89,8 @@ class STORMTrainer(VarianceReducedTrainer):
     gradient of the formula, an estimate. `update_full_grads` starts over and sets it to the full
     gradient. `discard_snapshot` also starts over: the next step uses the gradient of its minibatch.
 
-    The trainer needs four times the memory of the parameters in addition; once more for large
-    float32 parameters on a CPU, where oneDNN computes gradients. It holds two copies of what
-    changes with a step, so a step that AMP skips, or that raises an exception, changes nothing.
+    The trainer needs four times the memory of the parameters in addition. It holds two copies of
+    what changes with a step, so one that AMP skips, or that raises an exception, changes nothing.
     Rounding errors fade away: each step keeps ``1 - mixing`` of the earlier ones.
 
     References

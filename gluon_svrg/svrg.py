@@ -78,8 +78,8 @@ class SVRG(Method):
         if not _mxnet.steps_along_gradient(optimizer):
             name = _mxnet.class_of(optimizer).__name__
             raise ValueError(
-                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate is "
-                "meant for steps along the gradient itself."
+                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate "
+                "is meant for steps along the gradient itself."
             )
         scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
         if scheduler is not None:
@@ -93,7 +93,9 @@ class SVRG(Method):
                 f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
             )
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+    def terms(
+        self, network: Network, batch_index: int | None, rows: dict[int, Any]
+    ) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
         alpha = float(np.float32(self.coefficient.value))
         if self.snapshot is None or not alpha:
@@ -126,7 +128,7 @@ class SVRG(Method):
             if difference is None:
                 return
             if difference:
-                raise RuntimeError(RESHUFFLED.format(index=row.index, difference=difference))
+                raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
         self._is_checked = True
 
     # --- the snapshot --------------------------------------------------------------------------
@@ -170,7 +172,9 @@ class SVRG(Method):
         if not self._sets_rate or self.snapshot is None:
             return None
         squared = product = 0.0
-        wds = _mxnet.weight_decays(optimizer, list(map(network.parameters.index, network.trainable)))
+        wds = _mxnet.weight_decays(
+            optimizer, list(map(network.parameters.index, network.trainable))
+        )
         now = [row[0] for row in map(_mxnet.all_rows, network.trainable)]
         then = [row[0] for row in self.snapshot.weights]
         for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
@@ -214,9 +218,7 @@ class SVRG(Method):
             yield "its snapshot has another form"
             return
         yield from states.array_problems(network, state["weights"], "snapshot")
-        yield from states.array_problems(
-            network, state["full_grads"], "full gradient", summed=True
-        )
+        yield from states.array_problems(network, state["full_grads"], "full gradient", summed=True)
         if set(state["frozen"]) - set(states.numbers(network, trainable=False)):
             yield "its frozen values belong to other parameters"
             return

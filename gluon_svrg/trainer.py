@@ -361,8 +361,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 while not is_repeated:
                     seed = lock.new_seed()
                     with self._network.outside.protected():
-                        found = [losses_at(point, closure, (), seed) for _ in range(2)]
-                    is_repeated = _are_repeated(lock, *found)
+                        pair = [losses_at(point, closure, (), seed) for _ in range(2)]
+                    is_repeated = _are_repeated(lock, *pair)
             elif reference.is_current():
                 compare = partial(_check_repeated, lock)
             while True:
@@ -575,17 +575,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
             or no minibatch initializes it, or if another worker has failed.
         FloatingPointError
             If the full gradient is not finite.
-        MemoryError
-            If there is no memory to store the gradients. It is raised before the pass if
-            ``len(data)`` tells how many there are, and otherwise during it.
         ImportError
             With ``progress=True``, if tqdm is not installed.
 
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if a minibatch has another loss or gradient the second
-            time: the network draws random numbers, which are locked from now on.
+            With ``lock_random='auto'``, if a minibatch has other losses the second time: the
+            network draws random numbers, which are locked from now on.
 
         Notes
         -----
@@ -594,9 +591,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         three minibatches, whose losses it computes twice to detect random numbers. The gradients in
         `Parameter.grad` and the marks of stale gradients do not change. If an exception is raised,
         nothing changes: weights, auxiliary states, counters and the previous snapshot stay. In
-        addition to the parameters, this needs twice their memory, three times at its peak, and a
-        copy of the frozen ones; once more for large float32 parameters on a CPU, where oneDNN
-        computes gradients.
+        addition to the parameters, this needs three times their memory, four times at its peak, and
+        a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads") or _arguments.flag(store, "store")

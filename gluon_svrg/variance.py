@@ -199,6 +199,7 @@ def variance(
         for number, batch in enumerate(batches):
             inputs, index = arguments(batch), number if method.needs_table else None
             terms, seed = method.terms(network, index, {}), number + 1 if locked else None
+            assert terms is not None
             reference = terms.reference
             if isinstance(reference, Row) and reference.seed is not None:
                 seed = reference.seed
@@ -251,7 +252,11 @@ def _values(array: NDArray) -> np.ndarray:
 
 
 def _mean_grad(
-    point: Point, closure: Callable[..., Loss], inputs: Sequence[Any], scale: float, seed: int | None
+    point: Point,
+    closure: Callable[..., Loss],
+    inputs: Sequence[Any],
+    scale: float,
+    seed: int | None,
 ) -> tuple[list[np.ndarray], Recorded]:
     """The mean gradient of a minibatch over all devices, per parameter, and its losses."""
     recorded, _ = differentiate(point, closure, inputs, seed, scale)
@@ -261,7 +266,7 @@ def _mean_grad(
 
 def _means(sums: Columns, divisor: float) -> list[np.ndarray]:
     """Sums over all devices, divided by a number, per parameter."""
-    return [sum(map(_values, row)) / divisor for row in zip(*sums)]
+    return [np.sum(list(map(_values, row)), axis=0) / divisor for row in zip(*sums)]
 
 
 class _Moments:

@@ -133,8 +133,7 @@ def are_finite(arrays: Iterable[NDArray]) -> bool:
 
 def are_equal(these: Iterable[NDArray], those: Iterable[NDArray]) -> bool:
     """Whether arrays are equal to the last bit. Waits for them."""
-    pairs = zip(these, those)
-    return all(np.array_equal(*map(_values, pair)) for pair in pairs)
+    return all(np.array_equal(_values(a), _values(b)) for a, b in zip(these, those))
 
 
 def _values(array: NDArray) -> np.ndarray:

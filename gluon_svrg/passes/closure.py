@@ -42,28 +42,10 @@ def check_closure(closure: Any) -> None:
         )
 
 
-def record(
-    closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]
-) -> Recorded:
-    """Call a closure under ``autograd.record()``.
+def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
+    """Call a closure under ``autograd.record()``; raise unless it returns losses.
 
-    Parameters
-    ----------
-    closure : callable
-        Returns an NDArray, or a list or tuple of NDArrays.
-    batch : sequence
-        The arguments of the closure.
-    devices : sequence of device
-        The devices of the parameters.
-
-    Raises
-    ------
-    TypeError
-        If the closure returns anything else.
-    ValueError
-        If it returns no loss, or a loss on a device without parameters.
-    RuntimeError
-        If it called backward itself.
+    These are an NDArray, or a list or tuple of NDArrays, on devices of the parameters.
     """
     try:
         with mx.autograd.record():

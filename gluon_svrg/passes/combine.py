@@ -9,7 +9,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Dict, Sequence, Tuple
+from typing import Any, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import CachedOp, NDArray
@@ -19,6 +19,7 @@ from .arrays import SUMMED_IN, Column, Columns, dense, store
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
+
 
 def are_read(steps: tuple[Step, ...]) -> list[int]:
     """The numbers of the arrays that steps read before they assign to them."""
@@ -39,23 +40,12 @@ def are_assigned(steps: tuple[Step, ...]) -> list[int]:
 
 
 def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[str, ...]) -> Any:
-    """What the steps assign, in the order of `are_assigned`.
+    """What the steps assign, in the order of `are_assigned`; F is `mx.nd` or `mx.sym`.
 
-    Nothing is rounded to a narrow dtype but the results.
-
-    Parameters
-    ----------
-    F : module
-        `mx.nd` or `mx.sym`.
-    steps : tuple
-        The steps. Later ones see what earlier ones have assigned. Only the first term of a step may
-        be the array that it assigns to.
-    row : dict
-        The arrays that are read, by their numbers.
-    dtypes : tuple of str
-        The dtypes of all arrays of the row.
+    A row has the arrays that are read, by their numbers, and the dtypes of all arrays. Nothing is
+    rounded to a narrow dtype but the results.
     """
-    values: Dict[int, Any] = {}
+    values: dict[int, Any] = {}
     for target, terms in steps:
         wide, total = SUMMED_IN[dtypes[target]], None
         for factor, number in terms:
@@ -70,9 +60,7 @@ def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[
                 total = F.broadcast_add(total, x if _is(factor, 1) else _times(F, factor, x))
         is_copy = len(terms) == 1 and _is(terms[0][0], 1)
         values[target] = F.identity(total) if is_copy else total
-    return [
-        _cast(F, values[n], SUMMED_IN[dtypes[n]], dtypes[n]) for n in are_assigned(steps)
-    ]
+    return [_cast(F, values[n], SUMMED_IN[dtypes[n]], dtypes[n]) for n in are_assigned(steps)]
 
 
 def _is(factor: Any, number: int) -> bool:
@@ -93,15 +81,7 @@ def _times(F: Any, factor: Any, x: Any) -> Any:
 
 
 class Assignment:
-    """Steps for many rows of dense arrays, compiled; all factors are numbers.
-
-    Parameters
-    ----------
-    steps : tuple
-        See `results`.
-    dtypes : tuple of tuple of str
-        The dtypes of all rows, for each array of a row.
-    """
+    """Steps for many rows of dense arrays with some dtypes, compiled; all factors are numbers."""
 
     def __init__(self, steps: tuple[Step, ...], dtypes: tuple[tuple[str, ...], ...]) -> None:
         self._read, self._assigned = are_read(steps), are_assigned(steps)

@@ -14,7 +14,7 @@ from mxnet.io import DataIter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .closure import Loss, forward
+from .closure import Loss, check_closure, forward
 
 
 def arguments(batch: Any) -> Sequence[Any]:
@@ -36,6 +36,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         raise TypeError(
             "update_full_grads(closure, data) was called with its arguments in the other order."
         )
+    check_closure(closure)
     if isinstance(data, Dataset):
         raise TypeError(
             f"The data is a {type(data).__name__}, whose items are samples. Pass a DataLoader of "
@@ -109,17 +110,9 @@ def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
 def initialize(
     parameters: Sequence[Parameter], closure: Callable[..., Loss], batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """Finish the deferred initialization of parameters with the first batches.
+    """Finish the deferred initialization of parameters with the first batches; return all batches.
 
-    Returns
-    -------
-    iterator
-        All batches, the first ones included.
-
-    Raises
-    ------
-    RuntimeError
-        If no batch initializes a parameter.
+    Raises a RuntimeError if no batch initializes a parameter.
     """
     seen: list[Any] = []
     while any(map(_mxnet.is_deferred, parameters)):

@@ -131,14 +131,6 @@ def estimate(
         The factor of the losses (mixed precision), and so of v.
     compare : callable, optional
         Called with the losses at the reference and at the weights, before backward there.
-
-    Raises
-    ------
-    RuntimeError
-        If the closure's number of loss entries changes, or it computes with values that it took
-        before the call.
-    ValueError
-        If the loss entries are not those of a row, or depend on no parameter.
     """
     network, reference, there = here.network, terms.reference, None
     network.hide_marks()
@@ -172,27 +164,8 @@ def differentiate(
 ) -> tuple[Recorded, list[bool]]:
     """Write the gradient of a minibatch at a point to the live gradients.
 
-    What backward does not reach is set to zero.
-
-    Parameters
-    ----------
-    point : Point
-        Where to compute.
-    closure, batch : callable, sequence
-        The closure and its arguments.
-    seed : int or None
-        Of the random numbers.
-    scale : float
-        The factor of the losses.
-    check : callable, optional
-        Called with the losses before backward, which moves running statistics.
-
-    Returns
-    -------
-    recorded : Recorded
-        The losses.
-    reached : list of bool
-        Per parameter: whether they depend on it.
+    What backward does not reach is set to zero. A check sees the losses before backward, which
+    moves running statistics. Returns the losses, and which parameters they depend on.
     """
     if seed is not None:
         start(seed)

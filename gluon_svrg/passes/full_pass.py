@@ -60,25 +60,8 @@ def full_gradient(
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`.
-
-    Parameters
-    ----------
-    network : Network
-        The network whose gradients are computed.
-    closure : callable
-        Called with the items of each batch.
-    batches : iterable
-        The data.
-    lock : RandomLock
-        In mode ``'auto'``, the losses of the first minibatches are computed twice; if two differ,
-        the lock is turned on.
-    scale : float
-        The factor of the losses (mixed precision).
-    workers : Collective
-        All workers.
-    keeps_rows : bool
-        Whether to keep the gradient of each minibatch.
+    This overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
+    losses of the first minibatches are computed twice; if two differ, the lock is turned on.
 
     Raises
     ------
@@ -110,8 +93,8 @@ def full_gradient(
         if number == 0:
             network.check_hidden()
         is_seeded = is_seeded or seed is not None
-        for sums, live in zip(total, network.live):
-            assign([sums, live], (0, ((1.0, 0), (1.0, 1))))
+        for target, live in zip(total, network.live):
+            assign([target, live], (0, ((1.0, 0), (1.0, 1))))
         if keeps_rows:
             grads = zeros_like(network.live)
             for target, live in zip(grads, network.live):

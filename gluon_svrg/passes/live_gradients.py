@@ -68,31 +68,7 @@ ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
 
 
 class LiveGradients:
-    """The minibatches whose estimates are in the live gradients.
-
-    Parameters
-    ----------
-    method : Method
-        What has corrected them.
-    network : Network
-        Whose gradients they are.
-
-    Attributes
-    ----------
-    stage : {'nothing', 'held', 'reduced'}
-        Whether there is an estimate or a plain gradient, and whether it is summed over devices and
-        workers.
-    entries : int
-        C: the loss entries of these minibatches, on this worker.
-    reached : list of bool
-        Per trainable parameter: whether the loss of any of these minibatches depends on it.
-    rows : dict of int
-        What the method keeps of each minibatch, by its index.
-    following : object
-        The method's state after the update; None before the reduction.
-    total_scale : float
-        The scale of `total`, after the reduction.
-    """
+    """The minibatches whose estimates are in the live gradients of a network."""
 
     def __init__(self, method: Method, network: Network) -> None:
         self._method, self._network = method, network
@@ -101,11 +77,11 @@ class LiveGradients:
 
     def _forget(self) -> None:
         self.stage = NOTHING
-        self.entries = 0
-        self.reached: list[bool] = []
-        self.rows: dict[int, Any] = {}
-        self.following: Any = None
-        self.total_scale = 1.0
+        self.entries = 0  # C: the loss entries of these minibatches, on this worker
+        self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
+        self.rows: dict[int, Any] = {}  # what the method keeps of each, by its index
+        self.following: Any = None  # the method's state after the update, since the reduction
+        self.total_scale = 1.0  # of `total`, since the reduction
         self._hides_marks = False  # an estimate is held, so that marks show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
@@ -113,14 +89,10 @@ class LiveGradients:
     # --- a minibatch ---------------------------------------------------------------------------
 
     def make_room(self) -> None:
-        """Drop what the gradient of another minibatch will overwrite, or the user has set to zero.
+        """Drop what the next gradient will overwrite, or the user has set to zero.
 
-        Where gradients accumulate and the method's state moves, this waits for the device.
-
-        Raises
-        ------
-        RuntimeError
-            If it would overwrite only a part.
+        Where gradients accumulate and the method's state moves, this waits for the device. Raises a
+        RuntimeError if only a part would be overwritten.
         """
         kinds = {p.grad_req for p in self._network.parameters} - {"null"}
         if "add" not in kinds:
@@ -147,18 +119,9 @@ class LiveGradients:
     def hold(
         self, found: Estimate, row: Any, index: int | None, scale: float, *, is_half: bool
     ) -> None:
-        """Hold the estimate of another minibatch, which is in the live gradients alone.
+        """Hold the estimate of a minibatch, which is in the live gradients alone.
 
-        Parameters
-        ----------
-        found : Estimate
-            The other results.
-        row, index : object, int or None
-            What the method keeps of it, and its position in the data.
-        scale : float
-            The factor of the losses (mixed precision).
-        is_half : bool
-            Whether the user can change the gradients before the update.
+        In one half of a step, the user can change the gradients before the update.
         """
         if self._is_moving and (is_half or self._network.accumulating):
             if not self._network.fits(self._apart):
@@ -167,7 +130,7 @@ class LiveGradients:
                 before = ((1.0, 0),) if self._is_apart else ()
                 assign([kept, live], (0, (*before, (1 / scale, 1))))
             self._is_apart = True
-        if row is not None:
+        if index is not None and row is not None:
             self.rows[index] = row
         self._count(found)
         self._hides_marks = True
@@ -185,13 +148,7 @@ class LiveGradients:
     # --- what the user sees --------------------------------------------------------------------
 
     def check_intact(self, name: str) -> None:
-        """Raise if there are other gradients, or another backward has overwritten an estimate.
-
-        Parameters
-        ----------
-        name : str
-            The method of the trainer that was called, for the message.
-        """
+        """Raise if there are other gradients, or another backward has overwritten an estimate."""
         if self.stage != NOTHING and not self._has_its_arrays():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
         overwritten = self._network.overwritten() if self._hides_marks else []
@@ -204,15 +161,7 @@ class LiveGradients:
         return all(map(is_, now, self._arrays))
 
     def check_unchanged(self, name: str, scale: float) -> None:
-        """Raise if the user has changed gradients, which the method will replace.
-
-        Parameters
-        ----------
-        name : str
-            The method of the trainer that was called, for the message.
-        scale : float
-            The scale of the live gradients.
-        """
+        """Raise if the user has changed gradients, which the method will replace."""
         if not (self._is_apart and self.stage == HELD):
             return
         for kept, live in zip(self._apart, columns(self._gradients())):
@@ -231,11 +180,7 @@ class LiveGradients:
     def show_marks(self, ignore_stale_grad: bool) -> None:
         """Mark the gradients as `gluon.Trainer` expects.
 
-        Parameters
-        ----------
-        ignore_stale_grad : bool
-            Whether parameters that no minibatch reached are updated if the mean gradient moves
-            them.
+        If it ignores stale ones, parameters that only the mean gradient moves are updated, too.
         """
         if self._hides_marks:
             self._network.show_marks(self.reached)
@@ -260,17 +205,7 @@ class LiveGradients:
         entries: float | NDArray,
         sum_arrays: Callable[[dict[int, NDArray]], None],
     ) -> None:
-        """Let the method compute its next state from V and C, see `Method.next_state`.
-
-        Parameters
-        ----------
-        scale : float
-            The scale of the live gradients.
-        entries : float or NDArray
-            C.
-        sum_arrays : callable
-            Sums arrays over the workers, by the numbers of their parameters.
-        """
+        """Let the method compute its next state from V and C, see `Method.next_state`."""
         network = self._network
         if self._is_apart:
             sum_to_first(self._apart)

@@ -37,54 +37,23 @@ NOT_CORRECTED = (
 
 
 class Method:
-    """A method without variance reduction: v = g. Other methods override what they need.
+    """A method without variance reduction: v = g. Other methods override what they need."""
 
-    Attributes
-    ----------
-    moves : bool
-        Whether the method has a state that changes with a step, so that the kvstore must return
-        the reduced gradient.
-    keeps_errors : bool
-        Whether an error of the reduction, as of compression, would stay in that state.
-    replaces_grads : bool
-        Whether `next_state` computes the gradient of the optimizer.
-    needs_table : bool
-        Whether a refresh keeps the gradient of each minibatch, and each minibatch has an index.
-    needs_refresh : bool
-        Whether the method is the plain optimizer until the first refresh.
-    can_store_grads : bool
-        Whether gradients of minibatches can be stored.
-    needs_closure : bool
-        Whether the method needs a closure for every step, even without a reference.
-    not_corrected : str
-        The message if a step begins without an estimate.
-    settings : tuple of str
-        The hyperparameters, as ``repr`` shows them.
-    coefficient : Coefficient or None
-        How much of the correction is used, where a method has a choice.
-    table : sized or None
-        The gradients of minibatches that are stored.
-    in_objective : sequence of bool
-        Per trainable parameter: whether the mean gradient moves it; empty without a mean.
-    mean : list of Column
-        m; empty without one.
-    """
-
-    moves = False
-    keeps_errors = False
-    replaces_grads = False
-    needs_table = False
-    needs_refresh = False
-    can_store_grads = False
-    needs_closure = False
-    not_corrected = NOT_CORRECTED
+    moves = False  # whether its state changes with a step, so that it needs the reduced gradient
+    keeps_errors = False  # whether an error of the reduction, as of compression, stays in the state
+    replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
+    needs_table = False  # whether each minibatch has an index, and a refresh keeps its gradient
+    needs_refresh = False  # whether it is the plain optimizer until the first refresh
+    can_store_grads = False  # whether gradients of minibatches can be stored
+    needs_closure = False  # whether it needs a closure for every step, even without a reference
+    not_corrected = NOT_CORRECTED  # the message if a step begins without an estimate
 
     def __init__(self) -> None:
-        self.settings: tuple[str, ...] = ()
-        self.coefficient: Any = None
-        self.table: Sized | None = None
-        self.in_objective: Sequence[bool] = ()
-        self.mean: Columns = []
+        self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
+        self.coefficient: Any = None  # how much of the correction is used, if there is a choice
+        self.table: Sized | None = None  # the stored gradients of minibatches
+        self.mean: Columns = []  # m
+        self.in_objective: Sequence[bool] = ()  # per parameter: whether m moves it
 
     # --- the arguments of its trainer ----------------------------------------------------------
 
@@ -164,17 +133,12 @@ class Method:
 
     # --- a minibatch ---------------------------------------------------------------------------
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
-        """The formula for the next minibatch; None if its gradient is left as it is.
+    def terms(
+        self, network: Network, batch_index: int | None, rows: dict[int, Any]
+    ) -> Terms | None:
+        """The formula for the next minibatch, where `rows` has the earlier ones of this update.
 
-        Parameters
-        ----------
-        network : Network
-            The network.
-        batch_index : int or None
-            The position of the minibatch in the data.
-        rows : dict
-            What `row` has returned for the minibatches since the last update, by their index.
+        None if its gradient is left as it is.
         """
         return None
 
@@ -194,25 +158,12 @@ class Method:
     def next_state(
         self, network: Network, live: Any, scale: float, entries: float | NDArray
     ) -> Any:
-        """Compute the state after the step from the reduced estimate V.
+        """Compute the state after the step, for `moved`; None if it stays.
 
-        Parameters
-        ----------
-        network : Network
-            The network, whose live gradients hold V times the scale, on every device, or what the
-            user has made of it. The method may change them.
-        live : LiveGradients
-            The minibatches of V, and V as it was computed.
-        scale : float
-            The scale of the live gradients.
-        entries : float or NDArray
-            C: the loss entries over all devices, workers and micro-batches since the last update.
-            With several workers an array of C and the sums of `numbers`.
-
-        Returns
-        -------
-        object
-            The next state, for `moved`; None if the state stays.
+        The live gradients hold V times the scale on every device, or what the user has made of it.
+        The method may change them; ``live.total`` is V as it was computed. C, the loss entries over
+        all devices, workers and micro-batches, is a number; with several workers it is an array, of
+        C and the sums of `numbers`.
         """
         return None
 
@@ -228,19 +179,7 @@ class Method:
     def handed_over(
         self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
-        """What the optimizer would get for the estimate v of one minibatch; nothing changes.
-
-        Parameters
-        ----------
-        network : Network
-            The network.
-        v : list of ndarray
-            Per trainable parameter, flat, the mean over the minibatch's loss entries.
-        entries : int
-            The number of loss entries.
-        batch_index : int or None
-            The minibatch, as for `terms`.
-        """
+        """What the optimizer would get for an estimate v of a minibatch, which is a mean."""
         return v
 
     # --- files ---------------------------------------------------------------------------------

@@ -22,52 +22,29 @@ class Network:
 
     Backward always writes the live gradients, the parameters' own gradient buffers: it writes at
     aliases of the weights, so that the weights' own marks and their ``grad_req`` stay.
-
-    Parameters
-    ----------
-    parameters : sequence of Parameter
-        The trainer's.
-
-    Attributes
-    ----------
-    outside : Outside
-        The other parameters that closures read.
-    devices : list of device
-        Those of the parameters.
-    trainable, frozen : list of Parameter
-        With and without gradients.
-    weights, live_grads, aliases : list of list of NDArray
-        The trainable parameters' values, their gradient buffers, and other arrays with the memory
-        of the values, per device.
-    live : list of Column
-        The live gradients again.
-    accumulating : list of NDArray
-        Those under ``grad_req='add'``.
-    is_elsewhere : bool
-        Whether the network computes with copies of its weights now.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
-        self.outside = Outside(parameters)
-        self.is_elsewhere = False
+        self.outside = Outside(parameters)  # other parameters that closures read
+        self.is_elsewhere = False  # whether the network computes with copies of its weights now
         self._buffers: dict[Parameter, list[NDArray]] = {}  # their first gradient buffers
         self.release()
 
     def release(self) -> None:
         """Keep no arrays but the parameters' own."""
-        self._lists: list[Any] = []
-        self._were: list[str] = []
+        self.trainable: list[Parameter] = []  # with gradients
+        self.frozen: list[Parameter] = []  # without
+        self.weights: Arrays = []  # the trainable parameters' values
+        self.aliases: Arrays = []  # other arrays with the memory of the values
+        self.live_grads: Arrays = []  # the gradient buffers
+        self.live: Columns = []  # the same as columns
+        self.accumulating: list[NDArray] = []  # those under ``grad_req='add'``
         self._spare: Columns = []
         self._overwritten: list[Parameter] = []
-        self.trainable: list[Parameter] = []
-        self.frozen: list[Parameter] = []
-        self.weights: Arrays = []
-        self.live_grads: Arrays = []
-        self.aliases: Arrays = []
-        self.accumulating: list[NDArray] = []
-        self.live: Columns = []
+        self._lists: list[Any] = []  # the lists of arrays that are known
+        self._were: list[str] = []  # descriptions of the parameters
 
     # --- binding to arrays ---------------------------------------------------------------------
 

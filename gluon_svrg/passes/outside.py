@@ -24,23 +24,13 @@ class Outside:
 
     They are found while a closure runs: at the first minibatch of each refresh, and at the first
     pass at all.
-
-    Parameters
-    ----------
-    inside : iterable of Parameter
-        The trainer's parameters, which are excluded.
-
-    Attributes
-    ----------
-    may_move : bool
-        Whether a pass must be protected.
     """
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)
         self._found: dict[Parameter, None] = {}
         self._is_searched = False
-        self.may_move = True  # whether there are such parameters, or it is not known
+        self.may_move = True  # whether there are such parameters, or that is not known
 
     def fingerprint(self) -> int | None:
         """A checksum of those values that only another trainer changes. Waits for the device.
@@ -56,13 +46,8 @@ class Outside:
     ) -> AbstractContextManager[None]:
         """Put their states and gradients back at the end of a block.
 
-        Parameters
-        ----------
-        gradients : bool
-            Whether to put all gradients back. Otherwise only those to which backward adds: the pass
-            at the weights writes the others anew.
-        search : bool
-            Whether to look for parameters that the block reads. The first call always does.
+        Not all gradients, unless asked to, but those to which backward adds: the pass at the
+        weights writes the others anew. A search looks for parameters that the block reads.
         """
         search = search or not self._is_searched
         return self._protected(gradients, search) if search or self.may_move else _NOTHING

@@ -20,17 +20,8 @@ class Point:
     The gradients of a pass at a point go to the live gradients of the parameters, the only ones
     that a network hybridized with ``static_shape=True`` can use.
 
-    Parameters
-    ----------
-    network : Network
-        The network.
-    weights : list of list of NDArray
-        The values of the trainable parameters, per device, in arrays of their own.
-    frozen : list of list of NDArray, optional
-        The values of the frozen parameters; by default, their values at the time of each pass.
-    moves_states : bool, default False
-        Whether operators that change their own states, such as BatchNorm, may do so. Otherwise
-        they do so on copies.
+    Frozen values that are not given are those at the time of each pass. Operators that change their
+    own states, such as BatchNorm, do so on copies, unless the point may move states.
     """
 
     def __init__(

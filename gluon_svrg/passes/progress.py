@@ -8,28 +8,15 @@ COUNTERS = ("num_snapshots", "inner_steps", "grad_evaluations", "steps")
 
 
 class Progress:
-    """The public counters of a trainer, and its history: a part of a file.
-
-    Attributes
-    ----------
-    num_snapshots : int
-        Refreshes over the whole training.
-    inner_steps : int
-        Steps since the last refresh; 0 without a snapshot.
-    grad_evaluations : int
-        Loss entries that this worker has differentiated.
-    steps : int
-        Steps over the whole training.
-    compared : bool
-        Whether the losses of a step were compared since the last refresh.
-    history : list of dict
-        What was measured at each refresh.
-    """
+    """The public counters of a trainer, and its history: a part of a file."""
 
     def __init__(self) -> None:
-        self.num_snapshots = self.inner_steps = self.grad_evaluations = self.steps = 0
-        self.compared = False
-        self.history: list[dict[str, float | None]] = []
+        self.num_snapshots = 0  # refreshes over the whole training
+        self.inner_steps = 0  # steps since the last one; 0 without a snapshot
+        self.steps = 0  # steps over the whole training
+        self.grad_evaluations = 0  # loss entries that this worker has differentiated
+        self.compared = False  # whether the losses of a step were compared since the last refresh
+        self.history: list[dict[str, float | None]] = []  # what was measured at each refresh
 
     def begin_anew(self) -> None:
         """Count steps from here on."""

@@ -49,20 +49,10 @@ def put(values: Sequence[Any], arrays: Sequence[NDArray]) -> None:
 def array_problems(
     network: Network, state: Any, what: str, *, summed: bool = False, rows: int | None = None
 ) -> Iterator[str]:
-    """Check a state for an array of each trainable parameter.
+    """Check a state for an array of each trainable parameter, by its number.
 
-    Parameters
-    ----------
-    network : Network
-        The network.
-    state : object
-        A dict of arrays, by the number of the parameter.
-    what : str
-        The name of the arrays, for messages.
-    summed : bool
-        Whether the arrays are sums of gradients, which are wider than float16.
-    rows : int, optional
-        If it is given, there is a list of arrays, one for each device, each of so many rows.
+    Sums of gradients are wider than float16. With a number of rows, there is a list of arrays, one
+    for each device, each of so many rows.
     """
     if not isinstance(state, dict) or set(state) != set(numbers(network)):
         yield f"its {what} belongs to other parameters"
@@ -119,11 +109,11 @@ def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:
 
 def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str]:
     """Tell why `rows_of` cannot make rows of a state."""
-    lists = [state.get(k) for k in ("counts", "seeds")] if isinstance(state, dict) else [None]
-    if not all(isinstance(each, list) and each for each in lists) or "rows" not in state:
+    has_form = isinstance(state, dict) and {"rows", "counts", "seeds"} <= set(state)
+    if not has_form or not all(isinstance(state[k], list) for k in ("counts", "seeds")):
         yield "its stored gradients have another form"
         return
-    counts, devices = lists[0], len(network.devices)
+    counts, devices = state["counts"], len(network.devices)
     if not all(isinstance(c, list) and all(is_natural(n, 2**53) for n in c) for c in counts):
         yield "its stored gradients have other numbers of loss entries"
     elif any(len(c) != devices for c in counts):

@@ -23,7 +23,7 @@ RESHUFFLED = (
 class Row(NamedTuple):
     """The gradient of a minibatch, and what is known of it."""
 
-    index: int  # of the minibatch
+    position: int  # of the minibatch in the data
     grads: Columns  # the *sum* over its loss entries, of unscaled losses, per device
     counts: tuple[int, ...]  # loss entries per device
     seed: int | None  # of the random numbers that it was taken with, where they are locked
@@ -33,11 +33,11 @@ class Row(NamedTuple):
         """Raise a ValueError if the loss entries of a minibatch are not those of this row."""
         if counts != self.counts:
             raise ValueError(
-                f"Minibatch {self.index} had {_entries(self.counts)} when its gradient was stored, and "
-                f"the closure returned {_entries(counts)}. batch_index must be the minibatch's "
-                "position in the data: was it reshuffled? If the number of losses depends on the "
-                "weights, as with hard examples that a mask selects, multiply the losses by the "
-                "mask instead."
+                f"Minibatch {self.position} had {_entries(self.counts)} when its gradient was "
+                f"stored, and the closure returned {_entries(counts)}. batch_index must be the "
+                "position of the minibatch in the data: was it reshuffled? If the number of losses "
+                "depends on the weights, as with hard examples that a mask selects, multiply the "
+                "losses by the mask instead."
             )
 
     def check(self, recorded: Recorded) -> None:
