@@ -254,7 +254,7 @@ def _by_method(records: Records, size: int) -> str:
         for name in NAMES:
             entries = _entries(records, name, size, method)
             passes = [_median(entries, level) for level in LEVELS] if entries else []
-            row[f"{name}: passes"] = " / ".join(map(_text, passes))
+            row[f"{name}: passes"] = "/".join(map(_text, passes))
             row[f"{name}: s"] = _text(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
         rows.append(row)
     return as_text(rows)
@@ -285,14 +285,8 @@ def draw(records: Records) -> Any:
     """Gaps of the first seed at batch size 1, against data passes and against seconds."""
     import matplotlib.pyplot as plt
 
-    shown = (
-        "SVRGTrainer",
-        "SAGATrainer",
-        "gluon.Trainer, SGD",
-        "sklearn SAG",
-        "copt SVRG",
-        "nemos ProxSVRG",
-    )
+    one_of_each = list(others.SOLVERS)[::2]
+    shown = ("SVRGTrainer", "SAGATrainer", "gluon.Trainer, SGD", *one_of_each)
     figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained", sharey=True)
     for what, (label, row) in enumerate(zip(("data passes", "seconds"), axes)):
         for ax, name in zip(row, NAMES):

@@ -132,8 +132,8 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
             row = {"network": network, "arrays": both[0]["arrays"], "MXNet": version}
             for title in both[0]["ratios"]:
                 medians = [entry["ratios"][title]["median"] for entry in both]
-                row[title] = " / ".join(f"{median:.2f}" for median in medians)
+                row[title] = "/".join(f"{median:.2f}" for median in medians)
             steps = [entry["microseconds"]["SVRG"] for entry in both]
-            row["SVRG (µs)"] = " / ".join(f"{value:.0f}" for value in steps)
+            row["SVRG (µs)"] = "/".join(f"{value:.0f}" for value in steps)
             rows.append(row)
     return {"costs": as_text(rows)}

@@ -92,7 +92,7 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
             for entry in records:
                 if entry["method"] == method:
                     title = version + ("" if entry["onednn"] else ", without oneDNN")
-                    row[title] = f"{entry['kept']:.2f} / {entry['peak']:.2f}"
+                    row[title] = f"{entry['kept']:.2f}/{entry['peak']:.2f}"
         rows.append(row)
     return {"memory": as_text(rows)}
 
