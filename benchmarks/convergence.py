@@ -211,7 +211,8 @@ def _peer(
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """Those of the first run, and how many trainings of the others need the same passes."""
     records, *rest = runs.values()
-    found = {f"convergence {size}": _by_method(records, size) for size in SIZES}
+    sizes = sorted({entry["batch_size"] for entry in records})
+    found = {f"convergence {size}": _by_method(records, size) for size in sizes}
     found["convergence first"] = as_text(list(_first(records)))
     distances = [e.get("distance_to_reference", 0) for e in records if "Barz" not in e["method"]]
     found["convergence distance"] = f"{max(distances):.0e}"
