@@ -267,7 +267,6 @@ def _first(records: Records) -> Iterator[dict[str, str]]:
         row = {"problem, batch size": f"{name}, {size}"}
         methods = dict.fromkeys(e["method"] for e in records if _key(e)[:2] == (name, size))
         for title, level, what, digits in (
-            ("passes to 1e-2", 1e-2, 0, ".0f"),
             ("passes to 1e-9", 1e-9, 0, ".0f"),
             ("seconds to 1e-6", 1e-6, 1, ".2g"),
         ):

@@ -68,5 +68,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def as_text(rows: Sequence[dict[str, Any]]) -> str:
     """Write a table in Markdown; all rows have the keys of the first one."""
-    lines = [list(rows[0]), ["---"] * len(rows[0]), *(list(row.values()) for row in rows)]
-    return "\n".join("| " + " | ".join(map(str, line)) + " |" for line in lines)
+    head, *lines = (
+        f"| {' | '.join(map(str, row))} |" for row in [rows[0], *map(dict.values, rows)]
+    )
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *lines])
