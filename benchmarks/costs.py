@@ -90,7 +90,6 @@ def _measure(
     return {
         "network": name,
         "static_alloc": static_alloc,
-        "arrays": len(plain.parameters),
         "versions": {prefix or "own": package.__version__ for prefix, package in packages.items()},
         "microseconds": {
             key: float(f"{1e6 * np.median(values):.4g}") for key, values in seconds.items()
@@ -129,7 +128,7 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     for network in dict.fromkeys(entry["network"] for run in runs.values() for entry in run):
         for version, records in runs.items():
             both = [entry for entry in records if entry["network"] == network]
-            row = {"network": network, "arrays": both[0]["arrays"], "MXNet": version}
+            row = {"network": network, "MXNet": version}
             for title in both[0]["ratios"]:
                 medians = [entry["ratios"][title]["median"] for entry in both]
                 row[title] = "/".join(f"{median:.2f}" for median in medians)

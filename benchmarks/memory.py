@@ -86,7 +86,7 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """What is kept / the peak."""
     rows = []
     for method in dict.fromkeys(entry["method"] for run in runs.values() for entry in run):
-        rows_kept = f", {ROWS} minibatches" if "index" in METHODS[method][2] else ""
+        rows_kept = f" ({ROWS} rows)" if "index" in METHODS[method][2] else ""
         row = {"times the parameters": method + rows_kept}
         for version, records in runs.items():
             for entry in records:

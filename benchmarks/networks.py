@@ -29,7 +29,7 @@ NETWORKS: dict[str, tuple[Callable[[], gluon.HybridBlock], tuple[int, ...], int]
     "regression, 90 features": (lambda: dense(1), (100, 90), 0),
     "Dense(1), 4 features": (lambda: dense(1), (8, 4), 0),
     "64 units": (lambda: dense(64, 10), (32, 64), 10),
-    "80 narrow layers": (lambda: dense(*[16] * 80, 10), (128, 16), 10),
+    "80 layers, 162 arrays": (lambda: dense(*[16] * 80, 10), (128, 16), 10),
     "ResNet-18": (lambda: gluon.model_zoo.vision.resnet18_v1(classes=10), (32, 3, 32, 32), 10),
     "MLP 784-2048-2048-10": (lambda: dense(2048, 2048, 10), (128, 784), 10),
 }
