@@ -1,7 +1,8 @@
 """Tables and numbers of the documents, from saved records.
 
 What stands between ``<!-- NAME -->`` and ``<!-- /NAME -->`` in a document is replaced, where a
-benchmark has a text of that name. A table gets lines of its own, a number stays in its sentence.
+benchmark has a text of that name. A table gets lines of its own, a number stays in its sentence:
+there, a mark must not begin a line, or Markdown ends the paragraph.
 """
 
 from __future__ import annotations
