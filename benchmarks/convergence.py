@@ -8,7 +8,7 @@ lowest gap. The trainers' are found with the NumPy reference, which takes the sa
 from __future__ import annotations
 
 import time
-from itertools import islice
+from itertools import islice, product
 from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
@@ -124,13 +124,13 @@ def _tuned(problem: Problem, kind: str, size: int, passes: int) -> tuple[str, fl
     def merits(variant: str, exponents: Sequence[int]) -> list[tuple[float, float]]:
         solver = Reference(problem, _rates(problem, exponents), size, variant)
         curves: list[list[tuple[float, float]]] = [[] for _ in exponents]
+        epochs, done = drive(solver, variant, TUNING_SEED), 0.0
         with np.errstate(all="ignore"):  # some diverge
-            for done in drive(solver, variant, TUNING_SEED):
+            while done < passes:
+                done = next(epochs)
                 for curve, weight in zip(curves, solver.weights):
                     curve.append((done, problem.gap(weight)))
-                if done >= passes:
-                    return [_merit(curve) for curve in curves]
-        raise AssertionError("drive() ended")
+        return [_merit(curve) for curve in curves]
 
     found = {}
     for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
@@ -189,8 +189,7 @@ def _peer(
     def trained(rates: Iterable[float | None], seeds: Iterable[int]) -> list[Any]:
         jobs = [
             {"batch_size": size, "rate": rate, "seed": seed, "passes": passes}
-            for rate in rates
-            for seed in seeds
+            for rate, seed in product(rates, seeds)
         ]
         return others.run(solver, problem, jobs, folder)
 

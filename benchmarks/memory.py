@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
@@ -29,26 +30,22 @@ WITHOUT_ONEDNN = {"MXNET_MKLDNN_ENABLED": "0", "MXNET_ONEDNN_ENABLED": "0"}  # 1
 def run(quick: bool) -> Records:
     """Measure what each method keeps, and what it needs at its peak, with oneDNN and without."""
     records = []
-    for method in tqdm(list(METHODS)[: 1 if quick else None], desc="memory", leave=False):
-        for onednn in (True, False):
-            command = [sys.executable, "-m", "benchmarks.memory", method]
-            variables = {**ENVIRONMENT, **({} if onednn else WITHOUT_ONEDNN)}
-            done = subprocess.run(
-                command,
-                cwd=Path(__file__).parents[1],
-                env={**os.environ, **variables},
-                stdout=subprocess.PIPE,
-                check=True,
-            )
-            found = json.loads(done.stdout.splitlines()[-1])
-            records.append({"method": method, "onednn": onednn, **found})
+    cases = list(product(list(METHODS)[: 1 if quick else None], (True, False)))
+    for method, onednn in tqdm(cases, desc="memory", leave=False):
+        output = subprocess.check_output(
+            [sys.executable, "-m", "benchmarks.memory", method],
+            cwd=Path(__file__).parents[1],
+            env={**os.environ, **ENVIRONMENT, **({} if onednn else WITHOUT_ONEDNN)},
+        )
+        found = json.loads(output.splitlines()[-1])
+        records.append({"method": method, "onednn": onednn, **found})
     return records
 
 
 def measure(method: str, network: str) -> dict[str, float]:
     """Compare this process with itself while it was `gluon.Trainer`."""
     workload = Workload(network)
-    unit = sum(4 * int(np.prod(p.shape)) for p in workload.parameters)
+    unit = sum(4 * int(np.prod(p.shape)) for p in workload.net.collect_params().values())
     plain = workload.plain()
 
     def repeated(step: Callable[[], None]) -> None:

@@ -15,7 +15,7 @@ from mxnet import autograd, gluon
 from gluon_svrg import SAGATrainer, SAGTrainer, SARAHTrainer, SVRGTrainer
 
 from .networks import array
-from .problems import Problem
+from .problems import PenalizedLoss, Problem
 
 TABLES = {"SAGA": SAGATrainer, "SAG": SAGTrainer}
 TRAINERS = {**TABLES, "SARAH": SARAHTrainer}
@@ -28,7 +28,7 @@ class Trained:
         self, problem: Problem, rate: float, batch_size: int, kind: str, dtype: str = "float64"
     ) -> None:
         self.problem, self.rate, self.batch_size, self.dtype = problem, rate, batch_size, dtype
-        self.net = problem.network(dtype)
+        self.net = PenalizedLoss(problem, dtype)
         self.plain = kind.endswith("SGD")
         trainer = gluon.Trainer if self.plain else TRAINERS.get(kind, SVRGTrainer)
         own = {"barzilai_borwein": True} if kind == "BB" else {}

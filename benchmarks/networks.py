@@ -104,11 +104,6 @@ class Workload:
 
         return step, refresh
 
-    @property
-    def parameters(self) -> list[Any]:
-        """Those that are trained."""
-        return [p for p in self.net.collect_params().values() if p.grad_req != "null"]
-
 
 def array(values: np.ndarray, dtype: str = "float32") -> Any:
     """An array of the interface that this MXNet's Gluon computes with."""

@@ -101,18 +101,11 @@ class Problem:
             return float("inf")
         return self.loss(weight.astype("float64").reshape(self.shape)) - self.minimum
 
-    def network(self, dtype: str = "float64") -> PenalizedLoss:
-        """The network that computes the loss of each sample; weights are zero."""
-        net = PenalizedLoss(self, dtype)
-        net.initialize(mx.init.Zero())
-        net.hybridize()
-        return net
-
 
 class PenalizedLoss(gluon.HybridBlock):
-    """A linear model, its loss and the penalty, hybridized as one."""
+    """A linear model with weights of zero, its loss and the penalty, hybridized as one."""
 
-    def __init__(self, problem: Problem, dtype: str) -> None:
+    def __init__(self, problem: Problem, dtype: str = "float64") -> None:
         super().__init__()
         self.l2, self.is_softmax = problem.l2, problem.is_softmax
         self.linear = {"no_bias": True, "num_hidden": problem.shape[0]}
@@ -121,6 +114,8 @@ class PenalizedLoss(gluon.HybridBlock):
             self.weight = gluon.Parameter("weight", **settings)
         else:
             self.weight = self.params.get("weight", **settings)
+        self.initialize(mx.init.Zero())
+        self.hybridize()
 
     if mx.util.is_np_array():  # MXNet 2.0
 

@@ -37,7 +37,7 @@ def test_gradient(name):
     index = np.array([3, 1, 4, 1, 5])
     both = problem.gradient(np.stack([weight, direction]), index)
     np.testing.assert_allclose(both[0], problem.gradient(weight, index), rtol=1e-12)
-    net = problem.network()
+    net = problems.PenalizedLoss(problem)
     net.weight.set_data(array(weight, "float64"))
     with autograd.record():
         loss = net(array(problem.X[index], "float64"), array(problem.y[index], "float64"))
