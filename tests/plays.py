@@ -1,0 +1,132 @@
+"""Every method, trained in every way, and its twin in NumPy beside it."""
+
+import kit
+import numpy as np
+import oracle
+from problems import array, distance, parameters, values
+from test_methods import CASES, SETTINGS, Case
+
+#: The methods of all trainers; a table may also come from a refresh of SVRG.
+WITH_STORED = {
+    **CASES,
+    "stored": Case("SVRGTrainer", oracle.SVRG, {"coefficient": 0.75}, 1, True, True),
+}
+#: How an update is made: by `step`; in halves, with a clip between them; in halves too, of two
+#: minibatches that accumulate.
+HOWS = ("step", "halves", "add")
+LARGEST = 2.0  # the norm to which the user clips
+
+
+class Play:
+    """A trainer and its twin, at the same weights.
+
+    Parameters
+    ----------
+    case : Case
+        The method.
+    problem : Dense
+        What they train; its `gradient` is the twin's.
+    how : str
+        One of `HOWS`.
+    devices, hybridize
+        Of the network.
+    **kwargs
+        Of the trainer.
+    """
+
+    def __init__(self, case, problem, how="step", devices=None, hybridize=None, **kwargs):
+        self.case, self.how = case, how
+        self.devices, self.device = devices, devices and devices[-1]
+        self.stores = case is WITH_STORED["stored"]
+        self.batches = problem.batches(5)
+        self.net = problem.network(devices=devices, hybridize=hybridize)
+        self.loss_of = problem.closure(self.net, devices=devices)
+        kwargs = {"update_on_kvstore": False, **kwargs}
+        self.trainer = case.make_trainer(self.net.collect_params(), **kwargs)
+        self.require("add" if how == "add" else "write")
+        self.twin = case.make_twin(problem.gradient, problem.initial)
+        self.optimizer = oracle.SGD(**SETTINGS)
+
+    def require(self, grad_req):
+        """Set the `grad_req` of all parameters."""
+        for parameter in parameters(self.net):
+            parameter.grad_req = grad_req
+
+    def row(self, number):
+        """The arguments that name a row, where there is one."""
+        has_rows = not self.stores or self.trainer.has_snapshot
+        return self.case.row(number) if has_rows else {}
+
+    def refresh(self):
+        """Both start over; the mean loss."""
+        self.twin.refresh(self.batches)
+        stored = {"store_grads": True} if self.stores else {}
+        return self.trainer.update_full_grads(self.loss_of, self.batches, **stored)
+
+    def correct(self, number):
+        """The estimate of a minibatch."""
+        index = self.batches[number]
+        return self.trainer.correct_grads(lambda: self.loss_of(index), **self.row(number))
+
+    def update(self, *numbers):
+        """One update of both, by these minibatches: one, or several that accumulate."""
+        batches = [self.batches[number] for number in numbers]
+        size, optimizer = sum(map(len, batches)), self.optimizer
+        if self.how == "step":
+            (index,) = batches
+            self.trainer.step(size, closure=lambda: self.loss_of(index), **self.row(*numbers))
+        else:
+            for number in numbers:
+                self.correct(number)
+            self.trainer.allreduce_grads()
+            clip(self.net)
+            self.trainer.update(size)
+            optimizer = Clipped(optimizer)
+        if self.how == "add":
+            kit.clear(self.net)
+        self.twin.step(optimizer, *batches, rows=numbers)
+
+    def epoch(self, order):
+        """Updates by minibatches in this order."""
+        size = 2 if self.how == "add" else 1
+        for start in range(0, len(order), size):
+            self.update(*order[start : start + size])
+
+    def distance(self):
+        """How far the trainer is from its twin."""
+        return distance(values(self.net, self.device), self.twin.weights)
+
+    def run(self, tolerance=1e-10, begin=0):
+        """Train, with refreshes between parts; the trainer stays with its twin, and both move."""
+        start = oracle.copied(self.twin.weights)
+        parts = [(1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1)]
+        for number, order in enumerate(parts[begin:], begin):
+            if number:
+                self.refresh()
+            self.epoch(order)
+            assert self.distance() < tolerance, f"part {number}"
+        assert distance(self.twin.weights, start) > 1e-3
+
+
+def clip(net):
+    """Clip the reduced gradients to a global norm, as users do; MXNet's own is of float32."""
+    rows = [p.list_grad() for p in parameters(net)]
+    factor = factor_of([row[0].asnumpy() for row in rows])
+    for row in rows:
+        for grad in row:
+            grad[:] = array(factor * grad.asnumpy(), device=grad.context)
+
+
+def factor_of(grads):
+    return min(1.0, LARGEST / np.sqrt(sum(np.sum(grad**2) for grad in grads)))
+
+
+class Clipped:
+    """A twin's optimizer behind the same clip."""
+
+    def __init__(self, optimizer):
+        self.optimizer = optimizer
+
+    def step(self, weights, grads, batch_size):
+        factor = factor_of(grads)
+        self.optimizer.step(weights, [factor * grad for grad in grads], batch_size)

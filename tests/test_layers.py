@@ -1,0 +1,255 @@
+"""Layers and operators whose backward is MXNet's own business, and graphs that keep arrays.
+
+`gluon.Trainer` asks of a backward only that, with a head of ones, it writes the gradient. So do
+the trainers here: it need not be linear in its head, and need not add.
+"""
+
+from operator import methodcaller
+
+import mxnet as mx
+import numpy as np
+import pytest
+from kit import clear
+from mxnet import autograd, gluon
+from plays import WITH_STORED, Play
+from problems import IS_NUMPY_LIKE, Dense, array, contexts, distance, parameters, values
+
+TWO = contexts(2)
+STATIC = {"static_alloc": True, "static_shape": True}
+
+
+@pytest.fixture(params=WITH_STORED.values(), ids=WITH_STORED)
+def case(request):
+    return request.param
+
+
+as_nd = methodcaller("as_nd_ndarray")
+as_usual = methodcaller("as_np_ndarray") if IS_NUMPY_LIKE else as_nd
+
+
+class Problem(Dense):
+    """A problem whose gradients MXNet takes, on a network of its own that nothing else uses.
+
+    Parameters
+    ----------
+    devices, hybridize
+        Of the trainer's network. Its layers are hybridized alone if `kind` is a function.
+    kind : str, optional
+        One of `BENDS`, of a layer between the others.
+    operator : callable, optional
+        Of the first weight, for a penalty; nothing else of this minibatch depends on the weight.
+    first : int, optional
+        The first sample of the minibatch that has the penalty.
+    """
+
+    def __init__(self, devices, hybridize=None, kind=None, operator=None, first=None):
+        super().__init__("classification", hidden=(5,), seed=44)
+        self.devices, self.graph, self.kind = devices, hybridize, kind
+        self.operator, self.first = operator, first
+        self.known = {}
+        self.net = self.network()
+        self.loss_of = self.closure(self.net)
+
+    def gradient(self, weights, index):
+        key = (b"".join(w.tobytes() for w in weights), index.tobytes())  # twins ask again and again
+        if key not in self.known:
+            self.known[key] = self.backward(weights, index)
+        return self.known[key], len(index)
+
+    def backward(self, weights, index):
+        self.assign(self.net, weights)
+        total = [np.zeros(w.shape) for w in weights]
+        for part in np.array_split(index, len(self.devices or [0])):
+            with autograd.record():
+                loss = self.loss_of(index, part)
+            loss.backward()
+            total = [t + p.grad().asnumpy() for t, p in zip(total, parameters(self.net))]
+        return total
+
+    def closure(self, net, dtype="float64", devices=None):
+        loss_function, forward = self.loss_function(), self.forward(net)
+
+        def of_part(index, part, device=None):
+            X, y = array(self.X[part], device=device), array(self.y[part], device=device)
+            if index[0] != self.first:
+                return loss_function(forward(X), y)
+            weight, bias = net[0].weight.data(device), net[0].bias.data(device)
+            fixed, X = as_nd(weight.detach()), as_nd(X)  # only the operator reaches the weight
+            hidden = mx.nd.FullyConnected(X, fixed, as_nd(bias), num_hidden=5).tanh()
+            return loss_function(net[1](as_usual(hidden)), y) + as_usual(
+                (self.operator(weight) ** 2).sum()
+            )
+
+        def loss_of(index, part=None):
+            if devices is None:
+                return of_part(index, index if part is None else part)
+            return [of_part(index, *each) for each in zip(np.array_split(index, 2), devices)]
+
+        return loss_of
+
+    def forward(self, net):
+        if self.kind is None:
+            return net
+        if self.graph is None:
+            return lambda X: net[1](BendFunction(self.kind)(net[0](X)))
+        whole = gluon.nn.HybridSequential()
+        whole.add(net[0], Bend(self.kind), net[1])
+        whole.hybridize(**self.graph)
+        return whole
+
+
+# --- layers whose backward is not linear in its head ---------------------------------------------
+
+#: What a layer does to the signal that comes back; none is linear in it.
+BENDS = {
+    "clip": lambda signal: np.clip(signal, -0.1, 0.1),
+    "sign": np.sign,
+    "round": lambda signal: np.round(signal * 8) / 8,
+    "normalize": lambda signal: signal / (np.linalg.norm(signal) + 1e-6),
+    "one sign": lambda signal: np.maximum(signal, 0),
+    "its own": np.ones_like,  # as of SoftmaxOutput and MakeLoss
+}
+
+
+def bent(kind, signal):
+    return array(BENDS[kind](signal.asnumpy()), signal.dtype, signal.context)
+
+
+class BendFunction(autograd.Function):
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, x):
+        return x * 1
+
+    def backward(self, signal):
+        return bent(self.kind, signal)
+
+
+class BendOperator(mx.operator.CustomOp):
+    """MXNet runs it in a thread."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    def forward(self, is_train, req, in_data, out_data, aux):
+        self.assign(out_data[0], req[0], in_data[0])
+
+    def backward(self, req, out_grad, in_data, out_data, in_grad, aux):
+        self.assign(in_grad[0], req[0], bent(self.kind, out_grad[0]))
+
+
+@mx.operator.register("bend")
+class BendProperties(mx.operator.CustomOpProp):
+    def __init__(self, kind):
+        super().__init__(need_top_grad=True)
+        self.kind = kind
+
+    def create_operator(self, ctx, shapes, dtypes):
+        return BendOperator(self.kind)
+
+
+class Bend(gluon.HybridBlock):
+    """The layer, for hybridized networks as well."""
+
+    def __init__(self, kind):
+        super().__init__()
+        self.kind = kind
+
+    if IS_NUMPY_LIKE:
+
+        def forward(self, x):
+            x = x.as_nd_ndarray()
+            return mx.nd.Custom(x, op_type="bend", kind=self.kind).as_np_ndarray()
+    else:
+
+        def hybrid_forward(self, F, x):
+            return F.Custom(x, op_type="bend", kind=self.kind)
+
+
+#: Ways to train, at least one for each of them, and what hybridizes the layer with its neighbours.
+WAYS = [
+    ("clip", "step", None, None),
+    ("clip", "add", TWO, {}),
+    ("sign", "halves", TWO, None),
+    ("round", "step", TWO, STATIC),
+    ("normalize", "halves", None, STATIC),
+    ("normalize", "add", TWO, None),
+    ("one sign", "step", None, {"static_alloc": True}),
+    ("one sign", "add", None, None),
+    ("its own", "halves", TWO, {}),
+]
+
+
+@pytest.mark.parametrize("kind, how, devices, hybridize", WAYS)
+def test_a_layer(case, kind, how, devices, hybridize):
+    """Clips of a signal, signs, rounding, norms: `autograd.Function`, or an operator in a graph."""
+    Play(case, Problem(devices, hybridize, kind), how, devices).run()
+
+
+# --- operators that do not add -------------------------------------------------------------------
+
+#: Of a weight; under `grad_req='add'` all but the last write, or add nothing.
+OPERATORS = {
+    "clip": lambda w: as_nd(w).clip(-0.4, 0.4),
+    "cumsum": lambda w: as_nd(mx.np.cumsum(w.as_np_ndarray(), axis=0)),
+    "moments": lambda w: mx.nd.moments(as_nd(w), axes=(0, 1))[1],
+    "boolean_mask": lambda w: mx.nd.contrib.boolean_mask(
+        as_nd(w), mx.nd.array([1, 0, 1, 0, 1], ctx=w.context)
+    ),
+    "take": lambda w: as_nd(w).take(mx.nd.array([0, 0, 2], ctx=w.context)),
+}
+
+
+@pytest.mark.parametrize("first", [0, 15], ids=["the first minibatch", "a later one"])
+@pytest.mark.parametrize(
+    "name, how, devices",
+    [
+        ("clip", "step", TWO),
+        ("cumsum", "halves", None),
+        ("moments", "add", None),
+        ("boolean_mask", "halves", TWO),
+        ("take", "add", TWO),
+    ],
+)
+def test_an_operator_on_a_parameter(case, name, how, devices, first):
+    """Only one minibatch of five uses it. A plain gradient that is to add is MXNet's."""
+    problem = Problem(devices, operator=OPERATORS[name], first=first)
+    Play(case, problem, how, devices).run(begin=1 if how == "add" else 0)
+
+
+# --- graphs that keep the arrays of gradients that they saw first --------------------------------
+
+
+@pytest.mark.parametrize(
+    "devices, kinds", [(None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step"))]
+)
+def test_a_static_graph_and_another_grad_req(case, devices, kinds):
+    """It changes in mid-training, to and fro; the user's own backward works between."""
+    problem = Problem(devices)
+    play = Play(case, problem, kinds[0], devices, STATIC)
+
+    def backward_by_hand():
+        clear(play.net)
+        index = play.batches[2]
+        with autograd.record():
+            loss = play.loss_of(index)
+        autograd.backward(loss)
+        found = [sum(g.asnumpy() for g in p.list_grad()) for p in parameters(play.net)]
+        expected, _ = problem.gradient(values(play.net, play.device), index)
+        assert distance(found, expected) < 1e-10
+        clear(play.net)
+
+    for number, how in enumerate([*kinds, *kinds, *kinds]):
+        play.how = how
+        play.require("add" if how == "add" else "write")
+        if how == "add" and number < 4:
+            backward_by_hand()
+        if number in (2, 5):
+            play.refresh()
+        play.epoch([(1, 3, 1), (4, 0, 2)][number % 2])
+        assert play.distance() < 1e-10, f"after {number} changes"
+        if number % 3:
+            backward_by_hand()
