@@ -28,24 +28,40 @@ class Play:
         What they train; its `gradient` is the twin's.
     how : str
         One of `HOWS`.
-    devices, hybridize
+    devices, hybridize, dtype
         Of the network.
+    settings : dict
+        Of SGD.
+    ignores_stale : bool
+        Whether updates leave parameters alone that no minibatch reaches.
     **kwargs
         Of the trainer.
     """
 
-    def __init__(self, case, problem, how="step", devices=None, hybridize=None, **kwargs):
-        self.case, self.how = case, how
+    def __init__(
+        self,
+        case,
+        problem,
+        how="step",
+        devices=None,
+        hybridize=None,
+        *,
+        dtype="float64",
+        settings=SETTINGS,
+        ignores_stale=False,
+        **kwargs,
+    ):
+        self.case, self.how, self.ignores_stale = case, how, ignores_stale
         self.devices, self.device = devices, devices and devices[-1]
         self.stores = case is WITH_STORED["stored"]
         self.batches = problem.batches(5)
-        self.net = problem.network(devices=devices, hybridize=hybridize)
-        self.loss_of = problem.closure(self.net, devices=devices)
-        kwargs = {"update_on_kvstore": False, **kwargs}
+        self.net = problem.network(dtype, devices, hybridize=hybridize)
+        self.loss_of = problem.closure(self.net, dtype, devices)
+        kwargs = {"update_on_kvstore": False, "optimizer_params": settings, **kwargs}
         self.trainer = case.make_trainer(self.net.collect_params(), **kwargs)
         self.require("add" if how == "add" else "write")
         self.twin = case.make_twin(problem.gradient, problem.initial)
-        self.optimizer = oracle.SGD(**SETTINGS)
+        self.optimizer = oracle.SGD(**settings)
 
     def require(self, grad_req):
         """Set the `grad_req` of all parameters."""
@@ -74,13 +90,15 @@ class Play:
         size, optimizer = sum(map(len, batches)), self.optimizer
         if self.how == "step":
             (index,) = batches
-            self.trainer.step(size, closure=lambda: self.loss_of(index), **self.row(*numbers))
+            self.trainer.step(
+                size, self.ignores_stale, closure=lambda: self.loss_of(index), **self.row(*numbers)
+            )
         else:
             for number in numbers:
                 self.correct(number)
             self.trainer.allreduce_grads()
             clip(self.net)
-            self.trainer.update(size)
+            self.trainer.update(size, self.ignores_stale)
             optimizer = Clipped(optimizer)
         if self.how == "add":
             kit.clear(self.net)

@@ -1,0 +1,268 @@
+"""The losses of a closure: their order, their number, their random numbers, their sum."""
+
+import itertools
+import warnings
+from contextlib import contextmanager
+
+import kit
+import mxnet as mx
+import numpy as np
+import pytest
+from kit import assert_unchanged, everything
+from mxnet import gluon
+from plays import WITH_STORED, Play
+from problems import IS_NUMPY_LIKE, Dense, array, contexts
+
+from gluon_svrg import SVRGTrainer
+
+PROBLEM = Dense("classification", hidden=(5,), seed=46)
+TWO = contexts(2)
+ways = pytest.mark.parametrize("how, devices", [("step", None), ("halves", TWO), ("add", None)])
+#: Approximate MARS takes one gradient of a minibatch, and has none before to compare it with.
+COMPARING = {name: case for name, case in WITH_STORED.items() if case.gradients > 1 or case.indexed}
+comparing = pytest.mark.parametrize("case", COMPARING.values(), ids=COMPARING)
+
+
+@pytest.fixture(params=WITH_STORED.values(), ids=WITH_STORED)
+def case(request):
+    return request.param
+
+
+@contextmanager
+def noticed():
+    """The texts of the package's warnings; MXNet's own are of other categories."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        yield texts
+    texts += [str(w.message) for w in caught]
+
+
+# --- order ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 2e-5)])
+@ways
+def test_samples_in_another_order_at_each_call(case, how, devices, dtype, tolerance):
+    """The sum of the losses is the same: no warning, no error, in refreshes, steps and rows."""
+    play = Play(case, PROBLEM, how, devices, dtype=dtype)
+    loss_of, rng = play.loss_of, np.random.RandomState(0)
+    play.loss_of = lambda index: loss_of(rng.permutation(index))
+    play.run(tolerance)
+
+
+# --- number --------------------------------------------------------------------------------------
+
+
+def test_a_last_minibatch_of_one_sample(case):
+    """33 samples in minibatches of 8, all divided by 8, as in Gluon's examples: no warning."""
+    problem = Dense("classification", hidden=(5,), seed=47, samples=33)
+    play = Play(case, problem)
+    play.batches = problem.batches(8)
+    for epoch in range(8):
+        if epoch in (1, 5):
+            play.refresh()
+        for number, index in enumerate(play.batches):
+            play.trainer.step(8, closure=lambda: play.loss_of(index), **play.row(number))
+            play.twin.step(play.optimizer, index, rows=[number], batch_size=8)
+        assert play.distance() < 1e-10
+
+
+def test_micro_batches_of_one_sample(case):
+    """Eight of them make an update: no warning."""
+    play = Play(case, PROBLEM, "add")
+    play.batches = PROBLEM.batches(1)
+    for start in range(0, 16, 2):
+        for number in range(start, start + 8):
+            play.correct(number)
+        play.trainer.step(8)
+        kit.clear(play.net)
+
+
+def test_losses_of_one_entry_in_a_row(case):
+    """Only several in a row are sure to be means, or sums, of minibatches: one warning."""
+    play = Play(case, PROBLEM)
+    loss_of, found = play.loss_of, []
+
+    def step(of_one, batch_size=5):
+        def closure():
+            return loss_of(play.batches[0]).sum() if of_one else loss_of(play.batches[0])
+
+        row = play.case.row(int(of_one)) if play.case.indexed and not play.stores else {}
+        with noticed() as texts:
+            play.trainer.step(batch_size, closure=closure, **row)
+        found.extend(texts)
+
+    for of_one in [True] * 4 + [False] + [True, True, False] * 5:
+        step(of_one)
+    for _ in range(12):
+        step(True, batch_size=1)
+    assert not found
+    for _ in range(20):
+        step(True)
+    (text,) = found
+    for word in ("mean", "step(1)", "sum", "one loss entry"):
+        assert word in text
+
+
+def kept(losses, limit):
+    """The losses above a limit, as `losses[losses > limit]`."""
+    classic = losses.as_nd_ndarray()
+    found = mx.nd.contrib.boolean_mask(classic, classic > limit)
+    return found.as_np_ndarray() if IS_NUMPY_LIKE else found
+
+
+@pytest.mark.parametrize("half", [False, True])
+@comparing
+def test_a_mask_that_depends_on_the_weights(case, half):
+    """The number of losses differs at the reference: the error names the cause, and the cure."""
+    play = Play(case, PROBLEM)
+    loss_of, index = play.loss_of, play.batches[0]
+    limit = np.median(loss_of(index).asnumpy())
+    play.loss_of = lambda index: kept(loss_of(index), limit)
+    play.refresh()
+    kit.move(play.net, 3.0)
+    before = everything(play.trainer, play.net)
+    with pytest.raises((RuntimeError, ValueError), match=r"(?s)mask.*[Mm]ultipl"):
+        play.correct(0) if half else play.update(0)
+    assert_unchanged(before, everything(play.trainer, play.net))
+
+
+class Masked(Dense):
+    """The losses above a limit count, as `losses * (losses > limit)`."""
+
+    limit = 1.0
+
+    def __init__(self):
+        super().__init__("classification", hidden=(5,), seed=46)
+        self.net = self.network()
+
+    def closure(self, net, dtype="float64", devices=None):
+        loss_of = super().closure(net, dtype, devices)
+
+        def masked(index):
+            losses = loss_of(index)
+            alone = devices is None
+            found = [loss * (loss > self.limit) for loss in ([losses] if alone else losses)]
+            return found[0] if alone else found
+
+        return masked
+
+    def gradient(self, weights, index):
+        self.assign(self.net, weights)
+        losses = super().closure(self.net)(index).asnumpy()
+        assert (losses > self.limit).any() or len(index) < 5
+        return super().gradient(weights, index[losses > self.limit])[0], len(index)
+
+
+@ways
+def test_losses_that_are_multiplied_by_a_mask(case, how, devices):
+    Play(case, Masked(), how, devices).run()
+
+
+# --- random numbers ------------------------------------------------------------------------------
+
+
+def test_dropout_is_found_once_and_locked(case):
+    """By a refresh; by methods that need none, in their first steps."""
+    play, net, seen = Play(case, PROBLEM), kit.with_dropout(), []
+    loss_of = PROBLEM.closure(net, "float32")
+    play.trainer = case.make_trainer(net.collect_params())
+
+    def watched(index):
+        seen.append((index[0], loss_of(index)))
+        return seen[-1][1]
+
+    play.loss_of = watched
+    with noticed() as first:
+        if case.needs_refresh or case.indexed:
+            play.refresh()
+        play.epoch((0, 1))
+    assert len(first) == 1 or (not first and case not in COMPARING.values())
+    for number in (2, 0):
+        with noticed() as later:
+            play.refresh()
+            of_the_row = [loss for start, loss in seen if start == play.batches[number][0]]
+            seen.clear()
+            play.update(number)
+        first += later
+        losses = [float(loss.asnumpy().sum()) for _, loss in seen]
+        if case.indexed:  # it has drawn the numbers of its position again
+            losses.append(float(of_the_row[-1].asnumpy().sum()))
+        assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
+        play.epoch((3, 1))
+        seen.clear()
+    (text,) = first
+    assert "lock_random" in text
+
+
+def draws_a_minibatch(play, loss_of):
+    batches = itertools.cycle([play.batches[n] for n in (1, 3, 2)])
+    return lambda *index: loss_of(next(batches))
+
+
+def uses_random_numbers(play, loss_of):
+    rng = np.random.RandomState(1)
+    return lambda index=play.batches[1]: loss_of(index) * array(rng.rand(len(index)))
+
+
+@pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
+def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
+    play = Play(case, PROBLEM)
+    play.batches, loss_of = play.batches[:4], play.loss_of
+    play.refresh()
+    play.epoch((1, 2))
+    before, play.loss_of = everything(play.trainer, play.net), bad(play, loss_of)
+    with noticed(), pytest.raises(RuntimeError, match=r"(?s)minibatch.*outside MXNet"):
+        play.refresh()
+    assert_unchanged(before, everything(play.trainer, play.net))
+    play.loss_of = loss_of
+    play.refresh()
+    play.epoch((0, 3))
+    assert play.distance() < 1e-10
+
+
+@pytest.mark.parametrize(
+    "bad, devices",
+    [(draws_a_minibatch, None), (draws_a_minibatch, TWO), (uses_random_numbers, None)],
+)
+@pytest.mark.parametrize("half", [False, True])
+@comparing
+def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
+    """The weights are those of the snapshot, or of the row: so the losses must be the same."""
+    play = Play(case, PROBLEM, devices=devices)
+    play.refresh()
+    before, loss_of = everything(play.trainer, play.net), play.loss_of
+    closure = bad(play, loss_of)
+    with noticed(), pytest.raises(RuntimeError, match="minibatch"):
+        if half:
+            play.trainer.correct_grads(closure, **play.row(0))
+        else:
+            play.trainer.step(5, closure=closure, **play.row(0))
+    assert_unchanged(before, everything(play.trainer, play.net))
+    play.epoch((0, 3, 1))
+    assert play.distance() < 1e-10
+
+
+@pytest.mark.parametrize("name", ["STORM", "MARS"])
+@pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
+def test_the_first_steps_find_it_where_there_is_no_refresh(name, bad):
+    play = Play(WITH_STORED[name], PROBLEM)
+    closure = bad(play, play.loss_of)
+    with noticed(), pytest.raises(RuntimeError, match=r"(?s)minibatch.*outside MXNet"):
+        for _ in range(2):  # the second is the first that has a reference
+            before = everything(play.trainer, play.net)
+            play.trainer.step(5, closure=closure)
+    assert_unchanged(before, everything(play.trainer, play.net))
+
+
+# --- sum -----------------------------------------------------------------------------------------
+
+
+def test_the_mean_of_many_losses_of_float16():
+    weight = gluon.Parameter("weight", shape=(1,), dtype="float16", init=mx.init.One())
+    weight.initialize()
+    trainer = SVRGTrainer([weight], "sgd")
+    losses = array(np.full(10_000, 4.5), "float16")
+    assert trainer.update_full_grads(lambda _: losses + 0 * weight.data(), range(4)) == 4.5
