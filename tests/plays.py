@@ -14,6 +14,8 @@ WITH_STORED = {
 #: How an update is made: by `step`; in halves, with a clip between them; in halves too, of two
 #: minibatches that accumulate.
 HOWS = ("step", "halves", "add")
+#: The minibatches of a training, with a refresh between each two parts.
+PARTS = ((1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1))
 LARGEST = 2.0  # the norm to which the user clips
 
 
@@ -36,6 +38,13 @@ class Play:
         Whether updates leave parameters alone that no minibatch reaches.
     **kwargs
         Of the trainer.
+
+    Attributes
+    ----------
+    shares : list of list of array
+        The minibatches of each worker; the twin has those of all.
+    rank : int
+        Which worker this is.
     """
 
     def __init__(
@@ -54,7 +63,7 @@ class Play:
         self.case, self.how, self.ignores_stale = case, how, ignores_stale
         self.devices, self.device = devices, devices and devices[-1]
         self.stores = case is WITH_STORED["stored"]
-        self.batches = problem.batches(5)
+        self.shares, self.rank = [problem.batches(5)], 0
         self.net = problem.network(dtype, devices, hybridize=hybridize)
         self.loss_of = problem.closure(self.net, dtype, devices)
         kwargs = {"update_on_kvstore": False, "optimizer_params": settings, **kwargs}
@@ -62,6 +71,15 @@ class Play:
         self.require("add" if how == "add" else "write")
         self.twin = case.make_twin(problem.gradient, problem.initial)
         self.optimizer = oracle.SGD(**settings)
+
+    @property
+    def batches(self):
+        return self.shares[self.rank]
+
+    def of_all(self, numbers):
+        """The minibatches of all workers, and their rows in a table."""
+        rows = [(rank, number) for number in numbers for rank in range(len(self.shares))]
+        return [self.shares[rank][number] for rank, number in rows], rows
 
     def require(self, grad_req):
         """Set the `grad_req` of all parameters."""
@@ -75,7 +93,9 @@ class Play:
 
     def refresh(self):
         """Both start over; the mean loss."""
-        self.twin.refresh(self.batches)
+        batches, rows = self.of_all(range(len(self.batches)))
+        is_table = isinstance(self.twin, oracle.SAGA)
+        self.twin.refresh(batches, rows) if is_table else self.twin.refresh(batches)
         stored = {"store_grads": True} if self.stores else {}
         return self.trainer.update_full_grads(self.loss_of, self.batches, **stored)
 
@@ -86,12 +106,13 @@ class Play:
 
     def update(self, *numbers):
         """One update of both, by these minibatches: one, or several that accumulate."""
-        batches = [self.batches[number] for number in numbers]
-        size, optimizer = sum(map(len, batches)), self.optimizer
+        (batches, rows), optimizer = self.of_all(numbers), self.optimizer
+        size = sum(map(len, batches))
         if self.how == "step":
-            (index,) = batches
+            (number,) = numbers
+            index = self.batches[number]
             self.trainer.step(
-                size, self.ignores_stale, closure=lambda: self.loss_of(index), **self.row(*numbers)
+                size, self.ignores_stale, closure=lambda: self.loss_of(index), **self.row(number)
             )
         else:
             for number in numbers:
@@ -102,7 +123,7 @@ class Play:
             optimizer = Clipped(optimizer)
         if self.how == "add":
             kit.clear(self.net)
-        self.twin.step(optimizer, *batches, rows=numbers)
+        self.twin.step(optimizer, *batches, rows=rows)
 
     def epoch(self, order):
         """Updates by minibatches in this order."""
@@ -114,15 +135,19 @@ class Play:
         """How far the trainer is from its twin."""
         return distance(values(self.net, self.device), self.twin.weights)
 
-    def run(self, tolerance=1e-10, begin=0):
-        """Train, with refreshes between parts; the trainer stays with its twin, and both move."""
-        start = oracle.copied(self.twin.weights)
-        parts = [(1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1)]
-        for number, order in enumerate(parts[begin:], begin):
+    def train(self, parts=PARTS):
+        """Train, with a refresh between each two parts; the distance after each."""
+        for number, order in enumerate(parts):
             if number:
                 self.refresh()
             self.epoch(order)
-            assert self.distance() < tolerance, f"part {number}"
+            yield self.distance()
+
+    def run(self, tolerance=1e-10, parts=PARTS):
+        """Train; the trainer stays with its twin, and both move."""
+        start = oracle.copied(self.twin.weights)
+        for number, found in enumerate(self.train(parts)):
+            assert found < tolerance, f"part {number}"
         assert distance(self.twin.weights, start) > 1e-3
 
 
@@ -132,11 +157,11 @@ def clip(net):
     factor = factor_of([row[0].asnumpy() for row in rows])
     for row in rows:
         for grad in row:
-            grad[:] = array(factor * grad.asnumpy(), device=grad.context)
+            grad[:] = array(factor * grad.asnumpy(), grad.dtype, grad.context)
 
 
 def factor_of(grads):
-    return min(1.0, LARGEST / np.sqrt(sum(np.sum(grad**2) for grad in grads)))
+    return min(1.0, LARGEST / np.sqrt(sum(np.sum(grad**2.0) for grad in grads)))
 
 
 class Clipped:

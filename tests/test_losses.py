@@ -59,20 +59,20 @@ def test_a_last_minibatch_of_one_sample(case):
     """33 samples in minibatches of 8, all divided by 8, as in Gluon's examples: no warning."""
     problem = Dense("classification", hidden=(5,), seed=47, samples=33)
     play = Play(case, problem)
-    play.batches = problem.batches(8)
+    play.shares = [problem.batches(8)]
     for epoch in range(8):
         if epoch in (1, 5):
             play.refresh()
         for number, index in enumerate(play.batches):
             play.trainer.step(8, closure=lambda: play.loss_of(index), **play.row(number))
-            play.twin.step(play.optimizer, index, rows=[number], batch_size=8)
+            play.twin.step(play.optimizer, index, rows=[(0, number)], batch_size=8)
         assert play.distance() < 1e-10
 
 
 def test_micro_batches_of_one_sample(case):
     """Eight of them make an update: no warning."""
     play = Play(case, PROBLEM, "add")
-    play.batches = PROBLEM.batches(1)
+    play.shares = [PROBLEM.batches(1)]
     for start in range(0, 16, 2):
         for number in range(start, start + 8):
             play.correct(number)
@@ -210,7 +210,7 @@ def uses_random_numbers(play, loss_of):
 @pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
 def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
     play = Play(case, PROBLEM)
-    play.batches, loss_of = play.batches[:4], play.loss_of
+    play.shares, loss_of = [play.batches[:4]], play.loss_of
     play.refresh()
     play.epoch((1, 2))
     before, play.loss_of = everything(play.trainer, play.net), bad(play, loss_of)
