@@ -3,7 +3,8 @@
 import kit
 import numpy as np
 import oracle
-from problems import array, distance, parameters, values
+import pytest
+from problems import array, contexts, distance, parameters, values
 from test_methods import CASES, SETTINGS, Case
 
 #: The methods of all trainers; a table may also come from a refresh of SVRG.
@@ -11,9 +12,12 @@ WITH_STORED = {
     **CASES,
     "stored": Case("SVRGTrainer", oracle.SVRG, {"coefficient": 0.75}, 1, True, True),
 }
-#: How an update is made: by `step`; in halves, with a clip between them; in halves too, of two
-#: minibatches that accumulate.
+#: How an update is made: by `step`; in halves, where the user changes gradients before and after
+#: they are reduced; in halves too, of two minibatches that accumulate.
 HOWS = ("step", "halves", "add")
+ways = pytest.mark.parametrize(
+    "how, devices", [("step", None), ("halves", contexts(2)), ("add", None)]
+)
 #: The minibatches of a training, with a refresh between each two parts.
 PARTS = ((1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1))
 LARGEST = 2.0  # the norm to which the user clips
@@ -24,27 +28,17 @@ class Play:
 
     Parameters
     ----------
-    case : Case
-        The method.
     problem : Dense
-        What they train; its `gradient` is the twin's.
-    how : str
-        One of `HOWS`.
-    devices, hybridize, dtype
-        Of the network.
+        Its `gradient` is the twin's.
     settings : dict
         Of SGD.
     ignores_stale : bool
         Whether updates leave parameters alone that no minibatch reaches.
-    **kwargs
-        Of the trainer.
 
     Attributes
     ----------
     shares : list of list of array
-        The minibatches of each worker; the twin has those of all.
-    rank : int
-        Which worker this is.
+        The minibatches of each worker; the trainer has those of `rank`, the twin has all.
     """
 
     def __init__(
@@ -110,17 +104,18 @@ class Play:
         size = sum(map(len, batches))
         if self.how == "step":
             (number,) = numbers
-            index = self.batches[number]
-            self.trainer.step(
-                size, self.ignores_stale, closure=lambda: self.loss_of(index), **self.row(number)
-            )
+            index, row = self.batches[number], self.row(number)
+            self.trainer.step(size, self.ignores_stale, closure=lambda: self.loss_of(index), **row)
         else:
             for number in numbers:
                 self.correct(number)
+            before = 1.0 if self.case.trainer in ("SAGTrainer", "MARSTrainer") else 0.5
+            scale(self.net, before)  # these two refuse it
             self.trainer.allreduce_grads()
-            clip(self.net)
+            grads = [p.list_grad()[0].asnumpy() for p in parameters(self.net)]
+            scale(self.net, factor_of(grads))
             self.trainer.update(size, self.ignores_stale)
-            optimizer = Clipped(optimizer)
+            optimizer = Scaled(optimizer, before)
         if self.how == "add":
             kit.clear(self.net)
         self.twin.step(optimizer, *batches, rows=rows)
@@ -151,25 +146,22 @@ class Play:
         assert distance(self.twin.weights, start) > 1e-3
 
 
-def clip(net):
-    """Clip the reduced gradients to a global norm, as users do; MXNet's own is of float32."""
-    rows = [p.list_grad() for p in parameters(net)]
-    factor = factor_of([row[0].asnumpy() for row in rows])
-    for row in rows:
-        for grad in row:
-            grad[:] = array(factor * grad.asnumpy(), grad.dtype, grad.context)
-
-
 def factor_of(grads):
+    """To clip gradients to a global norm, as users do; MXNet's own clip is of float32."""
     return min(1.0, LARGEST / np.sqrt(sum(np.sum(grad**2.0) for grad in grads)))
 
 
-class Clipped:
-    """A twin's optimizer behind the same clip."""
+def scale(net, factor):
+    for grad in (grad for p in parameters(net) for grad in p.list_grad()):
+        grad[:] = array(factor * grad.asnumpy(), grad.dtype, grad.context)
 
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
+
+class Scaled:
+    """A twin's optimizer behind a factor, and behind the same clip."""
+
+    def __init__(self, optimizer, factor):
+        self.optimizer, self.factor = optimizer, factor
 
     def step(self, weights, grads, batch_size):
-        factor = factor_of(grads)
-        self.optimizer.step(weights, [factor * grad for grad in grads], batch_size)
+        grads = [self.factor * grad for grad in grads]
+        self.optimizer.step(weights, [factor_of(grads) * grad for grad in grads], batch_size)

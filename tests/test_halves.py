@@ -9,8 +9,8 @@ import pytest
 from kit import assert_unchanged, everything
 from loops import plain_step
 from mxnet import autograd, gluon
-from plays import HOWS, WITH_STORED, Play
-from problems import Dense, contexts, distance, parameters, values
+from plays import HOWS, WITH_STORED, Play, ways
+from problems import Dense, array, contexts, distance, parameters, values
 from test_methods import SETTINGS
 
 PROBLEM = Dense("classification", hidden=(5,), seed=48)
@@ -55,60 +55,52 @@ def test_micro_batches_before_there_are_weights(case, devices):
 # --- parameters that only some minibatches reach -------------------------------------------------
 
 
-class Heads(Dense):
-    """Two linear models. A minibatch trains one of them, and the last minibatch both."""
+class Partly(Dense):
+    """Two of its minibatches do not reach the first layer."""
 
-    def __init__(self):
-        super().__init__("regression", seed=49)
-        self.initial = [*self.initial, *(2 * w for w in self.initial)]
-
-    def network(self, dtype="float64", devices=None, hybridize=None):
-        net = gluon.nn.HybridSequential()
-        for _ in range(2):
-            net.add(gluon.nn.Dense(1, in_units=4, dtype=dtype))
-        net.initialize(ctx=devices)
-        self.assign(net, self.initial)
-        return net
-
-    def trained(self, index):
-        return [[0], [1], [0], [1], [0, 1]][index[0] // 5]
+    @staticmethod
+    def is_cut(index):
+        return index[0] in (0, 10)
 
     def closure(self, net, dtype="float64", devices=None):
-        heads = [super(Heads, self).closure(net[n], dtype, devices) for n in range(2)]
+        loss_function = self.loss_function()
 
         def loss_of(index):
-            losses = [heads[n](index) for n in self.trained(index)]
-            return sum(losses) if devices is None else list(map(sum, zip(*losses)))
+            losses = []
+            for part, device in zip(np.array_split(index, len(devices or [0])), devices or [None]):
+                hidden = net[0](array(self.X[part], dtype, device))
+                hidden = hidden.detach() if self.is_cut(index) else hidden
+                losses.append(loss_function(net[1](hidden), array(self.y[part], dtype, device)))
+            return losses if devices else losses[0]
 
         return loss_of
 
     def gradient(self, weights, index):
-        zeros, found = [np.zeros((1, 4)), np.zeros(1)], []
-        for n, pair in enumerate([weights[:2], weights[2:]]):
-            is_trained = n in self.trained(index)
-            found += super().gradient(pair, index)[0] if is_trained else zeros
-        return found, len(index)
+        (first, second, *rest), count = super().gradient(weights, index)
+        return [*((0 * first, 0 * second) if self.is_cut(index) else (first, second)), *rest], count
 
 
-@pytest.mark.parametrize("how, devices", [("step", None), ("halves", TWO), ("add", None)])
-def test_a_head_that_no_minibatch_reaches_moves_by_its_mean(case, how, devices):
+PARTLY = Partly("classification", hidden=(5,), seed=49)
+
+
+@ways
+def test_a_layer_that_no_minibatch_reaches_moves_by_its_mean(case, how, devices):
     """With ``ignore_stale_grad=True``, as long as an earlier loss has reached it."""
-    settings = {"settings": RATE, "ignores_stale": True}
-    Play(case, Heads(), how, devices, **settings).run()
+    Play(case, PARTLY, how, devices, settings=RATE, ignores_stale=True).run()
 
 
 @pytest.mark.parametrize("refreshed", [False, True])
 @pytest.mark.parametrize("how", HOWS)
-def test_a_head_that_no_minibatch_reaches_is_stale(case, how, refreshed):
+def test_a_layer_that_no_minibatch_reaches_is_stale(case, how, refreshed):
     """As with `gluon.Trainer`; minibatches that accumulate may reach different ones."""
-    play = Play(case, Heads(), how, settings=RATE)
+    play = Play(case, PARTLY, how, settings=RATE)
     if refreshed:
         play.refresh()
     for _ in range(2):
         with pytest.raises(UserWarning, match="has not been updated by backward since last"):
             play.update(*((0, 2) if how == "add" else (0,)))
         kit.clear(play.net)
-        play.update(*((0, 1) if how == "add" else (4,)))
+        play.update(*((1, 0) if how == "add" else (4,)))
         assert play.distance() < 1e-10
 
 
@@ -142,53 +134,47 @@ def test_a_backward_at_the_snapshot(name, how, devices):
 
 
 @pytest.mark.parametrize(
-    "how, devices, hybridize", [("step", None, {}), ("halves", TWO, STATIC), ("add", TWO, None)]
+    "grad_req, devices, hybridize",
+    [("write", None, {}), ("write", TWO, STATIC), ("add", TWO, None)],
 )
 @pytest.mark.parametrize("part", ["all", "the last layer"])
-def test_running_statistics_move_once_a_minibatch(case, part, how, devices, hybridize):
+def test_running_statistics_move_once_a_minibatch(case, part, grad_req, devices, hybridize):
     """Not by a refresh or a check, and not by a pass elsewhere; also those of other parameters."""
     nets = [kit.with_dropout(devices, hybridize, norm=True) for _ in range(2)]
+    statistics = [
+        (*net[0].running_mean.list_data(), *net[0].running_var.list_data()) for net in nets
+    ]
     loss_of, plain = (PROBLEM.closure(net, "float32", devices) for net in nets)
     params = list((nets[0] if part == "all" else nets[0][-1]).collect_params().values())
     for p in params:
-        p.grad_req = "add" if how == "add" and p.grad_req == "write" else p.grad_req
-    trainer = case.make_trainer(params, update_on_kvstore=False)
-    batches, stores = PROBLEM.batches(5), case is WITH_STORED["stored"]
-    stored = {"store_grads": True} if stores else {}
-
-    def statistics(net):
-        mx.nd.waitall()
-        layer = net[0]
-        return [*layer.running_mean.list_data(), *layer.running_var.list_data()]
-
+        p.grad_req = grad_req if p.grad_req == "write" else p.grad_req
+    trainer, batches = case.make_trainer(params, update_on_kvstore=False), PROBLEM.batches(5)
+    stored = {"store_grads": True} if case is WITH_STORED["stored"] else {}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it draws random numbers
         for count, number in enumerate((1, 3, 1, 4, 0, 2, 3, 1)):
             index = batches[number]
             if count in (2, 4):
                 trainer.update_full_grads(loss_of, batches, **stored)
-            row = case.row(number) if not stores or trainer.has_snapshot else {}
-            if how == "step":
-                trainer.step(len(index), closure=lambda: loss_of(index), **row)
-            else:
-                trainer.correct_grads(lambda: loss_of(index), **row)
-                if how == "halves" or count % 2:
-                    trainer.allreduce_grads()
-                    trainer.update(len(index))
-                    kit.clear(nets[0])
+            row = {} if stored and count < 2 else case.row(number)
+            trainer.correct_grads(lambda: loss_of(index), **row)
+            if grad_req == "write" or count % 2:
+                trainer.step(len(index))
+                kit.clear(nets[0])
             with autograd.record():
                 losses = plain(index)
             autograd.backward(losses)
+            mx.nd.waitall()
             if count == 1:  # the devices' statistics are made equal when the kvstore starts
-                for mine, others in zip(statistics(nets[0]), statistics(nets[1])):
+                for mine, others in zip(*statistics):
                     others[:] = mine
-    assert_unchanged(*([a.asnumpy() for a in statistics(net)] for net in nets))
+    assert_unchanged(*([a.asnumpy() for a in each] for each in statistics))
 
 
 # --- files ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("how, devices", [("step", None), ("halves", TWO), ("add", None)])
+@ways
 def test_resume_between_updates(case, how, devices, tmp_path):
     """Of each update on, to the last bit: what a file holds is all that the next one needs."""
     plan = [(1, 3), (0, 4), "refresh", (2, 0), (1, 3), (4, 2)]

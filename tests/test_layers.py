@@ -30,16 +30,9 @@ as_usual = methodcaller("as_np_ndarray") if IS_NUMPY_LIKE else as_nd
 class Problem(Dense):
     """A problem whose gradients MXNet takes, on a network of its own that nothing else uses.
 
-    Parameters
-    ----------
-    devices, hybridize
-        Of the trainer's network. Its layers are hybridized alone if `kind` is a function.
-    kind : str, optional
-        One of `BENDS`, of a layer between the others.
-    operator : callable, optional
-        Of the first weight, for a penalty; nothing else of this minibatch depends on the weight.
-    first : int, optional
-        The first sample of the minibatch that has the penalty.
+    It may have a layer of `BENDS` between its own, in one graph with them if `hybridize` is given.
+    The minibatch that begins with the sample `first` depends on the first weight through an
+    operator alone.
     """
 
     def __init__(self, devices, hybridize=None, kind=None, operator=None, first=None):
