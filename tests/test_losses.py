@@ -106,6 +106,10 @@ def kept(losses, limit):
     return found.as_np_ndarray() if IS_NUMPY_LIKE else found
 
 
+def multiplied(losses, limit):
+    return losses * (losses > limit)
+
+
 @pytest.mark.parametrize("half", [False, True])
 @comparing
 def test_a_mask_that_depends_on_the_weights(case, half):
@@ -120,7 +124,7 @@ def test_a_mask_that_depends_on_the_weights(case, half):
     with pytest.raises((RuntimeError, ValueError), match=r"(?s)mask.*[Mm]ultipl"):
         play.correct(0) if half else play.update(0)
     assert_unchanged(before, everything(play.trainer, play.net))
-    play.loss_of = lambda index: loss_of(index) * (loss_of(index) > limit)
+    play.loss_of = lambda index: multiplied(loss_of(index), limit)
     play.refresh()
     play.epoch((0, 4, 1))
 
