@@ -179,9 +179,11 @@ class SVRG(Method):
         then = [row[0] for row in self.snapshot.weights]
         for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
             for w, mu, new_w, new_mu in zip(*map(pieces, arrays)):
-                dw = new_w - w
+                dw = new_w.astype("float64") - w
                 squared += float(np.dot(dw, dw))
-                product += float(np.dot(dw, new_mu - mu)) + wd * float(np.dot(dw, dw))
+                product += float(np.dot(dw, new_mu.astype("float64") - mu)) + wd * float(
+                    np.dot(dw, dw)
+                )
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
 

@@ -3,7 +3,8 @@
 import kit
 import numpy as np
 import oracle
-from problems import array, distance, parameters, values
+import pytest
+from problems import array, contexts, distance, parameters, values
 from test_methods import CASES, SETTINGS, Case
 
 #: The methods of all trainers; a table may also come from a refresh of SVRG.
@@ -11,9 +12,14 @@ WITH_STORED = {
     **CASES,
     "stored": Case("SVRGTrainer", oracle.SVRG, {"coefficient": 0.75}, 1, True, True),
 }
-#: How an update is made: by `step`; in halves, with a clip between them; in halves too, of two
-#: minibatches that accumulate.
+#: How an update is made: by `step`; in halves, where the user changes gradients before and after
+#: they are reduced; in halves too, of two minibatches that accumulate.
 HOWS = ("step", "halves", "add")
+ways = pytest.mark.parametrize(
+    "how, devices", [("step", None), ("halves", contexts(2)), ("add", None)]
+)
+#: The minibatches of a training, with a refresh between each two parts.
+PARTS = ((1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1))
 LARGEST = 2.0  # the norm to which the user clips
 
 
@@ -22,20 +28,17 @@ class Play:
 
     Parameters
     ----------
-    case : Case
-        The method.
     problem : Dense
-        What they train; its `gradient` is the twin's.
-    how : str
-        One of `HOWS`.
-    devices, hybridize, dtype
-        Of the network.
+        Its `gradient` is the twin's.
     settings : dict
         Of SGD.
     ignores_stale : bool
         Whether updates leave parameters alone that no minibatch reaches.
-    **kwargs
-        Of the trainer.
+
+    Attributes
+    ----------
+    shares : list of list of array
+        The minibatches of each worker; the trainer has those of `rank`, the twin has all.
     """
 
     def __init__(
@@ -54,7 +57,7 @@ class Play:
         self.case, self.how, self.ignores_stale = case, how, ignores_stale
         self.devices, self.device = devices, devices and devices[-1]
         self.stores = case is WITH_STORED["stored"]
-        self.batches = problem.batches(5)
+        self.shares, self.rank = [problem.batches(5)], 0
         self.net = problem.network(dtype, devices, hybridize=hybridize)
         self.loss_of = problem.closure(self.net, dtype, devices)
         kwargs = {"update_on_kvstore": False, "optimizer_params": settings, **kwargs}
@@ -62,6 +65,15 @@ class Play:
         self.require("add" if how == "add" else "write")
         self.twin = case.make_twin(problem.gradient, problem.initial)
         self.optimizer = oracle.SGD(**settings)
+
+    @property
+    def batches(self):
+        return self.shares[self.rank]
+
+    def of_all(self, numbers):
+        """The minibatches of all workers, and their rows in a table."""
+        rows = [(rank, number) for number in numbers for rank in range(len(self.shares))]
+        return [self.shares[rank][number] for rank, number in rows], rows
 
     def require(self, grad_req):
         """Set the `grad_req` of all parameters."""
@@ -75,7 +87,9 @@ class Play:
 
     def refresh(self):
         """Both start over; the mean loss."""
-        self.twin.refresh(self.batches)
+        batches, rows = self.of_all(range(len(self.batches)))
+        is_table = isinstance(self.twin, oracle.SAGA)
+        self.twin.refresh(batches, rows) if is_table else self.twin.refresh(batches)
         stored = {"store_grads": True} if self.stores else {}
         return self.trainer.update_full_grads(self.loss_of, self.batches, **stored)
 
@@ -86,23 +100,25 @@ class Play:
 
     def update(self, *numbers):
         """One update of both, by these minibatches: one, or several that accumulate."""
-        batches = [self.batches[number] for number in numbers]
-        size, optimizer = sum(map(len, batches)), self.optimizer
+        (batches, rows), optimizer = self.of_all(numbers), self.optimizer
+        size = sum(map(len, batches))
         if self.how == "step":
-            (index,) = batches
-            self.trainer.step(
-                size, self.ignores_stale, closure=lambda: self.loss_of(index), **self.row(*numbers)
-            )
+            (number,) = numbers
+            index, row = self.batches[number], self.row(number)
+            self.trainer.step(size, self.ignores_stale, closure=lambda: self.loss_of(index), **row)
         else:
             for number in numbers:
                 self.correct(number)
+            before = 1.0 if self.case.trainer in ("SAGTrainer", "MARSTrainer") else 0.5
+            scale(self.net, before)  # these two refuse it
             self.trainer.allreduce_grads()
-            clip(self.net)
+            grads = [p.list_grad()[0].asnumpy() for p in parameters(self.net)]
+            scale(self.net, factor_of(grads))
             self.trainer.update(size, self.ignores_stale)
-            optimizer = Clipped(optimizer)
+            optimizer = Scaled(optimizer, before)
         if self.how == "add":
             kit.clear(self.net)
-        self.twin.step(optimizer, *batches, rows=numbers)
+        self.twin.step(optimizer, *batches, rows=rows)
 
     def epoch(self, order):
         """Updates by minibatches in this order."""
@@ -114,37 +130,38 @@ class Play:
         """How far the trainer is from its twin."""
         return distance(values(self.net, self.device), self.twin.weights)
 
-    def run(self, tolerance=1e-10, begin=0):
-        """Train, with refreshes between parts; the trainer stays with its twin, and both move."""
-        start = oracle.copied(self.twin.weights)
-        parts = [(1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1)]
-        for number, order in enumerate(parts[begin:], begin):
+    def train(self, parts=PARTS):
+        """Train, with a refresh between each two parts; the distance after each."""
+        for number, order in enumerate(parts):
             if number:
                 self.refresh()
             self.epoch(order)
-            assert self.distance() < tolerance, f"part {number}"
+            yield self.distance()
+
+    def run(self, tolerance=1e-10, parts=PARTS):
+        """Train; the trainer stays with its twin, and both move."""
+        start = oracle.copied(self.twin.weights)
+        for number, found in enumerate(self.train(parts)):
+            assert found < tolerance, f"part {number}"
         assert distance(self.twin.weights, start) > 1e-3
 
 
-def clip(net):
-    """Clip the reduced gradients to a global norm, as users do; MXNet's own is of float32."""
-    rows = [p.list_grad() for p in parameters(net)]
-    factor = factor_of([row[0].asnumpy() for row in rows])
-    for row in rows:
-        for grad in row:
-            grad[:] = array(factor * grad.asnumpy(), device=grad.context)
-
-
 def factor_of(grads):
-    return min(1.0, LARGEST / np.sqrt(sum(np.sum(grad**2) for grad in grads)))
+    """To clip gradients to a global norm, as users do; MXNet's own clip is of float32."""
+    return min(1.0, LARGEST / np.sqrt(sum(np.sum(grad**2.0) for grad in grads)))
 
 
-class Clipped:
-    """A twin's optimizer behind the same clip."""
+def scale(net, factor):
+    for grad in (grad for p in parameters(net) for grad in p.list_grad()):
+        grad[:] = array(factor * grad.asnumpy(), grad.dtype, grad.context)
 
-    def __init__(self, optimizer):
-        self.optimizer = optimizer
+
+class Scaled:
+    """A twin's optimizer behind a factor, and behind the same clip."""
+
+    def __init__(self, optimizer, factor):
+        self.optimizer, self.factor = optimizer, factor
 
     def step(self, weights, grads, batch_size):
-        factor = factor_of(grads)
-        self.optimizer.step(weights, [factor * grad for grad in grads], batch_size)
+        grads = [self.factor * grad for grad in grads]
+        self.optimizer.step(weights, [factor_of(grads) * grad for grad in grads], batch_size)

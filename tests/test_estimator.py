@@ -6,13 +6,14 @@ import logging
 import mxnet as mx
 import numpy as np
 import pytest
+from kit import full_gradients
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import Estimator
 from mxnet.gluon.contrib.estimator.event_handler import (
     CheckpointHandler,
     EarlyStoppingHandler,
 )
-from problems import Dense, array, contexts, values
+from problems import Dense, array, contexts, distance, values
 from sklearn.datasets import load_diabetes
 
 from gluon_svrg import SVRGTrainer, schedule
@@ -104,6 +105,33 @@ def test_validation_logging_and_progress(caplog, capfd):
     assert "gradient norm" in found[1]
     assert any("validation" in r.getMessage() for r in caplog.records)
     assert "full gradient" in capfd.readouterr().err
+
+
+class Columns(gluon.nn.HybridSequential):
+    """A network whose samples are the columns of its input."""
+
+    def __call__(self, X):
+        return super().__call__(X.T)
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+def test_samples_along_another_axis(devices):
+    """A refresh splits minibatches along it, as `fit` does."""
+    problem = Dense("regression", seed=24)
+    net = Columns()
+    net.add(problem.network("float32", devices)[0])
+    data = gluon.data.ArrayDataset(problem.X.astype("float32"), problem.y.astype("float32"))
+
+    def columns(samples):
+        X, y = (np.stack(part) for part in zip(*samples))
+        return array(X.T, "float32"), array(y.T, "float32")
+
+    data = gluon.data.DataLoader(data, batch_size=10, batchify_fn=columns)
+    estimator = make(devices, net=net, loss=gluon.loss.L2Loss(), rate=0.0)
+    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 1)], batch_axis=1)
+    expected, count = problem.gradient(problem.initial, np.arange(23))
+    found = full_gradients(estimator.trainer, net)
+    assert distance(found, [total / count for total in expected]) < 1e-5
 
 
 def test_early_stopping():

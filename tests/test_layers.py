@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from kit import clear
 from mxnet import autograd, gluon
-from plays import WITH_STORED, Play
+from plays import PARTS, WITH_STORED, Play
 from problems import IS_NUMPY_LIKE, Dense, array, contexts, distance, parameters, values
 
 TWO = contexts(2)
@@ -30,16 +30,9 @@ as_usual = methodcaller("as_np_ndarray") if IS_NUMPY_LIKE else as_nd
 class Problem(Dense):
     """A problem whose gradients MXNet takes, on a network of its own that nothing else uses.
 
-    Parameters
-    ----------
-    devices, hybridize
-        Of the trainer's network. Its layers are hybridized alone if `kind` is a function.
-    kind : str, optional
-        One of `BENDS`, of a layer between the others.
-    operator : callable, optional
-        Of the first weight, for a penalty; nothing else of this minibatch depends on the weight.
-    first : int, optional
-        The first sample of the minibatch that has the penalty.
+    It may have a layer of `BENDS` between its own, in one graph with them if `hybridize` is given.
+    The minibatch that begins with the sample `first` depends on the first weight through an
+    operator alone.
     """
 
     def __init__(self, devices, hybridize=None, kind=None, operator=None, first=None):
@@ -217,7 +210,7 @@ OPERATORS = {
 def test_an_operator_on_a_parameter(case, name, how, devices, first):
     """Only one minibatch of five uses it. A plain gradient that is to add is MXNet's."""
     problem = Problem(devices, operator=OPERATORS[name], first=first)
-    Play(case, problem, how, devices).run(begin=1 if how == "add" else 0)
+    Play(case, problem, how, devices).run(parts=((), *PARTS[1:]) if how == "add" else PARTS)
 
 
 # --- graphs that keep the arrays of gradients that they saw first --------------------------------

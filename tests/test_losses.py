@@ -10,14 +10,13 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything
 from mxnet import gluon
-from plays import WITH_STORED, Play
+from plays import WITH_STORED, Play, ways
 from problems import IS_NUMPY_LIKE, Dense, array, contexts
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=46)
 TWO = contexts(2)
-ways = pytest.mark.parametrize("how, devices", [("step", None), ("halves", TWO), ("add", None)])
 #: Approximate MARS takes one gradient of a minibatch, and has none before to compare it with.
 COMPARING = {name: case for name, case in WITH_STORED.items() if case.gradients > 1 or case.indexed}
 comparing = pytest.mark.parametrize("case", COMPARING.values(), ids=COMPARING)
@@ -59,20 +58,20 @@ def test_a_last_minibatch_of_one_sample(case):
     """33 samples in minibatches of 8, all divided by 8, as in Gluon's examples: no warning."""
     problem = Dense("classification", hidden=(5,), seed=47, samples=33)
     play = Play(case, problem)
-    play.batches = problem.batches(8)
+    play.shares = [problem.batches(8)]
     for epoch in range(8):
         if epoch in (1, 5):
             play.refresh()
         for number, index in enumerate(play.batches):
             play.trainer.step(8, closure=lambda: play.loss_of(index), **play.row(number))
-            play.twin.step(play.optimizer, index, rows=[number], batch_size=8)
+            play.twin.step(play.optimizer, index, rows=[(0, number)], batch_size=8)
         assert play.distance() < 1e-10
 
 
 def test_micro_batches_of_one_sample(case):
     """Eight of them make an update: no warning."""
     play = Play(case, PROBLEM, "add")
-    play.batches = PROBLEM.batches(1)
+    play.shares = [PROBLEM.batches(1)]
     for start in range(0, 16, 2):
         for number in range(start, start + 8):
             play.correct(number)
@@ -83,34 +82,32 @@ def test_micro_batches_of_one_sample(case):
 def test_losses_of_one_entry_in_a_row(case):
     """Only several in a row are sure to be means, or sums, of minibatches: one warning."""
     play = Play(case, PROBLEM)
-    loss_of, found = play.loss_of, []
+    index, loss_of = play.batches[0], play.loss_of
+    closures = [lambda: loss_of(index), lambda: loss_of(index).sum()]
 
-    def step(of_one, batch_size=5):
-        def closure():
-            return loss_of(play.batches[0]).sum() if of_one else loss_of(play.batches[0])
-
-        row = play.case.row(int(of_one)) if play.case.indexed and not play.stores else {}
+    def steps(kinds, batch_size):
         with noticed() as texts:
-            play.trainer.step(batch_size, closure=closure, **row)
-        found.extend(texts)
+            for of_one in kinds:
+                row = play.row(of_one) if case.indexed else {}
+                play.trainer.step(batch_size, closure=closures[of_one], **row)
+        return texts
 
-    for of_one in [True] * 4 + [False] + [True, True, False] * 5:
-        step(of_one)
-    for _ in range(12):
-        step(True, batch_size=1)
-    assert not found
-    for _ in range(20):
-        step(True)
-    (text,) = found
-    for word in ("mean", "step(1)", "sum", "one loss entry"):
+    assert not steps([1] * 4 + [0] + [1, 1, 0] * 5, batch_size=5)
+    assert not steps([1] * 12, batch_size=1)
+    (text,) = steps([1] * 20, batch_size=5)
+    for word in ("one loss entry", "mean", "step(1)", "sum"):
         assert word in text
 
 
 def kept(losses, limit):
-    """The losses above a limit, as `losses[losses > limit]`."""
+    """The losses above a limit, as ``losses[losses > limit]``."""
     classic = losses.as_nd_ndarray()
     found = mx.nd.contrib.boolean_mask(classic, classic > limit)
     return found.as_np_ndarray() if IS_NUMPY_LIKE else found
+
+
+def multiplied(losses, limit):
+    return losses * (losses > limit)
 
 
 @pytest.mark.parametrize("half", [False, True])
@@ -118,8 +115,8 @@ def kept(losses, limit):
 def test_a_mask_that_depends_on_the_weights(case, half):
     """The number of losses differs at the reference: the error names the cause, and the cure."""
     play = Play(case, PROBLEM)
-    loss_of, index = play.loss_of, play.batches[0]
-    limit = np.median(loss_of(index).asnumpy())
+    loss_of = play.loss_of
+    limit = np.median(loss_of(play.batches[0]).asnumpy())
     play.loss_of = lambda index: kept(loss_of(index), limit)
     play.refresh()
     kit.move(play.net, 3.0)
@@ -127,38 +124,9 @@ def test_a_mask_that_depends_on_the_weights(case, half):
     with pytest.raises((RuntimeError, ValueError), match=r"(?s)mask.*[Mm]ultipl"):
         play.correct(0) if half else play.update(0)
     assert_unchanged(before, everything(play.trainer, play.net))
-
-
-class Masked(Dense):
-    """The losses above a limit count, as `losses * (losses > limit)`."""
-
-    limit = 1.0
-
-    def __init__(self):
-        super().__init__("classification", hidden=(5,), seed=46)
-        self.net = self.network()
-
-    def closure(self, net, dtype="float64", devices=None):
-        loss_of = super().closure(net, dtype, devices)
-
-        def masked(index):
-            losses = loss_of(index)
-            alone = devices is None
-            found = [loss * (loss > self.limit) for loss in ([losses] if alone else losses)]
-            return found[0] if alone else found
-
-        return masked
-
-    def gradient(self, weights, index):
-        self.assign(self.net, weights)
-        losses = super().closure(self.net)(index).asnumpy()
-        assert (losses > self.limit).any() or len(index) < 5
-        return super().gradient(weights, index[losses > self.limit])[0], len(index)
-
-
-@ways
-def test_losses_that_are_multiplied_by_a_mask(case, how, devices):
-    Play(case, Masked(), how, devices).run()
+    play.loss_of = lambda index: multiplied(loss_of(index), limit)
+    play.refresh()
+    play.epoch((0, 4, 1))
 
 
 # --- random numbers ------------------------------------------------------------------------------
@@ -171,29 +139,27 @@ def test_dropout_is_found_once_and_locked(case):
     play.trainer = case.make_trainer(net.collect_params())
 
     def watched(index):
-        seen.append((index[0], loss_of(index)))
-        return seen[-1][1]
+        loss = loss_of(index)
+        seen.append((index[0], float(loss.asnumpy().sum())))
+        return loss
 
     play.loss_of = watched
-    with noticed() as first:
+    with noticed() as texts:
         if case.needs_refresh or case.indexed:
             play.refresh()
         play.epoch((0, 1))
-    assert len(first) == 1 or (not first and case not in COMPARING.values())
-    for number in (2, 0):
-        with noticed() as later:
+    assert len(texts) == 1 or case not in COMPARING.values()
+    with noticed() as later:
+        for number in (2, 0):
             play.refresh()
-            of_the_row = [loss for start, loss in seen if start == play.batches[number][0]]
+            of_row = [loss for start, loss in seen if start == play.batches[number][0]][-1]
             seen.clear()
             play.update(number)
-        first += later
-        losses = [float(loss.asnumpy().sum()) for _, loss in seen]
-        if case.indexed:  # it has drawn the numbers of its position again
-            losses.append(float(of_the_row[-1].asnumpy().sum()))
-        assert losses == pytest.approx([losses[0]] * len(losses), rel=1e-5)
-        play.epoch((3, 1))
-        seen.clear()
-    (text,) = first
+            losses = {loss for _, loss in seen} | ({of_row} if case.indexed else set())
+            assert max(losses) == pytest.approx(min(losses), rel=1e-5)  # the same numbers
+            play.epoch((3, 1))
+            seen.clear()
+    (text,) = texts + later
     assert "lock_random" in text
 
 
@@ -210,7 +176,7 @@ def uses_random_numbers(play, loss_of):
 @pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
 def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
     play = Play(case, PROBLEM)
-    play.batches, loss_of = play.batches[:4], play.loss_of
+    play.shares, loss_of = [play.batches[:4]], play.loss_of
     play.refresh()
     play.epoch((1, 2))
     before, play.loss_of = everything(play.trainer, play.net), bad(play, loss_of)

@@ -21,6 +21,7 @@ import test_saga
 import worker
 from cluster import found_by
 from jobs import finish, start
+from plays import HOWS, WITH_STORED
 from problems import contexts, distance
 from union import EVALUATIONS, assert_close, assert_identical, reference, tied_alone, weights
 
@@ -42,6 +43,11 @@ TASKS = {
     **{
         name: ("worker_recursive.recursive", {"trainer": cls.__name__, "own": own})
         for name, (cls, _, own) in test_recursive.METHODS.items()
+    },
+    **{
+        f"{name}, {how}": ("worker_methods.method", {"name": name, "how": how})
+        for name in WITH_STORED
+        for how in HOWS
     },
 }
 
@@ -132,6 +138,15 @@ def test_two_workers_are_one_process_over_the_union_of_the_data(name, two):
 def test_recursive_methods(name, two):
     tolerance = 1e-8 if "MARS" in name else 1e-12  # MXNet 2.0 is as far off in one process
     test_recursive.check_workers(two[name], test_recursive.METHODS[name], tolerance, tolerance)
+
+
+@pytest.mark.parametrize("how", HOWS)
+@pytest.mark.parametrize("name", WITH_STORED)
+def test_each_method_in_each_way(name, how, two):
+    """By `step`, in halves, and with micro-batches: V and C are those of all workers."""
+    found = two[f"{name}, {how}"]
+    assert_identical(found)
+    assert found[0]["distances"].max() < 1e-10
 
 
 def test_tables_and_proximal_operators(two):

@@ -97,6 +97,33 @@ def test_at_the_snapshot_there_is_none():
     assert found.distance == 0
 
 
+@pytest.mark.parametrize(
+    "targets",
+    [(1, 1, 0, 0), (0, 0, 0), (2, 0), (1, 0, -3, 0), (1, 2, -1, 4, 0, -2)],
+    ids=str,
+)
+def test_cosines_of_gradients_that_have_a_direction(targets):
+    """A zero gradient has none: pairs with one are left out, and of no pair the mean is nan."""
+    net = gluon.nn.Dense(1, in_units=2, use_bias=False, dtype="float64")
+    net.initialize(mx.init.Zero())
+    trainer = SVRGTrainer(net.collect_params(), "sgd", coefficient=0.5)
+    data = [(array([[1.0, k % 3]]), array([[float(y)]])) for k, y in enumerate(targets)]
+    loss_function = gluon.loss.L2Loss()
+
+    def loss_of(X, y):
+        return loss_function(net(X), y)
+
+    trainer.update_full_grads(loss_of, data)
+    found = variance(trainer, loss_of, data)
+    plain = np.array([[-y, -y * (k % 3)] for k, y in enumerate(targets)], dtype=float)
+    for rows, name in ((plain, "plain"), (plain - 0.5 * (plain - plain.mean(axis=0)), "estimate")):
+        units = [row / np.linalg.norm(row) for row in rows if row.any()]
+        pairs = [1 - a @ b for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
+        expected = np.mean(pairs) if pairs else np.nan
+        value = getattr(found, f"cosine_distance_{name}")
+        np.testing.assert_allclose(value, expected, atol=1e-12, err_msg=name)
+
+
 def test_noise_where_there_is_no_gradient():
     net = gluon.nn.Dense(1, in_units=2, use_bias=False)
     net.initialize(mx.init.Zero())

@@ -1,5 +1,7 @@
 """What the workers of a test cluster run, of other methods than SVRG."""
 
+import numpy as np
+import plays
 import worker
 from problems import parameters, values
 
@@ -45,6 +47,17 @@ def proximal(strength, kvstore="dist_sync"):
         **{f"w{n}": w for n, w in enumerate(values(net))},
         **{f"share{n}": share for n, share in enumerate(shares)},
     }
+
+
+def method(name, how, kvstore="dist_sync"):
+    """A method trains in one of the ways; its twin beside it has the data of all workers."""
+    store, kvstore = worker.make_store(kvstore)
+    play = plays.Play(plays.WITH_STORED[name], worker.PROBLEM, how, kvstore=kvstore)
+    count = store.num_workers
+    play.shares = [worker.minibatches(rank, count, uneven=True)[0] for rank in range(count)]
+    play.rank = store.rank
+    found = np.array(list(play.train([(1, 3, 1), (0, 2, 3, 0), (2, 1)])))
+    return store, {"distances": found, **{f"w{n}": w for n, w in enumerate(values(play.net))}}
 
 
 if __name__ == "__main__":

@@ -108,16 +108,16 @@ def copy_from_first(arrays: Columns) -> None:
 
 
 def pieces(array: NDArray) -> Iterator[np.ndarray]:
-    """The entries of an array in float64, in pieces that need little memory. Waits for it."""
+    """The entries of an array, in pieces that need little memory. Waits for it."""
     flat = dense(classic(array)).reshape((-1,))
     for start in range(0, flat.shape[0], 1 << 16):
-        yield flat[start : start + (1 << 16)].asnumpy().astype("float64")
+        yield flat[start : start + (1 << 16)].asnumpy()
 
 
 def norm(arrays: Iterable[NDArray]) -> float:
     """The norm of all entries of arrays. Waits for them."""
-    squares = (float(np.dot(x, x)) for array in arrays for x in pieces(array))
-    return float(np.sqrt(sum(squares)))
+    wide = (x.astype("float64") for array in arrays for x in pieces(array))
+    return float(np.sqrt(sum(float(np.dot(x, x)) for x in wide)))
 
 
 def are_finite(arrays: Iterable[NDArray]) -> bool:
@@ -133,8 +133,5 @@ def are_finite(arrays: Iterable[NDArray]) -> bool:
 
 def are_equal(these: Iterable[NDArray], those: Iterable[NDArray]) -> bool:
     """Whether arrays are equal to the last bit. Waits for them."""
-    return all(np.array_equal(_values(a), _values(b)) for a, b in zip(these, those))
-
-
-def _values(array: NDArray) -> np.ndarray:
-    return dense(classic(array)).asnumpy()
+    pairs = (pair for a, b in zip(these, those) for pair in zip(pieces(a), pieces(b)))
+    return all(np.array_equal(a, b) for a, b in pairs)

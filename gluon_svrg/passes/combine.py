@@ -101,7 +101,7 @@ class Assignment:
         self._operator(*chain.from_iterable(inputs), out=list(chain.from_iterable(outputs)))
 
 
-_MOST = 256
+_MOST, _FEW = 256, 32
 _known: dict[Any, Assignment | None] = {}  # None where it was made once
 _kinds_of = attrgetter("kinds")
 
@@ -121,9 +121,10 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
 
     Notes
     -----
-    Most data have minibatches of two sizes, so factors come again and again: steps are compiled
-    when they come for the second time. Intermediate results need no memory where at most the first
-    factor of each step differs from 1 and -1; large arrays are then added in a third of the time.
+    Most data have minibatches of two sizes, so factors come again and again. Steps for many arrays,
+    which take some milliseconds to compile, are compiled when they come for the second time.
+    Compiled, intermediate results need no memory where at most the first factor of each step
+    differs from 1 and -1; large arrays are then added in a third of the time.
     """
     is_known = bool(columns[0])
     for _, terms in steps:
@@ -137,8 +138,12 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
             return
         if len(_known) > _MOST:
             _known.clear()
-        are_dense = not any("sparse" in kinds for kinds in key[1])
-        _known[key] = Assignment(*key) if key in _known and are_dense else None
+        is_wanted = key in _known or len(columns[0]) <= _FEW
+        if is_wanted and not any("sparse" in kinds for kinds in key[1]):
+            _known[key] = known = Assignment(*key)
+            known(columns)
+            return
+        _known[key] = None
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
         dtypes = tuple(column.dtypes[n] for column in columns)

@@ -167,7 +167,9 @@ class LiveGradients:
         for kept, live in zip(self._apart, columns(self._gradients())):
             for then, now in zip(kept, live):
                 pairs = zip(pieces(now), pieces(then))
-                distance = np.sqrt(sum(float(np.sum((a / scale - b) ** 2)) for a, b in pairs))
+                distance = np.sqrt(
+                    sum(float(np.sum((a.astype("float64") / scale - b) ** 2)) for a, b in pairs)
+                )
                 if distance > ROUNDING[_mxnet.dtype_name(now)] * norm([then]):
                     method = type(self._method).__name__
                     raise RuntimeError(CHANGED.format(name=name, method=method))
