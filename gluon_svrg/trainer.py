@@ -219,6 +219,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
+            self._network.note_buffers()
             self._start_shared_kvstore()
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._scale_of_grads)
@@ -295,6 +296,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         scale = self._loss_scale.value if scales else 1.0
         if terms is None:
             found = plain(self._network.parameters, closure, scale)
+            self._network.note_buffers()
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, is_half=name != "step")

@@ -246,3 +246,27 @@ def test_a_static_graph_and_another_grad_req(case, devices, kinds):
         assert play.distance() < 1e-10, f"after {number} changes"
         if number % 3:
             backward_by_hand()
+
+
+@pytest.mark.parametrize("by_hand", [False, True])
+@pytest.mark.parametrize("kinds", [("step", "add"), ("add", "step"), ("halves", "add")])
+def test_a_static_graph_that_was_warm_under_another_grad_req(case, kinds, by_hand):
+    """The first pass at other weights comes after the change."""
+    play = Play(case, Problem(None), kinds[0], None, STATIC)
+    if by_hand and case.needs_refresh:  # a loop without closures
+        for index in play.batches[:3]:
+            with autograd.record():
+                loss = play.loss_of(index)
+            loss.backward()
+            play.trainer.step(len(index))
+            clear(play.net)
+            play.twin.step(play.optimizer, index)
+    else:
+        play.epoch((1, 3, 1, 2))
+    for how in (kinds[1], kinds[0]):
+        play.how = how
+        play.require("add" if how == "add" else "write")
+        if how == kinds[1]:
+            play.refresh()
+        play.epoch((0, 2, 4, 1))
+        assert play.distance() < 1e-10

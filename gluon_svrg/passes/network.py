@@ -29,7 +29,7 @@ class Network:
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = Outside(parameters)  # other parameters that closures read
         self.is_elsewhere = False  # whether the network computes with copies of its weights now
-        self._buffers: dict[Parameter, list[NDArray]] = {}  # their first gradient buffers
+        self._buffers: dict[Parameter, list[NDArray]] = {}  # their last gradient buffers
         self.release()
 
     def release(self) -> None:
@@ -62,6 +62,7 @@ class Network:
         self.devices = _mxnet.devices(self.parameters[0])
         for parameter in self.trainable:
             self._keep_buffers(parameter)
+        self.note_buffers()
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
         self.live = columns(self.live_grads)
@@ -73,18 +74,20 @@ class Network:
         data, gradients = (map(f, self.parameters) for f in (_mxnet.data, _mxnet.gradients))
         self._lists = [*data, *gradients]
 
+    def note_buffers(self) -> None:
+        """Remember the gradient buffers that backward has written at the weights themselves."""
+        self._buffers.update(zip(self.parameters, map(_mxnet.gradients, self.parameters)))
+
     def _keep_buffers(self, parameter: Parameter) -> None:
-        """Give a parameter its first gradient buffers again, if they fit.
+        """Give a parameter its last gradient buffers again, if they fit.
 
         A change of ``grad_req`` makes new buffers. But a network hybridized with
-        ``static_shape=True`` that has computed with other weights would go on to write the first
-        ones.
+        ``static_shape=True`` that computes with other weights would go on to write the last ones.
         """
-        first, now = self._buffers.get(parameter), _mxnet.gradients(parameter)
-        if first is not None and first is not now and _kinds(first) == _kinds(now):
-            put_back([now], [first])
-            _mxnet.put_gradients(parameter, first)
-        self._buffers[parameter] = _mxnet.gradients(parameter)
+        last, now = self._buffers.get(parameter), _mxnet.gradients(parameter)
+        if last is not None and last is not now and _kinds(last) == _kinds(now):
+            put_back([now], [last])
+            _mxnet.put_gradients(parameter, last)
 
     def mark(self, weights: Arrays) -> None:
         """Let backward write the gradients of arrays like the weights to the live gradients."""
