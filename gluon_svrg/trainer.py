@@ -539,7 +539,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         *,
         store_grads: bool = False,
         progress: bool = False,
-        store: bool = False,
     ) -> float:
         """Take a snapshot of the parameters and compute the full gradient there.
 
@@ -559,8 +558,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             and twice during a refresh.
         progress : bool, default False
             Whether to show a progress bar (needs tqdm), with the memory of stored gradients.
-        store : bool, default False
-            The same as ``store_grads``.
 
         Returns
         -------
@@ -597,7 +594,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         a copy of the frozen ones.
         """
         check_data(data, closure)
-        stored = _arguments.flag(store_grads, "store_grads") or _arguments.flag(store, "store")
+        stored = _arguments.flag(store_grads, "store_grads")
         self._method.check_store_grads(stored, type(self).__name__)
         self._check_outside("update_full_grads")
         if self._is_over():

@@ -23,7 +23,7 @@ from .trainer import VarianceReducedTrainer
 __all__ = ["Variance", "variance"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Variance:
     """The variance of minibatch gradients, each the *mean* over its loss entries.
 
@@ -73,42 +73,22 @@ class Variance:
     gradient_norm: float
     minibatches: int
 
-    @property
-    def svrg(self) -> float:
-        """The same as `estimate`.
-
-        Returns
-        -------
-        float
-            The variance of the estimate.
-        """
-        return self.estimate
-
-    @property
-    def cosine_distance_svrg(self) -> float:
-        """The same as `cosine_distance_estimate`.
-
-        Returns
-        -------
-        float
-            The mean of ``1 - cos``.
-        """
-        return self.cosine_distance_estimate
+    def __repr__(self) -> str:
+        names = ("plain", "estimate", "ratio", "bias", "noise")
+        return f"Variance({', '.join(f'{name}={getattr(self, name):.3g}' for name in names)})"
 
     @property
     def noise(self) -> float:
         """Noise over signal of the plain gradient of one minibatch, at the current weights.
 
         Less variance can speed a step up by a factor of ``1 + noise`` at most. Where this is below
-        the cost of a method's gradients, the method loses, however small `ratio` is.
+        the cost of a method's gradients, the method loses, however small `ratio` is. It falls about
+        as the size of minibatches grows.
 
         Returns
         -------
         float
-            ``plain / gradient_norm ** 2``: the mean squared distance of the mean gradient of a
-            minibatch from the mean gradient of all data, over the squared norm of the latter. It
-            has no unit, falls about as the size of minibatches grows, and is inf where the mean
-            gradient is zero. Without bias, ``noise * ratio`` is the same for the estimate.
+            ``plain / gradient_norm ** 2``; inf where the mean gradient is zero.
         """
         signal = self.gradient_norm**2
         return self.plain / signal if signal > 0 else float("inf")
@@ -135,7 +115,7 @@ def variance(
         Returns the loss of one minibatch, as for `SVRGTrainer.update_full_grads`.
     data : iterable
         The minibatches, as for `SVRGTrainer.update_full_grads`; for a table, in the order of its
-        rows.
+        rows, of which those that no step has visited are zero.
     progress : bool, default False
         Whether to show a progress bar (needs tqdm).
 
@@ -149,12 +129,9 @@ def variance(
     RuntimeError
         If there is nothing to compare gradients with.
     IndexError
-        If a refresh filled a table, and the data has more minibatches. Where steps filled it, rows
-        that no step has visited are zero.
+        If a refresh filled a table, and the data has more minibatches.
     ValueError
         If there is no data.
-    TypeError
-        If the trainer is none of this package, or the items of the data are no minibatches.
     TypeError, ValueError, RuntimeError
         As `SVRGTrainer.correct_grads`.
 

@@ -66,7 +66,7 @@ def test_one_minibatch_is_no_data(make_data):
         variance(trainer, loss_of, batch())
 
 
-@pytest.mark.parametrize("name", ["store_grads", "store"])
+@pytest.mark.parametrize("name", ["store_grads"])
 def test_a_flag_that_is_none(name):
     _, trainer, loss_of = make()
     with pytest.raises(TypeError, match=f"{name} must be True or False, got 'x'"):

@@ -167,7 +167,7 @@ def test_variance_and_bias(case, split):
         v = other.estimate(index, number)
         estimates.append(_flat(other.advance(v, [index], [number])))
     plain, estimates = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
-    for name, rows in (("plain", plain), ("svrg", estimates)):
+    for name, rows in (("plain", plain), ("estimate", estimates)):
         centred = rows - np.average(rows, axis=0, weights=counts)
         expected = np.average((centred**2).sum(axis=1), weights=counts)
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, err_msg=name)

@@ -27,7 +27,7 @@ def train(trainer, loss_of, batches, store, epochs=4, seed=0):
     rng = np.random.RandomState(seed)
     for epoch in range(epochs):
         if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, batches, store=store)
+            trainer.update_full_grads(loss_of, batches, store_grads=store)
         for i in rng.permutation(len(batches)):
             index = batches[i]
             trainer.step(
@@ -82,7 +82,7 @@ def test_one_gradient_a_step():
         calls.append(len(index))
         return loss_of(index)
 
-    trainer.update_full_grads(counted, BATCHES, store=True)
+    trainer.update_full_grads(counted, BATCHES, store_grads=True)
     trainer.step(5, closure=lambda: counted(BATCHES[1]), batch_index=1)
     before, evaluated = len(calls), trainer.grad_evaluations
     assert evaluated == sum([5, 5, 5, 5, 3]) + 5  # the losses of the first were computed again
@@ -96,7 +96,7 @@ def test_with_and_without_index_in_turn():
     found = []
     for store in (False, True):
         net, loss_of, trainer = make()
-        trainer.update_full_grads(loss_of, BATCHES, store=store)
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=store)
         for i in (2, 2, 0, 4, 1):
             use = store and i != 0
             batch = BATCHES[i]
@@ -121,7 +121,7 @@ def test_accumulation_and_correct_grads():
         net, loss_of, trainer = make()
         for parameter in net.collect_params().values():
             parameter.grad_req = "add"
-        trainer.update_full_grads(loss_of, BATCHES, store=store)
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=store)
         for _ in range(2):
             for parameter in parameters(net):
                 for grad in parameter.list_grad():
@@ -155,7 +155,7 @@ def test_accumulation_and_correct_grads():
 @pytest.mark.parametrize("first", [True, False])
 def test_a_wrong_index(index, error, message, first):
     net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     if not first:
         trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
     before = everything(trainer, net)
@@ -170,7 +170,7 @@ def test_entries_per_device_are_counted():
     net = PROBLEM.network("float64", TWO)
     trainer = SVRGTrainer(net.collect_params(), "sgd")
     loss_of = PROBLEM.closure(net, "float64", TWO, lambda index: np.split(index, cuts))
-    trainer.update_full_grads(loss_of, BATCHES[:3], store=True)
+    trainer.update_full_grads(loss_of, BATCHES[:3], store_grads=True)
     cuts[0] = 4
     with pytest.raises(ValueError, match=r"had 5 loss entries \(3, 2 per device\) .* 5 .*\(4, 1"):
         trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
@@ -178,20 +178,20 @@ def test_entries_per_device_are_counted():
 
 def test_reshuffled_data():
     net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     before = everything(trainer, net)
     with pytest.raises(RuntimeError, match=r"minibatch 0 differs .* was the data reshuffled"):
         trainer.step(5, closure=lambda: loss_of(BATCHES[1]), batch_index=0)
     assert_unchanged(before, everything(trainer, net))
     trainer.step(5, closure=lambda: loss_of(BATCHES[1]), batch_index=1)
-    trainer.update_full_grads(loss_of, BATCHES[::-1], store=True)
+    trainer.update_full_grads(loss_of, BATCHES[::-1], store_grads=True)
     with pytest.raises(RuntimeError, match="reshuffled"):  # looked at after each refresh
         trainer.step(5, closure=lambda: loss_of(BATCHES[1]), batch_index=1)
 
 
 def test_weights_that_changed_after_the_refresh_are_no_reshuffled_data():
     net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     net[0].weight.set_data(net[0].weight.data() * 2)
     trainer.step(5, closure=lambda: loss_of(BATCHES[1]), batch_index=1)
 
@@ -199,7 +199,7 @@ def test_weights_that_changed_after_the_refresh_are_no_reshuffled_data():
 @pytest.mark.parametrize("again", [False, True])
 def test_an_index_without_stored_gradients(again):
     net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=again)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=again)
     if again:
         trainer.update_full_grads(loss_of, BATCHES)  # this one stores nothing
     before = everything(trainer, net)
@@ -210,7 +210,7 @@ def test_an_index_without_stored_gradients(again):
 
 def test_an_index_without_closure():
     _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     with pytest.raises(TypeError, match="needs the closure"):
         trainer.step(5, batch_index=0)
 
@@ -219,11 +219,11 @@ def test_an_error_in_the_next_full_pass_keeps_them():
     found = []
     for fails in (False, True):
         net, loss_of, trainer = make()
-        trainer.update_full_grads(loss_of, BATCHES, store=True)
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
         trainer.step(5, closure=lambda: loss_of(BATCHES[3]), batch_index=3)
         if fails:
             with pytest.raises(IndexError, match="out of bounds"):
-                trainer.update_full_grads(loss_of, [*BATCHES[:2], np.array([99])], store=True)
+                trainer.update_full_grads(loss_of, [*BATCHES[:2], np.array([99])], store_grads=True)
         trainer.step(5, closure=lambda: loss_of(BATCHES[1]), batch_index=1)
         found.append(values(net))
     assert_unchanged(*found)
@@ -237,7 +237,7 @@ def test_progress_shows_the_bytes(known, capfd):
     _, loss_of, trainer = make("float32")
     size = 4 * sum(value.size for value in PROBLEM.initial) / 1e6
     data = BATCHES if known else iter(BATCHES)
-    trainer.update_full_grads(loss_of, data, store=True, progress=True)
+    trainer.update_full_grads(loss_of, data, store_grads=True, progress=True)
     words = f"{5 * size:.3g} MB" if known else f"{size:.3g} MB each"
     said = f"storing {words}"
     assert said in capfd.readouterr().err
@@ -261,7 +261,7 @@ def test_each_position_draws_its_own_random_numbers_again(mode):
     loss_of = PROBLEM.closure(net, "float32")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        trainer.update_full_grads(loss_of, BATCHES, store=True)
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     said = [str(w.message) for w in caught if "draws random numbers" in str(w.message)]
     assert len(said) == (1 if mode == "auto" else 0)
     # Where random numbers are found, the first minibatch is taken once more, under the lock.
@@ -288,9 +288,9 @@ def test_the_lock_is_as_before_if_the_pass_fails():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(IndexError, match="out of bounds"):
-            trainer.update_full_grads(loss_of, [BATCHES[0], np.array([99])], store=True)
+            trainer.update_full_grads(loss_of, [BATCHES[0], np.array([99])], store_grads=True)
     with pytest.warns(UserWarning, match="random"):
-        trainer.update_full_grads(loss_of, BATCHES, store=True)
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # pytest.warns passes MXNet's own on
@@ -304,15 +304,15 @@ def test_a_closure_that_is_not_repeatable():
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         with pytest.raises(RuntimeError, match="must compute the same each time"):
-            trainer.update_full_grads(own_random, BATCHES, store=True)
+            trainer.update_full_grads(own_random, BATCHES, store_grads=True)
     assert trainer.num_snapshots == 0
     with pytest.raises(RuntimeError), pytest.warns(UserWarning, match="From now on"):
-        trainer.update_full_grads(own_random, BATCHES, store=True)
+        trainer.update_full_grads(own_random, BATCHES, store_grads=True)
 
 
 def test_an_overflow_confirms_nothing():
     _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     trainer.correct_grads(lambda: loss_of(BATCHES[0]) * np.nan, batch_index=0)
     with pytest.raises(RuntimeError, match="reshuffled"):
         trainer.correct_grads(lambda: loss_of(BATCHES[1]), batch_index=0)
@@ -320,7 +320,7 @@ def test_an_overflow_confirms_nothing():
 
 def test_random_numbers_go_on_after_an_error():
     _, loss_of, trainer = make(lock_random=True)
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     drawn = set()
     for _ in range(3):
         with pytest.raises(ValueError, match="had 3 loss entries"):
@@ -333,7 +333,7 @@ def test_without_lock_nothing_is_compared():
     net = random_network()
     trainer = SVRGTrainer(net.collect_params(), "sgd", lock_random=False)
     loss_of = PROBLEM.closure(net, "float32")
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
     assert trainer.grad_evaluations == sum([5, 5, 5, 5, 3]) + 5
 
@@ -357,7 +357,7 @@ def test_resume_from_states(devices, mode, tmp_path):
         return values(net)
 
     net, loss_of, trainer = make("float32", devices, lock_random=mode)
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[2]), batch_index=2)
     trainer.save_states(tmp_path / "states")
     net.save_parameters(str(tmp_path / "weights"))
@@ -367,7 +367,7 @@ def test_resume_from_states(devices, mode, tmp_path):
 
 def test_data_that_is_reshuffled_before_it_goes_on(tmp_path):
     net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
     trainer.save_states(tmp_path / "states")
     net.save_parameters(str(tmp_path / "weights"))
@@ -380,7 +380,7 @@ def test_data_that_is_reshuffled_before_it_goes_on(tmp_path):
 
 def test_stored_gradients_of_other_devices(tmp_path):
     _, loss_of, trainer = make("float32", TWO)
-    trainer.update_full_grads(loss_of, BATCHES, store=True)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     trainer.save_states(tmp_path / "states")
     _, _, other = make("float32")
     with pytest.raises(ValueError, match="stored gradients are for 2 devices, and there are 1"):
@@ -404,7 +404,7 @@ def test_batch_normalization_and_a_float16_layer():
             return (net(part) ** 3).reshape((len(part), -1)).sum(axis=1)
 
         batches = [x[:4], x[4:]]
-        trainer.update_full_grads(loss_of, batches, store=store)
+        trainer.update_full_grads(loss_of, batches, store_grads=store)
         for i in (1, 0, 1):
             trainer.step(
                 len(batches[i]),
@@ -436,7 +436,7 @@ def test_a_scale_of_losses_that_changes():
     for store in (False, True):
         net, loss_of, trainer = make("float32")
         scaler = kit.scale_losses(trainer)
-        trainer.update_full_grads(loss_of, BATCHES, store=store)
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=store)
         for i in (0, 3, 4):
             scaler._loss_scale = scaler._next_loss_scale = 2.0 ** (8 + i)
             index = BATCHES[i]
@@ -451,7 +451,7 @@ def test_deferred_parameters_and_an_iterator_without_length():
     net = PROBLEM.network("float32", deferred=True)
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
     loss_of = PROBLEM.closure(net, "float32")
-    trainer.update_full_grads(loss_of, iter(BATCHES), store=True)
+    trainer.update_full_grads(loss_of, iter(BATCHES), store_grads=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[4 - 1]), batch_index=3)
     assert trainer.inner_steps == 1
 

@@ -56,7 +56,7 @@ def train(net, loss_of, trainer, shares, sizes, epochs=4, rates=(), store=False)
         if epoch < len(rates):
             trainer.set_learning_rate(rates[epoch])
         if epoch % 2 == 0:
-            losses.append(trainer.update_full_grads(loss_of, shares, store=store))
+            losses.append(trainer.update_full_grads(loss_of, shares, store_grads=store))
         for position, (index, size) in enumerate(zip(shares, sizes)):
             batch_index = position if store else None
             trainer.step(size, closure=lambda: loss_of(index), batch_index=batch_index)
