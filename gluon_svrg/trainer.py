@@ -188,13 +188,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         Raises
         ------
-        RuntimeError
-            If the method needs an estimate, but there is neither a closure nor an earlier call of
-            `correct_grads`; if a backward has overwritten the result of `correct_grads`.
-        TypeError, ValueError
-            If ``batch_size`` is no positive number.
         TypeError, ValueError, IndexError, RuntimeError
-            As `correct_grads`.
+            As `correct_grads`; if ``batch_size`` is no positive number; if the method needs an
+            estimate, but there is neither a closure nor an earlier call of `correct_grads`; if a
+            backward has overwritten the result of `correct_grads`.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
@@ -259,27 +256,21 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         Raises
         ------
-        TypeError
-            If the closure is not callable or returns no loss; if the index is missing, is not
-            wanted, or is not an integer.
-        IndexError
-            If no gradient is stored at this index.
-        ValueError
-            If the loss is on a device without parameters, or depends on none of them; if its number
-            of entries differs from that of the stored minibatch; if the index of a table was
-            already used since the last update and gradients accumulate (``grad_req='add'``).
+        TypeError, ValueError, IndexError
+            If the closure is not callable or returns no loss, or one on a device without
+            parameters, or one that depends on none of them; if the index is missing, not wanted, no
+            integer, that of no stored gradient, or that of another minibatch, or was already used
+            since the last update.
         RuntimeError
             If the closure called backward itself, assigned a parameter, or computed something else
             in its second call (see `lock_random`); inside `at_snapshot`; if parameters have changed
             in shape, dtype, device or ``grad_req`` since the snapshot, or were initialized anew; if
-            no gradients are stored, or the losses of the first stored one after a refresh differ
-            (unless ``lock_random=False``).
+            no gradients are stored, or the first one after a refresh is of other data.
 
         Warns
         -----
         UserWarning
-            If both losses differ at the first step after a refresh, or at the first step that has a
-            reference (``lock_random='auto'``).
+            If both losses of the first step with a reference differ (``lock_random='auto'``).
         """
         return self._correct(closure, batch_index, "correct_grads")
 
@@ -568,10 +559,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, RuntimeError
-            As `correct_grads`. TypeError if the data is a Dataset or one minibatch, whose items are
-            no minibatches, or if ``store_grads`` is neither True nor False. ValueError if there is
-            no data or no parameter with gradients. RuntimeError if a parameter is not initialized,
-            or no minibatch initializes it, or if another worker has failed.
+            As `correct_grads`; if the items of the data are no minibatches, or there are none; if
+            no parameter has gradients, or no minibatch initializes one; if another worker fails.
         FloatingPointError
             If the full gradient is not finite.
         ImportError
@@ -677,8 +666,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the network compute at the snapshot, inside a ``with`` block.
 
         All of the trainer's parameters have the snapshot's values, including frozen ones and
-        auxiliary states; only the auxiliary states are copied. Inside the block, do not assign
-        values; the trainer refuses to take a step. A backward leaves its gradients in
+        auxiliary states. Do not assign values there. A backward leaves its gradients in
         `Parameter.grad` as usual.
 
         Returns
@@ -869,17 +857,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the complete state of training, except the weights, to a file.
 
-        The file holds the states and counters of the optimizer and its scheduler, the snapshot with
-        its frozen values and auxiliary states, the full gradient, stored gradients, all counters,
-        the coefficient with the state of its schedule, registered schedules, the random lock, and
-        AMP's loss scaler. With the weights (``net.save_parameters``), training resumes to the last
-        bit, even in the middle of an epoch.
+        The file holds the optimizer with its states and scheduler, the snapshot with its frozen
+        values and auxiliary states, the full gradient, stored gradients, counters and history, the
+        coefficient, registered schedules, the random lock, and AMP's loss scaler. With the weights
+        (``net.save_parameters``), training resumes to the last bit, even in mid-epoch.
 
         Parameters
         ----------
         fname : str or path
-            The file; a link is followed. If saving is interrupted, the old file or the new one is
-            complete. This does not hold where the file can be written but not its folder.
+            The file. If saving is interrupted, the old one or the new one is complete.
 
         Raises
         ------
@@ -908,9 +894,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         fname : str or path
-            The file. It is read and checked completely before anything changes. It cannot run
-            code: it holds arrays and plain data for the trainer's own optimizer and schedules.
-            Parameters are matched by name.
+            The file. It is read and checked completely before anything changes, and it cannot run
+            code. Parameters are matched by name.
 
         Raises
         ------
