@@ -11,7 +11,7 @@ from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Parameter, Trainer
+from mxnet.gluon import Block, Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
@@ -115,6 +115,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         **own: Any,
     ) -> None:
         name, method = type(self).__name__, self._method_class(**own)
+        if isinstance(params, Block):
+            raise ValueError(
+                f"The first argument of {name} is the network. Pass its parameters: "
+                f"{name}(net.collect_params(), ...)."
+            )
+        _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = prox and ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
@@ -334,7 +340,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         try:
             if lock.mode is not False:
                 self._method.check(self._network, terms, closure)
-            return estimate(here, closure, terms, row.seed or lock.new_seed(), scale)
+            seed = lock.new_seed() if row.seed is None else row.seed
+            return estimate(here, closure, terms, seed, scale)
         finally:
             if row.seed is not None:
                 lock.move_on()  # what is drawn next is not the same each time
@@ -831,6 +838,27 @@ class VarianceReducedTrainer(KVStoreTrainer):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.set_learning_rate(value)
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the optimizer's learning rate.
+
+        Parameters
+        ----------
+        lr : float
+            The new learning rate.
+
+        Raises
+        ------
+        UserWarning
+            If the optimizer has a scheduler, as in `gluon.Trainer`.
+        """
+        scheduler = getattr(self.optimizer, "lr_scheduler", None)
+        if scheduler is not None:
+            raise UserWarning(
+                f"The learning rate is that of the optimizer's {type(scheduler).__name__}, and "
+                "cannot be set. Change trainer.optimizer.lr_scheduler, or leave lr_scheduler out."
+            )
+        super().set_learning_rate(lr)
 
     @property
     def lock_random(self) -> bool | str:

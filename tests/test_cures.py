@@ -270,3 +270,82 @@ def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
     assert "computed again at the weights of its first visit" in text
     assert "pass lock_random=True" in text  # dropout differs as well
     epoch([2, 0, 1])  # once
+
+
+# --- mistakes whose messages were those of Python or MXNet ---------------------------------------
+
+
+def loader():
+    data = gluon.data.ArrayDataset(X.astype("float32"), Y.astype("float32"))
+    return gluon.data.DataLoader(data, batch_size=2)
+
+
+def augmented(net):
+    def loss_of(x, y):
+        noise = array(np.random.rand(*x.shape), "float32")
+        return gluon.loss.L2Loss()(net(x + noise), y)
+
+    return loss_of
+
+
+RAW = {
+    "a closure without arguments for a loader": (
+        lambda net, trainer, loss_of: trainer.update_full_grads(
+            lambda: loss_of(*batch()), loader()
+        ),
+        TypeError,
+        r"called with the 2 items of a batch, but its signature is \(\).*lambda: loss_of\(X, y\)",
+    ),
+    "a closure with arguments for a step": (
+        lambda net, trainer, loss_of: trainer.step(4, closure=loss_of),
+        TypeError,
+        r"called with no arguments, .* \(x, y\).*closure=lambda: loss_of\(X, y\)",
+    ),
+    "the network as parameters": (
+        lambda net, trainer, loss_of: SVRGTrainer(net, "sgd"),
+        ValueError,
+        r"SVRGTrainer\(net.collect_params\(\), ...\)",
+    ),
+    "a coefficient by name": (
+        lambda net, trainer, loss_of: make(coefficient="linear"),
+        TypeError,
+        r"schedule.Linear\(0.75",
+    ),
+    "an argument of another library": (
+        lambda net, trainer, loss_of: SVRGTrainer(net.collect_params(), "sgd", {"lr": 0.1}),
+        TypeError,
+        "SGD takes no argument 'lr'. Did you mean 'learning_rate'",
+    ),
+    "an argument that is misspelled": (
+        lambda net, trainer, loss_of: SVRGTrainer(net.collect_params(), "adam", {"beta_1": 0.9}),
+        TypeError,
+        "Did you mean 'beta1'",
+    ),
+    "an optimizer that is misspelled": (
+        lambda net, trainer, loss_of: SVRGTrainer(net.collect_params(), "sdg"),
+        ValueError,
+        "no optimizer 'sdg'. Did you mean 'sgd'",
+    ),
+    "a rate beside a scheduler": (
+        lambda net, trainer, loss_of: SVRGTrainer(
+            net.collect_params(), "sgd", {"lr_scheduler": mx.lr_scheduler.FactorScheduler(5)}
+        ).set_learning_rate(0.1),
+        UserWarning,
+        "that of the optimizer's FactorScheduler",
+    ),
+    "augmentation in the closure": (
+        lambda net, trainer, loss_of: trainer.update_full_grads(augmented(net), loader()),
+        RuntimeError,
+        "must compute the same each time: .*augment data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RAW)
+def test_mistakes(name):
+    """One message, the right one; a warning before it would be an error here."""
+    call, error, message = RAW[name]
+    net, trainer, loss_of = make()
+    with pytest.raises(error, match=message):
+        call(net, trainer, loss_of)
+    trainer.step(4, closure=lambda: loss_of(*batch()))

@@ -25,7 +25,7 @@ from .kvstores import (
     send_to_servers,
 )
 from .open_trainer import OpenTrainer
-from .optimizers import class_of, last_rate, steps_along_gradient, weight_decays
+from .optimizers import check_optimizer, class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
     all_rows,
     data,

@@ -5,6 +5,8 @@ from __future__ import annotations
 import copy
 import math
 import warnings
+from difflib import get_close_matches
+from inspect import signature
 from typing import Any, Dict, Iterator, Mapping
 
 import mxnet as mx
@@ -114,6 +116,28 @@ def class_of(optimizer: Any) -> Any:
     if isinstance(optimizer, str):
         return Optimizer.opt_registry.get(optimizer.lower())
     return type(optimizer) if isinstance(optimizer, Optimizer) else None
+
+
+#: Names of other libraries, and those of MXNet.
+_NAMES = {"lr": "learning_rate", "weight_decay": "wd", "decay": "wd", "eps": "epsilon"}
+
+
+def check_optimizer(optimizer: Any, settings: Any) -> None:
+    """Raise if MXNet has no optimizer of a name, or it has no argument of a name."""
+    cls = class_of(optimizer)
+    if isinstance(optimizer, str) and cls is None:
+        near = get_close_matches(optimizer.lower(), Optimizer.opt_registry, n=1)
+        hint = f" Did you mean {near[0]!r}?" if near else ""
+        raise ValueError(f"MXNet has no optimizer {optimizer!r}.{hint}")
+    if cls is None or not cls.__module__.startswith("mxnet.") or not isinstance(settings, dict):
+        return
+    classes = (each for each in cls.__mro__ if issubclass(each, Optimizer))
+    known = {name for each in classes for name in signature(each.__init__).parameters}
+    for name in settings:
+        if name not in known:
+            near = [_NAMES[name]] if name in _NAMES else get_close_matches(name, known, n=1)
+            hint = f" Did you mean {near[0]!r}?" if near else ""
+            raise TypeError(f"{cls.__name__} takes no argument {name!r}.{hint}")
 
 
 def steps_along_gradient(optimizer: Any) -> bool:

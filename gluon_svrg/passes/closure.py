@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from math import prod
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -42,6 +43,17 @@ def check_closure(closure: Any) -> None:
         )
 
 
+def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
+    """Whether a closure can be called with such arguments, as far as one can tell."""
+    try:
+        signature(closure).bind(*inputs)
+    except TypeError:
+        return False
+    except ValueError:  # a function of C has no signature
+        pass
+    return True
+
+
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
     """Call a closure under ``autograd.record()``; raise unless it returns losses.
 
@@ -53,6 +65,15 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
     except MXNetError as error:
         _explain(error)
         raise
+    except TypeError as error:
+        if takes(closure, batch):
+            raise
+        what = f"the {len(batch)} items of a batch" if batch else "no arguments"
+        raise TypeError(
+            f"The closure was called with {what}, but its signature is {signature(closure)}. With "
+            "def loss_of(X, y), write update_full_grads(loss_of, data), and "
+            "step(batch_size, closure=lambda: loss_of(X, y))."
+        ) from error
     losses = _losses(loss)
     counts = _entries(losses, devices)
     return Recorded(loss, losses, counts, sum(counts))

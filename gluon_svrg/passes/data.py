@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from inspect import signature
 from itertools import chain
 from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
 
@@ -14,7 +13,7 @@ from mxnet.io import DataIter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .closure import Loss, check_closure, forward
+from .closure import Loss, check_closure, forward, takes
 
 
 def arguments(batch: Any) -> Sequence[Any]:
@@ -60,28 +59,6 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
             f"The data is a {type(data).__name__} of arrays, and the closure cannot be called with "
             "one array: this is one minibatch. Pass minibatches, of which each holds the arguments "
             "of the closure: a DataLoader, or a list such as [(X, y)]."
-        )
-
-
-def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
-    """Whether a closure can be called with such arguments, as far as one can tell."""
-    try:
-        signature(closure).bind(*inputs)
-    except TypeError:
-        return False
-    except ValueError:  # a function of C has no signature
-        pass
-    return True
-
-
-def check_takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> None:
-    """Raise if a closure cannot be called with the items of a batch."""
-    if not takes(closure, inputs):
-        raise TypeError(
-            f"update_full_grads(closure, data) calls the closure with the items of each batch, "
-            f"here {len(inputs)}, and this closure takes other arguments: {signature(closure)}. "
-            "Write def loss_of(X, y): return loss_fn(net(X), y) for a DataLoader of pairs; a step "
-            "takes closure=lambda: loss_of(X, y)."
         )
 
 

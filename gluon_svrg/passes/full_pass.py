@@ -13,7 +13,7 @@ from .. import _mxnet
 from .arrays import Columns, copy_from_first, norm, sum_to_first, zeros_like
 from .closure import Loss, Recorded, check_repeatable
 from .combine import assign
-from .data import arguments, check_takes
+from .data import arguments
 from .estimate import differentiate
 from .network import Network
 from .points import Point
@@ -77,8 +77,6 @@ def full_gradient(
     loss_sum, rows, losses = _LossSum(), [], []
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
-        if number == 0:
-            check_takes(closure, inputs)
         looks = number < REPEATED and lock.mode == "auto"
         with network.outside.protected(gradients=True, search=number == 0):
             while True:

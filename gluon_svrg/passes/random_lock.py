@@ -77,24 +77,28 @@ class RandomLock:
         self.locked: bool = mode is True
         self._base: int | None = None
         self._count = 0
+        self._found = ""  # by how much losses differed, until they are computed under the lock
 
     def is_repeated(self, first: Losses, second: Losses) -> bool:
-        """Whether a minibatch has the same losses twice; if not, turn the lock on, with a warning.
+        """Whether a minibatch has the same losses twice; if not, lock, and try again.
+
+        If they are the same under the lock, warns that it is on now.
 
         Raises
         ------
         RuntimeError
-            If the lock is on already.
+            If they differ although the lock is on.
         """
         difference = first.difference(second)
-        if not difference:
-            return True
         shown = f"{difference:.1%}" if difference >= 0.001 else f"{100 * difference:.1g}%"
-        if self.locked:
+        if difference and self.locked:
             raise RuntimeError(NOT_REPEATABLE.format(difference=shown))
-        warn(RANDOM.format(difference=shown))
-        self.locked = True
-        return False
+        if difference:
+            self.locked, self._found = True, shown
+        elif self._found:
+            warn(RANDOM.format(difference=self._found))
+            self._found = ""
+        return not difference
 
     def new_seed(self) -> int | None:
         """Draw a seed for one pair of passes, if the lock is on."""
@@ -121,7 +125,7 @@ class RandomLock:
         try:
             yield
         except BaseException:
-            self.locked, self._count = was_locked, count
+            self.locked, self._count, self._found = was_locked, count, ""
             raise
 
     # --- a part of a file ----------------------------------------------------------------------
