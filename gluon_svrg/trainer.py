@@ -12,7 +12,6 @@ from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, checks, saving
-from .loading import LoadedStates
 from .methods.at_work import MethodAtWork
 from .methods.interface import Method
 from .methods.live_gradients import NOTHING, LiveGradients
@@ -26,7 +25,6 @@ from .passes.interrupts import uninterrupted
 from .passes.network import check_dtypes
 from .prox import ProxArgument
 from .proximal import ProximalOperators
-from .registered import EpochCount, Registered
 from .stores import calls
 from .stores.agreement import agreement
 from .stores.kvstore_trainer import KVStoreTrainer
@@ -77,8 +75,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         )
         self._work = MethodAtWork(method, lock_random, self._all_parameters)
         self._live = LiveGradients(method, self._work.network)
-        self._loaded = LoadedStates(params)
-        self._registered = Registered()
+        name = type(method).__name__
+        self._files = saving.StateFiles(name, self._work.network.parameters, params)
+        self._registered = saving.Registered()
+        self._epoch_count = saving.EpochCount()
 
     def __repr__(self) -> str:
         method, counters = self._work.method, self._work.counters
@@ -331,7 +331,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         work = self._work
         is_new = work.method.has_reference and not work.is_bound
-        if is_new or self._loaded.is_waiting or self._must_start_kvstore():
+        if is_new or self._files.waiting or self._must_start_kvstore():
             deque(initialize(work.network.parameters, closure, iter([()])))
             self._start_kvstore()
         is_in_force = self._is_in_force()
@@ -576,13 +576,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside("discard_snapshot")
         self._live.release()
         self._work.discard()
-        self._loaded.drop_snapshot()
+        self._files.waiting.pop("method", None)
 
     @property
     def has_snapshot(self) -> bool:
         """Whether there is a snapshot; a loaded one may wait until parameters are initialized."""
         method = self._work.method
-        return method.has_snapshot or (self._loaded.has_snapshot and not method.needs_table)
+        return method.has_snapshot or (
+            self._files.waiting.get("method") is not None and not method.needs_table
+        )
 
     @property
     def wants_snapshot(self) -> bool:
@@ -713,7 +715,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_states_are_here("save_states")
         if self._work.is_ready:
             self._apply_loaded()
-        self._loaded.save(fname, self._header(), self._parts())
+        self._files.save(fname, self._parts())
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Load a file of `save_states` or of `gluon.Trainer.save_states`.
@@ -739,7 +741,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("load_states")
         self._check_states_are_here("load_states")
-        self._loaded.load(fname, self._header(), self._parts(), self._work.network.parameters)
+        if "counters" not in self._files.load(fname, self._parts()):
+            self._work.counters.begin_anew()  # of gluon.Trainer
         self._live.drop()
         self._work.forget_reference()
 
@@ -789,40 +792,36 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._registered.add(schedule)
 
     @property
-    def epoch_count(self) -> EpochCount:
+    def epoch_count(self) -> saving.EpochCount:
         """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
-        return self._registered.shared(EpochCount)
-
-    def _header(self) -> dict[str, Any]:
-        network = self._work.network
-        name = type(self._work.method).__name__
-        return self._loaded.header(name, network.parameters, len(network.devices))
+        self._registered.add(self._epoch_count)
+        return self._epoch_count
 
     def _parts(self) -> dict[str, Any]:
         """All parts of a file."""
         work, parameters = self._work, self._work.network.parameters
-        return {
-            "optimizer": saving.OptimizerSettings(self.optimizer, parameters),
+        optimizer, updaters = self.optimizer, self._all_updaters
+        parts = {
+            "optimizer": saving.OptimizerSettings(optimizer, parameters),
             "counters": work.counters,
             "lock": work.lock,
-            "coefficient_schedule": work.method.coefficient or saving.NoPart(),
+            "coefficient_schedule": work.method.coefficient,
             "schedules": self._registered,
             "scaler": self._loss_scale,
-            "optimizer_states": saving.OptimizerStates(
-                self.optimizer, self._all_updaters, parameters
-            ),
+            "optimizer_states": saving.OptimizerStates(optimizer, updaters, parameters),
             "method": work,
         }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, once the parameters are initialized; raise if a snapshot waits."""
-        if not self._loaded.is_waiting:
+        if not self._files.waiting:
             return
         if self._work.is_ready:
             self._start_kvstore()
             self._work.bind()
-            self._loaded.apply(self._header(), self._parts())
-        if self._loaded.has_snapshot:
+            self._files.apply(self._parts())
+        if self._files.waiting.get("method") is not None:
             raise RuntimeError(
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."

@@ -101,7 +101,9 @@ class RandomLock:
     # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> dict[str, Any]:
-        """Whether it is on, and which seeds were drawn."""
+        """Whether it is on, and which seeds were drawn. What is resumed draws the same."""
+        if self.locked and self._base is None:
+            self._base = draw_seed()
         return {
             "mode": self.mode,
             "locked": self.locked,

@@ -1,4 +1,4 @@
-"""Writes the files of this folder: ``python write.py FOLDER``, with gluon_svrg 0.3.0, on each MXNet.
+"""Writes the files of this folder: `python write.py FOLDER`, with gluon_svrg 0.3.0 and each MXNet.
 
 ``0.3.0-mxnet1.npz``: for each method and optimizer, the bytes of ``save_states`` in mid-training,
 the weights at that moment and after some more steps. ``gluon-mxnet1.states``: a
