@@ -20,7 +20,7 @@ from mxnet.optimizer import Optimizer
 from .container import view
 from .values import MAX_DEPTH, NOT_SAVED, SavedArray, SavedObject, is_key, saved_array
 
-_MOST_OPERATIONS = 500_000  # these take two seconds
+_MOST_OPERATIONS = 500_000  # and as many values: these take two seconds
 #: What makes arrays, by name, with their kind; and what is in these.
 _ARRAYS = {"NDArray": "nd", "RowSparseNDArray": "nd", "ndarray": "np", "_reconstruct": "numpy",
            "scalar": "scalar", "bytearray": "", "dtype": ""}  # fmt: skip
@@ -134,7 +134,7 @@ class _Reader:
     """Makes values of what a pickle has made, without calls, sharing and cycles."""
 
     def __init__(self, most_bytes: int) -> None:
-        self._bytes_left, self._values_left = most_bytes, 2 * _MOST_OPERATIONS
+        self._bytes_left, self._values_left = most_bytes, _MOST_OPERATIONS
 
     def value(self, value: Any, depth: int = 0) -> Any:
         """A value of numbers, strings, containers, arrays and objects."""
