@@ -1,82 +1,36 @@
-"""What tests of files share: a `gluon.Trainer` taken apart, a toy of a part, and comparisons."""
+"""What tests of files share: a network that takes whatever gradients, and comparisons."""
 
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
 
-from gluon_svrg import saving
+from gluon_svrg import SVRGTrainer
 
 GENERATION = mx.__version__[0]
 
 
-class Toy:
-    """A part that is a dict."""
-
-    def __init__(self):
-        self.values, self.assigned = {"numbers": [1, 2.5, None, "x", (True,)]}, 0
-
-    def state(self):
-        return dict(self.values)
-
-    def problems(self, state):
-        if state.keys() != self.values.keys():
-            yield "the toy is another"
-
-    def assign(self, state):
-        self.values, self.assigned = dict(state), self.assigned + 1
-
-
 class Training:
-    """A network of two or more layers, a `gluon.Trainer`, and its parts of a file.
+    """A network of two or more layers and its trainer, without a snapshot."""
 
-    Parameters
-    ----------
-    choose : callable, optional
-        Returns the parameters of a network that the trainer gets; by default all.
-    """
-
-    def __init__(
-        self, optimizer="sgd", settings=None, sizes=(3, 4, 2), devices=None, choose=None, **kwargs
-    ):
-        self.devices = devices or [mx.cpu()]
+    def __init__(self, optimizer="sgd", settings=None, sizes=(3, 4, 2), devices=1, **kwargs):
+        self.devices = [mx.cpu(n) for n in range(devices)]
         self.net = gluon.nn.HybridSequential()
         for inputs, units in zip(sizes, sizes[1:]):
             self.net.add(gluon.nn.Dense(units, in_units=inputs))
         self.net.initialize(mx.init.Xavier(), ctx=self.devices)
-        given = choose(self.net) if choose else self.net.collect_params()
-        settings = {"learning_rate": 0.1} if settings is None else settings
-        self.trainer = gluon.Trainer(given, optimizer, settings, **kwargs)
-        self.files = saving.StateFiles("SVRG", self.trainer._params, given)
-        self.toy = Toy()
+        self.use(self.net.collect_params(), optimizer, settings, **kwargs)
+
+    def use(self, parameters, *arguments, **kwargs):
+        self.trainer = SVRGTrainer(parameters, *arguments, **kwargs)
+        self.optimizer = self.trainer.optimizer
+        self.save, self.load = self.trainer.save_states, self.trainer.load_states
+        self.save_as_gluon = self.trainer.export_optimizer_states
 
     @property
-    def optimizer(self):
-        return self.trainer.optimizer
-
-    @property
-    def updaters(self):
-        trainer = self.trainer
-        if trainer._kv_initialized and trainer._update_on_kvstore:
-            return [trainer._kvstore._updater]
-        return list(trainer._updaters)
-
-    def parts(self):
-        params = self.trainer._params
-        return {
-            "optimizer": saving.OptimizerSettings(self.optimizer, params),
-            "optimizer_states": saving.OptimizerStates(self.optimizer, self.updaters, params),
-            "toy": self.toy,
-        }
-
-    def save(self, path, source="save_states"):
-        if source == "gluon.Trainer":
-            self.trainer.save_states(str(path))
-        else:
-            self.files.save(path, self.parts())
-
-    def load(self, path):
-        self.files.load(path, self.parts())
-        self.files.apply(self.parts())
+    def states(self):
+        """Of the optimizer, by device; a file is applied before."""
+        assert self.trainer.snapshot is None
+        return [updater.states for updater in self.trainer._all_updaters]
 
     def step(self, times=1, seed=0):
         """Give every weight a gradient of its own, by its place in the network, and update."""
@@ -105,15 +59,12 @@ class Training:
 
     def everything(self):
         """All that a file must not change when it is refused."""
-        mx.nd.waitall()
-        states = [[updater.states, updater.states_synced] for updater in self.updaters]
-        return repr(flat([vars(self.optimizer), states, self.toy.assigned]))
+        return repr(flat([self.trainer.num_snapshots, vars(self.optimizer), self.states]))
 
 
 def flat(value):
     """Values that can be compared by their ``repr``."""
-    if isinstance(value, (mx.lr_scheduler.LRScheduler, mx.optimizer.Optimizer)):
-        value = vars(value)
+    value = vars(value) if isinstance(value, mx.lr_scheduler.LRScheduler) else value
     if isinstance(value, dict):
         return {key: flat(item) for key, item in value.items() if key != "param_dict"}
     if isinstance(value, (list, tuple)):
@@ -137,19 +88,10 @@ def both_go_on(one, other, steps=3):
 class Chain(mx.lr_scheduler.LRScheduler):
     """A scheduler of schedulers."""
 
-    def __init__(self, *schedulers):
+    def __init__(self, *steps):
         super().__init__(base_lr=0.1)
-        self.parts = list(schedulers)
-        self.more = {"last": (1, schedulers[-1])}
+        self.parts = [mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps]
+        self.more = {"last": (1, self.parts[-1])}
 
     def __call__(self, num_update):
         return sum(scheduler(num_update) for scheduler in self.parts)
-
-
-def crowded(name):
-    """Settings of an optimizer with everything that a file can have."""
-    chain = Chain(
-        mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.1),
-        mx.lr_scheduler.MultiFactorScheduler([2, 4], 0.5, base_lr=0.1),
-    )
-    return {"lr_scheduler": chain, **({"momentum": 0.9} if name == "sgd" else {})}
