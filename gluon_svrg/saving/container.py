@@ -25,8 +25,7 @@ import numpy as np
 
 from .values import encode
 
-#: The beginning of a file, before the number of its format.
-MAGIC = b"gluon_svrg states "
+MAGIC = b"gluon_svrg states "  # the beginning of a file, before the number of its format
 FORMAT = b"2"
 
 
@@ -88,8 +87,10 @@ def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
     do permissions. Raises an OSError if the file or its folder cannot be written to.
     """
     target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it.")
     if target.exists() and not target.is_file():
-        raise OSError(f"{path} is a folder, a device or a pipe: name a file.")
+        raise OSError(f"{path} is a device or a pipe, which cannot be replaced: name a file.")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
         with open(temporary, "xb") as file:

@@ -34,8 +34,7 @@ class StateFiles:
         keys = sorted(given.keys(), reverse=True) if hasattr(given, "keys") else []
         self._keys = {id(given[key]): key for key in keys}  # shared parameters get the first
         self.waiting: dict[str, Any] = {}
-        self._path = ""  # of what waits
-        self._then: list[Description] = []
+        self._file: Any = "", []  # the path of what waits, and what the parameters were in it
 
     def save(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
         """Write the states of all parts to a file; those that wait as they were loaded."""
@@ -52,8 +51,7 @@ class StateFiles:
     def load(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> set[str]:
         """Read and check a file, assign what needs no arrays, and return the names of its parts.
 
-        A file of `gluon.Trainer` has only the optimizer. If an error is raised (a ValueError, or an
-        OSError if it cannot be read), nothing has changed.
+        A file of `gluon.Trainer` has only the optimizer. After an error, nothing has changed.
         """
         content = Path(path).read_bytes()
         try:
@@ -61,8 +59,8 @@ class StateFiles:
         except Exception as error:
             said = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
             raise ValueError(f"{path} cannot be loaded: {said}. Nothing was changed.") from error
-        self._check(path, then, states, parts)
-        self.waiting, self._path, self._then = {}, str(path), then
+        self._check(states, parts, path, then)
+        self.waiting, self._file = {}, (path, then)
         for name, state in states.items():
             if name in DEFERRED:
                 self.waiting[name] = state
@@ -72,7 +70,7 @@ class StateFiles:
 
     def apply(self, parts: Mapping[str, Any]) -> None:
         """Check and assign what waits, now that the parameters are initialized; as `load`."""
-        self._check(self._path, self._then, self.waiting, parts)
+        self._check(self.waiting, parts, *self._file)
         for name, state in self.waiting.items():
             parts[name].assign(state)
         self.waiting = {}
@@ -93,7 +91,7 @@ class StateFiles:
             then = [Description(*row) for row in header["parameters"]]
             positions = match(then, self._described())
             states = {name: decode(state, arrays, positions) for name, state in parts.items()}
-            return states, [then[positions.index(n)] for n in range(len(then))]
+            return states, [was for _, was in sorted(zip(positions, then))]
         if not content.startswith(b"\x80"):
             what = "it is no file of states" if content else "it is empty"
             raise ValueError(f"{what}, neither of SVRGTrainer nor of gluon.Trainer")
@@ -116,7 +114,7 @@ class StateFiles:
                 "a trainer of that method"
             )
 
-    def _check(self, path: Any, then: Any, states: Any, parts: Mapping[str, Any]) -> None:
+    def _check(self, states: Any, parts: Mapping[str, Any], path: Any, then: Any) -> None:
         """Raise a ValueError if the content of a file does not fit."""
         found = [*misfits(then, self._described(), states.get("method") is not None)]
         for name, state in () if found else states.items():

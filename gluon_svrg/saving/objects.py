@@ -93,9 +93,11 @@ class Registered:
         """Register a schedule, and give it its saved state."""
         if all(schedule is not known for known in self._live):
             for saved, live in _pairs(self._waiting, [schedule]):
-                problems = [*object_problems(saved, live, "the schedule")]
-                if problems:
-                    raise ValueError(f"The loaded states do not fit: {'; '.join(problems)}.")
+                found = "; ".join(object_problems(saved, live, "the schedule"))
+                if found:
+                    raise ValueError(
+                        f"The states that were loaded do not fit: {found}. Nothing was changed."
+                    )
                 assign_object(saved, live)
                 self._waiting = [other for other in self._waiting if other is not saved]
             self._live.append(schedule)

@@ -37,8 +37,8 @@ def match(then: Sequence[Description], now: Sequence[Description]) -> list[int]:
         ranked = sorted(old, key=_words), sorted(new, key=_words)
         words = [[re.sub(r"\d+", "0", label) for label in labels] for labels in ranked]
         if words[0] == words[1] and len({*old}) == len({*new}) == len(old):
-            pairs = dict(zip(*ranked))
-            return [new.index(pairs[label]) for label in old]
+            pairs, places = dict(zip(*ranked)), {label: n for n, label in enumerate(new)}
+            return [places[pairs[label]] for label in old]
     if by_name[0] == by_name[1] and any(p.key is None for p in (*then, *now)):
         return list(range(len(now)))  # names that repeat, as in a list of MXNet 2.0
     was, here = (", ".join(sorted(labels)[:3]) for labels in by_key)
@@ -59,8 +59,8 @@ def misfits(then: list[Description], now: list[Description], is_frozen_kept: boo
     for position, (was, here) in enumerate(zip(then, now)):
         name = f"parameter {position} ({here.key or here.name}) was"
         sizes = itertools.zip_longest(was.shape or (), here.shape or (), fillvalue=-9)
-        is_known = was.shape is not None and here.shape is not None
-        fits = not is_known or all(a == b or {a, b} & {0, -1} for a, b in sizes)
+        same = (a == b or {a, b} & {0, -1} for a, b in sizes)  # or they may become the same
+        fits = was.shape is None or here.shape is None or all(same)
         if not fits or was.dtype != here.dtype:
             shapes = [shape and tuple(shape) for shape in (was.shape, here.shape)]
             yield f"{name} {was.dtype} {shapes[0]} and is {here.dtype} {shapes[1]} here"

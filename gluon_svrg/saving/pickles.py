@@ -106,8 +106,8 @@ def _run(content: bytes) -> Any:
             if name not in names:
                 raise ValueError(
                     f"it contains {'.'.join([module, name]).replace('__builtin__', 'builtins')}, "
-                    "which is no optimizer, scheduler, array or plain container; it was refused, "
-                    "because it could run code. Define an optimizer of your own before loading"
+                    "which is no optimizer, scheduler or array, and could run code. Define an "
+                    "optimizer of your own before loading"
                 )
             stack.append(name)
         elif argument is not None and after not in ([], [pickletools.anyobject]):
@@ -152,7 +152,7 @@ class _Reader:
         if not (isinstance(value.state, dict) and all(type(key) is str for key in value.state)):
             raise ValueError("the state of an object in it is no dict of attributes")
         attributes = {key: item for key, item in value.state.items() if key not in NOT_SAVED}
-        return SavedObject(value.name, self.value(attributes, depth + 1))
+        return SavedObject(value.name.rpartition(".")[2], self.value(attributes, depth + 1))
 
     def _array(self, call: Any, kind: str) -> SavedArray:
         if kind in ("nd", "np"):

@@ -13,8 +13,7 @@ from .. import _mxnet
 
 #: Attributes that the trainer sets itself, or that belong to the running MXNet.
 NOT_SAVED = ("param_dict", "sym_info", "allow_np_array", "aggregate_num", "use_fused_step")
-#: How deeply containers and objects may be nested.
-MAX_DEPTH = 60
+MAX_DEPTH = 60  # of containers and objects in one another
 
 _SCALARS = (bool, int, float, str, type(None))
 _CONTAINERS: dict[str, Any] = {cls.__name__: cls for cls in (list, tuple, set, frozenset)}
