@@ -145,8 +145,7 @@ def test_schedulers_inside_containers(save, tmp_path):
     first.step(5)
     second.take_weights(first)
     getattr(first, save)(tmp_path / "states")
-    chain = second.optimizer.lr_scheduler
-    inside = [*chain.parts]
+    inside = [*(chain := second.optimizer.lr_scheduler).parts]
     second.load(tmp_path / "states")
     assert second.optimizer.lr_scheduler is chain and chain.parts == inside
     assert chain.more["last"][1] is inside[1]
