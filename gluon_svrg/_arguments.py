@@ -35,8 +35,3 @@ def flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
     return value
-
-
-def is_natural(value: Any, largest: int) -> bool:
-    """Whether a value is a whole number from 0 to the largest."""
-    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value <= largest

@@ -16,7 +16,7 @@ from mxnet.gluon.contrib.estimator.event_handler import (
 from mxnet.gluon.utils import split_and_load
 
 from . import _arguments, _mxnet
-from .registered import EpochCount
+from .saving import EpochCount
 from .schedule import EveryEpochs
 from .trainer import VarianceReducedTrainer
 

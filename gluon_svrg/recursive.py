@@ -167,9 +167,6 @@ class Recursive(Method):
 
     def problems(self, network: Network, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
-        if not isinstance(state, dict) or set(state) != {"weights", "mean", "in_objective"}:
-            yield "its state of the last step has another form"
-            return
         for name, what, is_kept in (
             ("weights", "weights before the last step", self.keeps_weights),
             ("mean", "mean gradient", self.keeps_mean),
@@ -179,14 +176,15 @@ class Recursive(Method):
                 yield f"it {has} the {what}, which this method {keeps} as it is set up here"
             elif is_kept:
                 summed = name == "mean"
-                yield from states.array_problems(network, state[name], what, summed=summed)
+                yield from states.problems(network, state[name], what, summed=summed)
 
     def assign(self, network: Network, state: dict[str, Any]) -> None:
         """Take over a state."""
         if self.keeps_weights:
             self.reference = Point.copied(network, frozen=False)
-            for number, weights in zip(states.numbers(network), self.reference.weights):
-                states.put([state["weights"][number]], weights)
+            values = states.in_order(network, state["weights"])
+            for value, weights in zip(values, self.reference.weights):
+                states.put([value], weights)
         if self.keeps_mean:
             self.mean = states.to_columns(network, state["mean"])
-        self._take([state["in_objective"][n] for n in states.numbers(network)])
+        self._take(states.in_order(network, state["in_objective"]))

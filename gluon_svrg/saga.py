@@ -24,14 +24,12 @@ References
 
 from __future__ import annotations
 
-from math import isfinite
 from typing import Any, Iterator, NamedTuple, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import _mxnet
-from ._arguments import is_natural
 from ._docstrings import trainer
 from .passes import states
 from .passes.arrays import Columns, zeros_like
@@ -258,23 +256,9 @@ class SAGA(Method):
 
     def problems(self, network: Network, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned. One of 0.3.0 has the sum of the rows for m."""
-        names = {"mean", "entries", "in_objective", "is_complete", "indices", "table"}
-        if not isinstance(state, dict) or not names - {"mean"} <= set(state):
-            yield "its table has another form"
-            return
-        found = list(states.table_problems(network, state["table"]))
-        yield from found
-        indices, entries = state["indices"], state["entries"]
-        if not found and not (
-            isinstance(indices, list)
-            and all(is_natural(index, 2**63) for index in indices)
-            and len(set(indices)) == len(indices) == len(state["table"]["counts"])
-        ):
-            yield "its rows belong to other minibatches"
-        if not (isinstance(entries, float) and isfinite(entries) and entries > 0):
-            yield "its table has no loss entries"
+        yield from states.table_problems(network, state["table"])
         mean = state.get("mean", state.get("sum"))
-        yield from states.array_problems(network, mean, "mean of the table", summed=True)
+        yield from states.problems(network, mean, "mean of the table", summed=True)
 
     def assign(self, network: Network, state: dict[str, Any]) -> None:
         """Take over a table."""
@@ -286,10 +270,8 @@ class SAGA(Method):
                 assign([column], (0, ((1.0 / self._entries, 0),)))
         rows = states.rows_of(network, state["table"], state["indices"])
         self.table = {row.position: row for row in rows}
-        self.in_objective = [state["in_objective"][n] for n in states.numbers(network)]
-        then, outside = state.get("weights_then"), state["table"].get("outside")
-        self._weights_then = then if isinstance(then, int) else None
-        self._outside = outside if isinstance(outside, int) else None
+        self.in_objective = states.in_order(network, state["in_objective"])
+        self._weights_then, self._outside = state.get("weights_then"), state["table"].get("outside")
 
 
 class SAG(SAGA):

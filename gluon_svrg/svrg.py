@@ -215,19 +215,11 @@ class SVRG(Method):
 
     def problems(self, network: Network, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
-        names = {"weights", "full_grads", "frozen", "in_objective", "table"}
-        if not isinstance(state, dict) or set(state) != names:
-            yield "its snapshot has another form"
-            return
-        yield from states.array_problems(network, state["weights"], "snapshot")
-        yield from states.array_problems(network, state["full_grads"], "full gradient", summed=True)
-        if set(state["frozen"]) - set(states.numbers(network, trainable=False)):
-            yield "its frozen values belong to other parameters"
-            return
-        for number, values in state["frozen"].items():
-            for value in values:
-                parameter = network.parameters[number]
-                yield from states.array_problem(value, "frozen value", parameter)
+        yield from states.problems(network, state["weights"], "snapshot")
+        yield from states.problems(network, state["full_grads"], "full gradient", summed=True)
+        frozen = states.parameters(network, trainable=False)
+        frozen = {n: p for n, p in frozen.items() if n in state["frozen"]}
+        yield from saving.array_problems(state["frozen"], "frozen values", frozen)
         if state["table"] is not None:
             hint = " (save after update_full_grads() without store_grads=True)"
             yield from states.table_problems(network, state["table"], hint)
@@ -235,20 +227,19 @@ class SVRG(Method):
     def assign(self, network: Network, state: dict[str, Any]) -> None:
         """Take over a snapshot. Its table is checked again: the data may have changed."""
         snapshot = Point.copied(network, frozen=True)
-        for number, weights in zip(states.numbers(network), snapshot.weights):
-            states.put([state["weights"][number]], weights)
-        frozen = zip(states.numbers(network, trainable=False), snapshot.frozen or ())
+        for value, weights in zip(states.in_order(network, state["weights"]), snapshot.weights):
+            states.put([value], weights)
+        frozen = zip(states.parameters(network, trainable=False), snapshot.frozen or ())
         for number, values in frozen:
             if number in state["frozen"]:
                 states.put(state["frozen"][number], values)
         self.mean = states.to_columns(network, state["full_grads"])
-        self.in_objective = [state["in_objective"][n] for n in states.numbers(network)]
+        self.in_objective = states.in_order(network, state["in_objective"])
         table = state["table"]
         self.table, self._is_checked = None, False
         if table is not None:
             self.table = states.rows_of(network, table, range(len(table["counts"])))
-            outside = table.get("outside")
-            self._outside = outside if isinstance(outside, int) else None
+            self._outside = table.get("outside")
         self.snapshot = snapshot
 
 
@@ -306,14 +297,6 @@ class Coefficient:
 
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
-        if not isinstance(state, dict) or set(state) != {"schedule", "coefficient"}:
-            yield "its coefficient has another form"
-            return
-        for value in (state["coefficient"], state["schedule"]):
-            if isinstance(value, float) and not 0 <= value < math.inf:
-                yield f"its coefficient is {value}"
-        if not isinstance(state["coefficient"], float):
-            yield "its coefficient is no number"
         saved, live = state["schedule"], self.state()["schedule"]
         was, is_now = map(_kind, (saved, live))
         if was != is_now:

@@ -15,7 +15,6 @@ from mxnet.gluon import Block, Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
-from .loading import LoadedStates
 from .passes.arrays import are_finite
 from .passes.closure import Loss, Recorded, check_closure, check_repeatable
 from .passes.data import check_data, initialize, number_of, one_pass
@@ -31,7 +30,6 @@ from .passes.table import Row
 from .passes.warnings import warn
 from .prox import ProxArgument
 from .proximal import ProximalOperators
-from .registered import EpochCount, Registered
 from .stores import calls
 from .stores.agreement import agreement
 from .stores.kvstore_trainer import KVStoreTrainer
@@ -136,7 +134,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._method, self._network = method, Network(self._all_parameters)
         self._live = LiveGradients(method, self._network)
         self._progress = Progress()
-        self._loaded, self._registered = LoadedStates(params), Registered()
+        self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
+        self._files = saving.StateFiles(type(method).__name__, self._network.parameters, params)
         # Replaced with the network's arrays
         self._here: Point | None = None  # the current weights
         # For the user's block, and for warnings
@@ -451,7 +450,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
         needs_arrays = self._method.has_reference or self._method.needs_closure
         is_new = needs_arrays and self._here is None
-        if is_new or self._loaded.waiting or self._must_start_kvstore():
+        if is_new or self._files.waiting or self._must_start_kvstore():
             deque(initialize(self._network.parameters, closure, iter([()])), 0)
             self._start_kvstore()
         self._apply_loaded()
@@ -729,12 +728,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._method.discard()
         self._network.release()
         self._here, self._progress.inner_steps = None, 0
-        self._loaded.drop_snapshot()
+        self._files.waiting.pop("method", None)
 
     @property
     def has_snapshot(self) -> bool:
         """Whether there is a snapshot; a loaded one may wait until parameters are initialized."""
-        has_one = self._method.has_reference or self._loaded.has_snapshot
+        has_one = self._method.has_reference or self._files.has_reference
         return has_one and not self._method.needs_table
 
     @property
@@ -910,7 +909,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_states_are_here("save_states")
         if self._is_ready:
             self._apply_loaded()
-        self._loaded.save(fname, self._header(), self._parts())
+        self._files.save(fname, self._parts())
 
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Load a file of `save_states` or of `gluon.Trainer.save_states`.
@@ -935,7 +934,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("load_states")
         self._check_states_are_here("load_states")
-        self._loaded.load(fname, self._header(), self._parts(), self._network.parameters)
+        if "counters" not in self._files.load(fname, self._parts()):
+            self._progress.inner_steps = 0  # of gluon.Trainer
         self._live.drop()
         self._method.discard()
 
@@ -985,44 +985,40 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._registered.add(schedule)
 
     @property
-    def epoch_count(self) -> EpochCount:
+    def epoch_count(self) -> saving.EpochCount:
         """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
-        return self._registered.shared(EpochCount)
+        self._registered.add(self._epoch_count)
+        return self._epoch_count
 
     @property
     def _is_ready(self) -> bool:
         """Whether all parameters are initialized."""
         return all(map(_mxnet.has_data, self._network.parameters))
 
-    def _header(self) -> dict[str, Any]:
-        network, name = self._network, type(self._method).__name__
-        return self._loaded.header(name, network.parameters, len(network.devices))
-
     def _parts(self) -> dict[str, Any]:
         """All parts of a file."""
-        parameters = self._network.parameters
-        return {
-            "optimizer": saving.OptimizerSettings(self.optimizer, parameters),
+        optimizer, parameters = self.optimizer, self._network.parameters
+        parts = {
+            "optimizer": saving.OptimizerSettings(optimizer, parameters),
             "counters": self._progress,
             "lock": self._lock,
-            "coefficient_schedule": self._method.coefficient or saving.NoPart(),
+            "coefficient_schedule": self._method.coefficient,
             "schedules": self._registered,
             "scaler": self._loss_scale,
-            "optimizer_states": saving.OptimizerStates(
-                self.optimizer, self._all_updaters, parameters
-            ),
+            "optimizer_states": saving.OptimizerStates(optimizer, self._all_updaters, parameters),
             "method": MethodPart(self._method, self._network),
         }
+        return {name: part for name, part in parts.items() if part is not None}
 
     def _apply_loaded(self) -> None:
         """Apply what was loaded, once the parameters are initialized; raise if a snapshot waits."""
-        if not self._loaded.waiting:
+        if not self._files.waiting:
             return
         if self._is_ready:
             self._start_kvstore()
             self._bind()
-            self._loaded.apply(self._header(), self._parts())
-        if self._loaded.has_snapshot:
+            self._files.apply(self._parts())
+        if self._files.has_reference:
             raise RuntimeError(
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."

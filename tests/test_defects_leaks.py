@@ -6,12 +6,12 @@ import weakref
 
 import mxnet as mx
 import pytest
+from gluon_svrg.passes.interrupts import uninterrupted
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 from problems import Dense, array
 
 from gluon_svrg import SVRGTrainer
-from gluon_svrg.passes.interrupts import uninterrupted
 
 PROBLEM = Dense("regression", samples=6, seed=36)
 BATCHES = PROBLEM.batches(3)

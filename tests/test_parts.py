@@ -10,12 +10,12 @@ from pathlib import Path
 
 import kit
 import pytest
+from gluon_svrg.methods import live_gradients
+from gluon_svrg.methods.storm import STORM
 from mxnet import gluon
 
 import gluon_svrg
 from gluon_svrg import STORMTrainer, SVRGTrainer
-from gluon_svrg.methods import live_gradients
-from gluon_svrg.methods.storm import STORM
 from gluon_svrg.passes.estimate import Terms
 from gluon_svrg.trainer import VarianceReducedTrainer
 

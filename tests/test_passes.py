@@ -7,6 +7,9 @@ import threading
 import mxnet as mx
 import numpy as np
 import pytest
+from gluon_svrg.passes.entries import all_finite, finite_on_device, finite_on_host
+from gluon_svrg.passes.interrupts import is_uninterrupted, uninterrupted
+from gluon_svrg.passes.multiples import Combination, assign_in_turn, combine
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import array
@@ -14,9 +17,6 @@ from problems import array
 from gluon_svrg._mxnet import classic
 from gluon_svrg.passes import sketch
 from gluon_svrg.passes.arrays import Column, copy, zero
-from gluon_svrg.passes.entries import all_finite, finite_on_device, finite_on_host
-from gluon_svrg.passes.interrupts import is_uninterrupted, uninterrupted
-from gluon_svrg.passes.multiples import Combination, assign_in_turn, combine
 
 SHAPES = [(), (1,), (3,), (2, 3), (40_000,), (130, 140), (2, 1, 3, 1)]
 if not mx.util.is_np_array():

@@ -74,7 +74,8 @@ def test_variance_where_the_number_of_entries_is_on_the_device(cls):
     method = trainer._method
     method._entries = mx.nd.array([method._entries], dtype="float64")
     found = variance.variance(trainer, loss_of, BATCHES[:2])
-    assert (found.estimate, found.bias) == pytest.approx((expected.estimate, expected.bias), rel=1e-12)
+    expected = pytest.approx((expected.estimate, expected.bias), rel=1e-12)
+    assert (found.estimate, found.bias) == expected
 
 
 @both

@@ -1,188 +1,216 @@
-"""Pickles of `gluon.Trainer`, and files that were made to do harm: nothing runs, nothing bursts."""
+"""Pickles of `gluon.Trainer`, and crafted ones: nothing runs, nothing bursts, nothing hangs."""
 
+import contextlib
 import copyreg
 import os
 import pickle
+import pickletools
+import random
 import re
+import resource
+import signal
+import struct
 import subprocess
 import sys
+import time
 from pathlib import Path
 
-import crafted
 import mxnet as mx
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
-from saving_kit import Training
+from saving_kit import GENERATION, Training
 
-TESTS = Path(__file__).parent
+from gluon_svrg.saving import pickles
 
 
-def load(content, path, run=None):
-    """It is refused, and nothing is changed; or it is loaded, and the next steps work."""
-    run = run or Training("adam")
+def text(value):
+    return b"X" + struct.pack("<I", len(value)) + value.encode()
+
+
+def of_bytes(content):
+    return b"B" + struct.pack("<I", len(content)) + content
+
+
+def named(module, name):
+    return b"c%s\n%s\n" % (module.encode(), name.encode())
+
+
+def mxnet_array(raw):
+    """An array as MXNet pickles it, with whatever bytes."""
+    state = b"}" + text("handle") + named("builtins", "bytearray") + of_bytes(raw) + b"\x85Rs"
+    return named("mxnet.ndarray.ndarray", "NDArray") + b"N\x85R" + state + b"b"
+
+
+def numpy_array(dtype, size, content):
+    """An array as NumPy pickles it."""
+    made = named("numpy.core.multiarray", "_reconstruct") + named("numpy", "ndarray") + b")N\x87R"
+    of_dtype = named("numpy", "dtype") + text(dtype) + b"\x85R(K\x03" + text("<") + b"tb"
+    shape = b"\x8a\x08" + struct.pack("<q", size) + b"\x85"
+    return made + b"(K\x01" + shape + of_dtype + b"\x89" + content + b"tb"
+
+
+def row_sparse(rows, index):
+    """A row_sparse array of a row of two numbers, of a size that it claims."""
+    head = struct.pack("<Iiiqqiqq", 0xF993FAC9, 1, 2, 1, 2, 2, rows, 2)
+    return head + struct.pack("<iii", 1, 0, 0) + struct.pack("<iiqffq", 6, 1, 1, 0, 0, index)
+
+
+OPTIMIZER = pickle.dumps(mx.optimizer.SGD(), 4)[2:-1]
+RAW = bytes(mx.nd.ones((4,)).__getstate__()["handle"])
+LARGE = RAW[:12] + struct.pack("<q", 10**6) + RAW[20:32] + bytes(4 * 10**6)
+PUT, GET = b"r\x88\x13\x00\x00", b"j\x88\x13\x00\x00"  # a value aside, and take it again
+PAIRS = b"N" + (PUT + GET + b"\x86") * 60  # 2 ** 60 values
+FACTOR = pickle.dumps(mx.optimizer.SGD(lr_scheduler=mx.lr_scheduler.FactorScheduler(1)))[2:-1]
+FACTOR = FACTOR.replace(b"count\x94K\x00", b"count\x94J\x00\x00\x00\x80")
+
+
+def states(value, optimizer=OPTIMIZER):
+    """What `gluon.Trainer` would save if the state of parameter 0 were this."""
+    return b"\x80\x04}K\x00" + value + b"s" + optimizer + b"\x86."
+
+
+#: The content, and what is said.
+PICKLES = [
+    (states(numpy_array("O8", 1, of_bytes(b"\x10" * 8))), "of a dtype that is no number"),
+    (states(numpy_array("(2,)f4", 1, of_bytes(bytes(8)))), "of a dtype that is no number"),
+    (states(numpy_array("f8", 1, b"(Nl")), "without content"),
+    (states(numpy_array("f8", 2**40, of_bytes(b""))), "its shape does not fit"),
+    (states(mxnet_array(RAW[:12] + b"\xff" * 6 + b"\0\0" + RAW[20:])), "its shape does not fit"),
+    (states(mxnet_array(RAW[:12] + b"\xff" * 8 + RAW[20:])), "its shape does not fit"),
+    (states(mxnet_array(RAW[:8] + b"\xff\xff\xff\x7f" + RAW[12:])), "damaged"),
+    (states(mxnet_array(row_sparse(2**33, 0))), "larger arrays than the parameters"),
+    (states(mxnet_array(row_sparse(3, 7))), "damaged"),
+    (states(b"(" + mxnet_array(LARGE) + PUT + GET * 20_000 + b"t"), "larger arrays than the param"),
+    (states(named("mxnet.ndarray.ndarray", "NDArray") + b"N\x85R"), "damaged"),
+    (states(PAIRS), "nested too deeply, or in a cycle"),
+    (states(b"]" + PUT + GET + b"a"), "nested too deeply, or in a cycle"),
+    (b"\x80\x04}" + PAIRS + b"K\x00s.", "key of type tuple"),
+    (b"\x80\x04}N" + b"\x85" * 200_000 + b"K\x00s.", "key of type tuple"),
+    (states(PAIRS + b")R"), "key of type tuple"),
+    (b"\x80\x04N" + PAIRS + text("a") + b"\x93.", "expected str instance, tuple found"),
+    (states(b"]\x8a\x09" + bytes(8) + b"\x01a"), "too many digits"),  # of equal hashes
+    (states(b"\x8b" + struct.pack("<I", 10**6) + b"\x01" * 10**6), "too many digits"),
+    (states(b"I" + b"1" * 10**6 + b"\n"), "damaged"),
+    (states(b"Nq\x00" * 600_000), "too long"),
+    (states(named("os", "system") + text("true") + b"\x85R"), "it contains os.system"),
+    (states(named("mxnet.optimizer", "SGD.update")), "it contains mxnet.optimizer.SGD.update"),
+    (states(text("true") + b"Q"), "the operation BINPERSID"),
+    (states(b"}}" + text("__class__") + b"Nsb"), "damaged"),
+    (states(OPTIMIZER), "and must be"),
+    (states(b"K\x05"), "is a number and must be None"),
+    (states(b"N", mxnet_array(RAW)), "not of the states of a gluon.Trainer"),
+    (states(b"N", FACTOR), "would count from -2147483648 by 1 for too long|was FactorScheduler"),
+    (b"\x80\x02R.", "damaged"),
+]
+PIECES = [*(code.code.encode("latin-1") for code in pickletools.opcodes), OPTIMIZER]
+PIECES += [b"\xff\xff\xff\xff", struct.pack("<Q", 2**40), named("os", "system")]
+
+
+def changed(content, others, rng):
+    """A pickle with a random change or two."""
+    content = bytearray(content)
+    for _ in range(rng.randint(1, 2)):
+        place, other = rng.randrange(len(content)), rng.choice(others)
+        end, start = place + rng.choice([0, 1, 1, 2, 8, 200]), rng.randrange(len(other))
+        content[place:end] = rng.choice([
+            b"", bytes([rng.randrange(256)]), rng.choice(PIECES), content[place:end] * 50,
+            other[start : start + rng.choice([2, 10, 100])],
+        ])  # fmt: skip
+    return bytes(content)
+
+
+def refused(content, path, message):
+    run = Training()
     before = run.everything()
     path.write_bytes(content)
-    try:
+    with pytest.raises(ValueError, match=f"({message}).* Nothing was changed"):
         run.load(path)
-    except ValueError as error:
-        assert run.everything() == before
-        return str(error)
-    run.step(2)
-    return ""
+    assert run.everything() == before
 
 
-@pytest.mark.parametrize("name", crafted.PICKLES)
-def test_crafted_pickles(name, tmp_path):
-    content, message = crafted.PICKLES[name]
-    found = load(content, tmp_path / "states", Training())
-    assert re.search(message, found) and "Nothing was changed" in found, found
+def test_crafted_pickles(tmp_path):
+    for content, message in PICKLES:
+        refused(content, tmp_path / "states", message)
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
-def test_crafted_files_take_little_memory_and_time(tmp_path):
-    files = {**crafted.PICKLES, **crafted.own_files()}
-    for name, (content, _) in files.items():
-        (tmp_path / name).write_bytes(content)
-    done = subprocess.run(
-        [sys.executable, "-W", "ignore", str(TESTS / "crafted.py"), str(tmp_path)],
-        capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
-    )  # fmt: skip
-    found = [line.split("\t") for line in done.stdout.splitlines() if "\t" in line]
-    assert {name for name, *_ in found} == {*files}, done.stderr[-2000:]
-    for name, seconds, said in found:
-        assert re.search(files[name][1], said), (name, said)
-        assert float(seconds) < 20, name
-
-
-@pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
-def test_thousands_of_changed_pickles():
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.long)])
+def test_changed_pickles(count, tmp_path, record_property):
     """Python reports whatever a program opens, imports, starts or compiles: there is nothing."""
-    command = [sys.executable, "-W", "ignore", str(TESTS / "crafted.py"), "mutated", "3000", "1"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, timeout=240,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(TESTS.parent), str(TESTS)])},
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-2000:]
-    loaded, refused = (int(part.split()[0]) for part in done.stdout.split(","))
-    assert loaded > 100 and refused > 1000 and loaded + refused == 3000
-
-
-@pytest.mark.parametrize("function", [os.system, eval])
-@pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_nothing_runs(function, protocol, tmp_path):
-    command = {os.system: "touch {}", eval: "open({!r}, 'w')"}[function]
-    harm = crafted.Runs(function, command.format(str(tmp_path / "owned")))
-    content = pickle.dumps(({0: harm}, mx.optimizer.SGD()), protocol)
-    if protocol == 0:
-        content = b"\x80\x02" + content
-    name = f"{function.__module__}.{function.__name__}"
-    found = load(content, tmp_path / "states")
-    assert re.search(f"it contains ({name}|__builtin__.eval).*could run code", found), found
-    assert not (tmp_path / "owned").exists()
+    command = [sys.executable, "-W", "ignore", __file__, str(count), str(tmp_path / "states")]
+    folders = [Path(__file__).parents[1], Path(__file__).parent]
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
+    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
+    record_property("counted", done.stdout.splitlines()[-1])
+    assert 3 < int(re.search(r"loaded (\d+) of", done.stdout)[1]) < count / 2
 
 
 def test_codes_of_extensions_are_refused(tmp_path):
-    """Python keeps what a code stands for, and does not ask the unpickler again."""
+    """Python keeps what a code stands for, and would not ask an unpickler again."""
     copyreg.add_extension("posix", "system", 240)
     try:
         assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
-        harm = b"\x82\xf0" + crafted.text(f"touch {tmp_path / 'owned'}") + b"\x85R"
-        assert "it is damaged" in load(crafted.states(harm), tmp_path / "states")
+        harm = b"\x82\xf0" + text(f"touch {tmp_path / 'owned'}") + b"\x85R"
+        refused(states(harm), tmp_path / "states", "operation EXT1")
     finally:
         copyreg.remove_extension("posix", "system", 240)
     assert not (tmp_path / "owned").exists()
 
 
-class Custom(mx.optimizer.SGD):
-    """An optimizer whose own `__setstate__` would be noticed."""
-
-    ran = 0
-
-    def __setstate__(self, state):
-        type(self).ran += 1
-        super().__setstate__(state)
+def loaded(array):
+    """An array by way of a pickle."""
+    states, _, _ = pickles.loads(pickle.dumps(({0: (array,)}, mx.optimizer.SGD())), 0)
+    return states[0][0]
 
 
-def test_no_method_of_a_class_is_called(tmp_path):
-    optimizer = Custom(learning_rate=0.3)
-    run = Training(Custom(), {})
-    assert not load(pickle.dumps(({}, optimizer)), tmp_path / "states", run)
-    assert run.optimizer.lr == 0.3 and not Custom.ran
+def test_arrays():
+    for dtype in ("float16", "float32", "float64", "int32", "int64", "uint8"):
+        array = mx.nd.array(np.arange(6).reshape(1, 2, 3), dtype=dtype)
+        np.testing.assert_array_equal(loaded(array), array.asnumpy())
+        assert (loaded(array).dtype, loaded(array).kind) == (np.dtype(dtype), "nd")
+    if GENERATION == "1":  # 2.0 cannot pickle sparse arrays, as the momentum of sparse weights
+        for dense in (mx.nd.array([[0, 0], [1, 2], [0, 0]]), mx.nd.zeros((4, 2))):
+            found = loaded(dense.tostype("row_sparse"))
+            np.testing.assert_array_equal(found, dense.asnumpy())
+            assert found.stype == "row_sparse"
 
 
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-@pytest.mark.parametrize("name", ["sgd", "adam"])
-def test_every_protocol(name, protocol, tmp_path):
-    first, second = Training(name), Training(name)
-    first.optimizer.more = [np.arange(6.0).reshape(2, 3).T, np.int64(5), {1, 2}, frozenset([3])]
-    second.optimizer.more = None
-    first.step(3)
-    state = first.updaters[0].states, first.optimizer
-    second.take_weights(first)
-    assert not load(pickle.dumps(state, protocol), tmp_path / "states", second)
-    first.step(2)
-    for one, other in zip(first.weights(), second.weights()):
-        np.testing.assert_array_equal(one, other)
-    array, number, *sets = second.optimizer.more
-    np.testing.assert_array_equal(array, first.optimizer.more[0])
-    assert number == 5 and sets == [{1, 2}, frozenset([3])]
+def load_changed(count, path, megabytes=300, seconds=5):
+    """Load changed pickles: nothing may run, take long, or take more memory than that."""
+
+    scheduler = mx.lr_scheduler.FactorScheduler(1)
+    run, rng = Training("adam", {"lr_scheduler": scheduler}), random.Random(1)
+    run.step(1)
+    good = pickle.dumps((run.states[0], run.optimizer))
+    contents = [good, *(content for content, _ in PICKLES)]
+    short = [content for content in contents if len(content) < 5000]
+    while len(contents) < count:
+        contents.append(changed(rng.choice([good, rng.choice(short)]), short, rng))
+    pickles.loads(good, 0)  # what Python loads at the first use
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    resource.setrlimit(resource.RLIMIT_AS, (used + megabytes * 2**20,) * 2)
+    events, loaded, slowest = [], 0, 0.0
+    sys.addaudithook(lambda event, arguments: events.append(event))
+    for number, content in enumerate(contents):
+        signal.setitimer(signal.ITIMER_PROF, seconds)  # of this process; ends it
+        begin = time.process_time()
+        events.clear()
+        with contextlib.suppress(ValueError):
+            pickles.loads(content, 0)
+            loaded += 1
+        assert not events, (number, events)
+        Path(path).write_bytes(content)
+        try:
+            run.load(path)
+            run.step(1)
+        except ValueError as error:
+            assert "Nothing was changed" in str(error)
+        except Exception:  # a wrong number fails in the next step
+            run.use(run.net.collect_params(), "adam", {"lr_scheduler": scheduler})
+        slowest = max(slowest, time.process_time() - begin)
+    print(f"loaded {loaded} of {len(contents)}, slowest {slowest:.2f} s")
 
 
-def test_sparse_states():
-    """MXNet 1.9.1 keeps row_sparse momentum for row_sparse weights."""
-    if mx.__version__.startswith("2"):
-        pytest.skip("MXNet 2.0 cannot pickle sparse arrays")
-    from gluon_svrg.saving import raw_arrays
-
-    for array in (mx.nd.array([[0, 0], [1, 2], [0, 0]]), mx.nd.zeros((4, 2))):
-        raw = array.tostype("row_sparse").__getstate__()["handle"]
-        dense, stype = raw_arrays.from_mxnet(bytes(raw), 100)
-        np.testing.assert_array_equal(dense, array.asnumpy())
-        assert stype == "row_sparse"
-
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
-@pytest.mark.parametrize("shape", [(3,), (2, 3), (1, 2, 3), (0, 2)])
-def test_arrays_of_every_dtype(dtype, shape):
-    from gluon_svrg.saving import raw_arrays
-
-    if 0 in shape and not mx.__version__.startswith("2"):
-        pytest.skip("MXNet 1.9.1 has no empty arrays")
-    size = int(np.prod(shape))
-    array = mx.nd.array(np.arange(size).reshape(shape), dtype=dtype)
-    found, _ = raw_arrays.from_mxnet(bytes(array.__getstate__()["handle"]), 0)
-    np.testing.assert_array_equal(found, array.asnumpy())
-    assert found.dtype == np.dtype(dtype)
-
-
-@pytest.fixture(scope="module")
-def pickled():
-    with mx.name.NameManager():
-        scheduler = mx.lr_scheduler.MultiFactorScheduler([2, 4], 0.5, base_lr=0.1)
-        run = Training("adam", {"lr_scheduler": scheduler})
-        run.step(3)
-        return run.updaters[0].get_states(dump_optimizer=True)
-
-
-@settings(max_examples=150)
-@given(data=st.data())
-def test_any_change_of_the_bytes_of_a_pickle(pickled, tmp_path_factory, data):
-    content = bytearray(pickled)
-    for _ in range(data.draw(st.integers(1, 3))):
-        place = data.draw(st.integers(0, len(content) - 1))
-        how = data.draw(st.sampled_from(["bit", "byte", "gone", "copied"]))
-        if how == "bit":
-            content[place] ^= 1 << data.draw(st.integers(0, 7))
-        elif how == "byte":
-            content[place] = data.draw(st.sampled_from(b"\x00\xff.()}]0Rb\x85\x86\x93\x94jrsu"))
-        elif how == "gone":
-            del content[place : place + data.draw(st.integers(1, 9))]
-        else:
-            content[place:place] = content[place : place + data.draw(st.integers(1, 40))]
-    with mx.name.NameManager():
-        scheduler = mx.lr_scheduler.MultiFactorScheduler([2, 4], 0.5, base_lr=0.1)
-        run = Training("adam", {"lr_scheduler": scheduler})
-    load(bytes(content), tmp_path_factory.mktemp("pickles") / "states", run)
+if __name__ == "__main__":
+    load_changed(int(sys.argv[1]), sys.argv[2])

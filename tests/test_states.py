@@ -418,7 +418,7 @@ def test_foreign_files(content, message, tmp_path):
 
 def test_another_version(saved, tmp_path):
     other = saved.replace(b"states 2\n", b"states 3\n", 1)
-    refused(other, tmp_path / "states", "it has format 3, and this version .* reads formats? 1")
+    refused(other, tmp_path / "states", "it has format 3, and this version .* reads format 2")
 
 
 def test_a_missing_file(tmp_path):

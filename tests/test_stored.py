@@ -451,5 +451,3 @@ def test_deferred_parameters_and_an_iterator_without_length():
     trainer.update_full_grads(loss_of, iter(BATCHES), store_grads=True)
     trainer.step(5, closure=lambda: loss_of(BATCHES[4 - 1]), batch_index=3)
     assert trainer.inner_steps == 1
-
-

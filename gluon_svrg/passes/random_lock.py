@@ -16,7 +16,6 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._arguments import is_natural
 from .closure import Loss, record
 from .warnings import warn
 
@@ -134,18 +133,6 @@ class RandomLock:
         """Whether it is on, and which seeds were drawn. The next ones follow from it."""
         base = None if self.mode is False else self._drawn_base()
         return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
-
-    def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        if not (
-            isinstance(state, dict)
-            and set(state) == {"mode", "locked", "base", "count"}
-            and (isinstance(state["mode"], bool) or state["mode"] == "auto")
-            and isinstance(state["locked"], bool)
-            and (state["base"] is None or is_natural(state["base"], _LARGEST))
-            and is_natural(state["count"], 2**62)
-        ):
-            yield "the state of its random lock has another form"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""

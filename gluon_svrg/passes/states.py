@@ -12,27 +12,31 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet, saving
-from .._arguments import is_natural
-from .arrays import SUMMED_IN, Column, Columns
+from .arrays import Column, Columns
 from .network import Network
 from .random_lock import Losses
 from .table import Row
 
 
-def numbers(network: Network, *, trainable: bool = True) -> list[int]:
-    """The numbers of the parameters with gradients, or of those without."""
-    parameters = enumerate(network.parameters)
-    return [n for n, p in parameters if _mxnet.is_trainable(p) is trainable]
+def parameters(network: Network, *, trainable: bool = True) -> dict[int, Parameter]:
+    """The parameters with gradients, or those without, by number."""
+    numbered = enumerate(network.parameters)
+    return {n: p for n, p in numbered if _mxnet.is_trainable(p) is trainable}
 
 
 def by_number(network: Network, values: Sequence[Any]) -> saving.ByParameter:
     """Values of the trainable parameters, by number."""
-    return saving.ByParameter(zip(numbers(network), values))
+    return saving.ByParameter(zip(parameters(network), values))
+
+
+def in_order(network: Network, state: dict[int, Any]) -> list[Any]:
+    """The values of a state in the order of the trainable parameters."""
+    return [state[n] for n in parameters(network)]
 
 
 def to_columns(network: Network, state: dict[int, Any]) -> Columns:
     """New columns with the arrays of a state, the same on all devices."""
-    arrays = [np.asarray(state[n]) for n in numbers(network)]
+    arrays = [np.asarray(a) for a in in_order(network, state)]
     return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in network.devices]
 
 
@@ -43,48 +47,12 @@ def put(values: Sequence[Any], arrays: Sequence[NDArray]) -> None:
         _mxnet.to_ndarray(value, _mxnet.device_of(array)).copyto(_mxnet.classic(array))
 
 
-# --- checks ------------------------------------------------------------------------------------
+def problems(network: Network, state: Any, what: str, *, summed: bool = False) -> Iterator[str]:
+    """Tell where a state has no finite array like each trainable parameter.
 
-
-def array_problems(
-    network: Network, state: Any, what: str, *, summed: bool = False, rows: int | None = None
-) -> Iterator[str]:
-    """Check a state for an array of each trainable parameter, by its number.
-
-    Sums of gradients are wider than float16. With a number of rows, there is a list of arrays, one
-    for each device, each of so many rows.
+    Sums of gradients are wider than float16.
     """
-    if not isinstance(state, dict) or set(state) != set(numbers(network)):
-        yield f"its {what} belongs to other parameters"
-        return
-    for number in state:
-        parameter, values = network.parameters[number], state[number]
-        if rows is None:
-            values = [values]
-        elif not isinstance(values, list) or len(values) != len(network.devices):
-            yield f"its {what} of {parameter.name} belongs to other devices"
-            continue
-        for value in values:
-            yield from array_problem(value, f"{what} of", parameter, summed=summed, rows=rows)
-
-
-def array_problem(
-    value: Any, what: str, parameter: Parameter, *, summed: bool = False, rows: int | None = None
-) -> Iterator[str]:
-    """Check for an array like a parameter, or of rows like it."""
-    dtype = str(np.dtype(parameter.dtype))
-    dtype = SUMMED_IN.get(dtype, dtype) if summed else dtype
-    name = f"its {what} {parameter.name}"
-    if not isinstance(value, np.ndarray):
-        yield f"{name} is no array"
-        return
-    shape = value.shape
-    if _mxnet.has_data(parameter):
-        shape = (*([] if rows is None else [rows]), *parameter.shape)
-    if value.shape != shape or str(value.dtype) != dtype:
-        yield f"{name} is {value.dtype} {value.shape}, expected {dtype} {shape}"
-    elif not np.isfinite(value).all():
-        yield f"{name} is not finite"
+    yield from saving.array_problems(state, what, parameters(network), summed)
 
 
 # --- tables ------------------------------------------------------------------------------------
@@ -109,26 +77,22 @@ def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:
 
 def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str]:
     """Tell why `rows_of` cannot make rows of a state."""
-    has_form = isinstance(state, dict) and {"rows", "counts", "seeds"} <= set(state)
-    if not has_form or not all(isinstance(state[k], list) for k in ("counts", "seeds")):
-        yield "its stored gradients have another form"
-        return
     counts, devices = state["counts"], len(network.devices)
-    if not all(isinstance(c, list) and all(is_natural(n, 2**53) for n in c) for c in counts):
-        yield "its stored gradients have other numbers of loss entries"
-    elif any(len(c) != devices for c in counts):
+    if counts and len(counts[0]) != devices:
         yield (
             f"its stored gradients are for {len(counts[0])} devices, and there are {devices} here"
             f"{hint}"
         )
     else:
         what, rows = "stored gradient", len(counts)
-        yield from array_problems(network, state["rows"], what, summed=True, rows=rows)
+        yield from saving.array_problems(
+            state["rows"], what, parameters(network), True, rows, devices
+        )
 
 
 def rows_of(network: Network, state: dict[str, Any], indices: Sequence[int]) -> list[Row]:
     """The rows of a state, of minibatches with some indices. Version 0.3.0 stored no losses."""
-    arrays = [[np.asarray(a) for a in state["rows"][n]] for n in numbers(network)]
+    arrays = [[np.asarray(a) for a in device] for device in in_order(network, state["rows"])]
     losses = state.get("losses") or [None] * len(state["counts"])
     return [
         Row(

@@ -16,162 +16,92 @@ import hashlib
 import json
 import math
 import os
-from typing import Any, Callable, NamedTuple, Sequence
+import secrets
+import shutil
+from pathlib import Path
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 
-from .raw_arrays import dtype_name, dtype_of, view
-from .values import malformed
+from .values import encode
 
-#: The beginning of a file, before the number of its format.
-MAGIC = b"gluon_svrg states "
-VERSION = 2
-#: A manifest takes up to 20 times its size in memory.
-LONGEST_MANIFEST = 16 * 2**20
-_MOST_DIGITS = 1000
+MAGIC = b"gluon_svrg states "  # the beginning of a file, before the number of its format
+FORMAT = b"2"
 
 
-class Content(NamedTuple):
-    """The content of a file."""
-
-    header: dict[str, Any]
-    parts: dict[str, Any]  # encoded
-    arrays: list[np.ndarray]
-
-
-def pack(header: dict[str, Any], parts: dict[str, Any], arrays: Sequence[np.ndarray]) -> list[Any]:
-    """Make the chunks of bytes of a file.
-
-    Parameters
-    ----------
-    header, parts : dict
-        The values that JSON can hold.
-    arrays : sequence of ndarray
-        The arrays, which JSON cannot hold.
-    """
-    shapes = [[dtype_name(array.dtype), list(array.shape)] for array in arrays]
-    for name, _ in shapes:
-        dtype_of(name)
+def write(path: Any, header: Mapping[str, Any], states: Mapping[str, Any]) -> None:
+    """Write a file of a header, which JSON can hold, and the states of parts by name."""
+    arrays: list[np.ndarray] = []
+    parts = {name: encode(state, arrays, f"its {name}") for name, state in states.items()}
+    shapes = [[array.dtype.str, array.shape] for array in arrays]
     manifest = {"header": header, "parts": parts, "arrays": shapes}
     text = json.dumps(manifest, separators=(",", ":")).encode()
-    if len(text) > LONGEST_MANIFEST:
-        raise ValueError(
-            f"The state has {len(text)} bytes besides its arrays, more than the {LONGEST_MANIFEST} "
-            "that can be read again. Keep long lists of numbers as arrays."
-        )
     chunks: list[Any] = [b"%d\n" % len(text), text]
-    chunks += [np.asarray(array, order="C").reshape(-1).view(np.uint8).data for array in arrays]
+    chunks += [array.reshape(-1).view(np.uint8).data for array in arrays]
     checksum = hashlib.sha256()
     for chunk in chunks:
         checksum.update(chunk)
-    return [MAGIC + b"%d\n" % VERSION + checksum.hexdigest().encode() + b"\n", *chunks]
+    lines = b"%s%s\n%s\n" % (MAGIC, FORMAT, checksum.hexdigest().encode())
+    write_bytes(path, lines, *chunks)
 
 
-def is_own(start: bytes) -> bool:
-    """Whether a file begins like one of this package, in any format."""
-    return start.startswith(MAGIC)
-
-
-def first_lines(file: Any) -> tuple[str, bytes]:
-    """Read the format and the checksum.
-
-    Raises
-    ------
-    ValueError
-        If the format is unknown.
-    """
-    format_ = file.readline(100)[len(MAGIC) :].strip().decode(errors="replace")
-    if format_ not in ("1", "2"):
+def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any], list[np.ndarray]]:
+    """Take a file apart: header, states as they were encoded, and arrays, which are views of it."""
+    first = content.find(b"\n") + 1
+    format_ = content[len(MAGIC) : first].strip()
+    if first and format_ != FORMAT:
         raise ValueError(
-            f"it has format {format_[:20]}, and this version of gluon_svrg reads formats 1 and 2: "
-            "load it with the version that wrote it, or a later one"
+            f"it has format {format_.decode(errors='replace')[:20]}, and this version of "
+            f"gluon_svrg reads format {FORMAT.decode()}: load it with the version that wrote it"
         )
-    return format_, file.readline(100).strip()
+    second = content.find(b"\n", first) + 1
+    checksum = hashlib.sha256(memoryview(content)[second:]).hexdigest().encode()
+    if not first or content[first : second - 1] != checksum:
+        raise ValueError(
+            "its checksum is wrong: it is damaged or was not copied completely. Copy it again"
+        )
+    third = content.find(b"\n", second) + 1
+    end = third + int(content[second:third])
+    manifest = json.loads(content[third:end])
+    arrays = []
+    for name, shape in manifest["arrays"]:
+        start, dtype = end, np.dtype(name)
+        end += math.prod(shape) * dtype.itemsize
+        arrays.append(view(memoryview(content)[start:end], dtype, shape))
+    return manifest["header"], manifest["parts"], arrays
 
 
-def unpack(
-    file: Any, checksum: bytes, allow: Callable[[np.dtype, tuple[int, ...]], bool]
-) -> Content:
-    """Read what follows the first two lines.
+def view(content: Any, dtype: np.dtype, shape: Sequence[int], order: Any = "C") -> np.ndarray:
+    """View bytes as an array of exactly as many bytes; raise a ValueError if it has others."""
+    sizes = tuple(shape)
+    is_shape = len(sizes) <= 32 and all(type(n) is int and n >= 0 for n in sizes)
+    if not is_shape or math.prod(sizes) * dtype.itemsize != len(content):
+        raise ValueError(f"it has an array of {len(content)} bytes, which its shape does not fit")
+    return np.ndarray(sizes, dtype, content, order=order)
 
-    Parameters
-    ----------
-    file : file
-        The file, after these lines.
-    checksum : bytes
-        The checksum from these lines.
-    allow : callable
-        Whether an array of a dtype and shape may be that large. It is called before arrays are
-        read.
 
-    Raises
-    ------
-    ValueError
-        If it is damaged or malformed.
+def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
+    """Write a file beside the old one, flush it to disk, and rename it.
+
+    If this is interrupted, the old file or the new one is complete. A symbolic link stays, and so
+    do permissions. Raises an OSError if the file or its folder cannot be written to.
     """
-    digest = hashlib.sha256()
-    line = file.readline(20)
-    digest.update(line)
-    if not (line.endswith(b"\n") and line[:-1].isdigit() and int(line) <= LONGEST_MANIFEST):
-        raise ValueError(DAMAGED)
-    text = file.read(int(line))
-    digest.update(text)
-    left = os.fstat(file.fileno()).st_size - file.tell()
+    target = Path(os.path.realpath(path))
+    if target.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it.")
+    if target.exists() and not target.is_file():
+        raise OSError(f"{path} is a device or a pipe, which cannot be replaced: name a file.")
+    temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
-        manifest = parse_json(text)
-        specs = [(dtype_of(name), tuple(shape)) for name, shape in manifest["arrays"]]
-        sizes = [view_size(dtype, shape) for dtype, shape in specs]
-    except (ValueError, TypeError, KeyError) as error:
-        if left < 2**30:  # perhaps the file is only damaged
-            digest.update(file.read())
-            check(digest, checksum)
-        if isinstance(error, ValueError):
-            raise
-        raise malformed(f"{type(error).__name__}: {error}") from error
-    if sum(sizes) != left or not all(allow(*spec) for spec in specs):
-        if sum(sizes) == left:
-            raise ValueError(TOO_LARGE)
-        raise ValueError(DAMAGED)
-    body = file.read(left)
-    digest.update(body)
-    check(digest, checksum)
-    if not isinstance(manifest.get("header"), dict) or not isinstance(manifest.get("parts"), dict):
-        raise malformed("it has no header or no parts")
-    arrays, at = [], 0
-    for (dtype, shape), size in zip(specs, sizes):
-        arrays.append(view(memoryview(body)[at : at + size], dtype, shape))
-        at += size
-    return Content(manifest["header"], manifest["parts"], arrays)
-
-
-DAMAGED = "its checksum is wrong: it is damaged or was not copied completely. Copy it again"
-TOO_LARGE = "it has arrays that are larger than the parameters of this trainer allow"
-
-
-def check(digest: Any, checksum: bytes) -> None:
-    """Raise a ValueError if a checksum differs."""
-    if digest.hexdigest().encode() != checksum:
-        raise ValueError(DAMAGED)
-
-
-def view_size(dtype: np.dtype, shape: tuple[Any, ...]) -> int:
-    """The bytes of an array."""
-    if len(shape) > 32 or not all(type(size) is int and size >= 0 for size in shape):
-        raise malformed("the shape of an array")
-    return math.prod(shape) * dtype.itemsize
-
-
-def parse_json(text: bytes) -> Any:
-    """Parse JSON that may be nested too deeply or hold numbers that are too long."""
-    try:
-        return json.loads(text.decode(), parse_int=_integer)
-    except RecursionError as error:
-        raise malformed("it is nested too deeply") from error
-    except ValueError as error:
-        raise malformed(str(error)) from error
-
-
-def _integer(digits: str) -> int:
-    if len(digits) > _MOST_DIGITS:
-        raise ValueError("a number has too many digits")
-    return int(digits)
+        with open(temporary, "xb") as file:
+            if target.exists():
+                shutil.copymode(target, temporary)
+            file.writelines(chunks)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, target)
+    except BaseException as error:
+        temporary.unlink(missing_ok=True)
+        if isinstance(error, OSError):
+            error.filename = str(path)  # which the user knows
+        raise

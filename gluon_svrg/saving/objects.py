@@ -1,73 +1,35 @@
-"""Objects by their attributes: saved attributes are assigned to an existing object."""
+"""Objects by their attributes: saved ones are compared with existing objects, and assigned."""
 
 from __future__ import annotations
 
-import copy
-import math
 from typing import Any, Iterator
 
 import mxnet as mx
 import numpy as np
-from mxnet.ndarray import NDArray
 
-from .. import _mxnet
-from .._mxnet import optimizers
-from .values import NOT_SAVED, ByParameter, SavedArray, SavedObject, by_attributes, is_object
-
-_NUMBERS = (bool, int, float, np.generic)
+from .values import NOT_SAVED, SavedArray, SavedObject, by_attributes, is_object
 
 
-def problems(saved: Any, live: Any, where: str, *, complete: bool = True) -> Iterator[str]:
-    """Describe why the saved attributes cannot be assigned to an object.
-
-    Parameters
-    ----------
-    saved : SavedObject
-        The attributes.
-    live : object
-        The object.
-    where : str
-        The name of the object in messages.
-    complete : bool
-        Whether every attribute of an object of MXNet must have been saved.
-
-    Yields
-    ------
-    str
-        A problem.
-    """
+def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
+    """Describe why a `SavedObject` cannot be assigned to an object, which messages name so."""
     was = saved.class_name if isinstance(saved, SavedObject) else "none"
     now = "none" if live is None else type(live).__name__
-    if not isinstance(saved, SavedObject) or live is None or was != now:
+    if not isinstance(saved, SavedObject) or was != now:
         yield f"{where} was {was} and is {now} here: make it the same one before loading"
         return
-    strict = optimizers.is_of_mxnet(live)
     here = by_attributes(live).attributes
     for name, value in saved.attributes.items():
-        known = name in here
-        if not known and not _can_be_set(live, name):
-            yield f"{where} has an attribute {name!r} that a {now} cannot have"
+        if name in here or _can_be_set(live, name):
+            yield from _differences(value, here.get(name), f"its {name}")
         else:
-            yield from _differences(value, here.get(name), f"its {name}", strict and known, known)
-    if strict and complete:
-        for name in here.keys() - saved.attributes.keys() - {*optimizers.SEPARATE}:
-            yield f"{where} ({was}) lacks its {name}"
+            yield f"{where} has an attribute {name!r} that a {now} cannot have"
 
 
-def assign(saved: SavedObject, live: Any) -> None:
-    """Assign the saved attributes of one object to another of its class.
-
-    Parameters
-    ----------
-    saved : SavedObject
-        The attributes, in which `problems` has found nothing.
-    live : object
-        The object. The objects in its attributes stay, and get their own saved attributes.
-    """
+def assign_object(saved: SavedObject, live: Any) -> None:
+    """Assign attributes in which `object_problems` has found nothing."""
     here = vars(live)
-    values = {name: restored(item, here.get(name)) for name, item in saved.attributes.items()}
-    for name, value in values.items():
-        setattr(live, name, value)
+    for name, value in saved.attributes.items():
+        setattr(live, name, restored(value, here.get(name)))
 
 
 def restored(value: Any, live: Any = None) -> Any:
@@ -78,111 +40,100 @@ def restored(value: Any, live: Any = None) -> Any:
             return array.as_np_ndarray() if value.kind == "np" else array.tostype(value.stype)
         return np.array(value)[()] if value.kind == "scalar" else np.array(value)
     if isinstance(value, SavedObject):
-        assign(value, live)
+        assign_object(value, live)
         return live
+    inside = _inside(live)
     if isinstance(value, dict):
-        inside = live if isinstance(live, dict) else {}
         return {key: restored(item, inside.get(key)) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
-        others = [*live] if isinstance(live, (list, tuple)) else []
-        others += [None] * (len(value) - len(others))
-        return type(value)(restored(item, here) for item, here in zip(value, others))
-    return copy.copy(value)
+        return type(value)(restored(item, inside.get(n)) for n, item in enumerate(value))
+    return value
 
 
 def _can_be_set(live: Any, name: str) -> bool:
-    """Whether an object can get a new plain attribute of this name (no method or property)."""
+    """Whether an object can get a new attribute of this name: no function, property or other."""
     found = getattr(type(live), name, None)
-    return (
-        name.isidentifier()
-        and not name.startswith("__")
-        and name not in NOT_SAVED
-        and not callable(found)
-        and not hasattr(found, "__get__")
-    )
+    is_free = not name.startswith("__") and name not in NOT_SAVED and name not in vars(live)
+    return is_free and not callable(found) and not hasattr(found, "__get__")
 
 
-def _differences(value: Any, live: Any, where: str, strict: bool, known: bool) -> Iterator[str]:
-    """Describe where a saved object has no counterpart, or a value is of another kind."""
-    if is_object(value) or (is_object(live) and known):
-        yield from problems(value, live, where)
-        return
-    if isinstance(value, ByParameter):
-        yield f"{where} is malformed"
-    elif strict:
-        yield from _unfit(value, live, where)
-    inside: Any = []  # pairs of saved and existing values
-    if isinstance(value, dict):
-        here = live if isinstance(live, dict) else {}
-        inside = [(item, here.get(key), repr(key)) for key, item in value.items()]
-        inside += [(None, item, repr(key)) for key, item in here.items() if key not in value]
-    elif isinstance(value, (list, tuple)):
-        others = [*live] if isinstance(live, (list, tuple)) else []
-        length = max(len(value), len(others))
-        rows = ([*row, *[None] * (length - len(row))] for row in (value, others))
-        inside = [(*pair, str(number)) for number, pair in enumerate(zip(*rows))]
-    elif _has_object(live):
-        yield f"{where} was {_kind(value)} and holds objects here"
-    for item, other, place in inside:
-        if _has_object(item) or _has_object(other):
-            yield from _differences(item, other, f"{where}[{place}]", False, True)
+def _differences(value: Any, live: Any, where: str) -> Iterator[str]:
+    """Describe where a saved object has no counterpart here, or an object here has none."""
+    if isinstance(value, SavedObject) or is_object(live):
+        yield from object_problems(value, live, where)
+    else:
+        then, now = _inside(value), _inside(live)
+        for key in {**then, **now}:
+            yield from _differences(then.get(key), now.get(key), f"{where[:99]}[{key!r:.40}]")
 
 
-def _has_object(value: Any) -> bool:
-    if isinstance(value, dict):
-        return any(map(_has_object, value.values()))
-    return is_object(value) or (isinstance(value, (list, tuple)) and any(map(_has_object, value)))
+def _inside(value: Any) -> dict[Any, Any]:
+    """The items of a container by key or place."""
+    if isinstance(value, (list, tuple)):
+        return dict(enumerate(value))
+    return value if isinstance(value, dict) else {}
 
 
-def _unfit(value: Any, live: Any, where: str) -> Iterator[str]:
-    """Compare the kinds of a value of MXNet's own class, so that its update cannot fail."""
-    was, now = _kind(value), _kind(live)
-    if isinstance(value, (float, np.floating)) and not math.isfinite(value):
-        yield f"{where} is {value} and must be finite"
-    elif isinstance(value, int) and abs(value) >= 2**63:
-        yield f"{where} is too large"
-    elif was == now == "an array":
-        if _shape(value) != _shape(live):
-            yield f"{where} has shape {_shape(value)} and must have {_shape(live)}"
-    elif {was, now} == {"a number", "an array"}:
-        array = value if was == "an array" else live
-        if int(np.prod(_shape(array))) != 1:
-            yield f"{where} was {was} of shape {_shape(array)} and is {now} here"
-    elif was != now and "None" not in (was, now):
-        yield f"{where} was {was} and is {now} here"
+class Registered:
+    """Schedules, samplers and counts of epochs: a part of a trainer's file.
+
+    Several of one class are told apart by their settings, or else by their order.
+    """
+
+    def __init__(self) -> None:
+        self._live: list[Any] = []
+        self._waiting: list[SavedObject] = []  # from a file, for objects to come
+
+    @property
+    def has_refreshes(self) -> bool:
+        """Whether a refresh schedule is registered."""
+        return any(hasattr(live, "due") for live in self._live)
+
+    def add(self, schedule: Any) -> None:
+        """Register a schedule, and give it its saved state."""
+        if all(schedule is not known for known in self._live):
+            for saved, live in _pairs(self._waiting, [schedule]):
+                found = "; ".join(object_problems(saved, live, "the schedule"))
+                if found:
+                    raise ValueError(
+                        f"The states that were loaded do not fit: {found}. Nothing was changed."
+                    )
+                assign_object(saved, live)
+                self._waiting = [other for other in self._waiting if other is not saved]
+            self._live.append(schedule)
+
+    def state(self) -> list[SavedObject]:
+        """The attributes of all, in the order in which they were registered."""
+        return [*map(by_attributes, self._live), *self._waiting]
+
+    def problems(self, state: list[SavedObject]) -> Iterator[str]:
+        """Describe why a state cannot be assigned."""
+        for saved, live in _pairs(state, self._live):
+            yield from object_problems(saved, live, "its schedule")
+
+    def assign(self, state: list[SavedObject]) -> None:
+        """Give each schedule its saved state; the rest waits for later schedules."""
+        pairs = _pairs(state, self._live)
+        for saved, live in pairs:
+            assign_object(saved, live)
+        self._waiting = [saved for saved in state if all(saved is not s for s, _ in pairs)]
 
 
-def _shape(array: Any) -> tuple[int, ...]:
-    return tuple(array.shape)
+def _pairs(state: list[SavedObject], schedules: list[Any]) -> list[tuple[SavedObject, Any]]:
+    """Pair schedules with saved states of their class that have most attributes in common."""
+    pairs: list[tuple[SavedObject, Any]] = []
+    for live in schedules:
+        name, here = by_attributes(live)
+        settings = {*map(repr, here.items())}
+        left = [s for s in state if s.class_name == name and all(s is not p for p, _ in pairs)]
+        common = [len(settings & {*map(repr, saved.attributes.items())}) for saved in left]
+        if left:
+            pairs.append((left[common.index(max(common))], live))
+    return pairs
 
 
-def _kind(value: Any) -> str:
-    if isinstance(value, (np.ndarray, NDArray)):
-        is_scalar = isinstance(value, SavedArray) and value.kind == "scalar"
-        return "a number" if is_scalar else "an array"
-    if value is None:
-        return "None"
-    return "a number" if isinstance(value, _NUMBERS) else f"a {type(value).__name__}"
+class EpochCount:
+    """The number of epochs, over all calls of ``fit`` with a `FullGradHandler`."""
 
-
-def is_numeric(value: Any) -> bool:
-    """Whether a value is a real number, but no array and no bool."""
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-
-
-def described(state: Any) -> Any:
-    """Storage types, dtypes and shapes of arrays, in the same containers."""
-    if isinstance(state, (list, tuple)):
-        return [described(item) for item in state]
-    if isinstance(state, NDArray):
-        return _array_description(_mxnet.dtype_name(state), state)
-    if isinstance(state, SavedArray) and state.kind in ("nd", "np"):
-        return _array_description(str(np.dtype(state.dtype)), state)
-    if isinstance(state, dict):
-        return {key: described(item) for key, item in state.items()}
-    return None if state is None else _kind(state)
-
-
-def _array_description(dtype: str, array: Any) -> str:
-    prefix = "" if array.stype == "default" else f"{array.stype} "
-    return f"{prefix}{dtype} {_shape(array)}"
+    def __init__(self) -> None:
+        self.epochs = 0

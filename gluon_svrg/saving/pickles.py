@@ -1,322 +1,202 @@
 """Reading the pickles of `gluon.Trainer.save_states` without running them.
 
-A pickle is a program. Python's own unpickler runs it here, with inert stand-ins for everything that
-it names: they make numbers, strings, plain containers and arrays, and note the classes of
-optimizers and schedulers. No class, function or ``__setstate__`` of anybody else is called, and
-none of MXNet's or NumPy's readers of arrays. Results are never much larger than the file: so it is
-the unpickler that is written in Python, since the one in C allocates memory for the numbers in a
-pickle.
+A pickle is a program. `pickletools` takes it apart here, and its operations make plain containers
+and notes of what would have been called; nothing is called or imported. Arrays are views of the
+bytes in it, and the classes of optimizers and schedulers are noted by name.
 """
 
 from __future__ import annotations
 
 import io
-import pickle
+import pickletools
+import re
 import struct
-import sys
 from typing import Any, Callable, Iterator
 
 import numpy as np
 from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Optimizer
 
-from .raw_arrays import dtype_of, from_mxnet, view
+from .container import view
 from .values import MAX_DEPTH, NOT_SAVED, SavedArray, SavedObject, is_key, saved_array
 
-#: Operations that are not in pickles of MXNet and lead to objects outside of them.
-_REFUSED = ("ext1", "ext2", "ext4", "inst", "obj", "newobj_ex", "persid", "binpersid",
-            "next_buffer", "readonly_buffer")  # fmt: skip
-_RENAMED = {"__builtin__": "builtins", "numpy._core.multiarray": "numpy.core.multiarray",
-            "numpy._core.numeric": "numpy.core.numeric"}  # fmt: skip
-_MOST_READS = 1_000_000  # these take some seconds
-_LONGEST_LINE = 300
-_TOO_LARGE = "it has larger arrays than the parameters of this trainer allow"
-_DAMAGED = (
-    IndexError, KeyError, TypeError, AttributeError, struct.error, OverflowError,
-    pickle.UnpicklingError,
-)  # fmt: skip
+_MOST_OPERATIONS = 500_000  # and as many values: these take two seconds
+#: What makes arrays, by name, with their kind; and what is in these.
+_ARRAYS = {"NDArray": "nd", "RowSparseNDArray": "nd", "ndarray": "np", "_reconstruct": "numpy",
+           "scalar": "scalar", "bytearray": "", "dtype": ""}  # fmt: skip
+_DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8", 7: "|b1"}
 
 
-def loads(content: bytes, most_bytes: int) -> tuple[Any, str]:
-    """Read a pickle of optimizers, schedulers, arrays and plain containers.
-
-    Parameters
-    ----------
-    content : bytes
-        The pickle.
-    most_bytes : int
-        The most bytes that all of its arrays together may take.
-
-    Returns
-    -------
-    value : object
-        The value, with `SavedArray` for arrays and `SavedObject` for objects.
-    generation : str
-        The first number of the version of the MXNet that wrote it.
-
-    Raises
-    ------
-    ValueError
-        If it contains anything else, which the message names, or if it is damaged or too large.
-    """
-    file = _File(content)
+def loads(content: bytes, most_bytes: int) -> tuple[dict[Any, Any], SavedObject, str]:
+    """Read the states by index, the optimizer, and the first number of MXNet's version."""
     try:
-        value = _Unpickler(file, most_bytes).load()
-        finished = _Finished(file.reads, most_bytes)
-        return finished.value(value), "2" if finished.has_fused_step else "1"
-    except _DAMAGED as error:
-        raise ValueError(f"it is damaged ({type(error).__name__} in its pickle)") from error
-    except UnicodeDecodeError as error:
-        raise ValueError("it is damaged (a string in its pickle is malformed)") from error
+        found = _run(content)
+        is_pair = isinstance(found, tuple) and [*map(type, found)] == [dict, _Call]
+        if not is_pair or "begin_num_update" not in found[1].state:
+            raise ValueError("it is a pickle, but not of the states of a gluon.Trainer")
+        states, optimizer = _Reader(most_bytes + len(content)).value(found)
+        return states, optimizer, "2" if "use_fused_step" in found[1].state else "1"
+    except Exception as error:
+        raise ValueError(f"it is damaged, or not of MXNet: {error!s:.500}") from error
 
 
-class _File(io.BytesIO):
-    """The bytes of a pickle, of which every operation reads some."""
+class _Call:
+    """What a pickle would call, with which arguments, and the state that it would set."""
 
-    reads = 0
+    def __init__(self, name: Any, arguments: Any) -> None:
+        self.name, self.arguments, self.state = _key(name), arguments, None
 
-    def read(self, size: int | None = -1) -> bytes:
-        self.reads += 1
-        if self.reads > _MOST_READS:
-            raise ValueError("its pickle is too long: states of an optimizer are short")
-        content = super().read(size)
-        if len(content) != size:
-            raise ValueError("it is damaged (its pickle ends too early)")
-        return content
-
-    def readline(self, size: int | None = -1) -> bytes:
-        line = super().readline(_LONGEST_LINE)
-        if not line.endswith(b"\n"):
-            raise ValueError("it is damaged (a line in its pickle has no end)")
-        return line
+    def build(self, state: Any) -> _Call:
+        self.state = state
+        return self
 
 
-# --- stand-ins ---------------------------------------------------------------------------------
-
-
-class _Unfinished:
-    """An array ('nd', 'np', 'numpy'), 'dtype' or 'object' that gets its content later."""
-
-    def __init__(self, role: str, name: str = "") -> None:
-        self.role, self.name = role, name
-        self.content: Any = None
-
-    def fill(self, state: Any, most_bytes: int) -> None:
-        """Take what a pickle passes to ``__setstate__``."""
-        if self.role == "dtype":
-            _, self.content, *parts = state
-            if type(self.content) is not str or any(part is not None for part in parts[:3]):
-                raise ValueError("it has an array of a compound dtype")
-        elif self.content is not None:
-            raise ValueError("it fills an array or object twice")
-        elif self.role == "numpy":
-            _, shape, dtype, in_fortran, content = state
-            array = view(_bytes(content), _as_dtype(dtype), shape, bool(in_fortran))
-            self.content = saved_array(array, "numpy")
-        elif self.role == "object":
-            if not (isinstance(state, dict) and all(isinstance(key, str) for key in state)):
-                raise ValueError(f"the state of its {self.name} is no dict of attributes")
-            self.content = state
-        else:
-            array, stype = from_mxnet(_bytes(state["handle"]), most_bytes)
-            self.content = saved_array(array, self.role, stype)
-
-
-def _bytes(value: Any, encoding: Any = None) -> bytes:
-    """Bytes, also from protocols that write them as text; no other value, such as None."""
-    if isinstance(value, str):
-        return value.encode("latin-1")
-    if not isinstance(value, bytes):
-        raise ValueError("it has an array without content")
+def _key(value: Any) -> Any:
+    """A key, which is checked before it is hashed: the hash of nested tuples can take forever."""
+    if not is_key(value):
+        raise ValueError(f"it has a value or key of type {type(value).__name__}")
     return value
 
 
-def _as_dtype(value: Any) -> np.dtype:
-    if not (isinstance(value, _Unfinished) and value.role == "dtype" and type(value.name) is str):
-        raise ValueError("it has an array without a dtype")
-    dtype = dtype_of(value.name)
-    return dtype.newbyteorder(value.content) if value.content in ("<", ">") else dtype
+def _fill(target: Any, *items: Any) -> Any:
+    """Put items into a list, a dict or a set."""
+    if isinstance(target, list):
+        target.extend(items)
+    elif isinstance(target, dict):
+        target.update(zip(map(_key, items[::2]), items[1::2]))
+    else:
+        target.update(map(_key, items))
+    return target
 
 
-def _keys(items: Any, what: str = "set of more than numbers and texts") -> Any:
-    """Check what becomes a key, before it is hashed: a hash can take forever."""
-    if not (isinstance(items, list) and all(map(is_key, items))):
-        raise ValueError(f"it has a {what}")
-    return items
-
-
-def _scalar(dtype: Any, content: Any) -> SavedArray:
-    return saved_array(view(_bytes(content), _as_dtype(dtype), ()), "scalar")
-
-
-def _frombuffer(content: Any, dtype: Any, shape: Any, order: Any) -> SavedArray:
-    return saved_array(view(_bytes(content), _as_dtype(dtype), shape, str(order) == "F"), "numpy")
-
-
-#: What stands in for the names that a pickle may contain.
-_STAND_INS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("builtins", "bytearray"): _bytes,
-    ("builtins", "bytes"): _bytes,
-    ("builtins", "set"): lambda items: set(_keys(items)),
-    ("builtins", "frozenset"): lambda items: frozenset(_keys(items)),
-    ("_codecs", "encode"): _bytes,
-    ("collections", "OrderedDict"): lambda: {},
-    ("mxnet.ndarray.ndarray", "NDArray"): lambda handle: _Unfinished("nd"),
-    ("mxnet.ndarray.sparse", "RowSparseNDArray"): lambda handle: _Unfinished("nd"),
-    ("mxnet.numpy", "ndarray"): lambda handle: _Unfinished("np"),
-    ("mxnet.numpy.multiarray", "ndarray"): lambda handle: _Unfinished("np"),
-    ("numpy", "ndarray"): lambda: None,  # only an argument of `_reconstruct`
-    ("numpy", "dtype"): lambda name, align, copy: _Unfinished("dtype", name),
-    ("numpy.core.multiarray", "_reconstruct"): lambda cls, shape, kind: _Unfinished("numpy"),
-    ("numpy.core.multiarray", "scalar"): _scalar,
-    ("numpy.core.numeric", "_frombuffer"): _frombuffer,
+_OPERATIONS: dict[str, Callable[..., Any]] = {
+    **dict.fromkeys(["EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"], lambda *items: items),
+    **dict.fromkeys(["EMPTY_LIST", "LIST"], lambda *items: [*items]),
+    **dict.fromkeys(["EMPTY_DICT", "DICT"], lambda *items: _fill({}, *items)),
+    **dict.fromkeys(["APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"], _fill),
+    **dict.fromkeys(["REDUCE", "NEWOBJ"], _Call),
+    "BUILD": _Call.build,
+    "EMPTY_SET": set,
+    "FROZENSET": lambda *items: frozenset(map(_key, items)),
+    "NONE": lambda: None,
+    "NEWTRUE": lambda: True,
+    "NEWFALSE": lambda: False,
+    "STOP": lambda result: result,
 }
 
 
-class _Unpickler(pickle._Unpickler):
-    """Python's unpickler with stand-ins, which fills only containers and what they made."""
-
-    stack: list[Any]  # these are of the base class
-    append: Callable[[Any], None]
-    pop_mark: Callable[[], list[Any]]
-    read: Callable[[int], bytes]
-
-    def __init__(self, file: _File, most_bytes: int) -> None:
-        super().__init__(file, encoding="latin-1")
-        self._left = most_bytes + 10 * len(file.getbuffer())  # bytes; each use of a value counts
-        self._classes = {
-            (_root(cls.__module__), cls.__qualname__): cls.__name__
-            for cls in [*Optimizer.opt_registry.values(), *_all(Optimizer), *_all(LRScheduler)]
-        }
-
-    def find_class(self, module: str, name: str) -> Callable[..., Any]:
-        """Return the stand-in of a name; import nothing."""
-        module = _RENAMED.get(module, module)
-        if (module, name) in _STAND_INS:
-            return _STAND_INS[module, name]
-        class_name = self._classes.get((_root(module), name))
-        if class_name is not None:
-            return lambda: _Unfinished("object", class_name)
-        raise ValueError(
-            f"it contains {module[:60]}.{name[:60]}, which is no optimizer, scheduler, array or "
-            "plain container; it was refused, because it could run code. If it is your own "
-            "optimizer or scheduler, define (and register) it before loading"
-        )
-
-    def load_reduce(self) -> None:
-        arguments, function = self.stack.pop(), self.stack.pop()
-        value = function(*arguments)  # nothing on the stack but stand-ins can be called
-        self._count(sys.getsizeof(value))
-        self.append(value)
-
-    load_newobj = load_reduce
-
-    def load_build(self) -> None:
-        state, target = self.stack.pop(), self._top(_Unfinished)
-        self._count(sys.getsizeof(state))
-        target.fill(state, self._left)
-        self._count(getattr(target.content, "nbytes", 0))
-
-    def _count(self, size: int) -> None:
-        self._left -= size
-        if self._left < 0:
-            raise ValueError(_TOO_LARGE)
-
-    def _top(self, kind: Any) -> Any:
-        if type(self.stack[-1]) is not kind:
-            raise ValueError("it is damaged (its pickle fills what is no container)")
-        return self.stack[-1]
-
-    # --- keys are checked before they are hashed -----------------------------------------------
-
-    def _set_items(self, items: list[Any]) -> None:
-        keys = _keys(items[::2], "dict with keys that are neither numbers nor texts")
-        self._top(dict).update(zip(keys, items[1::2]))
-
-    def load_setitem(self) -> None:
-        value, key = self.stack.pop(), self.stack.pop()
-        self._set_items([key, value])
-
-    def load_setitems(self) -> None:
-        items = self.pop_mark()
-        self._set_items(items)
-
-    def load_dict(self) -> None:
-        items = self.pop_mark()
-        self.append({})
-        self._set_items(items)
-
-    def load_additems(self) -> None:
-        items = _keys(self.pop_mark())
-        self._top(set).update(items)
-
-    def load_frozenset(self) -> None:
-        items = _keys(self.pop_mark())
-        self.append(frozenset(items))
-
-    # --- no memory is allocated for what a pickle only claims ----------------------------------
-
-    def load_frame(self) -> None:
-        self.read(8)
-
-    def load_bytearray8(self) -> None:
-        (size,) = struct.unpack("<Q", self.read(8))
-        self.append(self.read(size))
-
-    def load_long4(self) -> None:
-        raise ValueError("it has a number with too many digits")
+def _run(content: bytes) -> Any:
+    """Run the operations of a pickle."""
+    stack: list[Any] = []
+    marks: list[int] = []
+    memo: dict[Any, Any] = {}
+    names = [*_ARRAYS, *_names(Optimizer), *_names(LRScheduler)]
+    for count, (operation, argument, _) in enumerate(pickletools.genops(content)):
+        code, before, after = operation.name, operation.stack_before, operation.stack_after
+        if count > _MOST_OPERATIONS or (isinstance(argument, int) and abs(argument) >= 2**63):
+            raise ValueError("it is too long, or has a number with too many digits")
+        if code == "MARK":
+            marks.append(len(stack))
+        elif code == "MEMOIZE" or code.endswith("PUT"):
+            memo[len(memo) if argument is None else argument] = stack[-1]
+        elif code.endswith("GET"):
+            stack.append(memo[argument])
+        elif code.endswith("GLOBAL"):
+            module, name = argument.split(" ") if argument else (stack.pop(-2), stack.pop())
+            if name not in names:
+                raise ValueError(
+                    f"it contains {'.'.join([module, name]).replace('__builtin__', 'builtins')}, "
+                    "which is no optimizer, scheduler or array, and could run code. Define an "
+                    "optimizer of your own before loading"
+                )
+            stack.append(name)
+        elif argument is not None and after not in ([], [pickletools.anyobject]):
+            stack.append(argument)  # a number, a text or bytes
+        elif code not in ("PROTO", "FRAME"):
+            is_marked = pickletools.markobject in before
+            start = marks.pop() if is_marked else len(stack) - len(before)
+            if code in ("APPENDS", "SETITEMS", "ADDITEMS"):
+                start -= 1  # the container, below the mark
+            if start < 0 or code not in _OPERATIONS:
+                raise ValueError(f"it has the operation {code}")
+            stack[start:] = [_OPERATIONS[code](*stack[start:])]
+    return stack[-1]
 
 
-_Unpickler.dispatch = {
-    code: getattr(_Unpickler, operation.__name__)
-    for code, operation in pickle._Unpickler.dispatch.items()
-    if operation.__name__[len("load_") :] not in _REFUSED
-}
+def _names(cls: Any) -> Iterator[str]:
+    """The names of a class and its subclasses that are already defined."""
+    yield cls.__qualname__
+    for subclass in cls.__subclasses__():
+        yield from _names(subclass)
 
 
-class _Finished:
-    """Makes final values, without sharing and without cycles."""
+class _Reader:
+    """Makes values of what a pickle has made, without calls, sharing and cycles."""
 
-    def __init__(self, reads: int, most_bytes: int) -> None:
-        self._left = 10 * reads + 1000  # values; shared ones count each time
-        self._bytes_left = most_bytes
-        self.has_fused_step = False  # an attribute that optimizers have since MXNet 2.0
+    def __init__(self, most_bytes: int) -> None:
+        self._bytes_left, self._values_left = most_bytes, _MOST_OPERATIONS
 
     def value(self, value: Any, depth: int = 0) -> Any:
-        self._left -= 1
-        if self._left < 0 or depth > MAX_DEPTH:
+        """A value of numbers, strings, containers, arrays and objects."""
+        self._values_left -= 1
+        if self._values_left < 0 or depth > MAX_DEPTH:
             raise ValueError("its values are nested too deeply, or in a cycle")
-        if isinstance(value, _Unfinished):
-            if value.role == "dtype" or value.content is None:
-                raise ValueError("it has an array or object without content")
-            if value.role == "object":
-                self.has_fused_step |= "use_fused_step" in value.content
-                attributes = {k: v for k, v in value.content.items() if k not in NOT_SAVED}
-                return SavedObject(value.name, self.value(attributes, depth + 1))
-            value = value.content
-        if isinstance(value, SavedArray):
-            self._bytes_left -= value.nbytes
-            if self._bytes_left < 0:
-                raise ValueError(_TOO_LARGE)
-            return value
-        if isinstance(value, dict):
-            return {key: self.value(item, depth + 1) for key, item in value.items()}
         if isinstance(value, (list, tuple)):
             return type(value)(self.value(item, depth + 1) for item in value)
-        if isinstance(value, (set, frozenset, bool, int, float, str, type(None))):
-            return value
-        raise ValueError(
-            f"it has a value of type {type(value).__name__}, which MXNet does not save"
-        )
+        if isinstance(value, dict):
+            return {key: self.value(item, depth + 1) for key, item in value.items()}
+        if not isinstance(value, _Call):
+            return value if isinstance(value, (set, frozenset)) else _key(value)
+        if _ARRAYS.get(value.name):
+            return self._array(value, _ARRAYS[value.name])
+        if not (isinstance(value.state, dict) and all(type(key) is str for key in value.state)):
+            raise ValueError("the state of an object in it is no dict of attributes")
+        attributes = {key: item for key, item in value.state.items() if key not in NOT_SAVED}
+        return SavedObject(value.name.rpartition(".")[2], self.value(attributes, depth + 1))
+
+    def _array(self, call: Any, kind: str) -> SavedArray:
+        if kind in ("nd", "np"):
+            return self._of_mxnet(io.BytesIO(_bytes(call.state["handle"])), kind)
+        dtype, *_, content = call.arguments if kind == "scalar" else call.state[2:]
+        shape, in_fortran = ((), False) if kind == "scalar" else call.state[1:4:2]
+        name = dtype.state[1] + dtype.arguments[0]
+        if not re.fullmatch(r"[<>|=][biuf][1248]", name):
+            raise ValueError("it has an array of a dtype that is no number")
+        array = view(_bytes(content), np.dtype(name), shape, "F" if in_fortran else "C")
+        return saved_array(self._counted(array), kind)
+
+    def _of_mxnet(self, file: Any, kind: str) -> SavedArray:
+        """An array as MXNet writes it; a sparse one becomes dense."""
+
+        def take(layout: str) -> tuple[int, ...]:
+            return struct.unpack(f"<{layout}", file.read(struct.calcsize(f"<{layout}")))
+
+        magic, stype = take("Ii")
+        if magic not in (0xF993FAC9, 0xF993FACA) or stype not in (0, 1):
+            raise ValueError("it has an array in a form that no MXNet from 1.5 to 2.0 writes")
+        if stype:  # MXNet writes this shape before it is known; that of the indices is right
+            take(f"{take('i')[0]}q")
+        shape = take(f"{take('i')[0]}q")
+        dtype = np.dtype(_DTYPES[take("iii")[2]])  # after the device
+        if not stype:
+            return saved_array(self._counted(view(file.read(), dtype, shape)), kind)
+        index_dtype = np.dtype(_DTYPES[take("i")[0]])
+        (rows,) = take(f"{take('i')[0]}q")
+        dense = self._counted(np.broadcast_to(dtype.type(0), shape)).copy()
+        values = view(file.read(rows * dense[:1].nbytes), dtype, (rows, *shape[1:]))
+        dense[view(file.read(), index_dtype, (rows,))] = values
+        return saved_array(dense, kind, "row_sparse")
+
+    def _counted(self, array: np.ndarray) -> np.ndarray:
+        self._bytes_left -= array.nbytes
+        if self._bytes_left < 0:
+            raise ValueError("it has larger arrays than the parameters of this trainer allow")
+        return array
 
 
-def _root(module: str) -> str:
-    """A module; all of MXNet's count as one, since 2.0 has one for each optimizer."""
-    return "mxnet" if module.startswith("mxnet.") else module
-
-
-def _all(cls: Any) -> Iterator[Any]:
-    """A class and its subclasses that are already defined; nothing is imported."""
-    yield cls
-    for subclass in cls.__subclasses__():
-        yield from _all(subclass)
+def _bytes(value: Any) -> bytes:
+    """Bytes, or those of a bytearray."""
+    found = value.arguments[0] if isinstance(value, _Call) else value
+    if type(found) is not bytes:
+        raise ValueError("it has an array without content")
+    return found

@@ -1,0 +1,143 @@
+"""The files of one trainer: what fits it, and what waits until its parameters are initialized."""
+
+from __future__ import annotations
+
+import math
+import os
+from pathlib import Path
+from typing import Any, Mapping, Sequence
+
+import mxnet as mx
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from .._version import __version__
+from . import container, pickles
+from .optimizer import settings
+from .parameters import Description, match, misfits
+from .values import decode
+
+#: The parts whose arrays are those of the parameters.
+DEFERRED = ("optimizer_states", "method")
+
+
+class StateFiles:
+    """Writes the states of a trainer's parts to files, and reads them.
+
+    Weights may be loaded after the states, or before. So the states of `DEFERRED` are in
+    ``waiting`` until they are needed and the parameters are initialized. The parameters are in the
+    trainer's order, and as they were given to it: a mapping has keys for them.
+    """
+
+    def __init__(self, method: str, parameters: Sequence[Parameter], given: Any) -> None:
+        self._method, self._parameters = method, list(parameters)
+        keys = sorted(given.keys(), reverse=True) if hasattr(given, "keys") else []
+        self._keys = {id(given[key]): key for key in keys}  # shared parameters get the first
+        self.waiting: dict[str, Any] = {}
+        self._file: Any = "", []  # the path of what waits, and what the parameters were in it
+
+    @property
+    def has_reference(self) -> bool:
+        """Whether the state of a method waits."""
+        return self.waiting.get("method") is not None
+
+    def save(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
+        """Write the states of all parts to a file; those that wait as they were loaded."""
+        header = {
+            "gluon_svrg": __version__,
+            "mxnet": mx.__version__,
+            "method": self._method,
+            "devices": len(_mxnet.devices(self._parameters[0])),
+            "parameters": self._described(),
+        }
+        states = {name: part.state() for name, part in parts.items()}
+        container.write(path, header, {**states, **self.waiting})
+
+    def load(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> set[str]:
+        """Read and check a file, assign what needs no arrays, and return the names of its parts.
+
+        A file of `gluon.Trainer` has only the optimizer. After an error, nothing has changed.
+        """
+        content = Path(path).read_bytes()
+        try:
+            states, then = self._read(content)
+        except Exception as error:
+            said = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
+            raise ValueError(f"{path} cannot be loaded: {said}. Nothing was changed.") from error
+        self._check(states, parts, path, then)
+        self.waiting, self._file = {}, (path, then)
+        for name, state in states.items():
+            if name in DEFERRED:
+                self.waiting[name] = state
+            elif name in parts:
+                parts[name].assign(state)
+        return {*states}
+
+    def apply(self, parts: Mapping[str, Any]) -> None:
+        """Check and assign what waits, now that the parameters are initialized; as `load`."""
+        self._check(self.waiting, parts, *self._file)
+        for name, state in self.waiting.items():
+            parts[name].assign(state)
+        self.waiting = {}
+
+    def _described(self) -> list[Description]:
+        """The parameters as they are now."""
+        key = self._keys.get
+        return [
+            Description(p.name, key(id(p)), p.shape, _mxnet.dtype_of(p), _mxnet.is_trainable(p))
+            for p in self._parameters
+        ]
+
+    def _read(self, content: bytes) -> tuple[dict[str, Any], list[Description]]:
+        """The states, and what the parameters of this trainer were in the file."""
+        if content.startswith(container.MAGIC):
+            header, parts, arrays = container.unpack(content)
+            self._check_origin(header["mxnet"], header["method"])
+            then = [Description(*row) for row in header["parameters"]]
+            positions = match(then, self._described())
+            states = {name: decode(state, arrays, positions) for name, state in parts.items()}
+            return states, [was for _, was in sorted(zip(positions, then))]
+        if not content.startswith(b"\x80"):
+            what = "it is no file of states" if content else "it is empty"
+            raise ValueError(f"{what}, neither of SVRGTrainer nor of gluon.Trainer")
+        entries = sum(max(0, math.prod(p.shape or [0])) for p in self._parameters)
+        states, optimizer, generation = pickles.loads(content, 2**24 + 64 * entries)
+        self._check_origin(generation, self._method)
+        found = settings(optimizer, self._parameters)
+        return {"optimizer": found, "optimizer_states": {"states": states}}, []
+
+    def _check_origin(self, version: str, method: str) -> None:
+        """Raise a ValueError if a file is of another MXNet or of another method."""
+        if version.split(".")[0] != mx.__version__.split(".")[0]:
+            raise ValueError(
+                f"it was saved with MXNet {version}, and this is MXNet {mx.__version__}, whose "
+                "optimizers keep other states: load it there"
+            )
+        if method != self._method:
+            raise ValueError(
+                f"it was saved with {method}, and this trainer uses {self._method}: load it into "
+                "a trainer of that method"
+            )
+
+    def _check(self, states: Any, parts: Mapping[str, Any], path: Any, then: Any) -> None:
+        """Raise a ValueError if the content of a file does not fit."""
+        found = [*misfits(then, self._described(), states.get("method") is not None)]
+        for name, state in () if found else states.items():
+            try:
+                if name in parts:
+                    found += getattr(parts[name], "problems", _no_problems)(state)
+                elif state is not None:
+                    found.append(f"it has a state of {name!r}, and this trainer has none")
+            except Exception as error:  # of a state that no version has written
+                found.append(f"its {name} is malformed ({type(error).__name__}: {error!s:.100})")
+        if found:
+            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
+            raise ValueError(
+                f"{path} does not fit this trainer: {'; '.join(found[:10])}{more}. Nothing was "
+                "changed."
+            )
+
+
+def _no_problems(state: Any) -> Sequence[str]:
+    """Of a part that fits whatever it was."""
+    return ()
