@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from . import _arguments, _mxnet
-from .stores import kinds
+from .kvstore import kinds
 
 
 def check_not_closure(ignore_stale_grad: Any) -> None:

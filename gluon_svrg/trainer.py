@@ -6,12 +6,15 @@ import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack
 from functools import partial
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Iterator
 
 from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, checks, saving
+from .kvstore.agreement import agreement
+from .kvstore.job import rearm_timeout
+from .kvstore.kvstore_trainer import KVStoreTrainer
 from .loading import LoadedStates
 from .methods.at_work import MethodAtWork
 from .methods.interface import Method
@@ -27,9 +30,6 @@ from .passes.network import check_dtypes
 from .prox import ProxArgument
 from .proximal import ProximalOperators
 from .registered import EpochCount, Registered
-from .stores import calls
-from .stores.agreement import agreement
-from .stores.kvstore_trainer import KVStoreTrainer
 
 
 class VarianceReducedTrainer(KVStoreTrainer):
@@ -148,6 +148,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         until `discard_snapshot` or `update_full_grads`: `full_grads` and `gluon_svrg.variance` show
         it.
         """
+        rearm_timeout()
         checks.check_not_closure(ignore_stale_grad)
         checks.check_batch_size(batch_size)
         loss, live, loss_scale = None, self._live, self._loss_scale
@@ -159,10 +160,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
-            self._start_shared_kvstore()
+            if self._must_start_kvstore():
+                self._start_kvstore()
         live.check_unchanged("step", loss_scale.of_live_grads)
         if live.entries == 1 and batch_size > 1:
-            self._work.check_batch_size(batch_size, self._num_workers)
+            self._work.check_batch_size(batch_size, self._workers.size)
         live.show_marks(ignore_stale_grad)
         if loss_scale.is_on and self._overflows_on_kvstore():
             loss_scale.skip()
@@ -223,6 +225,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         checked_index = self._work.method.checked_index
         batch_index = checked_index(batch_index, "correct_grads", type(self).__name__)
+        rearm_timeout()
         return self._correct(closure, batch_index, self._loss_scale, is_half=True)
 
     def _correct(
@@ -480,8 +483,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             work.method.coefficient.ask(self.num_snapshots)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size))
-            calls.refresh()
             batches, show = stack.enter_context(one_pass(data, progress=progress))
+            batches = _rearming(batches)
             batches = initialize(parameters, closure, batches)
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
@@ -827,3 +830,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."
             )
+
+
+def _rearming(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a refresh, before each of which the time-out begins anew."""
+    for batch in batches:
+        rearm_timeout()
+        yield batch
+    rearm_timeout()

@@ -1,40 +1,54 @@
-"""``kvstore='horovod'``: workers that use Horovod's allreduce and broadcast.
-
-MXNet's own kvstore of that name is a local one on 1.9.1, and fails in its broadcast on 2.0. With
-one device, `gluon.Trainer` ignores the name: ranks would silently drift apart.
-"""
+"""Workers of a kvstore in Python that can only broadcast and add, as that of Horovod."""
 
 from __future__ import annotations
 
 import atexit
 import os
 from itertools import count
-from typing import Any
+from typing import Any, Mapping
 
 import mxnet as mx
 from mxnet.kvstore import KVStoreBase
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from . import launcher
-from .collective import Collective
+from . import job
+from .workers import Workers
 
-#: The variables by which launchers tell a process the size of its job.
-_SIZES = ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS")
+_numbers = count()  # of Horovod's kvstores in this process, in the same order on all ranks
 
-_numbers = count()  # of the kvstores in this process, in the same order on all ranks
+
+class Collective(Workers):
+    """Workers of a `KVStoreBase` with `broadcast`, and `pushpull` with the same bits on all."""
+
+    is_alone = False
+
+    def wait(self) -> None:
+        """Wait until all workers call this, and everything that they have sent has arrived."""
+        mx.nd.waitall()
+        self.sum_numbers([0.0])
+
+    def _initialize(self, arrays: Mapping[int, NDArray]) -> None:
+        """Broadcast each key before it is used, as `gluon.Trainer` does."""
+        for key, array in arrays.items():
+            self.kvstore.broadcast(key, mx.nd.zeros_like(array), [array])
+
+    def _sum(self, arrays: Mapping[int, NDArray]) -> None:
+        """Sum the arrays, as `gluon.Trainer` does with gradients."""
+        for key, array in arrays.items():
+            self.kvstore.pushpull(key, [array], out=[array])
 
 
 class HorovodKVStore(KVStoreBase):
-    """A kvstore over `horovod.mxnet`.
+    """``kvstore='horovod'``: a kvstore over `horovod.mxnet`.
 
-    Raises
-    ------
-    ImportError
-        If Horovod is not installed, or was built without MXNet.
-    RuntimeError
-        If Horovod sees only one process, although a launcher has started several.
+    MXNet's own of that name is a local one on 1.9.1, and fails in its broadcast on 2.0. With one
+    device, `gluon.Trainer` ignores the name: ranks would silently drift apart.
     """
+
+    type = "horovod"
+    rank = property(lambda self: int(self._hvd.rank()))
+    num_workers = property(lambda self: int(self._hvd.size()))
 
     def __init__(self) -> None:
         try:
@@ -46,29 +60,13 @@ class HorovodKVStore(KVStoreBase):
                 f"--no-build-isolation '.[horovod]'. ({error})"
             ) from error
         hvd.init()
-        launcher.tell("rank", str(hvd.rank()))
         if hvd.size() == 1:
             _check_alone()
         self._hvd = hvd
         self._prefix = f"gluon_svrg.{next(_numbers)}"
         # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
-        launcher.tell_the_end()
-
-    @property
-    def type(self) -> str:
-        """The name of this kind of kvstore."""
-        return "horovod"
-
-    @property
-    def rank(self) -> int:
-        """The number of this worker, from 0."""
-        return int(self._hvd.rank())
-
-    @property
-    def num_workers(self) -> int:
-        """The number of workers."""
-        return int(self._hvd.size())
+        job.end_on_errors()
 
     @staticmethod
     def is_capable(capability: str) -> bool:
@@ -92,37 +90,10 @@ class HorovodKVStore(KVStoreBase):
             total = total + addend.copyto(_mxnet.device_of(total))
         if total is not first:
             total.copyto(first)
-        self._hvd.allreduce_(
-            first, op=self._hvd.Sum, name=f"{self._prefix}.sum.{key}", priority=priority
-        )
+        name = f"{self._prefix}.sum.{key}"
+        self._hvd.allreduce_(first, op=self._hvd.Sum, name=name, priority=priority)
         for array in rest:
             first.copyto(array)
-
-
-class HorovodWorkers(Collective):
-    """Workers that exchange arrays by Horovod.
-
-    The parameters are those of `Workers`.
-    """
-
-    can_compress = False
-
-    #: Horovod refuses a name that is still in use. Small arrays are often new each time, so their
-    #: sums could overlap; the trainer waits for large ones at each refresh.
-    _SMALL = 1024
-
-    def __init__(self, kvstore: Any, first_free_key: int, updates: bool) -> None:
-        super().__init__(kvstore, first_free_key, updates)
-        self._own: dict[int, NDArray] = {}
-
-    def _sum(self, key: int, array: NDArray) -> None:
-        if array.size > self._SMALL:
-            self.kvstore.pushpull(key, [array])
-            return
-        own = self._own.setdefault(key, mx.nd.zeros_like(array))
-        array.copyto(own)
-        self.kvstore.pushpull(key, [own])  # one array: MXNet's engine keeps its sums in order
-        own.copyto(array)
 
 
 def _arrays(value: Any) -> list[NDArray]:
@@ -133,7 +104,7 @@ def _arrays(value: Any) -> list[NDArray]:
 
 def _check_alone() -> None:
     """Raise if a launcher has started several processes that Horovod does not see."""
-    for name in _SIZES:
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
         size = os.environ.get(name, "")
         if size.isdecimal() and int(size) > 1:
             raise RuntimeError(

@@ -8,33 +8,23 @@ stores sums of gradients as weights. So the workers first push a probe and check
 from __future__ import annotations
 
 import pickle
-from typing import Any
+from typing import Any, NamedTuple
 
 from mxnet.optimizer import Optimizer
 
-#: The answer of a server with this optimizer to a probe.
-ANSWER = 42.0
+#: The answer of a server with this optimizer to a probe, which no sum of ones can be.
+ANSWER = 42.5
 
 _loaded: ServerOptimizer | None = None  # in the process of a server
 
 
 class ServerOptimizer(Optimizer):
-    """The user's optimizer for the keys of parameters; all other keys are assigned.
-
-    Parameters
-    ----------
-    optimizer : Optimizer
-        The user's optimizer.
-    parameters : int
-        The number of parameters, whose keys come first.
-    probes : int
-        The number of probes, whose keys come next.
-    """
+    """The user's optimizer for the keys of parameters; later keys are assigned, or are probes'."""
 
     def __init__(self, optimizer: Optimizer, parameters: int, probes: int) -> None:
         super().__init__(multi_precision=optimizer.multi_precision)
         self.aggregate_num = 0  # MXNet 1.9.1: one key at a time
-        self._optimizer = optimizer
+        self.optimizer = optimizer
         self._parameters = parameters
         self._probes = probes
         self._states: dict[int, Any] = {}  # kept under new settings, unlike MXNet's own
@@ -44,37 +34,25 @@ class ServerOptimizer(Optimizer):
         super().__setstate__(state)
         _loaded = self
 
-    def change(self, settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
-        """Assign new attributes to the user's optimizer and its scheduler."""
-        vars(self._optimizer).update(settings)
-        if scheduler:
-            vars(self._optimizer.lr_scheduler).update(scheduler)
-
-    def create_state(self, index: int, weight: Any) -> Any:
-        """Make the user's state, once."""
-        return self.create_state_multi_precision(index, weight)
-
     def create_state_multi_precision(self, index: int, weight: Any) -> Any:
         """Make the user's state, once."""
         if index >= self._parameters:
             return None
         if index not in self._states:
-            self._states[index] = self._optimizer.create_state_multi_precision(index, weight)
+            self._states[index] = self.optimizer.create_state_multi_precision(index, weight)
         return self._states[index]
+
+    create_state = create_state_multi_precision
 
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update or assign one key (MXNet 1.9.1) or lists of keys (2.0)."""
-        if not isinstance(index, (list, tuple)):
-            if index >= self._parameters:
-                self._assign(index, weight, grad)
-            else:
-                self._optimizer.update_multi_precision(index, weight, grad, state)
-            return
-        for row in zip(index, weight, grad, state):
+        is_one = not isinstance(index, (list, tuple))
+        rows = [(index, weight, grad, state)] if is_one else zip(index, weight, grad, state)
+        for row in rows:
             if row[0] >= self._parameters:
                 self._assign(*row[:3])
             else:
-                self._optimizer.update_multi_precision(*[[item] for item in row])
+                self.optimizer.update_multi_precision(*(row if is_one else ([i] for i in row)))
 
     update = update_multi_precision
 
@@ -83,27 +61,29 @@ class ServerOptimizer(Optimizer):
         weight[:] = grad * 0 + ANSWER if is_probe else grad
 
 
-class Settings:
-    """Attributes for the user's optimizer on a server, in the form of a pickle.
+class Settings(NamedTuple):
+    """New attributes of the user's optimizer and of its scheduler.
 
     MXNet's only such command to servers is a pickled optimizer. Unpickling this one changes the
     existing optimizer and returns it.
     """
 
-    def __init__(self, settings: dict[str, Any], scheduler: dict[str, Any]) -> None:
-        self._arguments = settings, scheduler
+    optimizer: dict[str, Any]
+    scheduler: dict[str, Any]
 
     def __reduce__(self) -> Any:
-        return change_loaded, self._arguments
+        return _changed, (self.optimizer, self.scheduler)
 
     def pickled(self) -> str:
-        """The body of the command."""
+        """The text of the command."""
         return pickle.dumps(self, 0).decode("ascii")
 
 
-def change_loaded(settings: dict[str, Any], scheduler: dict[str, Any]) -> ServerOptimizer:
+def _changed(optimizer: dict[str, Any], scheduler: dict[str, Any]) -> ServerOptimizer:
     """On a server: change the existing optimizer, and return it."""
     if _loaded is None:
         raise RuntimeError("There is no ServerOptimizer in this process.")
-    _loaded.change(settings, scheduler)
+    vars(_loaded.optimizer).update(optimizer)
+    if scheduler:
+        vars(_loaded.optimizer.lr_scheduler).update(scheduler)
     return _loaded
