@@ -14,7 +14,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import processes_of
-from seconds import table
 
 from gluon_svrg import _mxnet
 
@@ -61,34 +60,6 @@ def marker(monkeypatch):
         if process != os.getpid():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-
-@pytest.fixture
-def stopwatch(record_property):
-    """Starts to measure how long a kind of job takes to end after an event; the run prints all."""
-
-    def begin(job, event):
-        since = time.monotonic()
-
-        def end():
-            seconds = time.monotonic() - since
-            record_property("seconds", (job, event, seconds))
-            return seconds
-
-        return end
-
-    return begin
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Print what was measured."""
-    reports = terminalreporter.stats.get("passed", ())
-    found = [value for r in reports for name, value in r.user_properties if name == "seconds"]
-    for line in (value for r in reports for name, value in r.user_properties if name == "counted"):
-        terminalreporter.write_line(line)
-    if found:
-        terminalreporter.section("seconds from an event to the end of a job, the longest of all")
-        terminalreporter.write_line(table(found))
 
 
 @pytest.hookimpl(tryfirst=True)

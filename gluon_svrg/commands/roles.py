@@ -91,7 +91,7 @@ def variables(
     if role.startswith("server"):
         # MXNet does not initialize the flag by which servers round float64 to float32. This lets
         # new memory hold zeros, so that the flag is off.
-        found["MALLOC_PERTURB_"] = "255"
+        found["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0:glibc.malloc.perturb=255"
     return found
 
 
