@@ -6,7 +6,7 @@ import mxnet as mx
 import numpy as np
 import worker
 from mxnet import autograd, gluon
-from problems import array, parameters, values
+from problems import array, parameters
 from worker import PROBLEM, make_store, minibatches
 
 import gluon_svrg
@@ -18,9 +18,18 @@ class Alone:
     rank, num_workers = 0, 1
 
 
+def joined(kvstore):
+    """What tells the rank, and what the trainer gets; None for one process."""
+    return (Alone, None) if kvstore is None else make_store(kvstore)
+
+
+def found_in(params):
+    return {f"w{n}": p.list_data()[0].asnumpy() for n, p in enumerate(params)}
+
+
 def halves(cls, own, way, kvstore="dist_sync"):
     """Steps in halves, or of two micro-batches, while rank 1 sends its sums late."""
-    store, chosen = (Alone, None) if kvstore is None else make_store(kvstore)
+    store, chosen = joined(kvstore)
     net = PROBLEM.network("float64")
     loss_of = PROBLEM.closure(net)
     settings = {"learning_rate": 0.1, "momentum": 0.5}
@@ -29,7 +38,6 @@ def halves(cls, own, way, kvstore="dist_sync"):
     if store.rank == 1:
         send = trainer._workers.sum_arrays
         trainer._workers.sum_arrays = lambda arrays: (time.sleep(0.1), send(arrays))
-    has_rows = cls in ("SAGATrainer", "SAGTrainer")
     for p in parameters(net):
         p.grad_req = "add" if way == "add" else "write"
     for step, number in enumerate((2, 0, 2, 3, 1, 0, 3, 1, 2)):
@@ -37,49 +45,95 @@ def halves(cls, own, way, kvstore="dist_sync"):
             trainer.discard_snapshot()
         if step % 3 == 0 and cls == "SARAHTrainer":
             trainer.update_full_grads(loss_of, shares)
-        parts = np.array_split(shares[number], 2) if way == "add" else [shares[number]]
-        for part, index in enumerate(parts):
-            row = {"batch_index": 2 * number + part} if has_rows else {}
+        for part, index in enumerate(np.array_split(shares[number], 2 if way == "add" else 1)):
+            row = {"batch_index": 2 * number + part} if cls in ("SAGATrainer", "SAGTrainer") else {}
             trainer.correct_grads(lambda index=index: loss_of(index), **row)
         if way == "add":
             trainer.step(sizes[number])
             for p in parameters(net):
-                p.zero_grad() if not worker.IS_2 else p.grad()[:].__setitem__(slice(None), 0)
+                p.grad()[:] = 0
         else:
             trainer.allreduce_grads()
             trainer.update(sizes[number])
     mean = trainer.full_grads or {}
-    return store, {
-        **{f"w{n}": w for n, w in enumerate(values(net))},
-        **{f"m{n}": mean[p][0].asnumpy() for n, p in enumerate(parameters(net)) if mean},
-    }
+    means = {f"m{n}": mean[p][0].asnumpy() for n, p in enumerate(parameters(net)) if mean}
+    return store, {**found_in(parameters(net)), **means}
 
 
-def many_parameters(kvstore="dist_sync"):
-    """A loss that reaches the last one of 72 parameters on rank 1 only, after a plain step."""
-    store, chosen = (Alone, None) if kvstore is None else make_store(kvstore)
+def many_parameters(begin, kvstore="dist_sync"):
+    """Two steps of 72 parameters.
+
+    They begin with a backward of the user's own, before the weights are shared, or with a refresh,
+    where only the samples of rank 1 depend on the last parameters.
+    """
+    store, chosen = joined(kvstore)
+    rng, params = np.random.RandomState(1), []
     layers = [gluon.nn.Dense(3, in_units=3, dtype="float64") for _ in range(36)]
-    rng = np.random.RandomState(1)
     for layer in layers:
         layer.initialize()
         for p in (layer.weight, layer.bias):
             p.set_data(array(rng.randn(*p.shape) / 3))
-    params = [p for layer in layers for p in (layer.weight, layer.bias)]
-    trainer = gluon_svrg.SVRGTrainer(params, "sgd", {"learning_rate": 0.1}, kvstore=chosen)
+            params.append(p)
     X = rng.randn(12, 3)
 
     def loss_of(index):
         hidden = array(X[index])
         for layer in layers[:-1]:
-            hidden = hidden + layer(hidden).tanh()
-        reached = mx.nd.array(index >= 6, dtype="float64")
-        if (index >= 6).any():
-            last = layers[-1](array(X[index[index >= 6]]))
-            return [((hidden**2).sum(axis=1)), (last**2).sum(axis=1)]
-        return [(hidden**2).sum(axis=1)]
+            hidden = hidden + 0.1 * layer(hidden)
+        others = index[index >= 6]
+        if begin == "own backward" or not len(others):
+            return (hidden**2).sum(axis=1)
+        return [(hidden**2).sum(axis=1), (layers[-1](array(X[others])) ** 2).sum(axis=1)]
 
-    mine = np.arange(12).reshape(2, 6)[store.rank] if store.num_workers == 2 else np.arange(12)
-    return store, {}
+    trainer = gluon_svrg.SVRGTrainer(params, "sgd", {"learning_rate": 0.01}, kvstore=chosen)
+    mine = np.arange(12).reshape(2, 2, 3)
+    mine = mine.swapaxes(0, 1).reshape(2, 6) if chosen is None else mine[store.rank]
+    if begin == "refresh":
+        trainer.update_full_grads(loss_of, list(mine))
+    for index in mine:
+        if begin == "refresh":
+            trainer.step(6, True, closure=lambda index=index: loss_of(index))
+            continue
+        with autograd.record():
+            losses = loss_of(index)
+        autograd.backward(losses)
+        trainer.step(6, True)
+    return store, found_in(params)
+
+
+def start(kvstore="dist_sync"):
+    """A first step whose gradient is there before the weights are shared, and other arrays travel.
+
+    The learning rate is 0, so the weights stay.
+    """
+    store, _ = make_store(kvstore)
+    layer = gluon.nn.Dense(3, use_bias=False, in_units=2)
+    layer.initialize(mx.init.One())
+    others = {5000 + n: mx.nd.zeros((1000, 1000)) for n in range(30)}
+    store.init(list(others), list(others.values()))
+    trainer = gluon_svrg.SVRGTrainer([layer.weight], "sgd", {"learning_rate": 0.0}, kvstore=store)
+    with autograd.record():
+        loss = layer(array(np.ones((1, 2)), "float32"))
+    loss.backward()
+    mx.nd.waitall()
+    for key, other in others.items():
+        store.pull(key, out=other)
+    trainer.step(1)
+    return store, found_in([layer.weight])
+
+
+def refresh_late(kvstore="dist_async"):
+    """Rank 0 takes steps, and then all take a snapshot, which rank 1 must fetch first."""
+    store, chosen = make_store(kvstore)
+    net = PROBLEM.network("float64")
+    loss_of = PROBLEM.closure(net)
+    trainer = gluon_svrg.SVRGTrainer(net.collect_params(), "sgd", kvstore=chosen)
+    trainer.update_full_grads(loss_of, [np.arange(9)])
+    for _ in range(3 if store.rank == 0 else 0):
+        trainer.step(9, closure=lambda: loss_of(np.arange(9)))
+    trainer.update_full_grads(loss_of, [np.arange(9)])
+    snapshot = {p: trainer.snapshot[p][0].asnumpy() for p in parameters(net)}
+    return store, {f"s{n}": snapshot[p] for n, p in enumerate(parameters(net))}
 
 
 def numbers(kvstore="dist_sync"):
