@@ -75,6 +75,14 @@ def pytest_collection_modifyitems(items):
             seen.add(test)
 
 
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """With GLUON_SVRG_TEST_NO_SKIPS=1, a test that would be skipped fails."""
+    report = (yield).get_result()
+    if report.skipped and os.environ.get("GLUON_SVRG_TEST_NO_SKIPS") == "1":
+        report.outcome = "failed"
+
+
 def pytest_report_header():
     """Which devices the tests of several devices use."""
     named = os.environ.get("GLUON_SVRG_TEST_DEVICES")

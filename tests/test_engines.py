@@ -1,0 +1,116 @@
+"""Jobs by every engine: the weights of one process, and an end when anything goes wrong.
+
+Run with ``-rP``, this prints how long each end took.
+"""
+
+import os
+import re
+import signal
+import time
+from pathlib import Path
+
+import pytest
+from cluster import WORKER, found_by
+from engines import ENGINES, Machines, begin, missing, needs
+from jobs import assert_nothing_left, finish, processes_of, variables_of, wait_for
+from problems import distance
+from union import assert_identical, reference, weights
+
+pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
+SCRIPT = Path(__file__).with_name("launched.py")
+TIMEOUT = 8  # seconds
+WITHIN = 15  # seconds from an event to the end, beside the time-out
+SERVED = [engine for engine in ENGINES if engine != "horovodrun"]
+
+
+@pytest.fixture(scope="module")
+def machines(tmp_path_factory):
+    """Two machines, where they can be made."""
+    if missing("mpirun 4, two machines") and missing("srun, two machines"):
+        yield None
+        return
+    with Machines(tmp_path_factory.mktemp("machines")) as made:
+        yield made
+
+
+@pytest.mark.parametrize("engine", SERVED)
+def test_the_weights_of_one_process(engine, machines, tmp_path, marker):
+    """In float64, with the update on the workers; Horovod's are in `test_horovod`."""
+    needs(engine)
+    rates = (0.1, 0.05, 0.2)
+    settings = f'{{"rates": [{", ".join(map(str, rates))}], "update_on_kvstore": false}}'
+    process = begin(engine, machines, tmp_path, [WORKER, "trajectory", tmp_path, settings])
+    output = finish(process)
+    assert process.returncode == 0, output
+    found = found_by(tmp_path, 2)
+    assert_identical(found)
+    expected = reference(rates=rates)
+    difference = distance(weights(found[0]), expected.weights)
+    print(f"\n{engine} | difference from one process | {difference:.1e}")
+    assert difference < 1e-12
+    assert distance(weights(found[0], "mu"), expected.full_grad) < 1e-12
+    assert_nothing_left(marker)
+
+
+def find_role(marker, role):
+    """The process of a role: the last worker, the server, the scheduler."""
+    found = [
+        process
+        for process in processes_of(marker)
+        if is_role(role, variables_of(process), Path(f"/proc/{process}/cmdline").read_bytes())
+    ]
+    return max(found)
+
+
+def is_role(role, variables, words):
+    if role == "worker":
+        return b"launched.py" in words and b"gluon_svrg" not in words and b"horovodrun" not in words
+    return variables.get("DMLC_ROLE") == role and b"import mxnet" in words
+
+
+ENDS = [
+    *(("killed", role) for role in ("worker", "server", "scheduler")),
+    *(("stopped", role) for role in ("worker", "server", "scheduler")),
+    ("raise", "worker"),
+    ("uneven", "worker"),
+    *((name, "launcher") for name in ("SIGINT", "SIGTERM", "SIGKILL")),
+]
+
+
+@pytest.mark.parametrize(
+    "engine, what, who",
+    [
+        (engine, what, who)
+        for engine in ENGINES
+        for what, who in ENDS
+        if engine in SERVED or who not in ("server", "scheduler")
+    ],
+)
+def test_ends(engine, what, who, machines, tmp_path, marker):
+    """All processes of the job end, and its status is not 0."""
+    needs(engine)
+    is_silent = what in ("stopped", "uneven")
+    program = what if what in ("raise", "uneven") else "steps"
+    kvstore = "horovod" if engine == "horovodrun" else "dist_sync"
+    options = ["--timeout", TIMEOUT] if is_silent else []
+    process = begin(engine, machines, tmp_path, [SCRIPT, tmp_path, program, kvstore], *options)
+    for rank in range(2):
+        wait_for(tmp_path / f"reached-{rank}", process)
+    since = time.monotonic()
+    if what in ("killed", "stopped"):
+        number = signal.SIGKILL if what == "killed" else signal.SIGSTOP
+        os.kill(find_role(marker, who), number)
+    elif who == "launcher":
+        process.send_signal(getattr(signal, what))
+    output = finish(process, 60)
+    ended = time.monotonic() - since
+    assert process.returncode != 0, output
+    assert_nothing_left(marker, seconds=WITHIN)
+    gone = time.monotonic() - since
+    print(f"\n{engine} | {who} {what} | {ended:.1f} s, and nothing left after {gone:.1f} s")
+    assert ended < WITHIN + (TIMEOUT if is_silent else 0)
+    if what == "raise":
+        assert "ValueError: mine" in output
+    if is_silent:
+        assert re.search(rf"Timeout \(0:00:0{TIMEOUT}\)!", output), output
+        assert "launched.py" in output  # where it has waited
