@@ -123,6 +123,7 @@ class _Job:
             signal.signal(number, signal.SIG_IGN)
         for process in self._running:
             os.killpg(process, signal.SIGTERM)
+            os.killpg(process, signal.SIGCONT)  # a stopped process ends, too
         deadline = time.monotonic() + _PATIENCE
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
         while time.monotonic() < deadline:

@@ -5,7 +5,6 @@ The package imports this first, on servers inside ``import mxnet``.
 
 from __future__ import annotations
 
-import atexit
 import faulthandler
 import os
 import sys
@@ -56,6 +55,3 @@ def rearm_timeout() -> None:
     """
     if _seconds:
         faulthandler.dump_traceback_later(_seconds, exit=True, file=2)
-
-
-atexit.register(faulthandler.cancel_dump_traceback_later)
