@@ -42,10 +42,10 @@ def add_to(commands: Any) -> None:
 
 
 def _host_and_port(text: str) -> tuple[str, int | None]:
-    found = re.fullmatch(r"([^:]+)(?::(\d{1,5}))?", text)
-    if found is None:
+    host, _, port = text.partition(":")
+    if not host or not (port or "1").isdecimal() or not 0 < int(port or 1) < 65536:
         raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
-    return found[1], int(found[2]) if found[2] else None
+    return host, int(port) if port else None
 
 
 def run(options: argparse.Namespace) -> int:
@@ -77,32 +77,33 @@ class Rank(NamedTuple):
     scheduler: str | None = None  # the machine of rank 0; None if the engine does not tell
 
 
+#: The variables of Open MPI, MPICH and Slurm: the rank, the number of ranks, how many of them are
+#: on this machine, and the job. In an allocation of Slurm, mpirun passes on those of its daemon.
+_VARIABLES = [
+    "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE",
+    "PMI_RANK PMI_SIZE MPI_LOCALNRANKS",
+    "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_STEP_TASKS_PER_NODE SLURM_JOB_ID SLURM_STEP_ID",
+]
+
+
 def find_rank(variables: Mapping[str, str]) -> Rank:
-    """Read the variables of Open MPI, MPICH, Slurm or an Indexed Job of Kubernetes."""
-    found = {name: int(text) for name, text in variables.items() if text.isdigit()}
-    # Inside a Slurm allocation, mpirun passes on Slurm's variables, which are those of its daemon.
-    for engine in ("OMPI_COMM_WORLD", "PMI", "SLURM"):
-        rank, size, here = (found.get(name) for name in _VARIABLES[engine])
-        if rank is None or size is None:
-            continue
-        job = "".join(variables.get(name, "") for name in _JOBS)
-        first = "127.0.0.1" if size == here else _first(variables.get("SLURM_STEP_NODELIST", ""))
-        return Rank(rank, size, job, first if engine == "SLURM" or size == here else None)
+    """Read what the engine tells: Open MPI, MPICH, Slurm or an Indexed Job of Kubernetes."""
+    found = {name: int(text) for name, text in variables.items() if text.isdecimal()}
+    for rank, size, here, *job in map(str.split, _VARIABLES):
+        if rank in found and size in found:
+            scheduler = None
+            if found[size] == found.get(here):
+                scheduler = "127.0.0.1"
+            elif rank == "SLURM_PROCID":
+                scheduler = _first(variables.get("SLURM_STEP_NODELIST", ""))
+            name = ".".join(variables.get(part, "") for part in job)
+            return Rank(found[rank], found[size], name, scheduler)
     if "JOB_COMPLETION_INDEX" in found:
         return Rank(found["JOB_COMPLETION_INDEX"])
     raise ValueError(
         "no engine has told this process its rank: start it by mpirun, srun or an Indexed Job of "
         "Kubernetes; on one machine, use gluon-svrg launch"
     )
-
-
-#: The rank, the number of ranks, and how many of them are on this machine.
-_VARIABLES = {
-    "OMPI_COMM_WORLD": [f"OMPI_COMM_WORLD_{name}" for name in ("RANK", "SIZE", "LOCAL_SIZE")],
-    "PMI": ["PMI_RANK", "PMI_SIZE", "MPI_LOCALNRANKS"],
-    "SLURM": ["SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_TASKS_PER_NODE"],
-}
-_JOBS = ("PMIX_NAMESPACE", "SLURM_JOB_ID", "SLURM_STEP_ID")
 
 
 def _first(nodes: str) -> str:

@@ -58,20 +58,14 @@ def run(options: argparse.Namespace) -> int:
     finally:
         job.end()
     if code:
-        how = f"exited with code {code}" if code > 0 else f"was killed by {_signal(-code)}"
+        signalled = code < 0 and f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        how = signalled or f"exited with code {code}"
         print(f"gluon-svrg launch: {name} {how}; all others were ended", file=sys.stderr)
     return code if code >= 0 else 128 - code
 
 
 def _interrupt(number: int, frame: Any) -> NoReturn:
     raise KeyboardInterrupt(number)
-
-
-def _signal(number: int) -> str:
-    try:
-        return signal.Signals(number).name
-    except ValueError:
-        return f"signal {number}"
 
 
 class _Job:

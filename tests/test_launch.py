@@ -1,0 +1,75 @@
+"""`gluon-svrg launch`: its output, its status, and what it refuses. Ends are in `test_engines`."""
+
+import re
+import signal
+import sys
+
+import pytest
+from cluster import launch
+from jobs import GLUON_SVRG, assert_nothing_left, finish, start
+
+pytestmark = pytest.mark.xdist_group("clusters")
+
+
+@pytest.mark.parametrize(
+    "arguments, message",
+    [
+        (["-n", "0", "--", "true"], "expected a positive whole number, got '0'"),
+        (["-n", "x", "--", "true"], "expected a positive whole number, got 'x'"),
+        (["-n", "1", "--timeout", "-2", "--", "true"], "expected a positive whole number"),
+        (["-n", "1"], "there is no command: end with -- python train.py"),
+        (["-n", "1", "--", "no-such-command"], "there is no command no-such-command"),
+        ([], "required: -n"),
+    ],
+)
+def test_wrong_commands(arguments, message):
+    status, output = launch(arguments)
+    assert status == 2
+    assert message in output.splitlines()[-1]
+    assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("code", [0, 3])
+def test_a_command_that_is_no_python(code, marker):
+    """It never joins the others; when all workers are done, the rest is ended."""
+    script = f"echo $DMLC_ROLE; sleep 600 & echo a; exit {code}"  # which leaves something behind
+    status, output = launch(["-n", 2, "-s", 1, "--", "sh", "-c", script])
+    assert status == code
+    for line in ("worker", "a"):
+        assert f"[worker 0] {line}\n" in output or f"[worker 1] {line}\n" in output
+    end = r"gluon-svrg launch: worker \d exited with code 3; all others were ended"
+    assert bool(re.fullmatch(end, output.splitlines()[-1])) == (code == 3)
+    assert_nothing_left(marker)
+
+
+def test_the_reader_goes_away(marker):
+    """As in ``| head -1``: the launcher dies of its next line, and all with it."""
+    script = "while :; do echo a line; sleep 0.1; done"
+    process = start([*GLUON_SVRG, "launch", "-n", 1, "--", "sh", "-c", script])
+    assert process.stdout.readline().startswith("[worker 0] a line")
+    process.stdout.close()
+    assert process.wait(30) == -signal.SIGPIPE
+    assert_nothing_left(marker)
+
+
+def test_a_timeout_is_a_variable_too(tmp_path, marker):
+    """It begins anew in each step, and has no effect where it is not set."""
+    program = tmp_path / "train.py"
+    program.write_text(
+        "import time\n"
+        "from gluon_svrg.kvstore.job import rearm_timeout\n"
+        "for _ in range(4):\n"
+        "    rearm_timeout()\n"
+        "    time.sleep(1)\n"
+        "print('steps', flush=True)\n"
+        "time.sleep(3)\n"
+        "print('end', flush=True)\n"
+    )
+    for seconds, last in ((None, "end"), ("2", "steps")):
+        variables = {"GLUON_SVRG_TIMEOUT": seconds} if seconds else {}
+        process = start([sys.executable, program], **variables)
+        output = finish(process)
+        assert re.search(rf"^{last}$", output, re.M), output
+        assert ("end" in output.split()) == (last == "end")
+        assert process.returncode == (1 if seconds else 0)
+        assert ("line 7 in <module>" in output) == bool(seconds)  # where it waited
