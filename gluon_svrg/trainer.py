@@ -12,9 +12,9 @@ from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, checks, saving
-from .kvstore.agreement import agreement
 from .kvstore.job import rearm_timeout
 from .kvstore.kvstore_trainer import KVStoreTrainer
+from .kvstore.workers import agreement
 from .loading import LoadedStates
 from .methods.at_work import MethodAtWork
 from .methods.interface import Method

@@ -29,12 +29,10 @@ class Collective(Workers):
         self.sum_numbers([0.0])
 
     def _initialize(self, arrays: Mapping[int, NDArray]) -> None:
-        """Broadcast each key before it is used, as `gluon.Trainer` does."""
-        for key, array in arrays.items():
+        for key, array in arrays.items():  # as `gluon.Trainer` does before it uses a key
             self.kvstore.broadcast(key, mx.nd.zeros_like(array), [array])
 
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
-        """Sum the arrays, as `gluon.Trainer` does with gradients."""
         for key, array in arrays.items():
             self.kvstore.pushpull(key, [array], out=[array])
 
@@ -60,17 +58,16 @@ class HorovodKVStore(KVStoreBase):
                 f"--no-build-isolation '.[horovod]'. ({error})"
             ) from error
         hvd.init()
-        if hvd.size() == 1:
+        self._hvd, self._prefix = hvd, f"gluon_svrg.{next(_numbers)}"
+        if self.num_workers == 1:
             _check_alone()
-        self._hvd = hvd
-        self._prefix = f"gluon_svrg.{next(_numbers)}"
         # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         job.end_on_errors()
 
     @staticmethod
     def is_capable(capability: str) -> bool:
-        """Say that this kvstore has no optimizer."""
+        """Whether this kvstore has an optimizer."""
         return False
 
     def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
@@ -105,8 +102,7 @@ def _arrays(value: Any) -> list[NDArray]:
 def _check_alone() -> None:
     """Raise if a launcher has started several processes that Horovod does not see."""
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
-        size = os.environ.get(name, "")
-        if size.isdecimal() and int(size) > 1:
+        if (size := os.environ.get(name, "1")) != "1":
             raise RuntimeError(
                 f"Horovod sees one process, but {name} is {size}: each process would train alone. "
                 "This Horovod was built without MPI and knows only its own launcher. Start with "

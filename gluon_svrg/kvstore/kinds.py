@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from math import prod
 from typing import Any, Iterable
 
 import mxnet as mx
@@ -15,21 +14,11 @@ from .servers import AsynchronousServers, SynchronousServers
 from .workers import Workers
 
 #: MXNet treats any other name as 'local', or as 'device' or 'dist_sync' if it contains these.
-NATIVE = [
-    "local",
-    "local_allreduce_cpu",
-    "local_allreduce_device",
-    "local_update_cpu",
-    "device",
-    "nccl",
-    "dist",
-    "dist_sync",
-    "dist_device_sync",
-    "dist_sync_device",
-    "dist_async",
-    "dist_device_async",
-    "dist_async_device",
-]
+NATIVE = (
+    "local", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu", "device", "nccl",
+    "dist", "dist_sync", "dist_device_sync", "dist_sync_device",
+    "dist_async", "dist_device_async", "dist_async_device",
+)  # fmt: skip
 
 
 def name_of(kvstore: Any) -> str:
@@ -39,19 +28,19 @@ def name_of(kvstore: Any) -> str:
 
 def kind_of(kvstore: Any) -> type[Workers]:
     """The kind of workers behind a kvstore, or a named one. It says what they can do."""
-    name = name_of(kvstore)
-    if "dist" in name and not _is_in_python(kvstore):
+    name, is_in_python = name_of(kvstore), _is_in_python(kvstore)
+    if "dist" in name and not is_in_python:
         return AsynchronousServers if "async" in name else SynchronousServers
     if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
         return Collective
     try:
-        return Collective if _is_in_python(kvstore) and kvstore.num_workers > 1 else Workers
+        return Collective if is_in_python and kvstore.num_workers > 1 else Workers
     except NotImplementedError:  # as of MXNet's base class: a kvstore of one process
         return Workers
 
 
 def _is_in_python(kvstore: Any) -> bool:
-    """Whether a kvstore is a class in Python, and not of MXNet's C++ library; not for its name."""
+    """Whether a kvstore, or that of a name, is a class in Python and not of MXNet's C++ library."""
     if isinstance(kvstore, str):
         return kvstore == "horovod"
     return isinstance(kvstore, mx.kvstore.KVStoreBase) and not _mxnet.is_native(kvstore)
@@ -98,9 +87,8 @@ def created(kvstore: Any) -> Any:
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
         raise RuntimeError(
             f"kvstore={kvstore!r} needs a job with parameter servers, and this process is in none: "
-            "DMLC_NUM_WORKER is not set. Start the script by a launcher, such as `gluon-svrg "
-            "launch -n 2 -s 1 -- python train.py`, or leave kvstore out to train in this process "
-            "alone."
+            "DMLC_NUM_WORKER is not set. Start the script by `gluon-svrg launch -n 2 -s 1 -- "
+            "python train.py`, mpirun or srun, or leave kvstore out to train in this process alone."
         )
     return mx.kv.create(kvstore)
 
@@ -112,106 +100,85 @@ def parameters_of(params: Any) -> list[Parameter]:
     return found if all(isinstance(p, Parameter) for p in found) else []
 
 
-def check_initialized(parameters: list[Parameter]) -> None:
-    """Raise if `gluon.Trainer` would fail at the first step."""
+def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, needs: str) -> Any:
+    """Choose whether the kvstore updates; None leaves it to `gluon.Trainer`.
+
+    `wanted` is the argument `update_on_kvstore`. `needs` names what needs the reduced gradients
+    before the update, if anything does.
+    """
+    kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
+    devices = len(_mxnet.devices(parameters[0])) if parameters else 1
+    sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
+    is_dropped = kvstore is None or (isinstance(kvstore, str) and kind.is_alone)
+    if wanted and devices == 1 and is_dropped:
+        raise ValueError(
+            "update_on_kvstore=True with one device: no kvstore is used there. Leave it out, or "
+            "pass a kvstore object, kvstore=mx.kvstore.create('device')."
+        )
+    if wanted and kind is Collective:
+        raise ValueError(
+            f"update_on_kvstore=True with {named}, which exchanges sums between workers and has "
+            "no servers to update. Leave it out."
+        )
+    if wanted is False and not kind.reduces:
+        raise ValueError(
+            f"update_on_kvstore=False with {named}: its servers update at each push of any "
+            "worker. Leave it out, or use a synchronous kvstore."
+        )
+    if needs:
+        problem = None
+        if not kind.reduces:
+            problem = f"{named} never reduces gradients. Use kvstore='dist_sync'."
+        elif wanted:
+            problem = "with update_on_kvstore=True the kvstore keeps it. Leave that out."
+        elif sparse is not None:
+            problem = f"{sparse.name} is a row_sparse weight, which only the kvstore can update."
+        if problem is not None:
+            raise ValueError(f"{needs} needs the reduced gradient before the update, and {problem}")
+        return False
+    if wanted is None and sparse is None and kind.has_servers and kind.reduces:
+        return False  # on the servers, MXNet would ignore set_learning_rate
+    return wanted
+
+
+def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
+    """Raise where `gluon.Trainer` or servers would fail later, or be wrong without a word."""
+    name, has_servers = name_of(kvstore), kind_of(kvstore).has_servers
     for p in parameters:
         if not _mxnet.has_data(p) and not _mxnet.is_deferred(p):
             raise RuntimeError(
                 f"{p.name} is not initialized. Call net.initialize() before you make the trainer."
             )
-
-
-def check_server_optimizer(optimizer: Any, parameters: Iterable[Parameter]) -> None:
-    """Raise if an optimizer needs whole arrays and the servers hold slices."""
-    bound = int(os.environ.get("MXNET_KVSTORE_BIGARRAY_BOUND", "1000000"))
-    servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
-    if type(optimizer).__name__ not in ("LARS", "LAMB", "LANS", "LBSGD") or servers == 1:
-        return
-    for p in filter(_mxnet.is_trainable, parameters):
-        if prod(p.shape or ()) >= bound:
+        if has_servers and _mxnet.is_sparse(p) and not _mxnet.has_sparse_values(p):
             raise ValueError(
-                f"{type(optimizer).__name__} needs the norm of {p.name}, whose {prod(p.shape)} "
-                f"entries are sliced over {servers} servers. Use update_on_kvstore=False, one "
-                "server, or a larger MXNET_KVSTORE_BIGARRAY_BOUND (of all processes)."
-            )
-
-
-def where_to_update(
-    parameters: list[Parameter], kvstore: Any, update_on_kvstore: Any, needs_reduced: str
-) -> Any:
-    """Choose whether the kvstore updates; None leaves it to `gluon.Trainer`."""
-    kind = kind_of(kvstore)
-    is_free = update_on_kvstore is None and not any(map(_mxnet.has_sparse_values, parameters))
-    if needs_reduced or (is_free and kind.has_servers and kind.reduces):
-        return False  # on the servers, MXNet would ignore set_learning_rate
-    return update_on_kvstore
-
-
-def refusal(
-    parameters: list[Parameter],
-    kvstore: Any,
-    compression_params: Any,
-    update_on_kvstore: Any,
-    needs_reduced: str,
-) -> str | None:
-    """Say why `gluon.Trainer` or servers would fail with this, or let weights drift apart.
-
-    `needs_reduced` names what needs the reduced gradients before the update, if anything does.
-    """
-    kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
-    devices = len(_mxnet.devices(parameters[0])) if parameters else 1
-    is_in_python = _is_in_python(kvstore)
-    if kvstore is None and devices > 1:
-        return (
-            f"kvstore=None with {devices} devices: each would be trained on its own data, and "
-            "they would drift apart. Choose a kvstore, such as kvstore='device'."
-        )
-    is_dropped = kvstore is None or (isinstance(kvstore, str) and kind.is_alone)
-    if update_on_kvstore and devices == 1 and is_dropped:
-        return (
-            "update_on_kvstore=True with one device: no kvstore is used there. Leave it out, or "
-            "pass a kvstore object, kvstore=mx.kvstore.create('device')."
-        )
-    cannot_compress = is_in_python and not hasattr(kvstore, "set_gradient_compression")
-    is_local = name_of(kvstore).startswith("local")
-    if compression_params and (kind.has_servers or cannot_compress or is_local):
-        return (
-            f"MXNet cannot compress gradients in a kvstore {name_of(kvstore)!r} under "
-            "gluon.Trainer. Use kvstore='device' with several devices, or no compression_params."
-        )
-    for p in filter(_mxnet.is_sparse, parameters):
-        if kind.has_servers and not _mxnet.has_sparse_values(p):
-            return (
                 f"{p.name} has sparse gradients and a dense weight, and MXNet's servers fail with "
                 "these, under gluon.Trainer too. Use sparse_grad=False, a row_sparse weight "
                 "(gluon.contrib.nn.SparseEmbedding), or one worker."
             )
-        if is_in_python:
-            return (
-                f"{p.name} is sparse, and {named} exchanges dense gradients only. Use "
+        if _is_in_python(kvstore) and _mxnet.is_sparse(p):
+            raise ValueError(
+                f"{p.name} is sparse, and kvstore={name!r} exchanges dense gradients only. Use "
                 "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight."
             )
-    needs = f"{needs_reduced} needs the reduced gradient back before the update, and"
-    if needs_reduced and not kind.reduces:
-        return (
-            f"{needs} {named} never reduces gradients: its servers update at each push of any "
-            "worker. Use kvstore='dist_sync'."
+    devices = len(_mxnet.devices(parameters[0])) if parameters else 1
+    if kvstore is None and devices > 1:
+        raise ValueError(
+            f"kvstore=None with {devices} devices: each would be trained on its own data, and they "
+            "would drift apart. Choose a kvstore, such as kvstore='device'."
         )
-    if needs_reduced and update_on_kvstore:
-        return f"{needs} with update_on_kvstore=True the kvstore keeps it. Leave that out."
-    for p in filter(_mxnet.has_sparse_values, parameters if needs_reduced else ()):
-        return (
-            f"{needs} {p.name} is a row_sparse weight, which only the kvstore can update. Use a "
-            "dense weight."
+    cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
+    if compression and (has_servers or cannot or name.startswith("local")):
+        raise ValueError(
+            f"MXNet cannot compress gradients in a kvstore {name!r} under gluon.Trainer. Use "
+            "kvstore='device' with several devices, or no compression_params."
         )
-    if update_on_kvstore is False and not kind.reduces:
-        return (
-            f"update_on_kvstore=False with {named}: its servers update at each push of any "
-            "worker. Leave it out, or use a synchronous kvstore."
+
+
+def check_server_optimizer(optimizer: Any) -> None:
+    """Raise if an optimizer needs the norms of whole arrays, where servers hold slices."""
+    name, servers = type(optimizer).__name__, int(os.environ.get("DMLC_NUM_SERVER", "1"))
+    if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
+        raise ValueError(
+            f"{name} needs the norms of whole arrays, and each of {servers} servers has a slice of "
+            "those that are large. Use update_on_kvstore=False, or one server."
         )
-    if update_on_kvstore and kind is Collective:
-        return (
-            f"update_on_kvstore=True with {named}, which exchanges sums between workers and has "
-            "no servers to update. Leave it out."
-        )
-    return None

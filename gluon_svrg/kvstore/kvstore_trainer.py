@@ -32,20 +32,13 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         job.rearm_timeout()
         parameters = kinds.parameters_of(params)
         kvstore = kinds.recognized(kvstore)
-        kinds.check_initialized(parameters)
-        refusal = kinds.refusal(
-            parameters, kvstore, compression_params, update_on_kvstore, updates_here
-        )
-        if refusal is not None:
-            raise ValueError(refusal)
+        kinds.check(parameters, kvstore, compression_params)
         update = kinds.where_to_update(parameters, kvstore, update_on_kvstore, updates_here)
         kvstore = kinds.created(kvstore)
         super().__init__(params, optimizer, optimizer_params, kvstore, compression_params, update)
         self._workers = kinds.kind_of(kvstore)(kvstore, len(self._all_parameters))
-        #: The same workers, if their servers update.
-        self._servers: Any = (
-            self._workers if self._workers.has_servers and update is not False else None
-        )
+        update_there = self._workers.has_servers and update is not False
+        self._servers: Any = self._workers if update_there else None
         if not self._workers.reduces:  # such servers store nothing before they have an optimizer
             kvstore.set_optimizer(self._optimizer_for_kvstore())
             self._workers.wait()
@@ -67,11 +60,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             self._make_kvstore_ready()
 
     def _finish_sending_weights(self) -> None:
-        """Wait until all workers have the weights of rank 0.
-
-        The first gradients could overtake them: with `gluon.Trainer` and ``dist_sync``, weights
-        became sums of gradients in up to 6 runs of 10.
-        """
+        """Wait for the weights, which the first gradients overtake otherwise."""
         if not self._workers.is_alone:
             self._workers.wait()
         if self._servers is not None:
@@ -92,7 +81,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         """Wrap the optimizer for servers, which update parameters and assign all other keys."""
         if self._servers is None:
             return self.optimizer
-        kinds.check_server_optimizer(self.optimizer, self._all_parameters)
+        kinds.check_server_optimizer(self.optimizer)
         self.optimizer.rescale_grad = self._gradient_scale
         return self._servers.wrapped(self.optimizer)
 
@@ -103,21 +92,14 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         """
         if self._servers is None:
             return batch_size
-        multipliers = {
-            name: {key: getattr(p, name) for key, p in enumerate(self._all_parameters)}
-            for name in ("lr_mult", "wd_mult")
-        }
-        self._servers.send_settings(self.optimizer, multipliers)
+        self._servers.send_settings(self.optimizer, self._all_parameters)
         for parameter in filter(_mxnet.is_trainable, self._all_parameters):
             for gradient in map(_mxnet.classic, _mxnet.gradients(parameter)):
                 gradient /= batch_size
         return 1
 
     def _sum_over_workers(self, numbers: Sequence[float]) -> float | NDArray:
-        """Sum a few numbers of each step over the workers; does not wait for the sums.
-
-        Returns all sums in an array, or the first number alone if there is one worker.
-        """
+        """Sum numbers of a step, without a wait; in one process, give the first one alone."""
         if self._workers.size == 1:
             return numbers[0]
         array = mx.nd.array(numbers)

@@ -1,13 +1,13 @@
 """MXNet's parameter servers (ps-lite): ``dist_sync``, ``dist_async`` and their variants.
 
-The parameters have the keys 0, 1, ... of `gluon.Trainer`. Then come keys for probes, one for each
-server, and the keys of sums.
+The keys of parameters come first, then those of probes, one for each server, then those of sums.
 """
 
 from __future__ import annotations
 
 import atexit
 import os
+import pickle
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
@@ -29,7 +29,7 @@ class SynchronousServers(Workers):
         servers = int(os.environ.get("DMLC_NUM_SERVER", "1"))
         super().__init__(kvstore, first_free_key + servers)
         self._probes = range(first_free_key, first_free_key + servers)
-        self._sent: Any = None  # the last settings
+        self._sent: dict[str, Any] = {}  # the last settings
         # All others wait for the last push of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         job.end_on_errors()
@@ -40,11 +40,9 @@ class SynchronousServers(Workers):
         _mxnet.barrier(self.kvstore)
 
     def _initialize(self, arrays: Mapping[int, NDArray]) -> None:
-        """Make new keys known to the servers."""
         self.kvstore.init(list(arrays), list(arrays.values()))
 
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
-        """Sum the arrays; servers may round float64 to float32."""
         for key, array in arrays.items():
             self.kvstore.pushpull(key, array, out=array)
 
@@ -52,7 +50,7 @@ class SynchronousServers(Workers):
 
     def wrapped(self, optimizer: Any) -> ServerOptimizer:
         """The optimizer for servers, which updates parameters and assigns all other keys."""
-        return ServerOptimizer(optimizer, self._probes.start, len(self._probes))
+        return ServerOptimizer(optimizer, self._probes)
 
     def check(self) -> None:
         """Ask each server for an answer that only its optimizer can give; raise without it."""
@@ -72,14 +70,16 @@ class SynchronousServers(Workers):
                     "workers: update_on_kvstore=False."
                 )
 
-    def send_settings(self, optimizer: Any, multipliers: Mapping[str, Mapping[int, float]]) -> None:
-        """Send the servers the settings of the optimizer, if they have changed."""
-        scheduler = {} if optimizer.lr_scheduler is None else _plain(optimizer.lr_scheduler)
-        settings = Settings({**_plain(optimizer), **multipliers}, scheduler)
-        if self.rank == 0 and settings != self._sent:
+    def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:
+        """Send the servers what has changed of the optimizer's settings and the multipliers."""
+        now = {**_plain(optimizer), **_plain(optimizer.lr_scheduler, "lr_scheduler.")}
+        for name in ("lr_mult", "wd_mult"):
+            now[name] = {key: getattr(p, name) for key, p in enumerate(parameters)}
+        changed = Settings(item for item in now.items() if item not in self._sent.items())
+        if self.rank == 0 and changed:
             mx.nd.waitall()  # after its last update and before its next push: all updates use them
-            _mxnet.send_to_servers(self.kvstore, settings.pickled())
-            self._sent = settings
+            _mxnet.send_to_servers(self.kvstore, pickle.dumps(changed, 0).decode("ascii"))
+            self._sent = now
 
 
 class AsynchronousServers(SynchronousServers):
@@ -98,17 +98,15 @@ class AsynchronousServers(SynchronousServers):
         self.wait()
 
     def _initialize(self, arrays: Mapping[int, NDArray]) -> None:
-        """Make the slots of new keys known to the servers."""
         super()._initialize({s: array for key, array in arrays.items() for s in self._slots(key)})
 
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
-        """Sum the arrays here, in one order: all workers get the same bits."""
         for key, array in arrays.items():
             self.kvstore.push(self._slots(key)[self.rank], array)
         self.wait()
         for key, array in arrays.items():
             total = mx.nd.zeros_like(array)
-            for slot in self._slots(key):
+            for slot in self._slots(key):  # in one order: all workers get the same bits
                 self.kvstore.pull(slot, out=array)
                 total += array
             total.copyto(array)
@@ -120,11 +118,11 @@ class AsynchronousServers(SynchronousServers):
         return range(start, start + self.size)
 
 
-def _plain(thing: Any) -> dict[str, Any]:
+def _plain(thing: Any, prefix: str = "") -> dict[str, Any]:
     """The attributes that are numbers or strings, but those that the servers count themselves."""
     return {
-        name: value
-        for name, value in vars(thing).items()
+        prefix + name: value
+        for name, value in ({} if thing is None else vars(thing)).items()
         if isinstance(value, (bool, int, float, str, type(None)))
         and name not in ("num_update", "begin_num_update")
     }

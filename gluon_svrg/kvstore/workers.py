@@ -1,8 +1,9 @@
-"""The processes that train together, and what they can do together."""
+"""The processes that train together: they sum, and fail together, so that none waits forever."""
 
 from __future__ import annotations
 
-from typing import Any, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -92,3 +93,35 @@ class Workers:
 
     def _sum(self, arrays: Mapping[int, NDArray]) -> None:
         """Replace the arrays that travel by their sums over all workers."""
+
+
+class Agreement:
+    """One agreement of all workers on a vector of numbers, which is summed over them."""
+
+    def __init__(self, workers: Workers, size: int) -> None:
+        self._workers, self._size = workers, size
+        self.is_pending, self.sum = True, workers.sum_arrays
+
+    def reach(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Give this worker's numbers, one at least, and get the sums; raise if others have."""
+        self.is_pending = False
+        padding = [0.0] * (self._size - len(numbers))
+        sums = self._workers.sum_numbers([*numbers, *padding])[: len(numbers)]
+        if np.isnan(sums[0]) and not np.isnan(numbers[0]):
+            raise RuntimeError(
+                "Another worker has failed during the full gradient, see its error. Nothing was "
+                "changed here: a snapshot held before is still in force."
+            )
+        return sums.tolist()
+
+
+@contextmanager
+def agreement(workers: Workers, size: int) -> Iterator[Agreement]:
+    """Agree on at most `size` numbers; if the block raises before that, all workers raise."""
+    wanted = Agreement(workers, size)
+    try:
+        yield wanted
+    except BaseException:
+        if wanted.is_pending:
+            workers.sum_numbers([np.nan] * size)
+        raise
