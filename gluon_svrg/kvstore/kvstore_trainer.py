@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import warnings
 from typing import Any, Sequence
+from warnings import warn
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
@@ -43,7 +43,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             kvstore.set_optimizer(self._optimizer_for_kvstore())
             self._workers.wait()
         if self._workers.is_alone and job.number_of_workers() > 1:
-            warnings.warn(
+            warn(
                 f"This process is one of {job.number_of_workers()} workers, and kvstore="
                 f"{kvstore!r} exchanges nothing with the others: each trains a model of its own. "
                 "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod.",
