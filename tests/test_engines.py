@@ -114,7 +114,9 @@ def test_ends(engine, what, who, job, tmp_path, marker):
         number = signal.SIGKILL if what == "killed" else signal.SIGSTOP
         os.kill(find_role(marker, who), number)
     elif who == "launcher":
-        process.send_signal(getattr(signal, what))
+        for _ in range(2 if "srun" in engine and what == "SIGINT" else 1):  # srun wants Ctrl-C twice
+            process.send_signal(getattr(signal, what))
+            time.sleep(0.2)
     output = finish(process, 60)
     ended = time.monotonic() - since
     if (engine, what) != ("horovodrun", "SIGINT"):  # its status is 0 after Ctrl-C
