@@ -16,7 +16,7 @@ from jobs import assert_nothing_left, finish, processes_of, variables_of, wait_f
 from problems import distance
 from union import assert_identical, reference, weights
 
-pytestmark = [pytest.mark.xdist_group("clusters"), pytest.mark.launchers]
+pytestmark = pytest.mark.xdist_group("clusters")
 SCRIPT = Path(__file__).with_name("launched.py")
 TIMEOUT = 8  # seconds
 WITHIN = 15  # seconds from an event to the end, beside the time-out
@@ -50,7 +50,14 @@ def job(machines, tmp_path, marker):
             process.communicate()
 
 
-@pytest.mark.parametrize("engine", SERVED)
+def cases(found):
+    """Cases, by their engine and more; plain pytest runs the first one, that of gluon-svrg."""
+    for engine, *more in found:
+        marks = () if engine == "launch" else pytest.mark.launchers
+        yield pytest.param(engine, *more, marks=marks, id="-".join([engine, *more]))
+
+
+@pytest.mark.parametrize("engine", [*cases([engine] for engine in SERVED)])
 def test_the_weights_of_one_process(engine, job, tmp_path, marker):
     """In float64, with the update on the workers; Horovod's are in `test_horovod`."""
     rates = (0.1, 0.05, 0.2)
@@ -93,10 +100,8 @@ ENDS = [
 @pytest.mark.parametrize(
     "engine, what, who",
     [
-        (engine, what, who)
-        for engine in ENGINES
-        for what, who in ENDS
-        if engine in SERVED or who not in ("server", "scheduler")
+        *cases((engine, *end) for engine in SERVED for end in ENDS),
+        *cases(("horovodrun", *end) for end in ENDS if end[1] in ("worker", "launcher")),
     ],
 )
 def test_ends(engine, what, who, job, tmp_path, marker):
@@ -114,7 +119,9 @@ def test_ends(engine, what, who, job, tmp_path, marker):
         number = signal.SIGKILL if what == "killed" else signal.SIGSTOP
         os.kill(find_role(marker, who), number)
     elif who == "launcher":
-        for _ in range(2 if "srun" in engine and what == "SIGINT" else 1):  # srun wants Ctrl-C twice
+        for _ in range(
+            2 if "srun" in engine and what == "SIGINT" else 1
+        ):  # srun wants Ctrl-C twice
             process.send_signal(getattr(signal, what))
             time.sleep(0.2)
     output = finish(process, 60)

@@ -19,7 +19,7 @@ _EPILOG = """\
 examples:
   gluon-svrg compare digits
   gluon-svrg launch -n 2 -- python train.py
-  mpirun -np 2 gluon-svrg join -- python train.py"""
+  mpirun -np 4 gluon-svrg join -n 2 -- python train.py"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

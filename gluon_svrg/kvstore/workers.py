@@ -24,7 +24,7 @@ class Workers:
     What is summed travels in arrays of this object, one for each key, whatever the caller passes.
     MXNet orders the exchanges of a key only through the array that is passed: with another array, a
     fast worker's push overtakes the last exchange, and servers add two pushes of one worker and
-    none of another. MXNet keeps what was last sent, so this takes no more memory.
+    none of another. On a CPU, MXNet keeps what was last sent, so this takes no more memory.
     """
 
     is_alone = True  # there is nothing to exchange
