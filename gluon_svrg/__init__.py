@@ -26,7 +26,7 @@ from importlib import import_module as _import_module
 from typing import TYPE_CHECKING, Any
 
 from ._version import __version__
-from .stores.launcher import tell_launcher as _tell_launcher
+from .kvstore import job as _job
 
 if TYPE_CHECKING:
     from .mars import MARSTrainer
@@ -58,7 +58,8 @@ _MODULES = {
 #: Modules that users import.
 _SUPPORTING = ("estimator", "prox", "schedule", "variance")
 
-_tell_launcher()
+if _job.is_worker():
+    _job.end_on_errors()
 
 
 def __getattr__(name: str) -> Any:

@@ -9,8 +9,8 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from . import _mxnet
+from .kvstore.kinds import parameters_of
 from .prox import Prox, ProxArgument
-from .stores.checks import parameters_of
 
 
 class ProximalOperators:

@@ -28,6 +28,7 @@ import numpy as np
 
 from . import _arguments, _mxnet, saving
 from ._docstrings import trainer
+from .kvstore import kinds
 from .passes import states
 from .passes.arrays import Columns, pieces
 from .passes.combine import assign
@@ -37,7 +38,6 @@ from .passes.method import Method
 from .passes.network import Network
 from .passes.points import Point
 from .passes.table import RESHUFFLED, Row
-from .stores import kinds
 from .trainer import VarianceReducedTrainer
 
 #: A number, or a function from the snapshot's index to a number.

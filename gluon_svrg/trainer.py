@@ -15,6 +15,9 @@ from mxnet.gluon import Block, Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
+from .kvstore import job
+from .kvstore.kvstore_trainer import KVStoreTrainer
+from .kvstore.workers import agreement
 from .passes.arrays import are_finite
 from .passes.closure import Loss, Recorded, check_closure, check_repeatable
 from .passes.data import check_data, initialize, number_of, one_pass
@@ -30,9 +33,6 @@ from .passes.table import Row
 from .passes.warnings import warn
 from .prox import ProxArgument
 from .proximal import ProximalOperators
-from .stores import calls
-from .stores.agreement import agreement
-from .stores.kvstore_trainer import KVStoreTrainer
 
 RETURNS_OUTPUT = (
     "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
@@ -222,7 +222,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         else:
             self._check_intact("step")
             self._network.note_buffers()
-            self._start_shared_kvstore()
+            if self._must_start_kvstore():
+                self._start_kvstore()
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._scale_of_grads)
         self._look_at_batch_size(batch_size)
@@ -486,7 +487,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._live.check_intact(name)
 
     def _check_outside(self, name: str) -> None:
-        """Raise if the trainer must not be called here."""
+        """Raise if the trainer must not be called here; a job's time-out begins anew."""
+        if job.SECONDS:
+            job.rearm_timeout()
         if mx.autograd.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
@@ -510,7 +513,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _look_at_batch_size(self, batch_size: float) -> None:
         """Warn if losses of one entry, probably means already, are divided once more."""
-        is_one = self._live.entries == 1 and batch_size > self._num_workers
+        is_one = self._live.entries == 1 and batch_size > self._workers.size
         self._of_one_entry = self._of_one_entry + 1 if is_one else 0
         if self._of_one_entry == _IN_A_ROW:
             self._warn_once(LOSS_IS_ONE.format(count=_IN_A_ROW, batch_size=batch_size), "one")
@@ -613,9 +616,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._method.coefficient.ask(self.num_snapshots)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size + len(parameters)))
-            calls.refresh()
             batches, show = stack.enter_context(one_pass(data, progress=progress))
-            batches = initialize(parameters, closure, batches)
+            batches = initialize(parameters, closure, job.rearming(batches))
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             check_dtypes(parameters)

@@ -14,7 +14,6 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import processes_of
-from seconds import table
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in a background job of a shell script. Processes that tests start would ignore it, too.
@@ -58,34 +57,6 @@ def marker(monkeypatch):
                 os.kill(process, signal.SIGKILL)
 
 
-@pytest.fixture
-def stopwatch(record_property):
-    """Starts to measure how long a kind of job takes to end after an event; the run prints all."""
-
-    def begin(job, event):
-        since = time.monotonic()
-
-        def end():
-            seconds = time.monotonic() - since
-            record_property("seconds", (job, event, seconds))
-            return seconds
-
-        return end
-
-    return begin
-
-
-def pytest_terminal_summary(terminalreporter):
-    """Print what was measured."""
-    reports = terminalreporter.stats.get("passed", ())
-    found = [value for r in reports for name, value in r.user_properties if name == "seconds"]
-    for line in (value for r in reports for name, value in r.user_properties if name == "counted"):
-        terminalreporter.write_line(line)
-    if found:
-        terminalreporter.section("seconds from an event to the end of a job, the longest of all")
-        terminalreporter.write_line(table(found))
-
-
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
     """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/long`."""
@@ -97,6 +68,14 @@ def pytest_collection_modifyitems(items):
             if test in seen:
                 item.add_marker("jobs")
             seen.add(test)
+
+
+@pytest.hookimpl(hookwrapper=True)
+def pytest_runtest_makereport():
+    """With GLUON_SVRG_TEST_NO_SKIPS=1, a test that would be skipped fails."""
+    report = (yield).get_result()
+    if report.skipped and os.environ.get("GLUON_SVRG_TEST_NO_SKIPS") == "1":
+        report.outcome = "failed"
 
 
 def pytest_report_header():

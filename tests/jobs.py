@@ -10,30 +10,13 @@ from pathlib import Path
 import gluon_svrg
 
 PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
-SCRIPT = Path(__file__).with_name("launched.py")
-WITHIN = 15  # seconds from a death to the end of the job
-TIMEOUT = int(os.environ.get("GLUON_SVRG_TEST_TIMEOUT", 8))  # silence ends a job in so many seconds
 GLUON_SVRG = [sys.executable, "-m", "gluon_svrg"]
-HAPPENS = {
-    "raise": "raises in its closure",
-    "early": "ends early with 0",
-    "early, at once": "ends early with 0",
-    "code 7": "exits with code 7",
-    signal.SIGKILL: "is killed",
-    signal.SIGSTOP: "is stopped",
-}
-
-
-def event(what, role="worker 0"):
-    """What the table of seconds calls what happens to a process."""
-    kind = role.split()[0]
-    return f"{'a' if kind == 'worker' else 'the'} {kind} {HAPPENS[what]}"
 
 
 def environment():
     """The variables of a job, on any machine."""
     return {
-        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, SCRIPT.parent])),
+        "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, Path(__file__).parent])),
         "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
         "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
     }
@@ -107,13 +90,6 @@ def find(marker, is_it, what, deadline=60):
                 return process
         time.sleep(0.02)
     raise AssertionError(f"{what} is not there")
-
-
-def find_role(marker, role, deadline=60):
-    """The process id of a role; as soon as it is there."""
-    return find(
-        marker, lambda v, words: v.get("GLUON_SVRG_TELL", "").endswith(f"/{role}"), role, deadline
-    )
 
 
 def assert_nothing_left(marker, seconds=5):

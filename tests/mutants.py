@@ -106,21 +106,20 @@ SUITES = {
     "saving/objects": ["saving_optimizers", "defects_schedules"],
     "saving/parameters": ["saving_names"],
     "saving/pickles": ["saving_pickles"],
-    "stores/": ["stores", "interface", "distributed"],
-    "stores/agreement": ["distributed::test_a_worker_that_fails_in_the_full_gradient"],
-    "stores/checks": ["stores"],
-    "stores/collective": ["toy_kvstore"],
-    "stores/interface": ["toy_kvstore"],
-    "stores/kinds": ["stores"],
-    "stores/parameter_servers": [
+    "kvstore/": ["stores", "interface", "distributed"],
+    "kvstore/collective": ["toy_kvstore"],
+    "kvstore/kinds": ["stores"],
+    "kvstore/server_optimizer": [
+        "distributed::test_settings_reach_the_optimizer_on_the_servers",
+        "distributed::test_dist_async",
+    ],
+    "kvstore/servers": [
         "stores::test_where_the_reduced_gradient_does_not_come_back",
         "distributed::test_settings_reach_the_optimizer_on_the_servers",
         "distributed::test_dist_async",
+        "kvstore::test_dist_async_takes_the_snapshot_at_the_weights_of_the_servers",
     ],
-    "stores/server": [
-        "distributed::test_settings_reach_the_optimizer_on_the_servers",
-        "distributed::test_dist_async",
-    ],
+    "kvstore/workers": ["toy_kvstore", "kvstore"],
     "_mxnet/": ["interface", "states", "stores"],
     "_mxnet/arrays": ["defects_gradients"],
     "_mxnet/operators": [*FORMULA, LOADED, LARGE, "blocks::test_parameters_of_many_dimensions"],
@@ -887,44 +886,46 @@ MUTANTS = {
         "a multiple that is forgotten": ("        self._multiple = 1\n\n", "\n"),
         "old snapshot": ("            self.snapshot.move()\n", "            pass\n"),
     },
-    "stores/agreement": {
-        "the failure of another worker not seen": ("if np.isnan(sums[0])", "if False"),
-    },
-    "stores/checks": {
-        "reduced gradients that never come back": ("    if needs_reduced:", "    if False:"),
-    },
-    "stores/collective": {
+    "kvstore/collective": {
         "nothing summed": ("self.kvstore.pushpull(key, [array], out=[array])", "pass"),
     },
-    "stores/interface": {
-        "keys of parameters": ("self._first_key = first_free_key", "self._first_key = 0"),
-    },
-    "stores/launcher": {
-        "silence until the time-out": ("return timeout - min(2.0, timeout / 4)", "return timeout"),
-    },
-    "stores/kinds": {
+    "kvstore/kinds": {
         "servers without a job": (
             'if "DMLC_NUM_WORKER" not in os.environ:',
             "if False:",
             "stores::test_parameter_servers_need_a_job",
         ),
-        "unknown names taken": ("if name not in NATIVE and", "if False and"),
+        "unknown names taken": ("if name not in known and", "if False and"),
         "names in capitals taken for others": ("name_of(kvstore).lower()", "name_of(kvstore)"),
+        "reduced gradients that never come back": ("    if needs:", "    if False:"),
     },
-    "stores/parameter_servers": {
-        "batch size of the servers": ("            gradient /= batch_size\n", "            pass\n"),
-        "settings never sent": ("if (settings, scheduler) != self._sent:", "if False:"),
-        "one slot summed": ("for slot in slots[key]:  # in", "for slot in slots[key][:1]:  # in"),
+    "kvstore/server_optimizer": {
+        "sums of gradients are updates": ("self._assign(*row[:3])", "pass"),
+        "a wrong answer": ("grad * 0 + ANSWER", "grad * 0"),
+        "settings dropped": ("setattr(owner, attribute, value)", "pass"),
+    },
+    "kvstore/servers": {
+        "settings never sent": ("if self.rank == 0 and changed:", "if False:"),
+        "one slot summed": (
+            "for slot in self._slots(key):  # in",
+            "for slot in self._slots(key)[:1]:  # in",
+        ),
         "weights not shared": ("self.kvstore.pull(key, out=list(arrays))", "pass"),
         "servers that seem to reduce": ("    reduces = False\n", ""),
     },
-    "stores/server": {
-        "sums of gradients are updates": (
-            "self._assign(index, weight, grad)",
-            "self._optimizer.update_multi_precision(index, weight, grad, state)",
+    "kvstore/workers": {
+        "the failure of another worker not seen": (
+            "if np.isnan(sums[0])",
+            "if False",
+            "distributed::test_a_worker_that_fails_in_the_full_gradient",
         ),
-        "a wrong answer": ("grad * 0 + ANSWER", "grad * 0"),
-        "settings dropped": ("vars(self._optimizer).update(settings)", "pass"),
+        "keys of parameters": ("self._first_key = first_free_key", "self._first_key = 0"),
+        "64 numbers summed": ("range(0, len(total), BLOCK)", "range(0, 1)"),
+        "other arrays each time": (
+            "travelling = {key: self._travelling[key] for key in arrays}",
+            "travelling = {key: array.copy() for key, array in arrays.items()}",
+            "kvstore::test_one_worker_is_late",
+        ),
     },
     "_mxnet/arrays": {
         "assignments let through": ("    array.__class__ = _guarded(cls)\n", "    pass\n"),

@@ -15,11 +15,11 @@ TOP = "top"  # the modules that users import, beside the rooms
 ROOMS = {
     "_mxnet": set(),
     "passes": {"_mxnet"},
-    "stores": {"_mxnet"},
+    "kvstore": {"_mxnet"},
     "saving": {"_mxnet"},
     "methods": {"_mxnet", "passes", "saving"},
-    TOP: {"_mxnet", "passes", "methods", "stores", "saving"},
-    "commands": {"_mxnet", "passes", "methods", "stores", "saving", TOP},
+    TOP: {"_mxnet", "passes", "methods", "kvstore", "saving"},
+    "commands": {"_mxnet", "passes", "methods", "kvstore", "saving", TOP},
 }
 FOR_ALL = {"gluon_svrg._version", "gluon_svrg._arguments"}  # they import nothing
 #: Names with an underscore that are public: of named tuples, and a module of Python's own.
@@ -110,10 +110,9 @@ def test_imports_go_down_only():
 
 def test_only_one_module_knows_the_kinds_of_workers():
     """All others ask workers what they can do."""
-    kinds = {f"gluon_svrg.stores.{name}" for name in ("alone", "collective", "parameter_servers")}
-    kinds.add("gluon_svrg.stores.horovod")
+    kinds = {"gluon_svrg.kvstore.collective", "gluon_svrg.kvstore.servers"}
     found = {name for name, others in imports().items() if kinds & set(others)}
-    assert found - kinds == {"gluon_svrg.stores.kinds"}
+    assert found - kinds == {"gluon_svrg.kvstore.kinds"}
     for name, tree in modules().items():
         asked = [node for node in ast.walk(tree) if is_asked_for_its_kind(node)]
         assert not asked, f"{name}, line {asked[0].lineno}"

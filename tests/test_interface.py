@@ -525,7 +525,7 @@ def test_nothing_is_called_inside_at_snapshot():
         (np.nan, ValueError, "finite, at least 0, got nan"),
         (np.inf, ValueError, "finite"),
         (-0.1, ValueError, "at least 0, got -0.1"),
-        ("1", TypeError, "must be a number, got str"),
+        ("1", TypeError, "must be a number or a schedule, got '1'"),
         (None, TypeError, "got NoneType"),
         (True, TypeError, "got bool"),
     ],
@@ -554,7 +554,7 @@ def move(p):
 CHANGES = {
     "shape": (reshape, r"float64 \(2, 2\) .* now and was float64 \(5, 4\) .* then"),
     "device": (move, r"on cpu\(1\) now and was .* on cpu\(0\) then"),
-    "frozen": (lambda p: setattr(p, "grad_req", "null"), "has grad_req='null' now"),
+    "frozen": (lambda p: setattr(p, "grad_req", "null"), "with grad_req='null' now"),
     "dtype": (lambda p: p.cast("float32"), "float32 .* now and was float64 .* then"),
 }
 
@@ -575,7 +575,7 @@ def test_a_parameter_that_was_frozen_then():
     weight.grad_req = "null"
     trainer.update_full_grads(loss_of, PROBLEM.batches(4))
     weight.grad_req = "write"
-    with pytest.raises(RuntimeError, match="had grad_req='null' then"):
+    with pytest.raises(RuntimeError, match="with grad_req='null' then"):
         trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     trainer.update_full_grads(loss_of, PROBLEM.batches(4))
     trainer.step(5, closure=lambda: loss_of(ALL[:5]))

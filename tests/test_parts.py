@@ -54,7 +54,7 @@ def test_no_class_of_a_trainer_exists_only_to_be_inherited_once():
     once = {
         node.name
         for parts, node in class_definitions()
-        if node.name in trainers and parts[0] not in ("_mxnet", "stores")
+        if node.name in trainers and parts[0] not in ("_mxnet", "kvstore")
         if bases.count(node.name) == 1
     }
     assert once == set()
@@ -81,7 +81,7 @@ def test_a_state_belongs_to_one_level():
         for name in written - theirs - properties
         if sum(name in attributes(cls)[1] for cls in ours) > 1
     }
-    assert shared == {"_work"}
+    assert shared == {"_work", "_workers"}
 
 
 def moves(trainer, call):

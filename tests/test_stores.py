@@ -13,7 +13,6 @@ from loops import split_at
 from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SARAHTrainer, SVRGTrainer
-from gluon_svrg.stores.launcher import allowed_silence
 
 PROBLEM = Dense("classification", hidden=(5,), seed=4)
 SETTINGS = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01}
@@ -127,14 +126,12 @@ def test_refused_arguments_leave_the_parameters_alone():
     np.testing.assert_array_equal(values(net, where[0])[0], values(net, where[1])[0])
 
 
-@pytest.mark.parametrize("kvstore", ["local", "device", "instance", "dist_sync"])
+@pytest.mark.parametrize("kvstore", ["local", "device", "instance"])
 def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
     where = contexts(2)
     net = PROBLEM.network("float64", where)
     instance = mx.kv.create("device") if kvstore == "instance" else kvstore
     trainer = SARAHTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=instance)
-    if kvstore == "dist_sync":  # there is no cluster
-        return
     train(net, where, trainer, epochs=1)
     assert trainer._updates_on_kvstore is False
     np.testing.assert_array_equal(values(net, where[0])[0], values(net, where[1])[0])
@@ -182,17 +179,10 @@ def test_a_kvstore_that_was_made_from_an_unknown_name_is_refused():
 
 @pytest.mark.parametrize("name", ["dist_sync", "dist_async"])
 def test_parameter_servers_need_a_job(name, monkeypatch):
-    """At the first use, as the process may be told of its job after the trainer is made."""
     monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
     net = PROBLEM.network()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=name)
-    loss_of = PROBLEM.closure(net, "float64", [mx.cpu()])
-    for call in (
-        lambda: trainer.step(5, closure=lambda: loss_of(np.arange(5))),
-        lambda: trainer.update_full_grads(loss_of, PROBLEM.batches(7)),
-    ):
-        with pytest.raises(RuntimeError, match=f"kvstore='{name}' needs a job.*gluon-svrg launch"):
-            call()
+    with pytest.raises(RuntimeError, match=f"kvstore='{name}' needs a job.*gluon-svrg launch"):
+        SVRGTrainer(net.collect_params(), "sgd", SETTINGS, kvstore=name)
 
 
 def test_what_is_no_kvstore_is_refused():
@@ -234,7 +224,7 @@ for name in [n for n in sys.modules if n.startswith("mxnet.gluon")]:
 sys.modules["mxnet"].__dict__.pop("gluon", None)
 os.environ["DMLC_ROLE"] = "server"  # before, MXNet would serve until the end
 sys.meta_path.insert(0, NoGluon())
-import gluon_svrg.stores.server
+import gluon_svrg.kvstore.server_optimizer
 print(*(name for name in sys.modules if name.startswith("gluon_svrg")), sep=",")
 """
 
@@ -254,13 +244,7 @@ def test_what_servers_unpickle_imports_nothing_of_gluon():
     assert set(done.stdout.split()[-1].split(",")) == {
         "gluon_svrg",
         "gluon_svrg._version",
-        "gluon_svrg.stores",
-        "gluon_svrg.stores.launcher",  # which imports nothing but Python's own
-        "gluon_svrg.stores.server",
+        "gluon_svrg.kvstore",
+        "gluon_svrg.kvstore.job",  # which imports nothing but Python's own
+        "gluon_svrg.kvstore.server_optimizer",
     }
-
-
-@pytest.mark.parametrize(("timeout", "expected"), [(5, 3.75), (8, 6), (45, 43)])
-def test_silence_is_noticed_in_time_to_end_the_job(timeout, expected):
-    """Noticed within a second, with another second to end."""
-    assert allowed_silence(timeout) == expected

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 import argparse
 import math
-from pathlib import Path
 from typing import Callable, Sequence
-
-from ..stores.launcher import DEFAULT_TIMEOUT
 
 #: MXNet takes learning rates in float32, whose range ends here.
 _LARGEST = 2.0**128
@@ -117,60 +114,3 @@ def _whole(text: str) -> int | None:
         return int(text)
     except ValueError:
         return None
-
-
-def _timeout(text: str) -> float:
-    value = not_negative(text)
-    if 0 < value < 5:
-        raise argparse.ArgumentTypeError(f"expected 0 or at least 5 seconds, got {text!r}")
-    return value
-
-
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Add the options of every job, and the command of its workers."""
-    parser.add_argument(
-        "-s",
-        "--servers",
-        metavar="SERVERS",
-        type=positive,
-        default=1,
-        help="How many processes sum the gradients.",
-    )
-    parser.add_argument(
-        "--restart",
-        metavar="N",
-        type=natural,
-        default=0,
-        help="How often to restart the job after a death.",
-    )
-    parser.add_argument(
-        "--timeout",
-        metavar="SECONDS",
-        type=_timeout,
-        default=DEFAULT_TIMEOUT,
-        help="End the job within so many seconds when a process or machine is silent; 0 for never.",
-    )
-    parser.add_argument(
-        "script",
-        metavar="COMMAND",
-        nargs=argparse.REMAINDER,
-        help="The command of each worker.",
-    )
-
-
-def command_of(words: Sequence[str]) -> list[str]:
-    """The user's command, which follows ``--``.
-
-    Raises
-    ------
-    UserError
-        If there is no command, or its Python script does not exist.
-    """
-    command = list(words[1:] if words[:1] == ["--"] else words)
-    if not command:
-        raise UserError("there is no command: end with -- python train.py ARGS")
-    script = next((word for word in command[1:] if not word.startswith("-")), "")
-    is_python = "python" in Path(command[0]).name
-    if is_python and script.endswith(".py") and not Path(script).is_file():
-        raise UserError(f"there is no script {script}")
-    return command

@@ -7,7 +7,7 @@ import sys
 from typing import Sequence
 
 from .. import __version__
-from . import run_compare, run_join, run_launch
+from . import join, launch, run_compare
 from .arguments import Help, UserError
 
 _DESCRIPTION = """\
@@ -19,7 +19,7 @@ _EPILOG = """\
 examples:
   gluon-svrg compare digits
   gluon-svrg launch -n 2 -- python train.py
-  mpirun -np 2 gluon-svrg join -- python train.py"""
+  mpirun -np 4 gluon-svrg join -n 2 -- python train.py"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,6 +40,6 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run_compare, run_launch, run_join):
+    for module in (run_compare, launch, join):
         module.add_to(commands)
     return parser

@@ -1,73 +1,136 @@
-"""A job on this machine: MXNet's parameter servers and their workers, supervised."""
+"""`gluon-svrg launch`: a job on this machine, with a process for each role."""
 
 from __future__ import annotations
 
-from typing import Sequence
+import argparse
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from typing import Any, NoReturn
 
-from ..stores.launcher import DEFAULT_TIMEOUT
-from .local import LocalProcesses, usable_port
-from .roles import Role, parameter_servers
-from .signals import Interruptible
-from .supervise import Machine, supervise
+from . import roles
 
-_ADDRESS = "127.0.0.1"
+_DESCRIPTION = """\
+Start a scheduler, servers and workers of MXNet's distributed kvstores on this machine.
+
+When one of them fails, all others are ended, and the last line names the first one."""
+
+_EPILOG = """\
+example:
+  gluon-svrg launch -n 4 -s 2 -- python train.py --epochs 10"""
+
+_HOST = "127.0.0.1"
+_SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that end the job
+_PATIENCE = 3  # seconds for processes to end by themselves
 
 
-def launch(
-    command: Sequence[str],
-    workers: int,
-    servers: int,
-    *,
-    restarts: int = 0,
-    port: int | None = None,
-    timeout: float = DEFAULT_TIMEOUT,
-) -> int:
-    """Run a command on several workers until all have succeeded, or any process has failed.
+def add_to(commands: Any) -> None:
+    """Add the command to the command line."""
+    help = "Run a training script on several workers, on this machine."
+    roles.add_command(commands, "launch", run, help=help, description=_DESCRIPTION, epilog=_EPILOG)
 
-    Parameters
-    ----------
-    command : sequence of str
-        The command of each worker.
-    workers, servers : int
-        Their numbers. One scheduler is added.
-    restarts : int
-        How often to restart the whole job after a death.
-    port : int, optional
-        The port of the scheduler; by default, a free one.
-    timeout : float
-        Seconds within which a process that does not answer ends the job; 0 for never.
 
-    Returns
-    -------
-    int
-        The exit status: 0 if all workers have ended with 0.
+def run(options: argparse.Namespace) -> int:
+    """Run the job; return the exit status of what has failed first, or 0."""
+    names = roles.names(options)
+    try:
+        commands = {name: roles.command(name, options) for name in names}
+    except (ImportError, ValueError) as error:
+        options.error(str(error))
+    with socket.socket() as probe:
+        probe.bind((_HOST, 0))
+        port = probe.getsockname()[1]
+    for number in _SIGNALS:
+        signal.signal(number, _interrupt)
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # die, and let all die, if nobody reads
+    job = _Job()
+    try:
+        for name in names:
+            variables = roles.variables(name, options, _HOST, port, _HOST)
+            job.start(name, commands[name], {"OMP_NUM_THREADS": "1", **variables})
+        name, code = job.wait()
+    except KeyboardInterrupt as interrupt:
+        name, code = "the launcher", -interrupt.args[0]
+    finally:
+        job.end()
+    if code:
+        signalled = code < 0 and f"was ended by signal {-code} ({signal.strsignal(-code)})"
+        how = signalled or f"exited with code {code}"
+        print(f"gluon-svrg launch: {name} {how}; all others were ended", file=sys.stderr)
+    return code if code >= 0 else 128 - code
 
-    Raises
-    ------
-    LaunchError
-        If the command or the port cannot be used.
-    """
-    usable_port(port, _ADDRESS)
-    names = names_of(workers, servers)
 
-    def place(machines: Sequence[Machine]) -> list[list[Role]]:
-        return parameter_servers([names], [_ADDRESS], usable_port(port, _ADDRESS))
+def _interrupt(number: int, frame: Any) -> NoReturn:
+    raise KeyboardInterrupt(number)
 
-    with Interruptible() as interrupted:
-        return supervise(
-            [LocalProcesses(command, timeout)],
-            place,
-            title="gluon-svrg launch",
-            interrupted=interrupted,
-            timeout=timeout,
-            restarts=restarts,
+
+class _Job:
+    """The processes of all roles. Each has a group, so that what it has started ends with it."""
+
+    def __init__(self) -> None:
+        self._running: dict[int, tuple[str, subprocess.Popen[str]]] = {}  # by process id
+        self._readers: list[threading.Thread] = []
+        self._lock = threading.Lock()
+
+    def start(self, name: str, command: list[str], variables: dict[str, str]) -> None:
+        """Start a role."""
+        launcher = os.getpid()
+        process = subprocess.Popen(
+            command,
+            env=variables,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+            preexec_fn=lambda: roles.die_with(launcher),
         )
+        self._running[process.pid] = name, process
 
+    def wait(self) -> tuple[str, int]:
+        """Show all output until all workers have ended, or a process fails; its name and code."""
+        for name, process in self._running.values():
+            reader = threading.Thread(target=self._show, args=(name, process.stdout), daemon=True)
+            reader.start()
+            self._readers.append(reader)
+        while any(name.startswith("worker") for name, _ in self._running.values()):
+            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            name, code = self._end(found.si_pid)  # type: ignore[union-attr]
+            if code:
+                return name, code
+        return "", 0
 
-def names_of(workers: int, servers: int) -> list[str]:
-    """All roles of a job, in the order in which they start."""
-    return [
-        "scheduler",
-        *(f"server {n}" for n in range(servers)),
-        *(f"worker {n}" for n in range(workers)),
-    ]
+    def _end(self, process: int) -> tuple[str, int]:
+        """End a process and what it has started; its name and code."""
+        os.killpg(process, signal.SIGKILL)
+        name, ended = self._running.pop(process)
+        return name, ended.wait()
+
+    def end(self) -> None:
+        """End all that are left."""
+        for number in _SIGNALS:
+            signal.signal(number, signal.SIG_IGN)
+        for process in self._running:
+            os.killpg(process, signal.SIGTERM)
+            os.killpg(process, signal.SIGCONT)  # a stopped process ends, too
+        deadline = time.monotonic() + _PATIENCE
+        look = os.WEXITED | os.WNOHANG | os.WNOWAIT
+        while time.monotonic() < deadline:
+            if all(os.waitid(os.P_PID, process, look) for process in self._running):
+                break
+            time.sleep(0.02)
+        for process in list(self._running):
+            self._end(process)
+        for reader in self._readers:
+            reader.join(1)
+
+    def _show(self, name: str, stream: Any) -> None:
+        for line in stream:
+            with self._lock:
+                sys.stdout.write(f"[{name}] {line.rstrip()}\n")
+                sys.stdout.flush()

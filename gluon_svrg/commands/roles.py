@@ -1,110 +1,102 @@
-"""The roles of a job's processes, and their variables."""
+"""The roles of a job of MXNet's parameter servers, for `launch` and `join`."""
 
 from __future__ import annotations
 
-import re
+import argparse
+import ctypes
+import os
+import shutil
+import signal
 import sys
-from typing import Any, NamedTuple, Sequence
+from typing import Any, Callable
 
-#: The variable that may hold the secret of a job.
-TOKEN = "GLUON_SVRG_TOKEN"
-_ADDRESS, _NUMBER, _PORT = r"[0-9]{1,3}(\.[0-9]{1,3}){3}", "[0-9]{1,9}", "[0-9]{1,5}"
-_NAME = re.compile(r"scheduler|(server|worker) [0-9]{1,9}")
-#: All variables that a machine takes from another one, and their forms.
-_FORMS = {
-    "DMLC_ROLE": "scheduler|server|worker",
-    "DMLC_NODE_HOST": _ADDRESS,
-    "DMLC_PS_ROOT_URI": _ADDRESS,
-    "DMLC_PS_ROOT_PORT": _PORT,
-    "DMLC_NUM_WORKER": _NUMBER,
-    "DMLC_NUM_SERVER": _NUMBER,
-    "HOROVOD_GLOO_RENDEZVOUS_ADDR": _ADDRESS,
-    "HOROVOD_GLOO_RENDEZVOUS_PORT": _PORT,
-    "HOROVOD_CONTROLLER": "gloo",
-    "HOROVOD_CPU_OPERATIONS": "gloo",
-    "HOROVOD_HOSTNAME": _ADDRESS,
-    "HOROVOD_GLOO_IFACE": "[A-Za-z0-9_.:@-]{1,15}",
-    **{
-        f"HOROVOD_{kind}{what}": _NUMBER
-        for kind in ("", "LOCAL_", "CROSS_")
-        for what in ("RANK", "SIZE")
-    },
-}
+from .._installed import find_mxnet
+from ..kvstore.job import TIMEOUT
+
+_PR_SET_PDEATHSIG = 1
+_libc = ctypes.CDLL(None)
 
 
-class LaunchError(Exception):
-    """A job that cannot be started."""
+def add_command(
+    commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: Any
+) -> argparse.ArgumentParser:
+    """Add a command with the options of every job; return its parser."""
+    parser: argparse.ArgumentParser = commands.add_parser(
+        name,
+        usage="%(prog)s -n WORKERS [-s SERVERS] [OPTIONS] -- COMMAND ...",
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+        **texts,
+    )
+    parser.set_defaults(run=run, error=parser.error)
+    add = parser.add_argument
+    add("-n", "--workers", metavar="N", type=_positive, required=True, help="Processes that train.")
+    add(
+        "-s",
+        "--servers",
+        metavar="N",
+        type=_positive,
+        default=1,
+        help="Processes that sum the gradients (default: 1).",
+    )
+    add(
+        "--timeout",
+        metavar="SECONDS",
+        type=_positive,
+        help="End the job when a worker has made no step, and no minibatch of a refresh, for so "
+        f"long. Off by default; the variable {TIMEOUT} sets it, too.",
+    )
+    add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
+    return parser
 
 
-class Role(NamedTuple):
-    """The name of a job's process, and the variables that tell it its role."""
-
-    name: str
-    variables: dict[str, str]
-
-    def command(self, script: Sequence[str]) -> list[str]:
-        """The command of the process: workers run the user's script."""
-        if is_worker(self.name):
-            return list(script)
-        return [sys.executable, "-m", "gluon_svrg.commands.idle"]
+def _positive(text: str) -> int:
+    if not text.isdigit() or int(text) == 0:
+        raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
+    return int(text)
 
 
-def is_worker(name: str) -> bool:
-    """Whether a role is that of a worker."""
-    return name.startswith("worker")
+def names(options: argparse.Namespace) -> list[str]:
+    """All roles: the scheduler, the servers, the workers."""
+    servers = [f"server {number}" for number in range(options.servers)]
+    return ["scheduler", *servers, *(f"worker {number}" for number in range(options.workers))]
 
 
-def parameter_servers(
-    names: Sequence[Sequence[str]],
-    addresses: Sequence[str],
-    port: int,
-) -> list[list[Role]]:
-    """The roles of MXNet's parameter servers.
+def command(role: str, options: argparse.Namespace) -> list[str]:
+    """The program of a role and its arguments; raise if it cannot run."""
+    words: list[str] = options.words[options.words[:1] == ["--"] :]
+    if not words:
+        raise ValueError("there is no command: end with -- python train.py ARGS")
+    if shutil.which(words[0]) is None:
+        raise ValueError(f"there is no command {words[0]}")
+    find_mxnet()
+    return words if role.startswith("worker") else [sys.executable, "-c", "import mxnet"]
 
-    Parameters
-    ----------
-    names : sequence of sequences of str
-        The roles on each machine: ``"scheduler"``, ``"server 0"``, ``"worker 0"``, ...
-    addresses : sequence of str
-        The address of each machine, as the others reach it.
-    port : int
-        The port of the scheduler.
-    """
-    everything = [name for here in names for name in here]
-    root = next(address for here, address in zip(names, addresses) if "scheduler" in here)
-    variables = {
-        "DMLC_PS_ROOT_URI": root,
+
+def variables(
+    role: str, options: argparse.Namespace, scheduler: str, port: int, address: str
+) -> dict[str, str]:
+    """The variables of a process: its role, and where it and the scheduler are."""
+    found = {
+        "PYTHONUNBUFFERED": "1",
+        **os.environ,
+        "DMLC_ROLE": role.split()[0],
+        "DMLC_NUM_WORKER": str(options.workers),
+        "DMLC_NUM_SERVER": str(options.servers),
+        "DMLC_PS_ROOT_URI": scheduler,
         "DMLC_PS_ROOT_PORT": str(port),
-        "DMLC_NUM_WORKER": str(sum(map(is_worker, everything))),
-        "DMLC_NUM_SERVER": str(sum(name.startswith("server") for name in everything)),
+        "DMLC_NODE_HOST": address,
     }
-    return [
-        [
-            Role(name, {**variables, "DMLC_NODE_HOST": address, "DMLC_ROLE": name.split()[0]})
-            for name in here
-        ]
-        for here, address in zip(names, addresses)
-    ]
-
-
-def is_address(text: Any) -> bool:
-    """Whether something has the form of an address, as machines send them to each other."""
-    return isinstance(text, str) and re.fullmatch(_ADDRESS, text) is not None
-
-
-def checked(roles: Any) -> list[Role]:
-    """The roles that another machine has sent.
-
-    Raises
-    ------
-    ValueError, TypeError
-        If there is anything but roles and variables that a job needs.
-    """
-    found = [Role(name, dict(variables)) for name, variables in roles]
-    for role in found:
-        if not _NAME.fullmatch(role.name):
-            raise ValueError(f"the role {role.name!r}")
-        for variable, value in role.variables.items():
-            if variable not in _FORMS or not re.fullmatch(_FORMS[variable], value):
-                raise ValueError(f"the variable {variable}={value!r}")
+    if options.timeout:
+        found[TIMEOUT] = str(options.timeout)
+    if role.startswith("server"):
+        # MXNet does not initialize the flag by which servers round float64 to float32. This lets
+        # new memory hold zeros, so that the flag is off.
+        found["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0:glibc.malloc.perturb=255"
     return found
+
+
+def die_with(parent: int) -> None:
+    """Let this process die when its parent does, in whatever way."""
+    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:  # it is dead already
+        os._exit(1)

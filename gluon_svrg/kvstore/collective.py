@@ -1,0 +1,110 @@
+"""Workers of a kvstore in Python that can only broadcast and add, as that of Horovod."""
+
+from __future__ import annotations
+
+import atexit
+import os
+from itertools import count
+from typing import Any, Mapping
+
+import mxnet as mx
+from mxnet.kvstore import KVStoreBase
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+from . import job
+from .workers import Workers
+
+_numbers = count()  # of Horovod's kvstores in this process, in the same order on all ranks
+
+
+class Collective(Workers):
+    """Workers of a `KVStoreBase` with `broadcast`, and `pushpull` with the same bits on all."""
+
+    is_alone = False
+
+    def wait(self) -> None:
+        """Wait until all workers call this, and everything that they have sent has arrived."""
+        mx.nd.waitall()
+        self.sum_numbers([0.0])
+
+    def _initialize(self, arrays: Mapping[int, NDArray]) -> None:
+        for key, array in arrays.items():  # as `gluon.Trainer` does before it uses a key
+            self.kvstore.broadcast(key, mx.nd.zeros_like(array), [array])
+
+    def _sum(self, arrays: Mapping[int, NDArray]) -> None:
+        for key, array in arrays.items():
+            self.kvstore.pushpull(key, [array], out=[array])
+
+
+class HorovodKVStore(KVStoreBase):
+    """``kvstore='horovod'``: a kvstore over `horovod.mxnet`.
+
+    MXNet's own of that name is a local one on 1.9.1, and fails in its broadcast on 2.0. With one
+    device, `gluon.Trainer` ignores the name: ranks would silently drift apart.
+    """
+
+    type = "horovod"
+    rank = property(lambda self: int(self._hvd.rank()))
+    num_workers = property(lambda self: int(self._hvd.size()))
+
+    def __init__(self) -> None:
+        try:
+            import horovod.mxnet as hvd
+        except ImportError as error:
+            raise ImportError(
+                "kvstore='horovod' needs Horovod, built for this MXNet. Install it, in a clone of "
+                "this package: HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
+                f"--no-build-isolation '.[horovod]'. ({error})"
+            ) from error
+        hvd.init()
+        self._hvd, self._prefix = hvd, f"gluon_svrg.{next(_numbers)}"
+        if self.num_workers == 1:
+            _check_alone()
+        # All others wait for the last sum of a worker, which must not exit before it.
+        atexit.register(mx.nd.waitall)
+        job.end_on_errors()
+
+    @staticmethod
+    def is_capable(capability: str) -> bool:
+        """Whether this kvstore has an optimizer."""
+        return False
+
+    def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
+        """Copy rank 0's value to all arrays of all workers."""
+        first, *rest = _arrays(out)
+        _arrays(value)[0].copyto(first)
+        self._hvd.broadcast_(first, 0, name=f"{self._prefix}.broadcast.{key}", priority=priority)
+        for array in rest:
+            first.copyto(array)
+
+    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
+        """Copy the sum of all values of all workers to all arrays of all workers."""
+        values = _arrays(value)
+        first, *rest = values if out is None else _arrays(out)
+        total = values[0]
+        for addend in values[1:]:
+            total = total + addend.copyto(_mxnet.device_of(total))
+        if total is not first:
+            total.copyto(first)
+        name = f"{self._prefix}.sum.{key}"
+        self._hvd.allreduce_(first, op=self._hvd.Sum, name=name, priority=priority)
+        for array in rest:
+            first.copyto(array)
+
+
+def _arrays(value: Any) -> list[NDArray]:
+    """One or several arrays as a list."""
+    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
+    return [_mxnet.classic(array) for array in arrays]
+
+
+def _check_alone() -> None:
+    """Raise if a launcher has started several processes that Horovod does not see."""
+    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+        if (size := os.environ.get(name, "1")) != "1":
+            raise RuntimeError(
+                f"Horovod sees one process, but {name} is {size}: each process would train alone. "
+                "This Horovod was built without MPI and knows only its own launcher. Start with "
+                f"horovodrun --gloo -np {size} python ..., or build it with HOROVOD_WITH_MPI=1."
+            )

@@ -1,0 +1,58 @@
+"""What a process knows of its job. Servers import this file inside ``import mxnet``."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+from typing import Any, Iterable, Iterator
+
+#: The variable with the seconds after which a worker without a step ends.
+TIMEOUT = "GLUON_SVRG_TIMEOUT"
+
+SECONDS = float(os.environ.get(TIMEOUT) or 0)
+
+
+def is_worker() -> bool:
+    """Whether this is a worker of MXNet's parameter servers."""
+    return os.environ.get("DMLC_ROLE") == "worker"
+
+
+def number_of_workers() -> int:
+    """The workers of the job that this process is part of; 1 without a job."""
+    return int(os.environ.get("DMLC_NUM_WORKER" if is_worker() else "HOROVOD_SIZE", "1"))
+
+
+def end_on_errors() -> None:
+    """Let an exception end this process at once.
+
+    Otherwise MXNet would keep the process to wait for the other workers, which wait for this one.
+    """
+    hook = sys.excepthook
+
+    def end(kind: Any, error: Any, traceback: Any) -> None:
+        try:
+            hook(kind, error, traceback)
+            sys.stdout.flush()
+            sys.stderr.flush()
+        finally:
+            os._exit(130 if issubclass(kind, KeyboardInterrupt) else 1)
+
+    sys.excepthook = end
+
+
+def rearm_timeout() -> None:
+    """Begin the seconds of `TIMEOUT` anew, at each step and each minibatch of a refresh.
+
+    A worker that waits longer for the others prints where, and ends. This takes 23 us, if it is on.
+    """
+    if SECONDS:
+        faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
+
+
+def rearming(batches: Iterable[Any]) -> Iterator[Any]:
+    """The batches of a refresh, before each of which the time-out begins anew."""
+    for batch in batches:
+        rearm_timeout()
+        yield batch
+    rearm_timeout()

@@ -1,0 +1,184 @@
+"""Which kvstore has which workers, and what is refused before anything is computed."""
+
+from __future__ import annotations
+
+import os
+from typing import Any, Iterable
+
+import mxnet as mx
+from mxnet.gluon import Parameter
+
+from .. import _mxnet
+from .collective import Collective, HorovodKVStore
+from .servers import AsynchronousServers, SynchronousServers
+from .workers import Workers
+
+#: MXNet treats any other name as 'local', or as 'device' or 'dist_sync' if it contains these.
+NATIVE = (
+    "local", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu", "device", "nccl",
+    "dist", "dist_sync", "dist_device_sync", "dist_sync_device",
+    "dist_async", "dist_device_async", "dist_async_device",
+)  # fmt: skip
+
+
+def name_of(kvstore: Any) -> str:
+    """The name of a kvstore, or of its kind."""
+    return str(getattr(kvstore, "type", kvstore))
+
+
+def kind_of(kvstore: Any) -> type[Workers]:
+    """The kind of workers behind a kvstore, or a named one. It says what they can do."""
+    name, is_in_python = name_of(kvstore), _is_in_python(kvstore)
+    if "dist" in name and not is_in_python:
+        return AsynchronousServers if "async" in name else SynchronousServers
+    if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
+        return Collective
+    try:
+        return Collective if is_in_python and kvstore.num_workers > 1 else Workers
+    except NotImplementedError:  # as of MXNet's base class: a kvstore of one process
+        return Workers
+
+
+def _is_in_python(kvstore: Any) -> bool:
+    """Whether a kvstore, or that of a name, is a class in Python and not of MXNet's C++ library."""
+    if isinstance(kvstore, str):
+        return kvstore == "horovod"
+    return isinstance(kvstore, mx.kvstore.KVStoreBase) and not _mxnet.is_native(kvstore)
+
+
+def recognized(kvstore: Any) -> Any:
+    """Convert the argument `kvstore` to what `gluon.Trainer` does not misunderstand.
+
+    That is a kvstore or None; a name only if it is 'horovod' or of MXNet's C++ library.
+    """
+    if kvstore is None:
+        return None
+    if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
+        raise TypeError(
+            f"kvstore must be a kvstore, the name of one, or None, got {type(kvstore).__name__}."
+        )
+    name = name_of(kvstore).lower()
+    if name == "horovod":
+        return kvstore if isinstance(kvstore, HorovodKVStore) else name
+    if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
+        raise ValueError(
+            "kvstore='nccl' needs an MXNet that was built with NCCL, and this one was not. Use "
+            "kvstore='device'."
+        )
+    known = {*NATIVE, *_mxnet.registered_kvstores()}
+    if name not in known and not _is_in_python(kvstore):
+        names = ", ".join(map(repr, sorted({*known, "horovod"})))
+        raise ValueError(
+            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, "
+            "and what you register with mx.kvstore.KVStoreBase.register."
+        )
+    if not isinstance(kvstore, str):
+        return kvstore
+    # With one device, gluon.Trainer would ignore the name of a registered class.
+    return name if name in NATIVE else mx.kv.create(name)
+
+
+def created(kvstore: Any) -> Any:
+    """The kvstore of a name, unless it stands for one in this process. Waits for all workers."""
+    if kvstore == "horovod":
+        return HorovodKVStore()
+    if not isinstance(kvstore, str) or not kind_of(kvstore).has_servers:
+        return kvstore
+    if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
+        raise RuntimeError(
+            f"kvstore={kvstore!r} needs a job with parameter servers, and this process is in none: "
+            "DMLC_NUM_WORKER is not set. Start the script by `gluon-svrg launch -n 2 -s 1 -- "
+            "python train.py`, mpirun or srun, or leave kvstore out to train in this process alone."
+        )
+    return mx.kv.create(kvstore)
+
+
+def parameters_of(params: Any) -> list[Parameter]:
+    """The parameters that were passed; none if they are wrong, as `gluon.Trainer` will say."""
+    values = params.values() if hasattr(params, "values") else params
+    found = list(values) if isinstance(values, Iterable) else []
+    return found if all(isinstance(p, Parameter) for p in found) else []
+
+
+def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, needs: str) -> Any:
+    """Choose whether the kvstore updates; None leaves it to `gluon.Trainer`.
+
+    `wanted` is the argument `update_on_kvstore`. `needs` names what needs the reduced gradients
+    before the update, if anything does.
+    """
+    kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
+    devices = len(_mxnet.devices(parameters[0])) if parameters else 1
+    sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
+    is_dropped = kvstore is None or (isinstance(kvstore, str) and kind.is_alone)
+    if wanted and devices == 1 and is_dropped:
+        raise ValueError(
+            "update_on_kvstore=True with one device: no kvstore is used there. Leave it out, or "
+            "pass a kvstore object, kvstore=mx.kvstore.create('device')."
+        )
+    if wanted and kind is Collective:
+        raise ValueError(
+            f"update_on_kvstore=True with {named}, which exchanges sums between workers and has "
+            "no servers to update. Leave it out."
+        )
+    if wanted is False and not kind.reduces:
+        raise ValueError(
+            f"update_on_kvstore=False with {named}: its servers update at each push of any "
+            "worker. Leave it out, or use a synchronous kvstore."
+        )
+    if needs:
+        problem = None
+        if not kind.reduces:
+            problem = f"{named} never reduces gradients. Use kvstore='dist_sync'."
+        elif wanted:
+            problem = "with update_on_kvstore=True the kvstore keeps it. Leave that out."
+        elif sparse is not None:
+            problem = f"{sparse.name} is a row_sparse weight, which only the kvstore can update."
+        if problem is not None:
+            raise ValueError(f"{needs} needs the reduced gradient before the update, and {problem}")
+        return False
+    if wanted is None and sparse is None and kind.has_servers and kind.reduces:
+        return False  # on the servers, MXNet would ignore set_learning_rate
+    return wanted
+
+
+def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
+    """Raise where `gluon.Trainer` or servers would fail later, or be wrong without a word."""
+    name, has_servers = name_of(kvstore), kind_of(kvstore).has_servers
+    for p in parameters:
+        if not _mxnet.has_data(p) and not _mxnet.is_deferred(p):
+            raise RuntimeError(
+                f"{p.name} is not initialized. Call net.initialize() before you make the trainer."
+            )
+        if has_servers and _mxnet.is_sparse(p) and not _mxnet.has_sparse_values(p):
+            raise ValueError(
+                f"{p.name} has sparse gradients and a dense weight, and MXNet's servers fail with "
+                "these, under gluon.Trainer too. Use sparse_grad=False, a row_sparse weight "
+                "(gluon.contrib.nn.SparseEmbedding), or one worker."
+            )
+        if _is_in_python(kvstore) and _mxnet.is_sparse(p):
+            raise ValueError(
+                f"{p.name} is sparse, and kvstore={name!r} exchanges dense gradients only. Use "
+                "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight."
+            )
+    devices = len(_mxnet.devices(parameters[0])) if parameters else 1
+    if kvstore is None and devices > 1:
+        raise ValueError(
+            f"kvstore=None with {devices} devices: each would be trained on its own data, and they "
+            "would drift apart. Choose a kvstore, such as kvstore='device'."
+        )
+    cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
+    if compression and (has_servers or cannot or name.startswith("local")):
+        raise ValueError(
+            f"MXNet cannot compress gradients in a kvstore {name!r} under gluon.Trainer. Use "
+            "kvstore='device' with several devices, or no compression_params."
+        )
+
+
+def check_server_optimizer(optimizer: Any) -> None:
+    """Raise if an optimizer needs the norms of whole arrays, where servers hold slices."""
+    name, servers = type(optimizer).__name__, int(os.environ.get("DMLC_NUM_SERVER", "1"))
+    if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
+        raise ValueError(
+            f"{name} needs the norms of whole arrays, and each of {servers} servers has a slice of "
+            "those that are large. Use update_on_kvstore=False, or one server."
+        )

@@ -1,0 +1,127 @@
+"""The processes that train together: they sum, and fail together, so that none waits forever."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from typing import Any, Iterator, Mapping, Sequence
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import NDArray
+
+from .. import _mxnet
+
+#: A key of a kvstore stands for arrays of one shape, so numbers are summed in blocks of this size.
+BLOCK = 64
+
+
+class Workers:
+    """The processes that train together, each with its part of the data; here there is only one.
+
+    All methods are collective: every worker calls the same ones in the same order. What a kind can
+    do stands in class attributes, which are asked before there are any workers.
+
+    What is summed travels in arrays of this object, one for each key, whatever the caller passes.
+    MXNet orders the exchanges of a key only through the array that is passed: with another array, a
+    fast worker's push overtakes the last exchange, and servers add two pushes of one worker and
+    none of another. On a CPU, MXNet keeps what was last sent, so this takes no more memory.
+    """
+
+    is_alone = True  # there is nothing to exchange
+    has_servers = False  # parameter servers hold the weights, and can update them
+    reduces = True  # the gradients of all workers are summed before an update
+
+    def __init__(self, kvstore: Any, first_free_key: int) -> None:
+        self.kvstore = kvstore
+        self.rank: int = 0 if self.is_alone else kvstore.rank
+        self.size: int = 1 if self.is_alone else kvstore.num_workers
+        self._first_key = first_free_key  # those below are the parameters'
+        self._travelling: dict[int, NDArray] = {}  # by key
+
+    def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
+        """Replace arrays by their sums over all workers, with the same bits on all of them.
+
+        Each has a small number from 0, which always stands for arrays of one shape and dtype.
+        """
+        first = self._first_key + 1
+        self._exchange({first + number: _mxnet.classic(array) for number, array in arrays.items()})
+
+    def sum_numbers(self, numbers: Sequence[float]) -> np.ndarray:
+        """Sum a vector of numbers in float64, as long on all workers, and wait for the result.
+
+        Servers may round float64 to float32. So each worker has a place of its own for its numbers,
+        and sends each as four whole numbers of 16 bits.
+        """
+        total = np.array(numbers, dtype="float64")
+        for start in range(0, len(total), BLOCK):
+            block = total[start : start + BLOCK]
+            places = np.zeros((self.size, BLOCK, 4), dtype="float32")
+            places[self.rank, : len(block)] = block.view("uint16").reshape(-1, 4)
+            array = mx.nd.array(places)
+            self._exchange({self._first_key: array})
+            found = array.asnumpy().astype("uint16").view("float64")
+            block[:] = found[:, : len(block), 0].sum(axis=0)
+        return total
+
+    def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
+        """Give all workers the same weights again, in place, by their keys; wait for them.
+
+        They begin with the same weights. If all make the same updates, there is nothing to do.
+        """
+
+    def wait(self) -> None:
+        """Wait until all workers call this, and everything that they have sent has arrived."""
+        mx.nd.waitall()
+
+    def _exchange(self, arrays: Mapping[int, NDArray]) -> None:
+        """Replace arrays, by their keys, by their sums over all workers."""
+        if self.is_alone:
+            return
+        new = {k: mx.nd.zeros_like(a) for k, a in arrays.items() if k not in self._travelling}
+        if new:
+            self._travelling.update(new)
+            self._initialize(new)
+        travelling = {key: self._travelling[key] for key in arrays}
+        for key, array in arrays.items():
+            array.copyto(travelling[key])
+        self._sum(travelling)
+        for key, array in arrays.items():
+            travelling[key].copyto(array)
+
+    def _initialize(self, arrays: Mapping[int, NDArray]) -> None:
+        """Make new keys known to the kvstore, with arrays of zeros."""
+
+    def _sum(self, arrays: Mapping[int, NDArray]) -> None:
+        """Replace the arrays that travel by their sums over all workers."""
+
+
+class Agreement:
+    """One agreement of all workers on a vector of numbers, which is summed over them."""
+
+    def __init__(self, workers: Workers, size: int) -> None:
+        self._workers, self._size = workers, size
+        self.is_pending, self.sum = True, workers.sum_arrays
+
+    def reach(self, numbers: Sequence[float]) -> Sequence[float]:
+        """Give this worker's numbers, one at least, and get the sums; raise if others have."""
+        self.is_pending = False
+        padding = [0.0] * (self._size - len(numbers))
+        sums = self._workers.sum_numbers([*numbers, *padding])[: len(numbers)]
+        if np.isnan(sums[0]) and not np.isnan(numbers[0]):
+            raise RuntimeError(
+                "Another worker has failed during the full gradient, see its error. Nothing was "
+                "changed here: a snapshot held before is still in force."
+            )
+        return sums.tolist()
+
+
+@contextmanager
+def agreement(workers: Workers, size: int) -> Iterator[Agreement]:
+    """Agree on at most `size` numbers; if the block raises before that, all workers raise."""
+    wanted = Agreement(workers, size)
+    try:
+        yield wanted
+    except BaseException:
+        if wanted.is_pending:
+            workers.sum_numbers([np.nan] * size)
+        raise

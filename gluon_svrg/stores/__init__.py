@@ -1,6 +1,0 @@
-"""The exchange of weights, gradients and numbers between devices and workers.
-
-`kvstore_trainer` is a `gluon.Trainer` whose kvstore is ready before the first pass. `interface`
-defines the workers of a kvstore. `server` runs on parameter servers, which unpickle it inside
-``import mxnet``: it imports nothing of Gluon, and so this file imports nothing.
-"""

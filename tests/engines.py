@@ -1,0 +1,241 @@
+"""What starts the jobs of tests: gluon-svrg, Open MPI, Slurm, Horovod; on one machine or two.
+
+Two machines are network namespaces, node-a and node-b, with a link between them and a name each.
+"""
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from jobs import GLUON_SVRG, start
+
+BESIDE = Path(sys.executable).parent  # programs of this environment
+PROGRAMS = {"4": "/usr/bin/mpirun", "5": str(BESIDE / "mpirun")}
+SYSTEM = "/usr/sbin:/sbin:" + os.environ["PATH"]
+AS_ROOT = {
+    f"{kind}_ALLOW_RUN_AS_ROOT{end}": "1" for kind in ("OMPI", "PRTE") for end in ("", "_CONFIRM")
+}
+ENGINES = [
+    "launch",
+    "mpirun 4",
+    "mpirun 5",
+    "mpirun 4, two machines",
+    "mpirun 5, two machines",
+    "srun, two machines",
+    "horovodrun",
+]
+
+
+@lru_cache(maxsize=None)
+def missing(engine):
+    """Why an engine cannot start jobs here, or None."""
+    if engine == "horovodrun":
+        return None if find_spec("horovod") else "needs Horovod: .ci/horovod builds it"
+    if engine.startswith("mpirun"):
+        program, version = PROGRAMS[engine[7]], engine[7]
+        run = [program, "--version"] if os.access(program, os.X_OK) else ["true"]
+        said = subprocess.run(run, capture_output=True, text=True, check=False).stdout
+        if f"(Open MPI) {version}." not in said:
+            return f"needs Open MPI {version} as {program}: .ci/launchers installs it"
+    if "two machines" not in engine:
+        return None
+    wanted = ["ip", "nsenter", "unshare"]
+    if engine.startswith("srun"):
+        wanted += ["munged", "slurmctld", "slurmd", "srun"]
+    absent = [program for program in wanted if shutil.which(program, path=SYSTEM) is None]
+    if absent:
+        return f"needs {' and '.join(absent)}: .ci/launchers installs them"
+    name = f"svrg-try-{os.getpid()}"
+    script = f"ip netns add {name} && ip netns delete {name} && unshare --uts --mount true"
+    made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
+    return f"needs namespaces: {made.stderr.strip()}" if made.returncode else None
+
+
+def needs(engine):
+    """Skip a test whose engine is missing."""
+    if missing(engine):
+        pytest.skip(missing(engine))
+
+
+class Machines:
+    """Two machines, and on request a Slurm that runs jobs on them."""
+
+    names, addresses = ("node-a", "node-b"), ("10.97.0.1", "10.97.0.2")
+
+    def __init__(self, folder):
+        self.folder, self._daemons, self.has_slurm = Path(folder), [], False
+        self._spaces = [f"svrg-{os.getpid()}-{letter}" for letter in "ab"]
+
+    def __enter__(self):
+        lines = ["127.0.0.1 localhost", *map(" ".join, zip(self.addresses, self.names))]
+        (self.folder / "names").write_text("\n".join(lines) + "\n")
+        one, two = (f"sv{os.getpid()}{letter}" for letter in "ab")
+        for space in self._spaces:
+            _run("ip", "netns", "add", space)
+        _run("ip", "link", "add", one, "type", "veth", "peer", "name", two)
+        for space, link, address in zip(self._spaces, (one, two), self.addresses):
+            _run("ip", "link", "set", link, "netns", space)
+            _run("ip", "-n", space, "address", "add", f"{address}/24", "dev", link)
+            _run("ip", "-n", space, "link", "set", link, "up")
+            _run("ip", "-n", space, "link", "set", "lo", "up")
+        for space, name in zip(self._spaces, self.names):
+            script = f"hostname {name} && mount --bind {self.folder}/names /etc/hosts"
+            script += f" && touch {self.folder}/{name} && exec sleep infinity"
+            enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
+            self._daemon([*enter, "sh", "-c", script])
+            _wait_for(self.folder / name)
+        agent = self.folder / "agent"  # in place of ssh
+        entries = [
+            f'{name}) exec {" ".join(self.on(n))} sh -c "$*" ;;'
+            for n, name in enumerate(self.names)
+        ]
+        agent.write_text(
+            '#!/bin/sh\nhost=$1; shift\ncase "$host" in\n' + "\n".join(entries) + "\nesac\n"
+        )
+        agent.chmod(0o755)
+        return self
+
+    def __exit__(self, *error):
+        for daemon in reversed(self._daemons):
+            daemon.terminate()
+        for space in self._spaces:
+            for process in _run("ip", "netns", "pids", space).split():
+                os.kill(int(process), signal.SIGKILL)
+            _run("ip", "netns", "delete", space)
+        for daemon in self._daemons:
+            daemon.wait(10)
+
+    def on(self, number, folder="/"):
+        """The words before a command that is to run on a machine, in a folder."""
+        process = self._daemons[number].pid
+        return ["nsenter", f"--target={process}", "--net", "--uts", "--mount", f"--wd={folder}"]
+
+    def _daemon(self, command):
+        variables = {k: v for k, v in os.environ.items() if k != "MARKER"}
+        with (self.folder / "daemons.log").open("a") as log:
+            self._daemons.append(
+                subprocess.Popen(
+                    [*map(str, command)],
+                    env={**variables, **self.slurm, "PATH": SYSTEM},
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                )
+            )
+
+    @property
+    def slurm(self):
+        """The variables by which Slurm's programs find this cluster."""
+        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
+
+    def start_slurm(self):
+        """Start a controller, and a node on each machine."""
+        folder, cores = self.folder, os.cpu_count()
+        (folder / "key").write_bytes(os.urandom(1024))
+        (folder / "key").chmod(0o600)
+        (folder / "slurm.conf").write_text(SLURM.format(folder=folder, cores=cores))
+        # munge insists on folders that nobody else can write, which temporary ones are not
+        files = {
+            "key-file": "key",
+            "socket": "munge",
+            "seed-file": "seed",
+            "pid-file": "pid",
+            "log-file": "log",
+        }
+        options = [f"--{option}={folder}/{name}" for option, name in files.items()]
+        self._daemon([*self.on(0), "munged", "-F", "--force", *options])
+        _wait_for(folder / "munge")
+        self._daemon([*self.on(0), "slurmctld", "-D"])
+        for number, name in enumerate(self.names):
+            self._daemon([*self.on(number), "slurmd", "-D", "-N", name])
+        info = [*self.on(0), "sinfo", "-h", "-o", "%T %D"]
+        deadline = time.monotonic() + 60
+        while _run(*info, env={**os.environ, **self.slurm}).split() != ["idle", "2"]:
+            assert time.monotonic() < deadline, (folder / "daemons.log").read_text()[-3000:]
+            time.sleep(0.5)
+        self.has_slurm = True
+
+
+SLURM = """\
+ClusterName=test
+SlurmctldHost=node-a(10.97.0.1)
+SlurmUser=root
+AuthType=auth/munge
+AuthInfo=socket={folder}/munge
+CredType=cred/munge
+SlurmctldPort=16817
+SlurmdPort=16818
+SlurmctldPidFile={folder}/slurmctld.pid
+SlurmdPidFile={folder}/slurmd-%n.pid
+StateSaveLocation={folder}/state
+SlurmdSpoolDir={folder}/spool-%n
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+SwitchType=switch/none
+MpiDefault=none
+ReturnToService=2
+SlurmdTimeout=60
+KillWait=5
+SelectType=select/cons_tres
+NodeName=node-a NodeAddr=10.97.0.1 CPUs={cores}
+NodeName=node-b NodeAddr=10.97.0.2 CPUs={cores}
+PartitionName=all Nodes=node-a,node-b Default=YES State=UP OverSubscribe=FORCE:8
+"""
+
+
+def begin(engine, machines, folder, script, *options):
+    """Start a job of two workers and a server, whose command is a script with its arguments."""
+    words, variables = [sys.executable, *script], {"PATH": f"{BESIDE}:{SYSTEM}", **AS_ROOT}
+    roles = ["-n", 2, "-s", 1, *options]
+    if engine == "launch":
+        return start([*GLUON_SVRG, "launch", *roles, "--", *words], folder, **variables)
+    if engine == "horovodrun":
+        if options:
+            variables["GLUON_SVRG_TIMEOUT"] = str(options[1])
+        return start(
+            ["horovodrun", "--gloo", "--network-interface", "lo", "-np", 2, *words],
+            folder,
+            **variables,
+        )
+    prefix = (
+        [PROGRAMS[engine[7]], "--map-by", ":OVERSUBSCRIBE", "-np", 4] if "mpirun" in engine else []
+    )
+    if "mpirun" in engine and "two machines" in engine:
+        mca = "--prtemca" if "5" in engine else "--mca"
+        prefix += [
+            "--host",
+            "node-a:2,node-b:2",
+            mca,
+            "plm_ssh_agent" if "5" in engine else "plm_rsh_agent",
+            machines.folder / "agent",
+        ]
+        for name in ("MARKER", "PYTHONPATH", "PYTHONWARNINGS", "PATH"):
+            prefix += ["-x", name]
+        roles += ["--scheduler", "node-a"]
+    if "srun" in engine:
+        if not machines.has_slurm:
+            machines.start_slurm()
+        prefix = ["srun", "--kill-on-bad-exit", "-N", 2, "-n", 4, "--overlap"]
+        variables.update(machines.slurm)
+    where = machines.on(0, folder) if "two machines" in engine else []
+    return start([*where, *prefix, *GLUON_SVRG, "join", *roles, "--", *words], folder, **variables)
+
+
+def _run(*command, **settings):
+    done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
+    assert done.returncode == 0, (command, done.stderr)
+    return done.stdout
+
+
+def _wait_for(path, deadline=60):
+    end = time.monotonic() + deadline
+    while not path.exists():
+        assert time.monotonic() < end, f"{path} is not there"
+        time.sleep(0.1)
