@@ -24,8 +24,7 @@ from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.interrupts import uninterrupted
 from .passes.network import check_dtypes
-from .prox import ProxArgument
-from .proximal import ProximalOperators
+from .prox import ProxArgument, ProximalOperators
 from .registered import EpochCount, Registered
 from .stores import calls
 from .stores.agreement import agreement
