@@ -8,9 +8,11 @@ import matplotlib.pyplot as plt
 import numpy as np
 from matplotlib.colors import to_hex, to_rgb
 
-from gluon_svrg.commands.palette import BLACK, BLUE, GREEN, GREY, ORANGE, PURPLE, SKY
-
 from .problems import NAMES
+
+# Okabe's and Ito's colors, which color-blind readers can tell apart, without the faint yellow.
+GREY, BLUE, SKY, GREEN = "#777777", "#0072B2", "#56B4E9", "#009E73"
+ORANGE, PURPLE, VERMILION, BLACK = "#E69F00", "#CC79A7", "#D55E00", "#000000"
 
 FLOOR = 1e-10  # of the axis: there trainings end
 

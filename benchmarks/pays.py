@@ -19,10 +19,10 @@ from mxnet import gluon
 from tqdm import tqdm
 
 from gluon_svrg import SVRGTrainer
-from gluon_svrg.commands.palette import STYLES
 from gluon_svrg.variance import variance
 
 from . import models, record
+from .curves import BLUE, GREY
 
 BATCH_SIZE = 32
 PASSES = 3  # of SVRG: a full gradient, and an epoch with two gradients a step
@@ -284,7 +284,7 @@ def plot(records: list[dict[str, Any]]) -> Any:
     """Every measurement by its two numbers; the color says who won."""
     figure, axes = plt.subplots(figsize=(7, 4.5), layout="constrained")
     for name, marker in zip(dict.fromkeys(e["case"] for e in records), "os^D"):
-        for wins, color in ((True, STYLES["SVRG"].color), (False, STYLES["plain"].color)):
+        for wins, color in ((True, BLUE), (False, GREY)):
             shown = [e for e in records if e["case"] == name and (e["gain"] > 1) == wins]
             places = [e["noise"] for e in shown], [e["ratio"] for e in shown]
             label = f"{name}: {'SVRG' if wins else 'SGD'} wins"

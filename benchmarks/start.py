@@ -15,9 +15,8 @@ import matplotlib.pyplot as plt
 import numpy as np
 from tqdm import tqdm
 
-from gluon_svrg.commands.palette import BLUE, GREEN, VERMILION
-
 from . import convergence, curves, record
+from .curves import BLUE, GREEN, VERMILION
 from .methods import Method, Reference, Trained
 from .problems import NAMES, RIDGE, Problem, problem
 
