@@ -285,19 +285,16 @@ def train(problem: Problem, options: argparse.Namespace, name: str, rate: float,
     note()
     first = -options.plain_epochs if refreshes else 0
     for epoch, batches in enumerate(problem.epochs(name, options.batch_size, seed), first):
-        try:
-            if refreshes and epoch >= 0 and epoch % options.update_freq == 0:
-                trainer.update_full_grads(problem.loss_of, [batch for batch, _ in batches])
-            for batch, row in batches:
-                if trainer.grad_evaluations >= budget:
-                    break
-                if name == "sgd-decay":
-                    done = trainer.grad_evaluations / budget
-                    trainer.set_learning_rate(rate * 0.5 * (1 + math.cos(math.pi * done)))
-                trainer.step(len(batch[0]), closure=partial(problem.loss_of, *batch), **row)
-            note()
-        except FloatingPointError:  # the full gradient is not finite
-            run["losses"][-1] = INFINITE
+        if refreshes and epoch >= 0 and epoch % options.update_freq == 0:
+            trainer.update_full_grads(problem.loss_of, [batch for batch, _ in batches])
+        for batch, row in batches:
+            if trainer.grad_evaluations >= budget:
+                break
+            if name == "sgd-decay":
+                done = trainer.grad_evaluations / budget
+                trainer.set_learning_rate(rate * 0.5 * (1 + math.cos(math.pi * done)))
+            trainer.step(len(batch[0]), closure=partial(problem.loss_of, *batch), **row)
+        note()
         if run["losses"][-1] == INFINITE or trainer.grad_evaluations >= budget:
             break
     return run
@@ -349,9 +346,10 @@ def table(results: dict[str, Any]) -> str:
         run = part["seeds"][len(part["seeds"]) // 2]
         gaps = [max(one["losses"][-1] - results["lowest"], 0) for one in part["seeds"]]
         tried, rate = [one["learning_rate"] for one in part["rates"]], run["learning_rate"]
+        end = run["losses"][-1]
         rows[name] = {
             "best rate": f"{rate:g}" + "*" * (len(tried) > 1 and rate in (tried[0], tried[-1])),
-            "loss": f"{run['losses'][-1]:.6g}",
+            "loss": "diverged" if end == INFINITE else f"{end:.6g}",
             "gap": f"{gaps[len(gaps) // 2]:.1e}",
             "lowest": f"{gaps[0]:.1e}",
             "highest": f"{gaps[-1]:.1e}",
@@ -373,8 +371,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
     from matplotlib.figure import Figure
 
     def height(losses: list[float]) -> Any:
-        shown = [loss if loss <= 1000 * start else math.nan for loss in losses]
-        return np.maximum(np.subtract(shown, results["minimum"] or 0.0), ROUNDING)
+        return np.clip(np.subtract(losses, results["minimum"] or 0.0), ROUNDING, 10 * start)
 
     figure = Figure(figsize=(10, 5), layout="constrained")
     curves, rates = figure.subplots(ncols=2, sharey=True, width_ratios=(3, 2))
@@ -391,7 +388,7 @@ def draw(results: dict[str, Any], path: Path) -> None:
         rates.plot(tried, height([run["losses"][-1] for run in part["rates"]]), **look)
     known = "loss" if results["minimum"] is None else "loss - minimum"
     curves.set(yscale="log", ylabel=known, xlabel="data passes (gradients evaluated / samples)")
-    rates.set(xscale="log", xlabel="learning rate (without a point: the loss diverged)")
+    rates.set(xscale="log", xlabel="learning rate (at the top: diverged)")
     text = "{data}, {optimizer}, batch size {batch_size}, weight decay {weight_decay:g}"
     figure.suptitle(text.format_map(results["settings"]))
     for axes in (curves, rates):
