@@ -23,9 +23,9 @@ The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of sev
 from __future__ import annotations
 
 from importlib import import_module as _import_module
+from importlib.util import find_spec as _find_spec
 from typing import TYPE_CHECKING, Any
 
-from ._version import __version__
 from .kvstore import job as _job
 
 if TYPE_CHECKING:
@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from .sarah import SARAHTrainer
     from .storm import STORMTrainer
     from .svrg import SVRGTrainer
+
+__version__ = "0.4.0"
 
 __all__ = [
     "MARSTrainer",
@@ -65,9 +67,7 @@ if _job.is_worker():
 def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _SUPPORTING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from ._installed import require_mxnet
-
-    require_mxnet()
+    _require_mxnet()
     if name in _SUPPORTING:
         return _import_module(f".{name}", __name__)
     value = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
@@ -78,3 +78,25 @@ def __getattr__(name: str) -> Any:
 def __dir__() -> list[str]:
     special = {name for name in globals() if name.startswith("__")}
     return sorted({*special, *__all__, *_SUPPORTING})
+
+
+def _find_mxnet() -> None:
+    """Look for MXNet without importing it, which takes seconds; raise an ImportError if not."""
+    if _find_spec("mxnet") is None:
+        raise ImportError(
+            "gluon_svrg needs MXNet, which is not installed. Install the build for your machine: "
+            "pip install '.[cpu]' in a clone of this package, or mxnet-cu112 and the like for a "
+            "GPU."
+        )
+
+
+def _require_mxnet() -> None:
+    """Import MXNet; raise an ImportError that says how to install it, or its NumPy."""
+    _find_mxnet()
+    try:
+        import mxnet  # noqa: F401
+    except AttributeError as error:
+        raise ImportError(
+            f"MXNet cannot be imported ({error}). MXNet 1.9.1 and 2.0.0b1 need numpy older than "
+            "1.24: pip install 'numpy<1.24'."
+        ) from error

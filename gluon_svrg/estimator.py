@@ -176,10 +176,10 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot."""
-        by_epoch = isinstance(self.schedule, EveryEpochs)
-        wanted = estimator.trainer.wants_snapshot
-        if by_epoch and (wanted or self.schedule.due(self._count.epochs)):
-            self._refresh(estimator)
+        if isinstance(self.schedule, EveryEpochs):
+            is_time = self._count.epochs % self.schedule.epochs == 0
+            if is_time or estimator.trainer.wants_snapshot:
+                self._refresh(estimator)
 
     def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this step."""

@@ -12,24 +12,28 @@ The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - 
 how far one gradient moves a weight in total. With the learning rate alone, SGD with momentum would
 find the minimum for a penalty ``1 - momentum`` times as strong.
 
-Files of `save_states` do not store the operator: it is an argument of the trainer.
+Files of `save_states` do not store the operator: it is an argument of the trainer. Wrong arguments
+raise a TypeError or a ValueError.
 """
 
 from __future__ import annotations
 
+import re
 import sys
 from dataclasses import dataclass
 from math import inf
-from numbers import Integral, Real
-from typing import Mapping, Optional, Sequence, Union
+from numbers import Real
+from typing import Any, Mapping, Optional, Sequence, Union
 
 import mxnet as mx
+import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from . import _arguments
+from . import _arguments, _mxnet
+from .kvstore.kinds import parameters_of
 
-__all__ = ["L1", "Box", "ElasticNet", "GroupLasso", "NonNegative", "Prox"]
+__all__ = ["L1", "Box", "ElasticNet", "GroupLasso", "Prox"]
 
 
 class Prox:
@@ -72,17 +76,6 @@ class Prox:
         """
         raise NotImplementedError
 
-    def check_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Raise ValueError if the operator cannot take weights of a shape.
-
-        Parameters
-        ----------
-        name : str
-            The name of the parameter, for the message.
-        shape : sequence of int
-            Its shape; unknown sizes are 0 or -1.
-        """
-
 
 @dataclass(frozen=True)
 class L1(Prox):
@@ -98,11 +91,6 @@ class L1(Prox):
     strength : float
         The factor of the penalty, which is added to the *mean* loss. It is ``alpha`` of
         scikit-learn's ``Lasso``, and ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If the strength is no finite number, or negative.
 
     Examples
     --------
@@ -137,11 +125,6 @@ class ElasticNet(Prox):
         The factors of the two penalties, which are added to the mean loss. ``l2`` means the same as
         the optimizer's ``wd``, which is part of the gradient, and adds to it. They are
         ``alpha * l1_ratio`` and ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a strength is no finite number, or negative.
 
     Examples
     --------
@@ -183,11 +166,6 @@ class GroupLasso(Prox):
         group for each input: the column of a feature. None makes the whole weight one group. Along
         axis 0 of a vector, such as a bias, each entry is a group.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If the strength is no finite number, or negative; if ``axis`` is not the number of an axis.
-
     Examples
     --------
     >>> import mxnet as mx
@@ -202,38 +180,17 @@ class GroupLasso(Prox):
 
     def __post_init__(self) -> None:
         _arguments.number(self.strength, "strength")
-        if self.axis is None:
-            return
-        if isinstance(self.axis, bool) or not isinstance(self.axis, Integral):
-            name = type(self.axis).__name__
-            raise TypeError(f"axis must be the number of an axis, or None, got {name}.")
-        if self.axis < 0:
-            raise ValueError(f"axis must be the number of an axis, from 0 on, got {self.axis}.")
+        if self.axis is not None:
+            _arguments.whole(self.axis, "axis", 0)
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
         least = _times(step, self.strength)
-        others = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
-        norm = (weight**2).sum(axis=others, keepdims=True).sqrt() if others else weight.abs()
+        inside = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
+        norm = (weight**2).sum(axis=inside, keepdims=True).sqrt() if inside else weight.abs()
         # Not max(1 - least / norm, 0): a norm of zero would give NaN where `least` is zero.
         share = least / mx.nd.maximum(norm, max(least, 1e-30))
         return mx.nd.broadcast_mul(weight, 1 - share)
-
-    def check_shape(self, name: str, shape: Sequence[int]) -> None:
-        """Raise ValueError unless weights of a shape have the axis.
-
-        Parameters
-        ----------
-        name : str
-            The name of the parameter, for the message.
-        shape : sequence of int
-            Its shape.
-        """
-        if self.axis is not None and self.axis >= len(shape):
-            raise ValueError(
-                f"{self} cannot group {name} of shape {tuple(shape)}, which has no axis "
-                f"{self.axis}. Choose the parameters: prox={{'.*weight': {self}}}."
-            )
 
 
 @dataclass(frozen=True)
@@ -249,12 +206,8 @@ class Box(Prox):
     Parameters
     ----------
     low, high : float
-        The bounds, ``-inf`` and ``inf`` included.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If a bound is no number, or the lower one is above the upper one.
+        The bounds, ``-inf`` and ``inf`` included: ``Box(0, inf)`` keeps weights from being
+        negative.
 
     Examples
     --------
@@ -281,33 +234,9 @@ class Box(Prox):
         return mx.nd.minimum(mx.nd.maximum(weight, float(self.low)), float(self.high))
 
 
-@dataclass(frozen=True)
-class NonNegative(Prox):
-    """Weights that are not negative.
-
-    ::
-
-        w <- max(w, 0)
-
-    This is a projection: it works with every optimizer.
-
-    Examples
-    --------
-    >>> import mxnet as mx
-    >>> from gluon_svrg.prox import NonNegative
-    >>> NonNegative()(mx.nd.array([-3.0, 0.5]), 0.1).asnumpy().tolist()
-    [0.0, 0.5]
-    """
-
-    is_projection = True
-
-    def __call__(self, weight: NDArray, step: float) -> NDArray:
-        """Compute the new values of a weight."""
-        return mx.nd.maximum(weight, 0.0)
-
-
-#: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.
-ProxArgument = Union[Prox, Mapping[Union[str, Parameter], Optional[Prox]], None]
+def _soft(weight: NDArray, least: float) -> NDArray:
+    """Compute ``sign(w) * max(|w| - least, 0)``, as w minus w clipped to ``[-least, least]``."""
+    return weight - mx.nd.maximum(mx.nd.minimum(weight, least), -least)
 
 
 def _times(step: float, strength: float) -> float:
@@ -316,6 +245,105 @@ def _times(step: float, strength: float) -> float:
     return product if product >= sys.float_info.min else 0.0
 
 
-def _soft(weight: NDArray, least: float) -> NDArray:
-    """Compute ``sign(w) * max(|w| - least, 0)``, as w minus w clipped to ``[-least, least]``."""
-    return weight - mx.nd.maximum(mx.nd.minimum(weight, least), -least)
+#: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.
+ProxArgument = Union[Prox, Mapping[Union[str, Parameter], Optional[Prox]], None]
+
+
+class ProximalOperators:
+    """The operators of a trainer's parameters; the arguments are those of the trainer.
+
+    Before an update `note_moving` notes which weights it moves, after it `apply` changes them.
+    """
+
+    def __init__(self, prox: ProxArgument, params: Any, optimizer: Any, settings: Any) -> None:
+        self._operators = _by_parameter(prox, params)
+        self._moving: dict[int, list[bool]] = {}  # per parameter: on which devices
+        for parameter, operator in self._operators.items():
+            _check_optimizer(operator, optimizer, settings)
+            _check_parameter(operator, parameter)
+
+    def note_moving(self, parameters: Sequence[Parameter]) -> None:
+        """Note which weights the optimizer is about to move: those with fresh gradients."""
+        self._moving = {}
+        for index, parameter in enumerate(parameters if self._operators else ()):
+            if parameter in self._operators and _mxnet.is_trainable(parameter):
+                _check_parameter(self._operators[parameter], parameter)
+                (self._moving[index],) = _mxnet.fresh([_mxnet.data(parameter)])
+
+    def apply(self, parameters: Sequence[Parameter], optimizer: Any) -> None:
+        """Apply the operators to the weights that have moved."""
+        for index, flags in self._moving.items():
+            operator, step = self._operators[parameters[index]], 0.0
+            if not operator.is_projection:
+                momentum = float(np.float32(optimizer.momentum))
+                step = _mxnet.last_rate(optimizer, index) / (1 - momentum)
+            weights = map(_mxnet.classic, _mxnet.data(parameters[index]))
+            for weight in (weight for weight, has_moved in zip(weights, flags) if has_moved):
+                operator(weight, step).copyto(weight)
+
+
+def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
+    """Choose the operator of each parameter that has one: that of the first key that fits."""
+    parameters = parameters_of(params)
+    names = list(params.keys()) if hasattr(params, "keys") else [p.name for p in parameters]
+    choice: Mapping[Any, Any] = prox if isinstance(prox, Mapping) else {"": prox}
+    chosen: dict[Parameter, Prox | None] = {}
+    for key, operator in choice.items():
+        if not isinstance(key, (str, Parameter)) or not isinstance(operator, (Prox, type(None))):
+            raise TypeError(
+                "prox must be an operator of gluon_svrg.prox, such as L1(0.01), or a dict of them "
+                "whose keys are parameters, or patterns of their names, such as "
+                f"{{'.*weight': L1(0.01)}}, got {prox!r}."
+            )
+        try:
+            fits = [_fits(key, *pair) for pair in zip(names, parameters)]
+        except re.error as error:
+            raise ValueError(
+                f"prox has the key {key!r}, which is no regular expression: {error}. To fit all "
+                "names that end in weight, write '.*weight'."
+            ) from error
+        if parameters and not any(fits):
+            raise ValueError(
+                f"prox has the key {getattr(key, 'name', key)!r}, which fits none of the trainer's "
+                f"parameters: {', '.join(names[:8])}{', ...' * (len(names) > 8)}."
+            )
+        for parameter in (p for p, fit in zip(parameters, fits) if fit):
+            chosen.setdefault(parameter, operator)
+    return {parameter: operator for parameter, operator in chosen.items() if operator is not None}
+
+
+def _fits(key: str | Parameter, name: str, parameter: Parameter) -> bool:
+    return bool(re.match(key, name)) if isinstance(key, str) else key is parameter
+
+
+def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
+    """Raise unless an operator can use the step of an optimizer."""
+    if operator.is_projection:
+        return
+    if not _mxnet.steps_along_gradient(optimizer):
+        name = _mxnet.class_of(optimizer).__name__
+        raise ValueError(
+            f"{operator} needs an optimizer whose step is the learning rate times a direction, but "
+            f"{name} has another step, or a different one for each weight. Use 'sgd' or 'nag', or "
+            "a subclass of these; Box works with every optimizer."
+        )
+    momentum = (settings or {}).get("momentum", getattr(optimizer, "momentum", 0.0))
+    if not 0 <= momentum < 1:
+        raise ValueError(f"{operator} needs a momentum of at least 0 and below 1, got {momentum}.")
+
+
+def _check_parameter(operator: Prox, parameter: Parameter) -> None:
+    """Raise unless an operator can be applied to a parameter."""
+    name, dtype, shape = parameter.name, _mxnet.dtype_of(parameter), parameter.shape
+    if dtype not in ("float32", "float64"):
+        raise ValueError(
+            f"{operator} needs float32 or float64, and {name} is {dtype}: the optimizer may keep a "
+            "copy of it in float32, which would overwrite the result. Use float32 (as AMP does for "
+            f"its weights), or choose other parameters: prox={{'.*weight': {operator}}}."
+        )
+    axis = operator.axis if isinstance(operator, GroupLasso) else None
+    if axis is not None and shape is not None and axis >= len(shape):
+        raise ValueError(
+            f"{operator} cannot group {name} of shape {shape}, which has no axis {axis}. Choose "
+            f"the parameters: prox={{'.*weight': {operator}}}."
+        )

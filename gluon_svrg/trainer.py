@@ -31,8 +31,7 @@ from .passes.progress import Progress
 from .passes.random_lock import Losses, RandomLock, losses_at
 from .passes.table import Row
 from .passes.warnings import warn
-from .prox import ProxArgument
-from .proximal import ProximalOperators
+from .prox import ProxArgument, ProximalOperators
 
 RETURNS_OUTPUT = (
     "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
@@ -120,7 +119,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
-        self._prox = prox and ProximalOperators(prox, params, optimizer, optimizer_params)
+        self._prox: ProximalOperators | None = None
+        if prox is not None:
+            self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         super().__init__(
             params,
@@ -421,14 +422,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
-        if self._prox:
+        if self._prox is not None:
             self._prox.note_moving(self._network.parameters)
         self._live.prepare_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
         self._live.end()
-        if self._prox:
+        if self._prox is not None:
             self._prox.apply(self._network.parameters, self.optimizer)
 
     def _on_not_updated(self) -> None:

@@ -177,7 +177,7 @@ def test_resuming_without_a_snapshot_refreshes_at_once(tmp_path):
     [
         (schedule.EveryEpochs(2), 2),
         (schedule.EverySteps(5), 3),
-        (schedule.Doubling(2), 4),
+        (schedule.EverySteps(2, factor=2), 4),
         (schedule.Loopless(1.0), 15),
     ],
 )

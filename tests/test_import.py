@@ -69,7 +69,7 @@ def test_commands_without_mxnet(command, without_mxnet):
 def test_names():
     assert {*gluon_svrg.__all__} <= {*dir(gluon_svrg)}
     assert not {"Any", "TYPE_CHECKING", "annotations", "stores"} & {*dir(gluon_svrg)}
-    assert gluon_svrg.schedule.Constant(1)(0) == 1
+    assert gluon_svrg.schedule.Until(1)(0) == 1
     with pytest.raises(AttributeError, match="module 'gluon_svrg' has no attribute 'SVGRTrainer'"):
         _ = gluon_svrg.SVGRTrainer
 

@@ -20,7 +20,7 @@ from test_methods import CASES
 
 import gluon_svrg
 from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
-from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, NonNegative, Prox
+from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
 
 PROBLEM = Dense("classification", hidden=(5,), seed=42)
 BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
@@ -34,7 +34,7 @@ TWINS = {
     GroupLasso(0.15): lambda w, step: oracle.group_lasso(w, step, 0.15, tuple(range(1, w.ndim))),
     GroupLasso(0.2, axis=None): lambda w, step: oracle.group_lasso(w, step, 0.2),
     Box(-0.3, 0.4): lambda w, step: oracle.box(w, step, -0.3, 0.4),
-    NonNegative(): oracle.non_negative,
+    Box(0, math.inf): oracle.non_negative,
 }
 
 
@@ -86,10 +86,10 @@ def test_group_lasso(w, step, strength, axis):
 
 
 @given(w=weights, step=steps, low=numbers, width=st.floats(0, 3))
-def test_box_and_non_negative(w, step, low, width):
+def test_box(w, step, low, width):
     assert_is(Box(low, low + width), w, step, oracle.box(w, step, low, low + width))
     assert_is(Box(low, math.inf), w, step, oracle.box(w, step, low, np.inf))
-    assert_is(NonNegative(), w, step, oracle.non_negative(w, step))
+    assert_is(Box(0, math.inf), w, step, oracle.non_negative(w, step))
 
 
 @pytest.mark.parametrize("operator", [L1(1e-300), ElasticNet(1e-300, 1e-300), GroupLasso(1e-300)])
@@ -291,7 +291,7 @@ def test_keys_that_are_parameters_and_a_list_of_parameters():
         net = PROBLEM.network()
         loss_of = PROBLEM.closure(net)
         listed = list(net.collect_params().values())
-        prox = {net[1].weight: NonNegative(), ".*weight": L1(0.3), net[0].bias: Box(0, 1)}
+        prox = {net[1].weight: Box(0, math.inf), ".*weight": L1(0.3), net[0].bias: Box(0, 1)}
         trainer = SVRGTrainer(listed if as_list else net.collect_params(), "sgd", prox=prox)
         trainer.set_learning_rate(RATE)
         for index in BATCHES:
@@ -514,9 +514,9 @@ def test_elastic_net_of_scikit_learn():
         (lambda: ElasticNet(-1, 0), ValueError, r"l1 must be finite"),
         (lambda: ElasticNet(0, math.nan), ValueError, r"l2 must be finite"),
         (lambda: GroupLasso(-1), ValueError, r"strength must be finite"),
-        (lambda: GroupLasso(1, 0.0), TypeError, r"axis must be the number .*, or None, got float"),
-        (lambda: GroupLasso(1, True), TypeError, r"axis must be the number .*, or None, got bool"),
-        (lambda: GroupLasso(1, -1), ValueError, r"axis must be the number .* 0 on, got -1"),
+        (lambda: GroupLasso(1, 0.0), TypeError, r"axis must be a whole number, got float"),
+        (lambda: GroupLasso(1, True), TypeError, r"axis must be a whole number, got bool"),
+        (lambda: GroupLasso(1, -1), ValueError, r"axis must be 0 or more, got -1"),
         (lambda: Box(1, 0), ValueError, r"Box\(low=1, high=0\) holds no number: low must not be"),
         (lambda: Box(math.nan, 0), ValueError, r"holds no number"),
         (lambda: Box(math.inf, math.inf), ValueError, r"holds no number"),
@@ -535,8 +535,8 @@ def test_arguments_of_operators(make, error, message):
     [
         (0.1, TypeError, r"prox must be an operator of gluon_svrg.prox, .* got 0.1"),
         (L1, TypeError, r"prox must be an operator of gluon_svrg.prox, .* got <class"),
-        ({".*": 0.1}, TypeError, r"prox must be an operator of gluon_svrg.prox, .* got 0.1"),
-        ({1: L1(0.1)}, TypeError, r"The keys of prox must be parameters, or patterns .* got 1"),
+        ({".*": 0.1}, TypeError, r"prox must be an operator of gluon_svrg.prox, .*: 0.1}"),
+        ({1: L1(0.1)}, TypeError, r"prox must be .* keys are parameters, or patterns .* got {1: "),
         ({".*wait": L1(0.1)}, ValueError, r"the key '.\*wait', which fits none of .*weight.*bias"),
         ({"*weight": L1(0.1)}, ValueError, r"the key '\*weight', which is no regular expression"),
         (
@@ -570,7 +570,7 @@ def test_optimizers_with_another_step(name):
         SVRGTrainer(params, name, prox=L1(0.1))
     with pytest.raises(ValueError, match=message):
         SVRGTrainer(params, mx.optimizer.create(name), prox={".*weight": L1(0.1)})
-    SVRGTrainer(params, name, prox={".*weight": NonNegative(), ".*bias": Box(-1, 1)})
+    SVRGTrainer(params, name, prox={".*weight": Box(0, math.inf), ".*bias": Box(-1, 1)})
 
 
 def test_optimizers_of_the_users():
@@ -597,7 +597,7 @@ def test_projections_with_adam():
     net = PROBLEM.network("float64", TWO)
     loss_of = PROBLEM.closure(net, "float64", TWO)
     trainer = SVRGTrainer(
-        net.collect_params(), "adam", {"learning_rate": 0.5}, prox={".*weight": NonNegative()}
+        net.collect_params(), "adam", {"learning_rate": 0.5}, prox={".*weight": Box(0, math.inf)}
     )
     for index in BATCHES:
         trainer.step(len(index), closure=lambda: loss_of(index))
@@ -609,7 +609,7 @@ def test_projections_with_adam():
 def test_where_the_kvstore_updates():
     params = PROBLEM.network(devices=TWO).collect_params()
     settings = {"update_on_kvstore": True, "prox": L1(0.1)}
-    with pytest.raises(ValueError, match=r"A prox needs .*Leave update_on_kvstore out"):
+    with pytest.raises(ValueError, match=r"A prox needs .*Leave that out"):
         SVRGTrainer(params, "sgd", **settings)
     with pytest.raises(ValueError, match=r"STORMTrainer needs the reduced gradient back"):
         STORMTrainer(params, "sgd", **settings)

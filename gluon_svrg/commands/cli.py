@@ -7,7 +7,7 @@ import sys
 from typing import Sequence
 
 from .. import __version__
-from . import join, launch, run_compare
+from . import compare, join, launch
 from .arguments import Help, UserError
 
 _DESCRIPTION = """\
@@ -40,6 +40,6 @@ def parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
-    for module in (run_compare, launch, join):
+    for module in (compare, launch, join):
         module.add_to(commands)
     return parser

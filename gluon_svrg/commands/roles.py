@@ -10,7 +10,7 @@ import signal
 import sys
 from typing import Any, Callable
 
-from .._installed import find_mxnet
+from .. import _find_mxnet
 from ..kvstore.job import TIMEOUT
 
 _PR_SET_PDEATHSIG = 1
@@ -68,7 +68,7 @@ def command(role: str, options: argparse.Namespace) -> list[str]:
         raise ValueError("there is no command: end with -- python train.py ARGS")
     if shutil.which(words[0]) is None:
         raise ValueError(f"there is no command {words[0]}")
-    find_mxnet()
+    _find_mxnet()
     return words if role.startswith("worker") else [sys.executable, "-c", "import mxnet"]
 
 

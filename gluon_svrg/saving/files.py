@@ -10,8 +10,7 @@ from typing import Any, Mapping, Sequence
 import mxnet as mx
 from mxnet.gluon import Parameter
 
-from .. import _mxnet
-from .._version import __version__
+from .. import __version__, _mxnet
 from . import container, pickles
 from .optimizer import settings
 from .parameters import Description, match, misfits

@@ -1,10 +1,8 @@
-"""The color and marker of each method in all figures: of `compare`, benchmarks and notebooks.
+"""The color and marker of each method in the figures of the notebooks.
 
 The colors are those of Okabe and Ito, which color-blind readers can tell apart, without their
 yellow, which is too faint on white. A variant of a method has its color, and a line of its own.
 """
-
-from __future__ import annotations
 
 from typing import NamedTuple
 
@@ -22,7 +20,6 @@ ORANGE, PURPLE, VERMILION, BLACK = "#E69F00", "#CC79A7", "#D55E00", "#000000"
 
 STYLES = {
     "plain": Style(GREY, "o"),
-    "plain-decay": Style(GREY, "X", "--"),
     "SVRG": Style(BLUE, "s"),
     "SVRG, stored": Style(BLUE, "d", "--"),
     "alpha-SVRG": Style(SKY, "D"),
