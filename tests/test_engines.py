@@ -85,7 +85,8 @@ def is_role(role, process):
     words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
     if role == "worker":
         return words[1:2] == [str(SCRIPT)]
-    return words[1:3] == ["-c", "import mxnet"] and variables_of(process)["DMLC_ROLE"] == role
+    is_ours = words[1] == "-c" and words[2].endswith("import mxnet")
+    return is_ours and variables_of(process)["DMLC_ROLE"] == role
 
 
 ENDS = [

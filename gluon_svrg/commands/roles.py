@@ -16,6 +16,14 @@ from ..kvstore.job import TIMEOUT
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
 
+#: MXNet does not initialize the flag by which servers round float64 to float32. While they start,
+#: new memory is set to zero (-6 is M_PERTURB), so that the flag is off.
+_SERVER = (
+    "import ctypes, threading; mallopt = ctypes.CDLL(None).mallopt; mallopt(-6, 255); "
+    "timer = threading.Timer(60, mallopt, (-6, 0)); timer.daemon = True; timer.start(); "
+    "import mxnet"
+)
+
 
 def add_command(
     commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: Any
@@ -29,15 +37,8 @@ def add_command(
     )
     parser.set_defaults(run=run, error=parser.error)
     add = parser.add_argument
-    add("-n", "--workers", metavar="N", type=_positive, required=True, help="Processes that train.")
-    add(
-        "-s",
-        "--servers",
-        metavar="N",
-        type=_positive,
-        default=1,
-        help="Processes that sum the gradients (default: 1).",
-    )
+    add("-n", "--workers", metavar="N", type=_positive, required=True, help="How many train.")
+    add("-s", "--servers", metavar="N", type=_positive, default=1, help="Servers (default: 1).")
     add(
         "--timeout",
         metavar="SECONDS",
@@ -50,7 +51,7 @@ def add_command(
 
 
 def _positive(text: str) -> int:
-    if not text.isdigit() or int(text) == 0:
+    if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
     return int(text)
 
@@ -69,7 +70,8 @@ def command(role: str, options: argparse.Namespace) -> list[str]:
     if shutil.which(words[0]) is None:
         raise ValueError(f"there is no command {words[0]}")
     _find_mxnet()
-    return words if role.startswith("worker") else [sys.executable, "-c", "import mxnet"]
+    program = _SERVER if role.startswith("server") else "import mxnet"
+    return words if role.startswith("worker") else [sys.executable, "-c", program]
 
 
 def variables(
@@ -89,9 +91,7 @@ def variables(
     if options.timeout:
         found[TIMEOUT] = str(options.timeout)
     if role.startswith("server"):
-        # MXNet does not initialize the flag by which servers round float64 to float32. This lets
-        # new memory hold zeros, so that the flag is off.
-        found["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0:glibc.malloc.perturb=255"
+        found["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"  # see `_SERVER`
     return found
 
 
