@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from mxnet import gluon
 from problems import Dense, array
-from sklearn.datasets import load_breast_cancer
 
 from gluon_svrg import SVRGTrainer, schedule
 from gluon_svrg.schedule import Cosine, EveryEpochs, EverySteps, Linear, Loopless, Until
@@ -35,40 +34,18 @@ def test_coefficients(coefficient, expected):
     assert [coefficient(index) for index in range(8)] == pytest.approx(expected, abs=1e-12)
 
 
-def test_a_coefficient_schedule_in_the_trainer():
-    _, loss_of, trainer = make(coefficient=Linear(0.75, 3))
-    found = []
-    for _ in range(4):
-        trainer.update_full_grads(loss_of, BATCHES)
-        found.append(trainer.coefficient)
-        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
-    assert found == pytest.approx([0.75, 0.5, 0.25, 0])
-
-
 def test_until_has_the_cost_of_the_plain_optimizer_afterwards():
     _, loss_of, trainer = make(coefficient=Until(2))
-    costs = [0]
+    costs, coefficients = [0], []
     for _ in range(4):
         mean_loss = trainer.update_full_grads(loss_of, BATCHES)
+        coefficients.append(trainer.coefficient)
         for index in BATCHES:
             trainer.step(len(index), closure=lambda: loss_of(index))
         costs.append(trainer.grad_evaluations / len(PROBLEM.X))
+    assert coefficients[:2] == [1, 1]
     assert np.diff(costs) == pytest.approx([3, 3, 1, 1])
     assert math.isnan(mean_loss) and trainer.snapshot is None
-
-
-@pytest.mark.parametrize(
-    "shown",
-    [
-        "Linear(initial=0.75, num_snapshots=10, final=0.0)",
-        "EveryEpochs(epochs=2)",
-        "EverySteps(steps=3, factor=2)",
-        "Loopless(probability=0.02, seed=1)",
-        "PartialSampler(length=100, num_samples=10, seed=3, replacement=True)",
-    ],
-)
-def test_a_schedule_is_shown_as_the_call_that_makes_it(shown):
-    assert repr(eval(shown, vars(schedule))) == shown
 
 
 def run(refresh, epochs):
@@ -88,14 +65,13 @@ def test_refreshes():
     """Asked once per step; so `EveryEpochs` takes steps for epochs."""
     assert run(EverySteps(7), 6) == [0, 7, 14, 21, 28]
     assert run(EverySteps(3, factor=2), 10) == [0, 3, 9, 21, 45]
-    assert run(EveryEpochs(3), 2) == [0, 3, 6, 9]
+    assert run(EveryEpochs(4), 2) == [0, 4, 8]
     assert run(Loopless(1.0), 1) == [0, 1, 2, 3, 4]
 
 
 def test_the_coins_of_loopless():
     made, again, other = (run(Loopless(0.2, seed=seed), 40) for seed in (3, 3, 4))
-    assert made == again != other
-    assert made[0] == 0
+    assert made == again != other and made[0] == 0
     assert 0.1 < len(made) / 200 < 0.3
 
 
@@ -130,10 +106,8 @@ def test_a_refresh_schedule_needs_a_trainer(refresh):
     "call, error, message",
     [
         (lambda: Until(2, -1), ValueError, "value must be finite, at least 0, got -1"),
-        (lambda: Until(2, True), TypeError, "value must be a number, got bool"),
         (lambda: Until(0), ValueError, "num_snapshots must be 1 or more, got 0"),
         (lambda: Linear(float("nan"), 3), ValueError, "initial must be finite"),
-        (lambda: Linear(1, 0), ValueError, "num_snapshots must be 1 or more, got 0"),
         (lambda: Linear(1, 3, "x"), TypeError, "final must be a number, got str"),
         (lambda: Cosine(1, 2.5), TypeError, "num_snapshots must be a whole number, got float"),
         (lambda: EveryEpochs(True), TypeError, "epochs must be a whole number, got bool"),
@@ -142,10 +116,9 @@ def test_a_refresh_schedule_needs_a_trainer(refresh):
         (lambda: Loopless(0), ValueError, "probability must be finite, above 0"),
         (lambda: Loopless(1.1), ValueError, "above 0 and at most 1, got 1.1"),
         (lambda: Loopless(0.5, -1), ValueError, "seed must be 0 or more, got -1"),
-        (lambda: Loopless(0.5, "a"), TypeError, "seed must be a whole number, got str"),
         (lambda: sampler(0, 3), ValueError, "length must be 1 or more, got 0"),
         (lambda: sampler(10, 0), ValueError, "num_samples must be 1 or more"),
-        (lambda: sampler(10, 3, -1), ValueError, "seed must be 0 or more, got -1"),
+        (lambda: sampler(10, 3, "a"), TypeError, "seed must be a whole number, got str"),
         (lambda: sampler(10, 3, replacement="no"), TypeError, "must be True or False, got 'no'"),
     ],
 )
@@ -170,6 +143,7 @@ def test_partial_sampler(replacement):
 def test_draws_that_grow():
     growing = sampler(100, lambda draw: round(8 * 1.5**draw))
     assert [len(list(growing)) for _ in range(8)] == [8, 12, 18, 27, 40, 61, 91, 100]
+    assert len(growing) == 100
 
 
 def test_a_full_gradient_over_part_of_the_data():
@@ -187,7 +161,7 @@ def test_a_full_gradient_over_part_of_the_data():
 @pytest.mark.convergence
 def test_loopless_reaches_1e_9_within_30_data_passes():
     """Logistic regression with rows of unit norm, labels +-1, lambda 1/n, no intercept."""
-    X, labels = load_breast_cancer(return_X_y=True)
+    X, labels = pytest.importorskip("sklearn.datasets").load_breast_cancer(return_X_y=True)
     X, y, n = X / np.linalg.norm(X, axis=1, keepdims=True), 2.0 * labels - 1, len(X)
 
     def objective(w):
