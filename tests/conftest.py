@@ -22,14 +22,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
 hypothesis.settings.register_profile(
     "tests", deadline=None, derandomize=True, max_examples=20, print_blob=True
 )
-hypothesis.settings.register_profile(
-    "mutants",  # where it is enough to know that a test fails
-    parent=hypothesis.settings.get_profile("tests"),
-    phases=[hypothesis.Phase.explicit, hypothesis.Phase.generate],
-    report_multiple_bugs=False,
-    max_examples=10,
-)
-hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "tests"))
+hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
@@ -55,19 +48,6 @@ def marker(monkeypatch):
         if process != os.getpid():
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items):
-    """Of a test that starts clusters, plain pytest runs the first case; all run in `.ci/long`."""
-    seen = set()
-    for item in items:
-        groups = [group for mark in item.iter_markers("xdist_group") for group in mark.args]
-        if "clusters" in groups and item.get_closest_marker("mutants") is None:
-            test = item.path, item.originalname
-            if test in seen:
-                item.add_marker("jobs")
-            seen.add(test)
 
 
 @pytest.hookimpl(hookwrapper=True)

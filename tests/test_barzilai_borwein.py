@@ -45,7 +45,6 @@ def test_trajectory(kind, wd, devices):
     assert trainer.learning_rate != rate
 
 
-@pytest.mark.xdist_group("clusters")
 def test_workers_have_one_rate(tmp_path):
     check_workers(run_cluster(tmp_path, "trajectory", 2, barzilai_borwein=True), 1e-6)
 

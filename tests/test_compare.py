@@ -47,7 +47,7 @@ def call(capsys, tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.convergence
+@pytest.mark.slow
 def test_svrg_reaches_what_no_plain_rate_reaches():
     gaps, results = {}, results_of("breast_cancer")
     for name, part in results["methods"].items():

@@ -54,7 +54,7 @@ def minimum(X, y):
     return value
 
 
-@pytest.mark.convergence
+@pytest.mark.slow
 def test_softmax_regression_on_digits():
     X, y = load_digits(return_X_y=True)
     X = X / 16

@@ -23,7 +23,6 @@ from gluon_svrg import SVRGTrainer
 needs_sparse = pytest.mark.skipif(
     mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon"
 )
-pytestmark = pytest.mark.xdist_group("clusters")
 
 
 @pytest.mark.parametrize(

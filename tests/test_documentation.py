@@ -283,7 +283,7 @@ def test_the_program_prints_what_the_readme_shows(capsys):
     assert printed == sorted(printed, reverse=True)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 def test_what_the_recipe_can_cost():
     """With momentum, the plain optimizer gets further, per epoch and per gradient."""
 
@@ -404,7 +404,6 @@ def test_code_is_found():
     assert sum(len(blocks(page, "python")) for page in PAGES) > 15
 
 
-@pytest.mark.xdist_group("clusters")
 def test_two_workers_train_what_the_guide_says(tmp_path):
     (script,) = blocks(GUIDE / "workers.md", "python train.py")
     (tmp_path / "train.py").write_text(script)

@@ -16,7 +16,6 @@ from jobs import assert_nothing_left, finish, processes_of, variables_of, wait_f
 from problems import distance
 from union import assert_identical, reference, weights
 
-pytestmark = pytest.mark.xdist_group("clusters")
 SCRIPT = Path(__file__).with_name("launched.py")
 TIMEOUT = 8  # seconds
 WITHIN = 15  # seconds from an event to the end, beside the time-out
@@ -53,7 +52,7 @@ def job(machines, tmp_path, marker):
 def cases(found):
     """Cases, by their engine and more; plain pytest runs the first one, that of gluon-svrg."""
     for engine, *more in found:
-        marks = () if engine == "launch" else pytest.mark.launchers
+        marks = () if engine == "launch" else pytest.mark.slow
         yield pytest.param(engine, *more, marks=marks, id="-".join([engine, *more]))
 
 

@@ -261,7 +261,7 @@ def regression(X, y, epochs, update_freq=2, batch_size=100, rate=0.025, svrg=Tru
     return float(np.mean((prediction - y) ** 2))
 
 
-@pytest.mark.convergence
+@pytest.mark.slow
 def test_the_predecessors_example():
     """5000 x 90, as YearPredictionMSD is shaped: standardised, R^2 about 0.3."""
     rng = np.random.RandomState(0)
@@ -294,7 +294,7 @@ def test_the_error_is_below_that_of_sgd_after_10_epochs():
     assert errors[0] < errors[1]
 
 
-@pytest.mark.convergence
+@pytest.mark.slow
 @pytest.mark.parametrize("devices", [None, TWO])
 def test_noiseless_regression(devices):
     rng = np.random.RandomState(2)

@@ -170,7 +170,7 @@ def test_a_random_history(seed, tmp_path):
     check(seed, tmp_path / "states")
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("part", range(10))
 def test_many_random_histories(part, tmp_path):
     for seed in range(part, HISTORIES, 10):

@@ -35,8 +35,6 @@ HAS_HOROVOD = importlib.util.find_spec("horovod") is not None
 needs_horovod = pytest.mark.skipif(
     not HAS_HOROVOD, reason="Horovod is not installed: .ci/horovod builds it"
 )
-pytestmark = pytest.mark.xdist_group("clusters")
-
 #: All in one job, for a start takes longer than most of them.
 TASKS = {
     "sgd": ("trajectory", {"rates": (0.1, 0.05, 0.2)}),

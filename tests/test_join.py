@@ -74,7 +74,6 @@ def test_wrong_calls(options, variables, message):
     assert "Traceback" not in output
 
 
-@pytest.mark.xdist_group("clusters")
 def test_an_indexed_job(tmp_path, marker):
     """With the variables that Kubernetes sets, not in a cluster of it."""
     with socket.socket() as probe:

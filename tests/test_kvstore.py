@@ -8,8 +8,6 @@ from union import assert_close, assert_identical
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 #: The methods whose state moves with a step.
 MOVING = {
     SAGATrainer: {},

@@ -8,8 +8,6 @@ import pytest
 from cluster import launch
 from jobs import GLUON_SVRG, assert_nothing_left, finish, start
 
-pytestmark = pytest.mark.xdist_group("clusters")
-
 
 @pytest.mark.parametrize(
     "arguments, message",

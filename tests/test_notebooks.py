@@ -17,8 +17,6 @@ FOLDER = Path(__file__).parent.parent / "notebooks"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.ipynb"))
 ONLY_1 = {"06_from_svrgmodule": "mxnet.contrib.svrg_optimization was removed in MXNet 2.0"}
 HAS_SVRG_MODULE = importlib.util.find_spec("mxnet.contrib.svrg_optimization") is not None
-# One cluster at a time, and nothing else that takes its ports.
-IN_TURN = {"05_devices_and_workers": pytest.mark.xdist_group("clusters")}
 RUNNER = Path(__file__).with_name("run_notebook.py")
 SECONDS = 600
 LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] .*storage\.cc:\d+: Using .*\n?")  # of 2.0, at its start
@@ -56,10 +54,8 @@ def test_there_are_seven():
     assert [name[:2] for name in NAMES] == ["01", "02", "03", "04", "05", "06", "07"]
 
 
-@pytest.mark.notebooks
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=IN_TURN.get(name, ())) for name in NAMES]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", NAMES)
 def test_it_runs(name, tmp_path):
     if name in ONLY_1 and not HAS_SVRG_MODULE:
         pytest.skip(ONLY_1[name])
@@ -68,7 +64,7 @@ def test_it_runs(name, tmp_path):
     assert "text/markdown" in notebook.cells[-1].outputs[-1].data
 
 
-@pytest.mark.notebooks
+@pytest.mark.slow
 def test_the_kernel_is_this_interpreter(tmp_path):
     cell = nbformat.v4.new_code_cell("import sys; print(sys.prefix)")
     path = tmp_path / "prefix.ipynb"

@@ -430,7 +430,6 @@ def test_deferred_parameters():
     assert not net.weight.data().asnumpy().any()
 
 
-@pytest.mark.xdist_group("clusters")
 def test_two_workers(tmp_path):
     """Of unequal shards: the iterates of one process, and the same on both."""
     found = run_cluster(tmp_path, "proximal", worker="worker_methods.py", strength=0.3)

@@ -446,7 +446,6 @@ def test_a_parameter_that_no_loss_depends_on(method):
 # --- workers -------------------------------------------------------------------------------------
 
 
-@pytest.mark.xdist_group("clusters")
 @pytest.mark.parametrize("devices", [1, 2])
 def test_workers_are_one_process_over_the_union_of_the_data(method, devices, tmp_path):
     """Unequal shards. The servers round float64 to float32."""

@@ -62,7 +62,7 @@ ALL = [(name, "float32") for name in refreshes.NETWORKS] + [
 ]
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @pytest.mark.parametrize("onednn", ["1", "0"])
 @pytest.mark.parametrize(("name", "dtype"), ALL)
 def test_no_refresh_of_a_thousand_finds_rounding(name, dtype, onednn):

@@ -438,7 +438,6 @@ def test_files_of_other_methods_are_refused(tmp_path):
 
 @both
 @pytest.mark.parametrize("refresh", [False, True])
-@pytest.mark.xdist_group("clusters")
 def test_workers_with_unequal_shards(cls, refresh, tmp_path):
     """The mean is common, rows stay with their worker."""
     found = run_cluster(

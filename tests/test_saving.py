@@ -113,7 +113,7 @@ def test_with_the_lock_on(moment, method, tmp_path):
     resumes(moment, tmp_path, method=method, dropout=0.5)
 
 
-@pytest.mark.long
+@pytest.mark.slow
 @all_methods
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [None, [mx.cpu(0), mx.cpu(1)]], ids=["one", "two"])

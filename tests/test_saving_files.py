@@ -42,7 +42,7 @@ def refused(run, content, path, message="cannot be loaded"):
     assert run.everything() == before
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_files(count, run, content, tmp_path):
     """With a bit flipped, or truncated."""
     rng = random.Random(1)
@@ -132,7 +132,7 @@ for number in range(10_000):
 """
 
 
-@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [4, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_while_saving(count, tmp_path):
     """Whenever it is killed, the file is whole, and it is the last that was saved or the next."""
     path, rng, found = tmp_path / "states", random.Random(3), set()

@@ -134,7 +134,7 @@ def test_crafted_pickles(tmp_path):
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
 def test_changed_pickles(count, tmp_path, record_property):
     """Python reports whatever a program opens, imports, starts or compiles: there is nothing."""
     command = [sys.executable, "-W", "ignore", __file__, str(count), str(tmp_path / "states")]

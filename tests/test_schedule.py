@@ -158,7 +158,7 @@ def test_a_full_gradient_over_part_of_the_data():
     assert trainer.grad_evaluations == 9
 
 
-@pytest.mark.convergence
+@pytest.mark.slow
 def test_loopless_reaches_1e_9_within_30_data_passes():
     """Logistic regression with rows of unit norm, labels +-1, lambda 1/n, no intercept."""
     X, labels = pytest.importorskip("sklearn.datasets").load_breast_cancer(return_X_y=True)

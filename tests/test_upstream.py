@@ -27,7 +27,6 @@ pytestmark = [
         not IS_2 and importlib.util.find_spec("nose") is None,
         reason="MXNet 1.9's tests need nose: pip install pynose",
     ),
-    pytest.mark.xdist_group("upstream"),  # so that the plain trainer runs once
 ]
 FILES = [
     "test_gluon_trainer.py",

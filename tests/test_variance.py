@@ -226,7 +226,7 @@ def ratios(coefficient, epochs=6):
     return found
 
 
-@pytest.mark.convergence
+@pytest.mark.slow
 def test_a_deep_network_is_hurt_by_coefficient_1_and_less_by_linear_decay():
     """Defazio and Bottou 2019, and the remedy of Yin et al. 2025."""
     one, falling = ratios(1.0), ratios(schedule.Linear(0.75, 3))
