@@ -219,7 +219,7 @@ print("said" if any("exchanges nothing" in str(w.message) for w in caught) else 
 """
 
 
-@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.jobs), 2])
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_worker_of_several_without_their_kvstore(workers, tmp_path):
     """In a real job, whose workers end by themselves."""
     program = tmp_path / "train.py"

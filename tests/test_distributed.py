@@ -81,7 +81,7 @@ def test_workers_that_start_apart_share_one_snapshot(kvstore, tmp_path):
     assert distance(weights(found[0], "mu"), svrg.full_grad) < 1e-6
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 def test_adam(tmp_path):
     found = run_cluster(tmp_path, "trajectory", 2, optimizer="adam")
     assert_identical(found)
@@ -120,7 +120,7 @@ def settings_alone():
     return values(net)
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 def test_servers_that_could_not_load_the_optimizer_are_found_out(tmp_path):
     found = run_cluster(tmp_path, "not_loaded", 2, servers=2)
     for f in found:
@@ -128,7 +128,7 @@ def test_servers_that_could_not_load_the_optimizer_are_found_out(tmp_path):
         assert f["unchanged"]
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 def test_dist_async(tmp_path):
     """mu and the snapshot are the same on all ranks, and the gap is far below that of plain SGD."""
     problem = Dense("classification", seed=18, samples=60)
@@ -183,14 +183,14 @@ def test_a_worker_that_fails_in_the_full_gradient(where, first, kvstore, tmp_pat
             np.testing.assert_array_equal(found[0][f"w{i}"], found[1][f"w{i}"])
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 @needs_sparse
 def test_gluon_trainer_itself_fails_with_sparse_gradients(tmp_path):
     with pytest.raises(AssertionError, match=r"gluon-svrg launch: (server|worker) .*all others"):
         run_cluster(tmp_path, "sparse_gradient", 2, servers=1)
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 @pytest.mark.parametrize("attempt", range(2))
 def test_no_gradient_overtakes_the_weights_at_the_start(attempt, tmp_path):
     """`gluon.Trainer` races there: weights become sums of gradients, in up to 6 runs of 10."""
@@ -203,7 +203,7 @@ def test_no_gradient_overtakes_the_weights_at_the_start(attempt, tmp_path):
     assert distance(weights(found[0]), expected) < 1e-5
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -232,7 +232,7 @@ def test_shared_parameters_with_dist_async(tmp_path):
     assert_close(found[0], problem.train(trainer, np.arange(24), 8), 1e-6)
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [
@@ -254,7 +254,7 @@ def test_convolutions(settings, tmp_path):
         assert_close(found[0], moved[0], 1e-6)
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 @needs_sparse
 def test_a_row_sparse_weight_is_as_a_dense_one(tmp_path):
     """The servers hold it; workers have the rows that they use, and a snapshot has all."""
@@ -266,7 +266,7 @@ def test_a_row_sparse_weight_is_as_a_dense_one(tmp_path):
     assert_close(found[0], expected[0], 1e-6)
 
 
-@pytest.mark.jobs
+@pytest.mark.slow
 def test_ranks_that_start_apart_take_one_first_step(tmp_path):
     """Without a snapshot: the plain gradient is taken where rank 0 has started."""
     found = run_cluster(tmp_path, "start_up", 2, seed=5, kvstore="exchange")
