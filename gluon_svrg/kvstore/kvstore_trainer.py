@@ -54,11 +54,6 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         """Whether there are other workers, and the weights have not been shared yet."""
         return not self._has_kvstore and not self._workers.is_alone
 
-    def _start_kvstore(self) -> None:
-        """Give all workers the weights of rank 0, once; `gluon.Trainer` does in its first step."""
-        if not self._is_kvstore_ready:
-            self._make_kvstore_ready()
-
     def _finish_sending_weights(self) -> None:
         """Wait for the weights, which the first gradients overtake otherwise."""
         if not self._workers.is_alone:
