@@ -1,13 +1,45 @@
 """Defects that a review of files, kvstores and commands has found, and what replaced machinery."""
 
+import os
+import subprocess
+import sys
 import threading
+from pathlib import Path
 
+import pytest
 from mxnet import gluon
 from problems import Dense
 
+import gluon_svrg
 from gluon_svrg import SVRGTrainer
 
 DEADLINE = 60  # seconds, for what takes one
+#: A program becomes the first process of a container, which inherits all orphans.
+CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+CONTAINER += [] if os.geteuid() == 0 else ["--map-root-user"]
+LEAVES_ORPHANS = """
+import subprocess, time
+subprocess.run(["sh", "-c", "sleep 0.1 &"], start_new_session=True)
+time.sleep(0.5)
+print("trained")
+"""
+
+
+def test_launch_as_the_first_process_of_a_container():
+    """As in Docker. Other processes than those of roles end there, too: they are no failures."""
+    if subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a container needs Linux, and root or user namespaces")
+    launch = [sys.executable, "-m", "gluon_svrg", "launch", "-n", "2", "--"]
+    done = subprocess.run(
+        [*CONTAINER, *launch, sys.executable, "-c", LEAVES_ORPHANS],
+        env={**os.environ, "PYTHONPATH": str(Path(gluon_svrg.__file__).parents[1])},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+    assert sorted(done.stdout.splitlines()) == ["[worker 0] trained", "[worker 1] trained"]
 
 
 def test_refreshes_of_two_threads_look_for_parameters_in_turns():

@@ -99,8 +99,11 @@ class _Job:
             reader.start()
             self._readers.append(reader)
         while any(name.startswith("worker") for name, _ in self._running.values()):
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            name, code = self._end(found.si_pid)  # type: ignore[union-attr]
+            found: Any = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if found.si_pid not in self._running:  # an orphan of one, if this is a container's init
+                os.waitpid(found.si_pid, 0)
+                continue
+            name, code = self._end(found.si_pid)
             if code:
                 return name, code
         return "", 0
