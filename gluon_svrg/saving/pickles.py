@@ -59,11 +59,13 @@ def _key(value: Any) -> Any:
 
 
 def _fill(target: Any, *items: Any) -> Any:
-    """Put items into a list or a dict."""
+    """Put items into a list, a dict or a set."""
     if isinstance(target, list):
         target.extend(items)
-    else:
+    elif isinstance(target, dict):
         target.update(zip(map(_key, items[::2]), items[1::2]))
+    else:
+        target.update(map(_key, items))
     return target
 
 
@@ -71,9 +73,11 @@ _OPERATIONS: dict[str, Callable[..., Any]] = {
     **dict.fromkeys(["EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"], lambda *items: items),
     **dict.fromkeys(["EMPTY_LIST", "LIST"], lambda *items: [*items]),
     **dict.fromkeys(["EMPTY_DICT", "DICT"], lambda *items: _fill({}, *items)),
-    **dict.fromkeys(["APPEND", "APPENDS", "SETITEM", "SETITEMS"], _fill),
+    **dict.fromkeys(["APPEND", "APPENDS", "SETITEM", "SETITEMS", "ADDITEMS"], _fill),
     **dict.fromkeys(["REDUCE", "NEWOBJ"], _Call),
     "BUILD": _Call.build,
+    "EMPTY_SET": set,
+    "FROZENSET": lambda *items: frozenset(map(_key, items)),
     "NONE": lambda: None,
     "NEWTRUE": lambda: True,
     "NEWFALSE": lambda: False,
@@ -111,7 +115,7 @@ def _run(content: bytes) -> Any:
         elif code not in ("PROTO", "FRAME"):
             is_marked = pickletools.markobject in before
             start = marks.pop() if is_marked else len(stack) - len(before)
-            if code in ("APPENDS", "SETITEMS"):
+            if code in ("APPENDS", "SETITEMS", "ADDITEMS"):
                 start -= 1  # the container, below the mark
             if start < 0 or code not in _OPERATIONS:
                 raise ValueError(f"it has the operation {code}")
@@ -142,7 +146,7 @@ class _Reader:
         if isinstance(value, dict):
             return {key: self.value(item, depth + 1) for key, item in value.items()}
         if not isinstance(value, _Call):
-            return _key(value)
+            return value if isinstance(value, (set, frozenset)) else _key(value)
         if _ARRAYS.get(value.name):
             return self._array(value, _ARRAYS[value.name])
         if not (isinstance(value.state, dict) and all(type(key) is str for key in value.state)):

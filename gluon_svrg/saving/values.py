@@ -16,7 +16,7 @@ NOT_SAVED = ("param_dict", "sym_info", "allow_np_array", "aggregate_num", "use_f
 MAX_DEPTH = 60  # of containers and objects in one another
 
 _SCALARS = (bool, int, float, str, type(None))
-_CONTAINERS: dict[str, Any] = {cls.__name__: cls for cls in (list, tuple)}
+_CONTAINERS: dict[str, Any] = {cls.__name__: cls for cls in (list, tuple, set, frozenset)}
 
 
 class ByParameter(dict):
@@ -95,13 +95,13 @@ def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> 
             for key, item in value.items()
         ]
         return {"kind": "parameters" if type(value) is ByParameter else "dict", "items": items}
-    elif type(value) in (list, tuple):
+    elif type(value) in (list, tuple) or (kind in _CONTAINERS and all(map(is_key, value))):
         items = [encode(item, arrays, f"{where}[...]", depth + 1) for item in value]
         return {"kind": kind, "items": items}
     raise TypeError(
         f"{where[:200]} is a {kind}, which cannot be saved. An optimizer, a scheduler or a "
-        "schedule is saved by its attributes: numbers, strings, arrays, and lists, tuples and "
-        "dicts of these and of schedulers, with numbers and strings as keys."
+        "schedule is saved by its attributes: numbers, strings, arrays, and containers of these "
+        "and of schedulers, with numbers and strings as keys."
     )
 
 
