@@ -35,15 +35,12 @@ class LossScale:
         return 1.0 if self._scaler is None else float(self._scaler.loss_scale)
 
     def let_optimizer_undo(self) -> None:
-        """Let the next step divide by the scale, as ``amp.scale_loss`` does."""
-        if self.is_on:
-            self._trainer._scale = self._trainer._amp_original_scale / self.value
+        """Let the next step divide by the scale, as ``amp.scale_loss`` does. Only under AMP."""
+        self._trainer._scale = self._trainer._amp_original_scale / self.value
 
     @property
     def of_live_grads(self) -> float:
-        """The scale of the live gradients: 1 after ``amp.unscale``."""
-        if not self.is_on:
-            return 1.0
+        """The scale of the live gradients: 1 after ``amp.unscale``. Only under AMP."""
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
     def skip(self) -> None:
