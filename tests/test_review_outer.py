@@ -14,6 +14,7 @@ import gluon_svrg
 from gluon_svrg import SVRGTrainer
 
 DEADLINE = 60  # seconds, for what takes one
+PACKAGE = str(Path(gluon_svrg.__file__).parents[1])
 #: A program becomes the first process of a container, which inherits all orphans.
 CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
 CONTAINER += [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -32,7 +33,7 @@ def test_launch_as_the_first_process_of_a_container():
     launch = [sys.executable, "-m", "gluon_svrg", "launch", "-n", "2", "--"]
     done = subprocess.run(
         [*CONTAINER, *launch, sys.executable, "-c", LEAVES_ORPHANS],
-        env={**os.environ, "PYTHONPATH": str(Path(gluon_svrg.__file__).parents[1])},
+        env={**os.environ, "PYTHONPATH": PACKAGE},
         capture_output=True,
         text=True,
         timeout=DEADLINE,
@@ -40,6 +41,27 @@ def test_launch_as_the_first_process_of_a_container():
     )
     assert (done.returncode, done.stderr) == (0, "")
     assert sorted(done.stdout.splitlines()) == ["[worker 0] trained", "[worker 1] trained"]
+
+
+@pytest.mark.parametrize("command", ["launch", "join"])
+def test_a_file_that_cannot_be_executed(command, tmp_path):
+    """As a script of Python without its first line."""
+    script = tmp_path / "train"
+    script.write_text("import mxnet\n")
+    script.chmod(0o755)
+    rank = {"OMPI_COMM_WORLD_RANK": "2"}
+    sizes = dict.fromkeys(["OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"], "3")
+    done = subprocess.run(
+        [sys.executable, "-m", "gluon_svrg", command, "-n", "1", "--", str(script)],
+        env={**os.environ, **rank, **sizes, "PYTHONPATH": PACKAGE},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "Traceback" not in done.stderr and "Exec format error" in done.stderr
+    assert f"gluon-svrg {command}: error: " in done.stderr
 
 
 def test_refreshes_of_two_threads_look_for_parameters_in_turns():

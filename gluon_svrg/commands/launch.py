@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
             variables = roles.variables(name, options, _HOST, port, _HOST)
             job.start(name, commands[name], {"OMP_NUM_THREADS": "1", **variables})
         name, code = job.wait()
+    except OSError as error:  # of a file that cannot be executed
+        options.error(str(error))
     except KeyboardInterrupt as interrupt:
         name, code = "the launcher", -interrupt.args[0]
     finally:
