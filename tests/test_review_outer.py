@@ -64,6 +64,14 @@ def test_a_file_that_cannot_be_executed(command, tmp_path):
     assert f"gluon-svrg {command}: error: " in done.stderr
 
 
+def test_the_warning_of_a_worker_alone_points_to_the_users_line(monkeypatch):
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    net = Dense("regression", samples=12, seed=38).network()
+    with pytest.warns(UserWarning, match="one of 2 workers") as warned:
+        SVRGTrainer(net.collect_params(), "sgd")
+    assert [one.filename for one in warned] == [__file__]
+
+
 def test_refreshes_of_two_threads_look_for_parameters_in_turns():
     """Both patch a method of Gluon, which is itself again when both are done."""
     read = gluon.Parameter._check_and_get

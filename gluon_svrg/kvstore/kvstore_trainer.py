@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, Sequence
-from warnings import warn
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+from ..passes.warnings import warn
 from . import job, kinds
 
 
@@ -46,8 +46,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             warn(
                 f"This process is one of {job.number_of_workers()} workers, and kvstore="
                 f"{kvstore!r} exchanges nothing with the others: each trains a model of its own. "
-                "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod.",
-                stacklevel=4,
+                "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod."
             )
 
     def _must_start_kvstore(self) -> bool:
