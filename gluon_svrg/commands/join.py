@@ -66,6 +66,7 @@ def run(options: argparse.Namespace) -> int:
         os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
     except (ImportError, OSError, ValueError) as error:
         options.error(str(error))
+        raise  # for mypy: `error` has ended the process
 
 
 class Rank(NamedTuple):
