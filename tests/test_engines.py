@@ -50,12 +50,12 @@ def job(request, tmp_path, marker):
 
 def cases(found, plain):
     """Cases, by their engine and more; some are in plain pytest."""
-    for case in found:
-        marks = () if case in plain else pytest.mark.slow
-        yield pytest.param(*case, marks=marks, id="-".join(case))
+    marks = {case: () if case in plain else pytest.mark.slow for case in found}
+    return [pytest.param(*case, marks=marks[case], id="-".join(case)) for case in found]
 
 
-@pytest.mark.parametrize("engine", cases([(engine,) for engine in SERVED], [("launch",)]))
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", SERVED)
 def test_the_weights_of_one_process(engine, job, tmp_path, marker):
     """In float64, with the update on the workers; Horovod's are in `test_workers`."""
     process = job(engine, [WORKER, tmp_path, json.dumps({"": ["method", {}]})])

@@ -62,6 +62,7 @@ def test_other_formats_methods_and_parts(run, content, tmp_path):
         ({"optimizer": {}}, "its optimizer is malformed"),
         ({"optimizer_states": {"states": {"x": 1}}}, "it has a state for parameter x"),
         ({"newer": 1}, "it has a state of 'newer', and this trainer has none"),
+        ({"method": {}}, "its method is malformed"),
     ]:
         container.write(path, header, states)
         refused(run, path.read_bytes(), path, f"does not fit this trainer: {message}")
@@ -227,34 +228,6 @@ def test_names(then, now, positions):
             match(described(then), described(now))
     else:
         assert match(described(then), described(now)) == positions
-
-
-def test_arrays_by_parameter():
-    """What a method says of its arrays in a file."""
-    net = gluon.nn.Dense(2, in_units=3, dtype="float16")
-    net.initialize()
-    parameters = {1: net.weight, 4: net.bias}
-    half = {1: np.zeros((2, 3), "float16"), 4: np.zeros(2, "float16")}
-    right = {n: array.astype("float32") for n, array in half.items()}
-
-    def problems(arrays, **kwargs):
-        return "; ".join(saving.array_problems(arrays, "mean gradient", parameters, **kwargs))
-
-    assert problems(half) == problems(right, summed=True) == ""
-    assert problems({n: np.stack([a, a]) for n, a in half.items()}, rows=2) == ""
-    assert problems({n: [a, a] for n, a in half.items()}, devices=2) == ""
-    for wrong, kwargs, message in [
-        (None, {}, "its mean gradient belongs to other parameters"),
-        ({1: half[1]}, {}, "its mean gradient belongs to other parameters"),
-        ({**half, 4: half[4][:1]}, {}, "bias) is float16 (1,), and must be float16 (2,)"),
-        (half, {"summed": True}, "weight) is float16 (2, 3), and must be float32 (2, 3)"),
-        ({**half, 1: half[1] + np.float16(np.nan)}, {}, "is not finite"),
-        (half, {"rows": 2}, "must be float16 (2, 2, 3)"),
-        ({n: [a] for n, a in half.items()}, {"devices": 2}, "is for 1 devices, and there are 2"),
-    ]:
-        assert message in problems(wrong, **kwargs)
-    parameters = {0: gluon.nn.Dense(2).weight}  # of no known shape
-    assert problems({0: np.zeros((5, 5), "float32")}) == ""
 
 
 # --- writing -------------------------------------------------------------------------------------

@@ -1,7 +1,5 @@
 """The kvstores of one process, against the oracle, and what is refused before anything happens."""
 
-import os
-import subprocess
 import sys
 from importlib.util import find_spec
 
@@ -10,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from jobs import environment
+from jobs import finish, start
 from loops import split_at
 from mxnet import gluon
 from problems import Dense, contexts, distance, parameters, values
@@ -176,7 +174,7 @@ def test_the_gradient_of_the_step_is_compressed():
     assert distance(twin.weights, PROBLEM.initial) > 1e-3
 
 
-# --- Horovod and servers, without a job ----------------------------------------------------------
+# --- Horovod, without a job ----------------------------------------------------------------------
 
 
 @pytest.mark.skipif(find_spec("horovod") is not None, reason="Horovod is installed")
@@ -196,12 +194,6 @@ def test_sparse_parameters_and_horovod(kind):
         SVRGTrainer(layer.collect_params(), "sgd", kvstore="horovod")
 
 
-def run_python(program, **variables):
-    command = [sys.executable, "-c", program]
-    variables = {**os.environ, **environment(), **variables}
-    return subprocess.run(command, env=variables, capture_output=True, text=True, timeout=120)
-
-
 ALONE = """
 from mxnet import gluon
 from gluon_svrg import SVRGTrainer
@@ -214,33 +206,8 @@ SVRGTrainer(net.collect_params(), "sgd", kvstore="horovod")
 @pytest.mark.slow
 @pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod: .ci/horovod builds it")
 def test_processes_that_horovod_does_not_see():
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
-        done = run_python(ALONE, **{name: "3"})
-        assert done.returncode == 1
-        assert f"Horovod sees one process, but {name} is 3" in done.stderr
-        assert "horovodrun --gloo -np 3" in done.stderr
-    assert run_python(ALONE, SLURM_NTASKS="1").returncode == 0
-
-
-IN_A_SERVER = """
-import importlib.abc, os, sys
-
-class NoGluon(importlib.abc.MetaPathFinder):
-    def find_spec(self, name, path=None, target=None):
-        if name.startswith("mxnet.gluon"):
-            raise AssertionError(f"{name} is not there yet")
-
-import mxnet.optimizer  # as far as a server has come when it unpickles
-for name in [n for n in sys.modules if n.startswith("mxnet.gluon")]:
-    del sys.modules[name]
-sys.modules["mxnet"].__dict__.pop("gluon", None)
-os.environ["DMLC_ROLE"] = "server"  # before, MXNet would serve until the end
-sys.meta_path.insert(0, NoGluon())
-import gluon_svrg.kvstore.server_optimizer
-"""
-
-
-def test_what_servers_unpickle_imports_nothing_of_gluon():
-    """They do inside ``import mxnet``; a server process never gets further than that."""
-    done = run_python(IN_A_SERVER)
-    assert done.returncode == 0, done.stderr
+    for name, size in [("OMPI_COMM_WORLD_SIZE", 3), ("PMI_SIZE", 3), ("SLURM_NTASKS", 1)]:
+        process = start([sys.executable, "-c", ALONE], **{name: str(size)})
+        output = finish(process)
+        assert process.returncode == (size > 1)
+        assert (f"Horovod sees one process, but {name} is 3" in output) == (size > 1)

@@ -214,6 +214,8 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
     where, problem = [mx.cpu(n) for n in range(devices)], PROBLEMS[problem]
     net = problem.network(dtype, where, **dict(network))
     loss_of = problem.closure(net, dtype, where)
+    if dtype == "float64":  # workers start apart: all get the weights of rank 0
+        kit.move(net, 0.1 * who.rank)
     scheduler = mx.lr_scheduler.FactorScheduler(3, 0.8, base_lr=0.1)
     params = {"learning_rate": 0.1, "lr_scheduler": scheduler, "wd": 0.01, **dict(params)}
     if settings.get("barzilai_borwein"):  # which sets the rate itself
@@ -273,24 +275,6 @@ def failing(where, first, kvstore="dist_sync"):
     for index, size in zip(shares, sizes):
         trainer.step(size, closure=lambda: loss_of(index))
     return who, {"message": np.array(message), **found_in(parameters(net))}
-
-
-def apart(kvstore="dist_sync"):
-    """Workers that start at other weights: their first step, a plain one, and a snapshot."""
-    who, chosen = make_kvstore(kvstore)
-    net = PROBLEM.network()
-    kit.move(net, 0.1 * who.rank)
-    loss_of = PROBLEM.closure(net)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=chosen)
-    shares, sizes = minibatches(who.rank, who.num_workers)
-    trainer.step(sizes[0], closure=lambda: loss_of(shares[0]))
-    trainer.update_full_grads(loss_of, shares)
-    found = {"s": trainer.snapshot, "m": trainer.full_grads}
-    return who, {
-        f"{name}{n}": held[p][0].asnumpy()
-        for name, held in found.items()
-        for n, p in enumerate(parameters(net))
-    }
 
 
 def two_trainers(kvstore):
