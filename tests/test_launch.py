@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from cluster import launch
-from jobs import GLUON_SVRG, assert_nothing_left, finish, start
+from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, finish, start
 
 
 @pytest.mark.parametrize(
@@ -72,3 +72,9 @@ def test_a_timeout_is_a_variable_too(tmp_path, marker):
         assert ("end" in output.split()) == (last == "end")
         assert process.returncode == (1 if seconds else 0)
         assert ("line 7 in <module>" in output) == bool(seconds)  # where it waited
+
+
+def test_nothing_of_ours_listens():
+    """Only MXNet and Horovod do, which have no authentication."""
+    for path in (PACKAGE / "gluon_svrg").rglob("*.py"):
+        assert "listen" not in path.read_text(), path

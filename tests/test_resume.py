@@ -97,42 +97,44 @@ class Run:
         return [*found, *self.weights()]
 
 
-def resumes(moment, folder, order=("weights", "states"), deferred=False, is_new=True, **kwargs):
+ORDERS = [["weights", "states"], ["states", "weights"]]
+#: Into what a file is loaded: the order, whether parameters are deferred, and what was done before.
+NEW = [(ORDERS[0], False, [])]
+INTO = [(ORDERS[1], False, ["refresh", 2]), (ORDERS[0], True, []), (ORDERS[1], True, [])]
+
+
+def resumes(moment, folder, into=NEW, **kwargs):
     before, after = MOMENTS[moment]
-    straight, resumed = Run(**kwargs), Run(deferred=deferred, **kwargs)
+    straight = Run(**kwargs)
     straight.play(before)
     straight.save(folder)
-    mx.random.seed(99)  # MXNet's own random numbers are those of another process
-    if not is_new:
-        resumed.play(["refresh", 2])  # what it has is forgotten
-    resumed.load(folder, order)
-    for run in (straight, resumed):
-        run.play(after)
-    assert_same(straight.everything(), resumed.everything())
+    straight.play(after)
+    for order, deferred, earlier in into:
+        mx.random.seed(99)  # MXNet's own random numbers are those of another process
+        resumed = Run(deferred=deferred, **kwargs)
+        resumed.play(earlier)  # what it has is forgotten
+        resumed.load(folder, order)
+        resumed.play(after)
+        assert_same(straight.everything(), resumed.everything())
 
 
-ORDERS = [["weights", "states"], ["states", "weights"]]
 all_methods = pytest.mark.parametrize("method", METHODS)
 
 
 @all_methods
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_at_every_moment(moment, method, tmp_path):
-    resumes(moment, tmp_path, ORDERS[1], is_new=False, method=method)
-    for order in ORDERS:
-        resumes(moment, tmp_path, order, method=method, deferred=True)
+    resumes(moment, tmp_path, INTO, method=method)
 
 
-@pytest.mark.parametrize("lock", [True, "auto"])
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "approximate MARS"])
-@pytest.mark.parametrize("moment", ["at the start", "after a refresh", "in mid-epoch"])
+@pytest.mark.parametrize(
+    "moment, lock",
+    [(moment, True) for moment in ("at the start", "after a refresh", "in mid-epoch")]
+    + [("in mid-epoch", "auto")],
+)
 def test_with_the_lock_on(moment, method, lock, tmp_path):
-    """The seeds of the lock go on, from the first on; a method of one gradient has none.
-
-    'auto' turns it on before the file is written, unless nothing was computed until then.
-    """
-    if lock == "auto" and moment == "at the start":
-        moment = "before a refresh" if method in ("STORM", "MARS") else "after a refresh"
+    """The seeds of the lock go on, from the first on; a method of one gradient has none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*random")
         resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
@@ -144,8 +146,8 @@ def test_with_the_lock_on(moment, method, lock, tmp_path):
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("moment", ["in mid-epoch", "after a discard"])
 def test_with_every_optimizer_and_two_devices(moment, devices, optimizer, method, tmp_path):
-    for order in ORDERS:
-        resumes(moment, tmp_path, order, method=method, optimizer=optimizer, devices=devices)
+    into = [(order, False, []) for order in ORDERS]
+    resumes(moment, tmp_path, into, method=method, optimizer=optimizer, devices=devices)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
