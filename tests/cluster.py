@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from jobs import GLUON_SVRG, finish, start
+from jobs import DEADLINE, GLUON_SVRG, end, finish, start
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -42,7 +42,11 @@ def run_tasks(folder, kvstore, tasks, workers=2):
     else:
         common = {"TOY_FOLDER": str(folder), "TOY_SIZE": str(workers)}
         processes = [start(command, TOY_RANK=str(rank), **common) for rank in range(workers)]
-    outputs = [finish(process) for process in processes]
+    try:
+        outputs = [finish(process, 5 * DEADLINE) for process in processes]
+    finally:
+        for process in processes:
+            end(process)
     assert not any(process.returncode for process in processes), "\n".join(outputs)
     return {name: found_by(Path(folder) / name, workers) for name in tasks}
 
