@@ -44,7 +44,10 @@ class Tied(Dense):
             same = gluon.nn.Dense(4, **settings).share_parameters(first.collect_params())
         else:
             same = gluon.nn.Dense(4, **settings, params=first.params)
-        net = kit.sequence(first, same, gluon.nn.Dense(3, in_units=4, dtype=dtype), devices=devices)
+        net, last = gluon.nn.HybridSequential(), gluon.nn.Dense(3, in_units=4, dtype=dtype)
+        net.add(first, same, last)
+        for layer in (first, last):
+            layer.initialize(ctx=devices)
         self.assign(net, self.initial)
         return net
 
