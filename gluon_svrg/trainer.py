@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from math import prod
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -19,7 +18,7 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import agreement
 from .passes.arrays import are_finite
-from .passes.closure import Loss, Recorded, check_closure, check_repeatable
+from .passes.closure import Loss, check_closure
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
@@ -28,7 +27,7 @@ from .passes.method import Method, MethodPart
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
 from .passes.progress import Progress
-from .passes.random_lock import Losses, RandomLock, losses_at
+from .passes.random_lock import RandomLock, losses_at
 from .passes.table import Row
 from .passes.warnings import warn
 from .prox import ProxArgument, ProximalOperators
@@ -73,8 +72,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a minibatch with a row in a table, draw the
         same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
-        minibatches of each refresh twice (without a refresh, those of the first step that has a
-        reference); if they differ, it warns and locks from then on.
+        minibatches of each refresh twice, and those of the first step that has a reference; if they
+        differ, it warns and locks from then on.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
         each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
@@ -180,7 +179,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It must
             compute the same loss each time, and its last call is at the current weights. It is
             called twice if the method compares with other weights; once if it does not, or there is
-            nothing to compare with; and once more for the first stored gradient after a refresh.
+            nothing to compare with; and once or twice more in the first step after a refresh, to
+            check that the losses are the same.
             You may leave it out after `correct_grads`, and after your own backward where the
             trainer is the plain optimizer.
         batch_index : int, optional
@@ -277,7 +277,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Warns
         -----
         UserWarning
-            If both losses of the first step with a reference differ (``lock_random='auto'``).
+            With ``lock_random='auto'``, if the losses of the first step with a reference, computed
+            twice, differ.
         """
         return self._correct(closure, batch_index, "correct_grads")
 
@@ -336,8 +337,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         assert here is not None
         if not isinstance(row, Row):
             if lock.mode == "auto" and row is not None and not self._progress.compared:
-                return self._compared_estimate(closure, terms, scale, row)
-            return estimate(here, closure, terms, lock.new_seed() if lock.locked else None, scale)
+                seed = self._compare_losses(closure, row)
+            else:
+                seed = lock.new_seed()
+            return estimate(here, closure, terms, seed, scale)
         try:
             if lock.mode is not False:
                 self._method.check(self._network, terms, closure)
@@ -347,33 +350,23 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if row.seed is not None:
                 lock.move_on()  # what is drawn next is not the same each time
 
-    def _compared_estimate(
-        self, closure: Callable[[], Loss], terms: Terms, scale: float, reference: Point
-    ) -> Estimate:
-        """Compute the first estimate after a refresh, where both losses must be the same.
+    def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
+        """Compute the losses of the first step twice; if they differ, lock the random numbers.
 
-        Without a refresh, the losses of the first step that has a reference are computed twice.
+        Not where the weights have changed since the refresh: the user has done so on purpose.
+        Returns the seed of the step.
         """
-        lock, here, compare = self._lock, self._here, None
-        assert here is not None
+        here, lock = Point.here(self._network), self._lock
         with lock.kept_on_error():
-            if self._method.needs_closure and not self.num_snapshots:
-                point, is_repeated = Point.here(self._network), False
-                while not is_repeated:
-                    seed = lock.new_seed()
-                    with self._network.outside.protected():
-                        pair = [losses_at(point, closure, (), seed) for _ in range(2)]
-                    is_repeated = _are_repeated(lock, *pair)
-            elif reference.is_current():
-                compare = partial(_check_repeated, lock)
-            while True:
-                try:
-                    found = estimate(here, closure, terms, lock.new_seed(), scale, compare)
-                    break
-                except _NotRepeatedError:  # the lock is on now
-                    pass
+            is_known = self.num_snapshots > 0 and not reference.is_current()
+            seed = lock.new_seed()
+            while not is_known:
+                with self._network.outside.protected():
+                    first, second = (losses_at(here, closure, (), seed) for _ in range(2))
+                is_known = lock.is_repeated(first, second)
+                seed = seed if is_known else lock.new_seed()
         self._progress.compared = True
-        return found
+        return seed
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
@@ -1005,21 +998,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."
             )
-
-
-class _NotRepeatedError(Exception):
-    """Both losses of a minibatch differed, so that random numbers are locked now."""
-
-
-def _check_repeated(lock: RandomLock, there: Recorded, here: Recorded) -> None:
-    if not lock.is_repeated(Losses.of(there.losses), Losses.of(here.losses)):
-        raise _NotRepeatedError
-
-
-def _are_repeated(lock: RandomLock, first: Any, second: Any) -> bool:
-    """Whether the losses that were computed twice are the same, each with its entries."""
-    check_repeatable(first[0], second[0])
-    return lock.is_repeated(first[1], second[1])
 
 
 def _check_batch_size(batch_size: Any) -> None:

@@ -186,7 +186,7 @@ def variance(
                 if isinstance(reference, Point):
                     then, _ = _mean_grad(reference, closure, inputs, scale, seed)
                 elif reference is not None:
-                    reference.check(recorded)
+                    reference.check_counts(recorded.counts)
                     then = _means(reference.grads, recorded.entries)
             v = method.handed_over(
                 network, list(_estimates(terms, plain, then)), recorded.entries, index

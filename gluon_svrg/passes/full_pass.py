@@ -11,7 +11,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .arrays import Columns, copy_from_first, norm, sum_to_first, zeros_like
-from .closure import Loss, Recorded, check_repeatable
+from .closure import Loss, Recorded
 from .combine import assign
 from .data import arguments
 from .estimate import differentiate
@@ -86,7 +86,9 @@ def full_gradient(
                 if looks:
                     earlier = losses_at(here, closure, inputs, seed)
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
-                if earlier is None or _is_repeated(lock, earlier, recorded):
+                if earlier is None:
+                    break
+                if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
                     break
         if number == 0:
             network.check_hidden()
@@ -130,12 +132,6 @@ def full_gradient(
         entries,
         [row._replace(losses=Losses.of(kept)) for row, kept in zip(rows, losses)],
     )
-
-
-def _is_repeated(lock: RandomLock, earlier: tuple[Any, Losses], recorded: Recorded) -> bool:
-    """Whether the losses of a minibatch are the same each time; if not, turn the lock on."""
-    check_repeatable(earlier[0], recorded.counts)
-    return lock.is_repeated(earlier[1], Losses.of(recorded.losses))
 
 
 class _LossSum:

@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple, Sequence
 import numpy as np
 
 from .arrays import Columns
-from .closure import Loss, Recorded
+from .closure import Loss
 from .points import Point
 from .random_lock import Losses, losses_at
 
@@ -39,10 +39,6 @@ class Row(NamedTuple):
                 "depends on the weights, as with hard examples that a mask selects, multiply the "
                 "losses by the mask instead."
             )
-
-    def check(self, recorded: Recorded) -> None:
-        """As `check_counts`, of recorded losses."""
-        self.check_counts(recorded.counts)
 
     def difference(self, closure: Callable[[], Loss], point: Point) -> float | None:
         """How much the losses of a minibatch differ from those of this row, relative to their size.
