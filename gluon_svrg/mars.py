@@ -38,7 +38,6 @@ from ._docstrings import trainer
 from .passes.combine import scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
-from .passes.network import Network
 from .recursive import NEEDS_CLOSURE, Next, Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -95,14 +94,14 @@ class MARS(Recursive):
         """Raise if gradients must not be compressed."""
         super().check_arguments(f"{trainer}(exact=False)", *arguments)
 
-    def treated(self, network: Network) -> Sequence[bool] | None:
+    def treated(self) -> Sequence[bool] | None:
         """A flag for each parameter that is treated; None if all are."""
-        flags = [self.include_vectors or len(p.shape) > 1 for p in network.trainable]
+        flags = [self.include_vectors or len(p.shape) > 1 for p in self.network.trainable]
         return None if all(flags) else flags
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = (1 + s) g - s r``, or ``v = (1 + s) g - s c m``; at the first step ``v = g``."""
-        chosen, s = self.treated(network), self.s
+        chosen, s = self.treated(), self.s
         if not self.has_reference or not s or (chosen is not None and not any(chosen)):
             return AS_IT_IS
         if self.keeps_weights:
@@ -110,13 +109,13 @@ class MARS(Recursive):
         return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
     def next_state(
-        self, network: Network, live: LiveGradients, scale: float, entries: float | NDArray
+        self, live: LiveGradients, scale: float, entries: float | NDArray
     ) -> Next | None:
         """Compute m for the next step, and clip."""
-        following = super().next_state(network, live, scale, entries)
+        following = super().next_state(live, scale, entries)
         if self.clip is not None:
-            for column in network.live:
-                treated = column.only(self.treated(network))
+            for column in self.network.live:
+                treated = column.only(self.treated())
                 scale_to_norm(treated, self.clip * scale, entries)
         return following
 
@@ -127,11 +126,11 @@ class MARS(Recursive):
         return ((1.0 / ((1 + self.s) * scale * entries), 1), (self.s / (1 + self.s), 2))
 
     def handed_over(
-        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """Clip."""
         norms = [float(np.linalg.norm(part)) for part in v]
-        chosen = self.treated(network) or [True] * len(v)
+        chosen = self.treated() or [True] * len(v)
         return [
             part * (self.clip / norm) if flag and self.clip and norm > self.clip else part
             for part, flag, norm in zip(v, chosen, norms)

@@ -28,7 +28,6 @@ from typing import Any
 
 from ._docstrings import trainer
 from .passes.estimate import Terms
-from .passes.network import Network
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -38,9 +37,7 @@ class SARAH(Recursive):
 
     needs_refresh = True
 
-    def terms(
-        self, network: Network, batch_index: int | None, rows: dict[int, Any]
-    ) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - r + c m``."""
         if not self.has_reference:
             return None

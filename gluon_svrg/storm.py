@@ -28,7 +28,6 @@ import numpy as np
 from . import _arguments
 from ._docstrings import trainer
 from .passes.estimate import AS_IT_IS, Terms
-from .passes.network import Network
 from .recursive import NEEDS_CLOSURE, Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -51,7 +50,7 @@ class STORM(Recursive):
         self.mixing = float(np.float32(_arguments.number(mixing, "mixing", high=1)))
         self.settings = (f"mixing {self.mixing:g}",)
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - (1 - mixing) r + (1 - mixing) c m``; at the first step ``v = g``."""
         rest = 1 - self.mixing
         if not self.has_reference or not rest:

@@ -23,7 +23,7 @@ from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import NOTHING, LiveGradients
-from .passes.method import Method, MethodPart
+from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
 from .passes.progress import Progress
@@ -132,6 +132,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             name if method.moves else "A prox" if prox is not None else "",
         )
         self._method, self._network = method, Network(self._all_parameters)
+        method.network = self._network
         self._live = LiveGradients(method, self._network)
         self._progress = Progress()
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
@@ -290,7 +291,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         self._start_with(closure)
         self._live.make_room()
-        terms = self._method.terms(self._network, batch_index, self._live.rows)
+        terms = self._method.terms(batch_index, self._live.rows)
         scales = self._scales_losses
         scale = self._loss_scale.value if scales else 1.0
         if terms is None:
@@ -321,7 +322,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         try:
             found, row = self._estimate(closure, terms, scale), None
             if batch_index is not None:
-                row = self._method.row(self._network, terms, found, batch_index)
+                row = self._method.row(found, batch_index)
             self._live.hold(found, row, batch_index, scale, is_half=is_half)
         except BaseException:
             for grad, value in before:
@@ -343,7 +344,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             return estimate(here, closure, terms, seed, scale)
         try:
             if lock.mode is not False:
-                self._method.check(self._network, terms, closure)
+                self._method.check(row, closure)
             seed = lock.new_seed() if row.seed is None else row.seed
             return estimate(here, closure, terms, seed, scale)
         finally:
@@ -464,7 +465,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         self._here = None  # until all is bound
         self._network.bind()
-        self._method.bind(self._network)
+        self._method.bind()
         self._here = Point.here(self._network, moves_states=True)
 
     def _is_in_force(self) -> bool:
@@ -634,9 +635,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _take_over(self, full: FullGradient) -> None:
         """Turn the results of a pass into a snapshot."""
-        rate = self._method.learning_rate(self._network, full, self.optimizer, self.inner_steps)
+        rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
         self._live.drop()
-        self._method.refresh(self._network, full)
+        self._method.refresh(full)
         coefficient = self._method.coefficient
         if coefficient is not None:
             coefficient.advance()
@@ -786,7 +787,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 + "Call update_full_grads() first, or take a step with a method that needs none."
             )
         self._bind()
-        if not method.needs_table and method.terms(self._network, None, {}) in (None, AS_IT_IS):
+        if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
@@ -981,7 +982,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             "schedules": self._registered,
             "scaler": self._loss_scale,
             "optimizer_states": saving.OptimizerStates(optimizer, self._all_updaters, parameters),
-            "method": MethodPart(self._method, self._network),
+            "method": self._method,
         }
         return {name: part for name, part in parts.items() if part is not None}
 

@@ -217,24 +217,23 @@ class LiveGradients:
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
         self.total_scale = 1.0 if self._is_apart else scale
-        self.following = self._method.next_state(network, self, scale, entries)
+        self.following = self._method.next_state(self, scale, entries)
         self.stage = REDUCED
 
     def prepare_update(self) -> None:
         """Complete the next state with the weights that are about to move."""
         if self.following is not None:
-            self._method.before_update(self._network, self.following)
+            self._method.before_update(self.following)
 
     def end(self) -> None:
         """Let the method's next state take effect: the weights have moved."""
         if self.following is not None:
-            self._method.moved(self._network, self)
+            self._method.moved(self)
         self._forget()
 
     def drop(self) -> None:
         """Forget all, and the method's next state: no update has come."""
         if self.stage != NOTHING:
-            self._method.dropped(self._network, self)
             self._forget()
 
     def release(self) -> None:
