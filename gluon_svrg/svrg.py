@@ -30,7 +30,7 @@ from . import _arguments, _mxnet, saving
 from ._docstrings import trainer
 from .kvstore import kinds
 from .passes import states
-from .passes.arrays import Columns, pieces
+from .passes.arrays import Columns
 from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
@@ -169,12 +169,10 @@ class SVRG(Method):
         now = [row[0] for row in map(_mxnet.all_rows, self.network.trainable)]
         then = [row[0] for row in self.snapshot.weights]
         for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
-            for w, mu, new_w, new_mu in zip(*map(pieces, arrays)):
-                dw = new_w.astype("float64") - w
-                squared += float(np.dot(dw, dw))
-                product += float(np.dot(dw, new_mu.astype("float64") - mu)) + wd * float(
-                    np.dot(dw, dw)
-                )
+            w, mu, new_w, new_mu = (a.asnumpy().astype("float64").ravel() for a in arrays)
+            dw = new_w - w
+            squared += float(np.dot(dw, dw))
+            product += float(np.dot(dw, new_mu - mu + wd * dw))
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
 
@@ -250,20 +248,15 @@ class Coefficient:
     """
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule, self.value = schedule, _at(schedule, 0)
-        self._next = self.value
+        self.change(schedule, 0)
 
     def change(self, schedule: Schedule, index: int) -> None:
         """Change to another schedule, in force for the snapshot of an index."""
         self.value, self._schedule = _at(schedule, index), schedule
 
-    def ask(self, index: int) -> None:
-        """Ask the schedule for the coefficient of the next snapshot, before its pass."""
-        self._next = _at(self._schedule, index)
-
-    def advance(self) -> None:
-        """Put the coefficient of the next snapshot in force."""
-        self.value = self._next
+    def at(self, index: int) -> float:
+        """Ask the schedule for the coefficient of a snapshot."""
+        return _at(self._schedule, index)
 
     def is_over(self, num_snapshots: int) -> bool:
         """Whether the schedule wants no more snapshots."""

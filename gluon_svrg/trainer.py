@@ -607,8 +607,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     ) -> float:
         """Make a pass over the data, then take over all of its results or none."""
         network, parameters, size = self._network, self._network.parameters, 2
-        if self._method.coefficient is not None:
-            self._method.coefficient.ask(self.num_snapshots)
+        coefficient = self._method.coefficient
+        alpha = None if coefficient is None else coefficient.at(self.num_snapshots)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers, size + len(parameters)))
             batches, show = stack.enter_context(one_pass(data, progress=progress))
@@ -630,17 +630,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
             full = full_gradient(
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
-        self._take_over(full)
+        self._take_over(full, alpha)
         return full.mean_loss
 
-    def _take_over(self, full: FullGradient) -> None:
+    def _take_over(self, full: FullGradient, alpha: float | None) -> None:
         """Turn the results of a pass into a snapshot."""
         rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
         self._live.drop()
         self._method.refresh(full)
-        coefficient = self._method.coefficient
-        if coefficient is not None:
-            coefficient.advance()
+        if alpha is not None:
+            self._method.coefficient.value = alpha
         if rate is not None:
             self.set_learning_rate(rate)
         progress = self._progress
@@ -654,7 +653,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "mean_loss": full.mean_loss,
                 "gradient_norm": full.norm,
                 "learning_rate": float(self.learning_rate),
-                "coefficient": None if coefficient is None else coefficient.value,
+                "coefficient": alpha,
             }
         )
 
@@ -682,17 +681,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Without a snapshot, and inside another such block.
         """
         self._check_outside("at_snapshot")
-        method = self._method
-        if method.needs_table:
+        point = self._method.point if self._is_in_force() else None
+        if point is None and self._method.has_reference:
             raise RuntimeError(
-                f"at_snapshot() needs a snapshot, and {type(self).__name__} has none: it keeps a "
-                "table of gradients, each taken at other weights."
-            )
-        point = method.point if self._is_in_force() else None
-        if point is None and method.has_reference:
-            raise RuntimeError(
-                f"{type(method).__name__} keeps no weights as it is set up here, so there is "
-                "no snapshot to compute at."
+                f"at_snapshot() needs a snapshot, and {type(self).__name__} keeps no weights as it "
+                "is set up here."
             )
         if point is None:
             raise RuntimeError("There is no snapshot. Call update_full_grads() first.")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from operator import or_
-from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -39,29 +39,20 @@ class FullGradient(NamedTuple):
     rows: list[Row]  # the gradients of all minibatches, if they were wanted
 
 
-class Collective(Protocol):
-    """How workers, each with a part of the data, agree on sums."""
-
-    def reach(self, numbers: Sequence[float]) -> Sequence[float]:
-        """Sum up numbers over all workers."""
-
-    def sum(self, arrays: dict[int, NDArray]) -> None:
-        """Sum up arrays over all workers, in place; each has the number of its parameter."""
-
-
 def full_gradient(
     network: Network,
     closure: Callable[..., Loss],
     batches: Iterable[Any],
     lock: RandomLock,
     scale: float,
-    workers: Collective,
+    workers: Any,
     *,
     keeps_rows: bool,
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
+    The workers, each with a part of the data, sum numbers by ``reach`` and arrays by ``sum``. This
+    overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
     losses of the first minibatches are computed twice; if two differ, the lock is turned on.
 
     Raises
