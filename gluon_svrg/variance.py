@@ -190,7 +190,7 @@ def variance(
                     then = _means(reference.grads, recorded.entries)
             v = method.handed_over(list(_estimates(terms, plain, then)), recorded.entries, index)
             # The subtracted term, so that v = g - coefficient * control.
-            coefficient = -terms.b or -terms.k or 1.0
+            coefficient = abs(terms.b or terms.k) or 1.0
             if moments is None:
                 moments = _Moments(list(map(len, plain)), coefficient)
             control = [(g - x) / coefficient for g, x in zip(plain, v)]
