@@ -8,7 +8,7 @@
 the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
 entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
 norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
-The paper writes ``g + s (g - r)`` [1]_.
+The paper writes ``g + s (g - r)``.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
 mean gradient of the last step's minibatch at its own weights,
@@ -19,11 +19,6 @@ mean gradient of the last step's minibatch at its own weights,
 
 The first step has ``v = g``, clipped too. Parameters of one dimension are left to the plain
 optimizer, as in the paper, unless `include_vectors` is set.
-
-References
-----------
-.. [1] H. Yuan, Y. Liu, S. Wu, X. Zhou and Q. Gu, "MARS: Unleashing the Power of Variance Reduction
-   for Training Large Models", 2024, arXiv:2411.10438.
 """
 
 from __future__ import annotations
@@ -45,16 +40,8 @@ from .trainer import VarianceReducedTrainer
 class MARS(Recursive):
     """The weights before the last step, or the last gradient.
 
-    Parameters
-    ----------
-    gamma, beta : float
-        They are rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
-    clip : float or None
-        The largest norm of a tensor's mean estimate; None for no limit.
-    exact : bool
-        Whether to compute the minibatch's gradient at the weights before the last step.
-    include_vectors : bool
-        Whether parameters of fewer than two dimensions are treated.
+    ``gamma`` and ``beta`` are rounded to float32, as MXNet rounds the hyperparameters of its
+    optimizers.
     """
 
     replaces_grads = True
@@ -192,21 +179,18 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import MARSTrainer
-    >>> samples = np.random.rand(20, 3).astype('float32')
-    >>> labels = samples.sum(axis=1, keepdims=True)
-    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> loss_fn = gluon.loss.L2Loss()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = MARSTrainer(net.collect_params(), 'adam', {'learning_rate': 0.01}, beta=0.9)
     >>> def loss_of(X, y):
-    ...     return loss_fn(net(X), y)
-    >>> for epoch in range(4):
-    ...     for X, y in data:
-    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
+    ...     return gluon.loss.L2Loss()(net(X), y)
+    >>> for X, y in data:
+    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = MARS

@@ -165,11 +165,9 @@ class Recursive(Method):
             ("mean", "mean gradient", self.keeps_mean),
         ):
             if (state[name] is not None) != is_kept:
-                has, keeps = ("lacks", "keeps") if is_kept else ("has", "does not keep")
-                yield f"it {has} the {what}, which this method {keeps} as it is set up here"
+                yield f"it has other settings: only one of the two keeps the {what}"
             elif is_kept:
-                summed = name == "mean"
-                yield from states.problems(self.network, state[name], what, summed=summed)
+                yield from states.problems(self.network, state[name], what, summed=name == "mean")
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""

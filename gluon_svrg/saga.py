@@ -11,15 +11,8 @@ micro-batches, and ``N`` the loss entries of all rows::
 
     m += (V - C m) / N,      row = g
 
-so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA [1]_) or ``C m`` with the
-new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted in ``N``.
-
-References
-----------
-.. [1] A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method With
-   Support for Non-Strongly Convex Composite Objectives", NeurIPS 2014.
-.. [2] M. Schmidt, N. Le Roux and F. Bach, "Minimizing Finite Sums with the Stochastic Average
-   Gradient", Mathematical Programming 162, 2017.
+so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA) or ``C m`` with the
+new ``m`` (SAG). Rows that were never visited are zero, and are not counted in ``N``.
 """
 
 from __future__ import annotations

@@ -7,16 +7,11 @@
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
-of the paper [1]_: the share of the fresh gradient. With 1 this is the plain gradient. The first
+of the paper: the share of the fresh gradient. With 1 this is the plain gradient. The first
 step has ``v = g``, so no refresh is needed; a refresh sets ``m`` to the full gradient.
 
 Each step keeps ``1 - mixing`` of the earlier rounding errors: the drift of ``m`` stays below
 ``1 / mixing`` times the error of one step.
-
-References
-----------
-.. [1] A. Cutkosky and F. Orabona, "Momentum-Based Variance Reduction in Non-Convex SGD",
-   NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -35,11 +30,7 @@ from .trainer import VarianceReducedTrainer
 class STORM(Recursive):
     """The weights before the last step, and the last estimate.
 
-    Parameters
-    ----------
-    mixing : float
-        The share of the fresh gradient; it is rounded to float32, as MXNet rounds the
-        hyperparameters of its optimizers.
+    ``mixing`` is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
     """
 
     needs_closure = True
@@ -99,21 +90,18 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import STORMTrainer
-    >>> samples = np.random.rand(20, 3).astype('float32')
-    >>> labels = samples.sum(axis=1, keepdims=True)
-    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> loss_fn = gluon.loss.L2Loss()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
     >>> def loss_of(X, y):
-    ...     return loss_fn(net(X), y)
-    >>> for epoch in range(4):
-    ...     for X, y in data:
-    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
+    ...     return gluon.loss.L2Loss()(net(X), y)
+    >>> for X, y in data:
+    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = STORM

@@ -6,17 +6,10 @@
 
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the snapshot, each
 the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
-all entries of all data [1]_. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
-gradient, in between alpha-SVRG [2]_.
+all entries of all data. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
+gradient, in between alpha-SVRG.
 
 With stored gradients, a table has ``r - c mu`` of each minibatch, and a step takes ``g`` alone.
-
-References
-----------
-.. [1] R. Johnson and T. Zhang, "Accelerating Stochastic Gradient Descent using Predictive Variance
-   Reduction", NeurIPS 2013.
-.. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
-   ICLR 2025, arXiv:2311.05589.
 """
 
 from __future__ import annotations
@@ -46,13 +39,7 @@ Schedule = Union[float, Callable[[int], float]]
 class SVRG(Method):
     """The snapshot, the full gradient there, and the coefficient.
 
-    Parameters
-    ----------
-    coefficient : float or callable
-        alpha, or a function from the snapshot's index to it; it is rounded to float32, as MXNet
-        rounds the hyperparameters of its optimizers.
-    barzilai_borwein : bool
-        Whether each refresh sets the learning rate.
+    The coefficient is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
     """
 
     needs_refresh = True
@@ -234,18 +221,7 @@ def _center(row: Row, mean: Columns) -> None:
 
 
 class Coefficient:
-    """The coefficient in force, and the schedule of the next ones: a part of a file.
-
-    Parameters
-    ----------
-    schedule : float or callable
-        A number, or a function from the snapshot's index to a number.
-
-    Attributes
-    ----------
-    value : float
-        The coefficient in force.
-    """
+    """The coefficient in force (`value`), and the schedule of the next: a part of a file."""
 
     def __init__(self, schedule: Schedule) -> None:
         self.change(schedule, 0)

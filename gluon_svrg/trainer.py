@@ -410,7 +410,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the method compute its next state from V and its loss entries C."""
         live = self._live
         if live.awaits_reduction:
-            self._bind()
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             live.reduce(self._scale_of_grads, entries, self._workers.sum_arrays)
 
