@@ -165,7 +165,8 @@ class Recursive(Method):
             ("mean", "mean gradient", self.keeps_mean),
         ):
             if (state[name] is not None) != is_kept:
-                yield f"it has other settings: only one of the two keeps the {what}"
+                verb = "lacks" if is_kept else "has"
+                yield f"it {verb} the {what}, unlike this method as it is set up here"
             elif is_kept:
                 yield from states.problems(self.network, state[name], what, summed=name == "mean")
 

@@ -340,7 +340,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if lock.mode == "auto" and row is not None and not self._progress.compared:
                 seed = self._compare_losses(closure, row)
             else:
-                seed = lock.new_seed()
+                seed = lock.new_seed() if lock.locked else None
             return estimate(here, closure, terms, seed, scale)
         try:
             if lock.mode is not False:

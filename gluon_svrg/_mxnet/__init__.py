@@ -37,7 +37,6 @@ from .parameters import (
     has_sparse_values,
     is_auxiliary,
     is_deferred,
-    is_recording,
     is_sparse,
     is_trainable,
     put,

@@ -73,20 +73,6 @@ class OpenTrainer(Trainer):
         return self._scale
 
     @property
-    def _wanted_kvstore(self) -> Any:
-        """The kvstore, its name, or None, from which `gluon.Trainer` creates its kvstore."""
-        return self._kvstore_params["kvstore"]
-
-    @_wanted_kvstore.setter
-    def _wanted_kvstore(self, kvstore: Any) -> None:
-        self._kvstore_params["kvstore"] = kvstore
-
-    @property
-    def _wanted_update(self) -> bool | None:
-        """Whether the kvstore should update; None leaves the choice to `gluon.Trainer`."""
-        return self._kvstore_params["update_on_kvstore"]
-
-    @property
     def _is_kvstore_ready(self) -> bool:
         """Whether the kvstore exists and has all weights."""
         return self._kv_initialized and not self._params_to_init

@@ -26,11 +26,6 @@ def devices_of_estimator(estimator: Any) -> Any:
     return estimator.device if hasattr(estimator, "device") else estimator.context
 
 
-def is_recording() -> bool:
-    """Whether this is inside ``autograd.record()``."""
-    return bool(mx.autograd.is_recording())
-
-
 def is_deferred(parameter: Parameter) -> bool:
     """Whether a parameter waits for the first forward pass to learn its shape."""
     return bool(parameter._deferred_init)
