@@ -31,7 +31,8 @@ class SVRGBatchProcessor(BatchProcessor):
 
     Examples
     --------
-    >>>     >>> from mxnet import gluon
+    >>> import numpy as np
+    >>> from mxnet import gluon
     >>> from mxnet.gluon.contrib.estimator import Estimator
     >>> from gluon_svrg import SVRGTrainer
     >>> from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor

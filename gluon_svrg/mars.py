@@ -8,7 +8,7 @@
 the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
 entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
 norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
-The paper writes ``g + s (g - r)`` [1]_.
+The paper writes ``g + s (g - r)``.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
 mean gradient of the last step's minibatch at its own weights,
@@ -19,11 +19,6 @@ mean gradient of the last step's minibatch at its own weights,
 
 The first step has ``v = g``, clipped too. Parameters of one dimension are left to the plain
 optimizer, as in the paper, unless `include_vectors` is set.
-
-References
-----------
-.. [1] H. Yuan, Y. Liu, S. Wu, X. Zhou and Q. Gu, "MARS: Unleashing the Power of Variance Reduction
-   for Training Large Models", 2024, arXiv:2411.10438.
 """
 
 from __future__ import annotations
@@ -38,7 +33,6 @@ from ._docstrings import trainer
 from .passes.combine import scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
-from .passes.network import Network
 from .recursive import NEEDS_CLOSURE, Next, Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -46,16 +40,8 @@ from .trainer import VarianceReducedTrainer
 class MARS(Recursive):
     """The weights before the last step, or the last gradient.
 
-    Parameters
-    ----------
-    gamma, beta : float
-        They are rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
-    clip : float or None
-        The largest norm of a tensor's mean estimate; None for no limit.
-    exact : bool
-        Whether to compute the minibatch's gradient at the weights before the last step.
-    include_vectors : bool
-        Whether parameters of fewer than two dimensions are treated.
+    ``gamma`` and ``beta`` are rounded to float32, as MXNet rounds the hyperparameters of its
+    optimizers.
     """
 
     replaces_grads = True
@@ -95,14 +81,14 @@ class MARS(Recursive):
         """Raise if gradients must not be compressed."""
         super().check_arguments(f"{trainer}(exact=False)", *arguments)
 
-    def treated(self, network: Network) -> Sequence[bool] | None:
+    def treated(self) -> Sequence[bool] | None:
         """A flag for each parameter that is treated; None if all are."""
-        flags = [self.include_vectors or len(p.shape) > 1 for p in network.trainable]
+        flags = [self.include_vectors or len(p.shape) > 1 for p in self.network.trainable]
         return None if all(flags) else flags
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = (1 + s) g - s r``, or ``v = (1 + s) g - s c m``; at the first step ``v = g``."""
-        chosen, s = self.treated(network), self.s
+        chosen, s = self.treated(), self.s
         if not self.has_reference or not s or (chosen is not None and not any(chosen)):
             return AS_IT_IS
         if self.keeps_weights:
@@ -110,13 +96,13 @@ class MARS(Recursive):
         return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
     def next_state(
-        self, network: Network, live: LiveGradients, scale: float, entries: float | NDArray
+        self, live: LiveGradients, scale: float, entries: float | NDArray
     ) -> Next | None:
         """Compute m for the next step, and clip."""
-        following = super().next_state(network, live, scale, entries)
+        following = super().next_state(live, scale, entries)
         if self.clip is not None:
-            for column in network.live:
-                treated = column.only(self.treated(network))
+            for column in self.network.live:
+                treated = column.only(self.treated())
                 scale_to_norm(treated, self.clip * scale, entries)
         return following
 
@@ -127,11 +113,11 @@ class MARS(Recursive):
         return ((1.0 / ((1 + self.s) * scale * entries), 1), (self.s / (1 + self.s), 2))
 
     def handed_over(
-        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """Clip."""
         norms = [float(np.linalg.norm(part)) for part in v]
-        chosen = self.treated(network) or [True] * len(v)
+        chosen = self.treated() or [True] * len(v)
         return [
             part * (self.clip / norm) if flag and self.clip and norm > self.clip else part
             for part, flag, norm in zip(v, chosen, norms)
@@ -193,21 +179,18 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import MARSTrainer
-    >>> samples = np.random.rand(20, 3).astype('float32')
-    >>> labels = samples.sum(axis=1, keepdims=True)
-    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> loss_fn = gluon.loss.L2Loss()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = MARSTrainer(net.collect_params(), 'adam', {'learning_rate': 0.01}, beta=0.9)
     >>> def loss_of(X, y):
-    ...     return loss_fn(net(X), y)
-    >>> for epoch in range(4):
-    ...     for X, y in data:
-    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
+    ...     return gluon.loss.L2Loss()(net(X), y)
+    >>> for X, y in data:
+    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = MARS

@@ -11,15 +11,8 @@ micro-batches, and ``N`` the loss entries of all rows::
 
     m += (V - C m) / N,      row = g
 
-so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA [1]_) or ``C m`` with the
-new ``m`` (SAG [2]_). Rows that were never visited are zero, and are not counted in ``N``.
-
-References
-----------
-.. [1] A. Defazio, F. Bach and S. Lacoste-Julien, "SAGA: A Fast Incremental Gradient Method With
-   Support for Non-Strongly Convex Composite Objectives", NeurIPS 2014.
-.. [2] M. Schmidt, N. Le Roux and F. Bach, "Minimizing Finite Sums with the Stochastic Average
-   Gradient", Mathematical Programming 162, 2017.
+so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA) or ``C m`` with the
+new ``m`` (SAG). Rows that were never visited are zero, and are not counted in ``N``.
 """
 
 from __future__ import annotations
@@ -29,7 +22,6 @@ from typing import Any, Iterator, NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from . import _mxnet
 from ._docstrings import trainer
 from .passes import states
 from .passes.arrays import Columns, zeros_like
@@ -38,11 +30,9 @@ from .passes.estimate import Estimate, Terms
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
 from .passes.method import Method
-from .passes.network import Network
-from .passes.outside import fingerprint
 from .passes.points import Point
 from .passes.random_lock import Losses
-from .passes.table import RESHUFFLED, Row
+from .passes.table import RESHUFFLED, Row, TakenAt
 from .passes.warnings import warn
 from .trainer import VarianceReducedTrainer
 
@@ -65,14 +55,6 @@ class Next(NamedTuple):
     entries: float | NDArray  # N
 
 
-class First(NamedTuple):
-    """What tells whether the first row's minibatch comes again, where no refresh took the rows."""
-
-    position: int
-    point: Point  # the weights of the row
-    outside: int | None  # a checksum of others' weights
-
-
 class SAGA(Method):
     """The table, and its mean."""
 
@@ -90,11 +72,9 @@ class SAGA(Method):
         self._entries: float | NDArray = 0.0  # N; an array if there are several workers
         # Replaced at each refresh
         self._is_complete = False  # no more rows will come
-        self._weights_then: int | None = None  # a checksum; None if no row is to be checked
-        self._outside: int | None = None  # the same of others' weights
-        # Until the first row's minibatch comes again
-        self._first: First | None = None
-        self._coming_first: First | None = None  # of a step that is not updated yet
+        # Until the losses of a row were computed again
+        self._taken_at: TakenAt | None = None  # the weights of the refresh, or of the first visit
+        self._first: int | None = None  # the minibatch of that visit
         # Replaced with the network's arrays
         self._spare: list[Columns] = []  # memory for rows
 
@@ -105,7 +85,7 @@ class SAGA(Method):
 
     # --- a minibatch ---------------------------------------------------------------------------
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - r + c m``."""
         assert batch_index is not None
         if batch_index in rows:
@@ -125,39 +105,33 @@ class SAGA(Method):
                 "data, 0 or more."
             )
         if not self._spare:
-            self._spare.append(zeros_like(network.live))
+            self._spare.append(zeros_like(self.network.live))
         if not self.mean:
-            self.mean = zeros_like(network.live)
+            self.mean = zeros_like(self.network.live)
         b = 0.0 if stored is None else -1.0
         return Terms(b=b, k=1.0, reference=stored, mean=self.mean, copy_to=self._spare[-1])
 
-    def check(self, network: Network, terms: Terms, closure: Any) -> None:
+    def check(self, row: Row, closure: Any) -> None:
         """Compute the losses of a row again: the first after a refresh, or the first of all."""
-        row = terms.reference
-        if not isinstance(row, Row):
+        taken_at, first = self._taken_at, self._first
+        if taken_at is None or first not in (None, row.position):
             return
-        outside = network.outside.fingerprint()
-        if self._first is not None and self._first.position == row.position:
-            first, self._first = self._first, None
-            is_same = outside in (None, first.outside)
-            difference = row.difference(closure, first.point) if is_same else 0
-            if difference:
-                warn(OTHER_DATA.format(index=row.position, difference=difference))
-        elif self._weights_then is not None:
-            is_same = outside in (None, self._outside) and _checksum(network) == self._weights_then
-            difference = row.difference(closure, Point.here(network)) if is_same else 0
-            if difference:
-                raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
-            self._weights_then = self._weights_then if difference is None else None
+        is_same = first is not None or taken_at.point.is_current()
+        difference = taken_at.difference(row, closure) if is_same else 0
+        if difference and first is None:
+            raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
+        if difference is not None:
+            self._taken_at = None
+        if difference:
+            warn(OTHER_DATA.format(index=row.position, difference=difference))
 
-    def row(self, network: Network, terms: Terms, found: Estimate, index: int | None) -> Row:
+    def row(self, found: Estimate, index: int) -> Row:
         """g, which becomes a row when the weights have moved."""
-        assert index is not None
         row = Row(index, self._spare.pop(), found.recorded.counts, found.seed)
-        if self.table or self._coming_first is not None:
+        if self.table:
             return row
-        outside = network.outside.fingerprint()
-        self._coming_first = First(index, Point.copied(network, frozen=True), outside)
+        self._taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
+        self._first = index
         return row._replace(losses=Losses.of(found.recorded.losses))
 
     # --- the state that changes with a step ----------------------------------------------------
@@ -166,9 +140,7 @@ class SAGA(Method):
         """The loss entries of rows that are not in the table yet."""
         return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
 
-    def next_state(
-        self, network: Network, live: LiveGradients, scale: float, entries: float | NDArray
-    ) -> Next:
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Next:
         """Compute m after the step, and leave the optimizer its gradient."""
         added: Any
         if isinstance(entries, NDArray):
@@ -180,98 +152,87 @@ class SAGA(Method):
             after = before + added
         share = 1.0 if self._is_complete else before / after
         # Where V is of one minibatch on one device, V - C m is g - r, which is there already.
-        is_there = len(network.live) == len(live.rows) == 1 and live.total is network.live
+        is_there = len(self.network.live) == len(live.rows) == 1 and live.total is self.network.live
         is_there = is_there and not isinstance(entries, NDArray)
-        mean = network.take_spare()
+        mean = self.network.take_spare()
         for target, now, total in zip(mean, self.mean, live.total):
             # V - C m first: it is zero where g is the row, so that m does not drift.
             move = ((-1.0 * entries, 1), (1.0 / live.total_scale, 2))
             divisor = after * scale if is_there else after
             steps = [(0, ((1.0 / divisor, 0), (share, 1)))]
             assign([target, now, total], *([] if is_there else [(0, move)]), *steps)
-        self._give(network, mean, entries * scale)
+        self._give(mean, entries * scale)
         return Next(mean, after)
 
-    def _give(self, network: Network, mean: Columns, factor: float | NDArray) -> None:
+    def _give(self, mean: Columns, factor: float | NDArray) -> None:
         """Leave V, the estimate, to the optimizer."""
 
-    def moved(self, network: Network, live: LiveGradients) -> None:
+    def moved(self, live: LiveGradients) -> None:
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
         self._spare += [self.table[index].grads for index in live.rows if index in self.table]
         self.table.update(live.rows)
-        network.give_spare(self.mean)
+        self.network.give_spare(self.mean)
         self.mean, self._entries = live.following
         before = self.in_objective or [False] * len(live.reached)
         self.in_objective = [a or b for a, b in zip(before, live.reached)]
-        self._weights_then = None
-        self._first, self._coming_first = self._coming_first or self._first, None
-
-    def dropped(self, network: Network, live: LiveGradients) -> None:
-        """Take back the memory of the new rows, and of the new m."""
-        self._spare += [row.grads for row in live.rows.values() if network.fits(row.grads)]
-        if live.following is not None and network.fits(live.following.mean):
-            network.give_spare(live.following.mean)
-        self._coming_first = None
+        if self._first is None:
+            self._taken_at = None  # the weights are no longer those of the refresh
 
     # --- a new table ---------------------------------------------------------------------------
 
-    def refresh(self, network: Network, full: FullGradient) -> None:
+    def refresh(self, full: FullGradient) -> None:
         """Take over the gradients of all minibatches at the current weights."""
         self.discard()
         self.table = {row.position: row for row in full.rows}
         self.mean, self._entries = full.mean, float(full.all_entries)
         self.in_objective, self._is_complete = full.reached, True
-        self._weights_then, self._outside = _checksum(network), network.outside.fingerprint()
+        self._taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""
         self.table, self.mean, self._spare = {}, [], []
         self._entries, self.in_objective = 0.0, ()
-        self._is_complete, self._weights_then = False, None
-        self._first = self._coming_first = None
+        self._is_complete, self._taken_at, self._first = False, None, None
 
-    def bind(self, network: Network) -> None:
+    def bind(self) -> None:
         """Bind to new arrays of the parameters."""
-        if not network.fits(self.mean):
+        if not self.network.fits(self.mean):
             self.discard()  # its memory is for other arrays
-        self._spare, self._first = [], None
+        self._spare, self._taken_at = [], None
 
     # --- files ---------------------------------------------------------------------------------
 
-    def state(self, network: Network) -> dict[str, Any] | None:
+    def state(self) -> dict[str, Any] | None:
         """The table and its mean; None if it is empty."""
         if not self.table:
             return None
         entries = self._entries
-        table = states.table_state(network, list(self.table.values()))
         return {
-            "mean": states.by_number(network, self.mean[0]),
+            "mean": states.by_number(self.network, self.mean[0]),
             "entries": float(entries.asscalar() if isinstance(entries, NDArray) else entries),
-            "in_objective": states.by_number(network, self.in_objective),
+            "in_objective": states.by_number(self.network, self.in_objective),
             "is_complete": self._is_complete,
             "indices": list(self.table),
-            "table": {**table, "outside": self._outside},
-            "weights_then": self._weights_then,
+            "table": states.table_state(self.network, list(self.table.values())),
         }
 
-    def problems(self, network: Network, state: Any) -> Iterator[str]:
+    def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned. One of 0.3.0 has the sum of the rows for m."""
-        yield from states.table_problems(network, state["table"])
+        yield from states.table_problems(self.network, state["table"])
         mean = state.get("mean", state.get("sum"))
-        yield from states.problems(network, mean, "mean of the table", summed=True)
+        yield from states.problems(self.network, mean, "mean of the table", summed=True)
 
-    def assign(self, network: Network, state: dict[str, Any]) -> None:
+    def assign(self, state: dict[str, Any]) -> None:
         """Take over a table."""
         self.discard()
         self._entries, self._is_complete = state["entries"], state["is_complete"]
-        self.mean = states.to_columns(network, state["mean" if "mean" in state else "sum"])
+        self.mean = states.to_columns(self.network, state["mean" if "mean" in state else "sum"])
         if "mean" not in state:
             for column in self.mean:
                 assign([column], (0, ((1.0 / self._entries, 0),)))
-        rows = states.rows_of(network, state["table"], state["indices"])
+        rows = states.rows_of(self.network, state["table"], state["indices"])
         self.table = {row.position: row for row in rows}
-        self.in_objective = states.in_order(network, state["in_objective"])
-        self._weights_then, self._outside = state.get("weights_then"), state["table"].get("outside")
+        self.in_objective = states.in_order(self.network, state["in_objective"])
 
 
 class SAG(SAGA):
@@ -279,13 +240,13 @@ class SAG(SAGA):
 
     replaces_grads = True
 
-    def _give(self, network: Network, mean: Columns, factor: float | NDArray) -> None:
+    def _give(self, mean: Columns, factor: float | NDArray) -> None:
         """Leave ``C m``, with the new m, to the optimizer."""
-        for live, now in zip(network.live, mean):
+        for live, now in zip(self.network.live, mean):
             assign([live, now], (0, ((1.0 * factor, 1),)))
 
     def handed_over(
-        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """The mean of the table when the row has moved."""
         before = self._entries
@@ -293,12 +254,6 @@ class SAG(SAGA):
         after = before + (entries if batch_index not in self.table else 0)
         means = [array.asnumpy().astype("float64").ravel() for array in self.mean[0]]
         return [(before * m + entries * (x - m)) / after for m, x in zip(means, v)]
-
-
-def _checksum(network: Network) -> int:
-    """A checksum that shows whether weights or frozen values have changed."""
-    still = [_mxnet.data(p) for p in network.frozen if not _mxnet.is_auxiliary(p)]
-    return fingerprint(network.weights + still)
 
 
 @trainer

@@ -7,19 +7,10 @@
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets ``m`` to
-the full gradient [1]_. With a refresh every few steps this is SPIDER [2]_; with a refresh by the
-toss of a coin it is PAGE [3]_.
+the full gradient. With a refresh every few steps this is SPIDER; with a refresh by the
+toss of a coin it is PAGE.
 
 Each step adds its rounding error, of the size of ``g - r``, to ``m``. A refresh ends that drift.
-
-References
-----------
-.. [1] L. M. Nguyen, J. Liu, K. Scheinberg and M. Takac, "SARAH: A Novel Method for Machine Learning
-   Problems Using Stochastic Recursive Gradient", ICML 2017.
-.. [2] C. Fang, C. J. Li, Z. Lin and T. Zhang, "SPIDER: Near-Optimal Non-Convex Optimization via
-   Stochastic Path Integrated Differential Estimator", NeurIPS 2018.
-.. [3] Z. Li, H. Bao, X. Zhang and P. Richtarik, "PAGE: A Simple and Optimal Probabilistic Gradient
-   Estimator for Nonconvex Optimization", ICML 2021.
 """
 
 from __future__ import annotations
@@ -28,7 +19,6 @@ from typing import Any
 
 from ._docstrings import trainer
 from .passes.estimate import Terms
-from .passes.network import Network
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -38,9 +28,7 @@ class SARAH(Recursive):
 
     needs_refresh = True
 
-    def terms(
-        self, network: Network, batch_index: int | None, rows: dict[int, Any]
-    ) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - r + c m``."""
         if not self.has_reference:
             return None
@@ -90,19 +78,17 @@ class SARAHTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SARAHTrainer
     >>> from gluon_svrg.schedule import Loopless
-    >>> samples = np.random.rand(20, 3).astype('float32')
-    >>> labels = samples.sum(axis=1, keepdims=True)
-    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> loss_fn = gluon.loss.L2Loss()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = SARAHTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1})
     >>> def loss_of(X, y):
-    ...     return loss_fn(net(X), y)
+    ...     return gluon.loss.L2Loss()(net(X), y)
     >>> schedule = Loopless(0.2, seed=1)
     >>> for epoch in range(4):
     ...     for X, y in data:

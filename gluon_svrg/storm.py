@@ -7,16 +7,11 @@
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
-of the paper [1]_: the share of the fresh gradient. With 1 this is the plain gradient. The first
+of the paper: the share of the fresh gradient. With 1 this is the plain gradient. The first
 step has ``v = g``, so no refresh is needed; a refresh sets ``m`` to the full gradient.
 
 Each step keeps ``1 - mixing`` of the earlier rounding errors: the drift of ``m`` stays below
 ``1 / mixing`` times the error of one step.
-
-References
-----------
-.. [1] A. Cutkosky and F. Orabona, "Momentum-Based Variance Reduction in Non-Convex SGD",
-   NeurIPS 2019.
 """
 
 from __future__ import annotations
@@ -28,7 +23,6 @@ import numpy as np
 from . import _arguments
 from ._docstrings import trainer
 from .passes.estimate import AS_IT_IS, Terms
-from .passes.network import Network
 from .recursive import NEEDS_CLOSURE, Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -36,11 +30,7 @@ from .trainer import VarianceReducedTrainer
 class STORM(Recursive):
     """The weights before the last step, and the last estimate.
 
-    Parameters
-    ----------
-    mixing : float
-        The share of the fresh gradient; it is rounded to float32, as MXNet rounds the
-        hyperparameters of its optimizers.
+    ``mixing`` is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
     """
 
     needs_closure = True
@@ -51,7 +41,7 @@ class STORM(Recursive):
         self.mixing = float(np.float32(_arguments.number(mixing, "mixing", high=1)))
         self.settings = (f"mixing {self.mixing:g}",)
 
-    def terms(self, network: Network, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - (1 - mixing) r + (1 - mixing) c m``; at the first step ``v = g``."""
         rest = 1 - self.mixing
         if not self.has_reference or not rest:
@@ -100,21 +90,18 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import numpy as np
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import STORMTrainer
-    >>> samples = np.random.rand(20, 3).astype('float32')
-    >>> labels = samples.sum(axis=1, keepdims=True)
-    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=4)
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> loss_fn = gluon.loss.L2Loss()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
     >>> def loss_of(X, y):
-    ...     return loss_fn(net(X), y)
-    >>> for epoch in range(4):
-    ...     for X, y in data:
-    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
+    ...     return gluon.loss.L2Loss()(net(X), y)
+    >>> for X, y in data:
+    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = STORM

@@ -6,17 +6,10 @@
 
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the snapshot, each
 the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
-all entries of all data [1]_. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
-gradient, in between alpha-SVRG [2]_.
+all entries of all data. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
+gradient, in between alpha-SVRG.
 
 With stored gradients, a table has ``r - c mu`` of each minibatch, and a step takes ``g`` alone.
-
-References
-----------
-.. [1] R. Johnson and T. Zhang, "Accelerating Stochastic Gradient Descent using Predictive Variance
-   Reduction", NeurIPS 2013.
-.. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
-   ICLR 2025, arXiv:2311.05589.
 """
 
 from __future__ import annotations
@@ -30,14 +23,13 @@ from . import _arguments, _mxnet, saving
 from ._docstrings import trainer
 from .kvstore import kinds
 from .passes import states
-from .passes.arrays import Columns, pieces
+from .passes.arrays import Columns
 from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.method import Method
-from .passes.network import Network
 from .passes.points import Point
-from .passes.table import RESHUFFLED, Row
+from .passes.table import RESHUFFLED, Row, TakenAt
 from .trainer import VarianceReducedTrainer
 
 #: A number, or a function from the snapshot's index to a number.
@@ -47,13 +39,7 @@ Schedule = Union[float, Callable[[int], float]]
 class SVRG(Method):
     """The snapshot, the full gradient there, and the coefficient.
 
-    Parameters
-    ----------
-    coefficient : float or callable
-        alpha, or a function from the snapshot's index to it; it is rounded to float32, as MXNet
-        rounds the hyperparameters of its optimizers.
-    barzilai_borwein : bool
-        Whether each refresh sets the learning rate.
+    The coefficient is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
     """
 
     needs_refresh = True
@@ -66,8 +52,8 @@ class SVRG(Method):
         # Replaced at each snapshot: besides `mean`, which is mu
         self.snapshot: Point | None = None  # the weights and frozen values
         self.table: list[Row] | None = None  # r - c mu of all minibatches
-        self._outside: int | None = None  # a checksum of others' weights, for the table
-        self._is_checked = True  # whether a row of the table has been checked
+        self._taken_at: TakenAt | None = None  # where the rows of the table were taken
+        self._is_checked = True  # whether one of them has been checked
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
@@ -93,9 +79,7 @@ class SVRG(Method):
                 f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
             )
 
-    def terms(
-        self, network: Network, batch_index: int | None, rows: dict[int, Any]
-    ) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
         alpha = float(np.float32(self.coefficient.value))
         if self.snapshot is None or not alpha:
@@ -118,18 +102,14 @@ class SVRG(Method):
             )
         return self.table[index]
 
-    def check(self, network: Network, terms: Terms, closure: Any) -> None:
+    def check(self, row: Row, closure: Any) -> None:
         """Compute the losses of the first row after a refresh again, at the snapshot."""
-        if self._is_checked or not isinstance(terms.reference, Row) or self.snapshot is None:
+        if self._is_checked or self._taken_at is None:
             return
-        if network.outside.fingerprint() in (None, self._outside):
-            row = terms.reference
-            difference = row.difference(closure, self.snapshot)
-            if difference is None:
-                return
-            if difference:
-                raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
-        self._is_checked = True
+        difference = self._taken_at.difference(row, closure)
+        if difference:
+            raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
+        self._is_checked = difference is not None
 
     # --- the snapshot --------------------------------------------------------------------------
 
@@ -143,21 +123,19 @@ class SVRG(Method):
         """The snapshot."""
         return self.snapshot
 
-    def refresh(self, network: Network, full: FullGradient) -> None:
+    def refresh(self, full: FullGradient) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
         for row in full.rows:
             _center(row, full.mean)
         if self.snapshot is None:
-            self.snapshot = Point.copied(network, frozen=True)
+            self.snapshot = Point.copied(self.network, frozen=True)
         else:
             self.snapshot.move()
         self.mean, self.in_objective = full.mean, full.reached
         self.table, self._is_checked = full.rows or None, False
-        self._outside = network.outside.fingerprint() if full.rows else None
+        self._taken_at = TakenAt.now(self.snapshot) if full.rows else None
 
-    def learning_rate(
-        self, network: Network, full: FullGradient, optimizer: Any, steps: int
-    ) -> float | None:
+    def learning_rate(self, full: FullGradient, optimizer: Any, steps: int) -> float | None:
         """The rate of Barzilai and Borwein, from the last snapshot and the current weights.
 
         ::
@@ -173,73 +151,66 @@ class SVRG(Method):
             return None
         squared = product = 0.0
         wds = _mxnet.weight_decays(
-            optimizer, list(map(network.parameters.index, network.trainable))
+            optimizer, list(map(self.network.parameters.index, self.network.trainable))
         )
-        now = [row[0] for row in map(_mxnet.all_rows, network.trainable)]
+        now = [row[0] for row in map(_mxnet.all_rows, self.network.trainable)]
         then = [row[0] for row in self.snapshot.weights]
         for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
-            for w, mu, new_w, new_mu in zip(*map(pieces, arrays)):
-                dw = new_w.astype("float64") - w
-                squared += float(np.dot(dw, dw))
-                product += float(np.dot(dw, new_mu.astype("float64") - mu)) + wd * float(
-                    np.dot(dw, dw)
-                )
+            w, mu, new_w, new_mu = (a.asnumpy().astype("float64").ravel() for a in arrays)
+            dw = new_w - w
+            squared += float(np.dot(dw, dw))
+            product += float(np.dot(dw, new_mu - mu + wd * dw))
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
 
     def discard(self) -> None:
         """Forget the snapshot and free its memory."""
-        self.snapshot, self.table, self.mean, self.in_objective = None, None, [], ()
+        self.snapshot, self.table, self._taken_at = None, None, None
+        self.mean, self.in_objective = [], ()
 
     # --- files ---------------------------------------------------------------------------------
 
-    def state(self, network: Network) -> dict[str, Any] | None:
+    def state(self) -> dict[str, Any] | None:
         """The snapshot. All devices hold the same, except for states that operators change."""
         if self.snapshot is None:
             return None
-        number = {p: n for n, p in enumerate(network.parameters)}
+        parameters = states.parameters(self.network, trainable=False).items()
         frozen = (
-            (number[p], list(row if _mxnet.is_auxiliary(p) else row[:1]))
-            for p, row in zip(network.frozen, self.snapshot.frozen or ())
+            (n, list(row if _mxnet.is_auxiliary(p) else row[:1]))
+            for (n, p), row in zip(parameters, self.snapshot.frozen or ())
         )
-        table = None if self.table is None else states.table_state(network, self.table)
-        if table is not None:
-            table.update(is_centered=True, outside=self._outside)
+        table = None if self.table is None else states.table_state(self.network, self.table)
+        if table is not None and self._taken_at is not None:
+            table["outside"] = self._taken_at.outside
         return {
-            "weights": states.by_number(network, [row[0] for row in self.snapshot.weights]),
-            "full_grads": states.by_number(network, self.mean[0]),
+            "weights": states.of_point(self.snapshot),
+            "full_grads": states.by_number(self.network, self.mean[0]),
             "frozen": saving.ByParameter(frozen),
-            "in_objective": states.by_number(network, self.in_objective),
+            "in_objective": states.by_number(self.network, self.in_objective),
             "table": table,
         }
 
-    def problems(self, network: Network, state: Any) -> Iterator[str]:
+    def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
-        yield from states.problems(network, state["weights"], "snapshot")
-        yield from states.problems(network, state["full_grads"], "full gradient", summed=True)
-        frozen = states.parameters(network, trainable=False)
+        yield from states.problems(self.network, state["weights"], "snapshot")
+        yield from states.problems(self.network, state["full_grads"], "full gradient", summed=True)
+        frozen = states.parameters(self.network, trainable=False)
         frozen = {n: p for n, p in frozen.items() if n in state["frozen"]}
         yield from saving.array_problems(state["frozen"], "frozen values", frozen)
         if state["table"] is not None:
             hint = " (save after update_full_grads() without store_grads=True)"
-            yield from states.table_problems(network, state["table"], hint)
+            yield from states.table_problems(self.network, state["table"], hint)
 
-    def assign(self, network: Network, state: dict[str, Any]) -> None:
+    def assign(self, state: dict[str, Any]) -> None:
         """Take over a snapshot. Its table is checked again: the data may have changed."""
-        snapshot = Point.copied(network, frozen=True)
-        for value, weights in zip(states.in_order(network, state["weights"]), snapshot.weights):
-            states.put([value], weights)
-        frozen = zip(states.parameters(network, trainable=False), snapshot.frozen or ())
-        for number, values in frozen:
-            if number in state["frozen"]:
-                states.put(state["frozen"][number], values)
-        self.mean = states.to_columns(network, state["full_grads"])
-        self.in_objective = states.in_order(network, state["in_objective"])
+        snapshot = states.to_point(self.network, state["weights"], state["frozen"])
+        self.mean = states.to_columns(self.network, state["full_grads"])
+        self.in_objective = states.in_order(self.network, state["in_objective"])
         table = state["table"]
         self.table, self._is_checked = None, False
         if table is not None:
-            self.table = states.rows_of(network, table, range(len(table["counts"])))
-            self._outside = table.get("outside")
+            self.table = states.rows_of(self.network, table, range(len(table["counts"])))
+            self._taken_at = TakenAt(snapshot, table.get("outside"))
         self.snapshot = snapshot
 
 
@@ -250,34 +221,18 @@ def _center(row: Row, mean: Columns) -> None:
 
 
 class Coefficient:
-    """The coefficient in force, and the schedule of the next ones: a part of a file.
-
-    Parameters
-    ----------
-    schedule : float or callable
-        A number, or a function from the snapshot's index to a number.
-
-    Attributes
-    ----------
-    value : float
-        The coefficient in force.
-    """
+    """The coefficient in force (`value`), and the schedule of the next: a part of a file."""
 
     def __init__(self, schedule: Schedule) -> None:
-        self._schedule, self.value = schedule, _at(schedule, 0)
-        self._next = self.value
+        self.change(schedule, 0)
 
     def change(self, schedule: Schedule, index: int) -> None:
         """Change to another schedule, in force for the snapshot of an index."""
         self.value, self._schedule = _at(schedule, index), schedule
 
-    def ask(self, index: int) -> None:
-        """Ask the schedule for the coefficient of the next snapshot, before its pass."""
-        self._next = _at(self._schedule, index)
-
-    def advance(self) -> None:
-        """Put the coefficient of the next snapshot in force."""
-        self.value = self._next
+    def at(self, index: int) -> float:
+        """Ask the schedule for the coefficient of a snapshot."""
+        return _at(self._schedule, index)
 
     def is_over(self, num_snapshots: int) -> bool:
         """Whether the schedule wants no more snapshots."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from functools import partial
 from math import prod
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -19,16 +18,16 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import agreement
 from .passes.arrays import are_finite
-from .passes.closure import Loss, Recorded, check_closure, check_repeatable
+from .passes.closure import Loss, check_closure
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import NOTHING, LiveGradients
-from .passes.method import Method, MethodPart
+from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
 from .passes.progress import Progress
-from .passes.random_lock import Losses, RandomLock, losses_at
+from .passes.random_lock import RandomLock, losses_at
 from .passes.table import Row
 from .passes.warnings import warn
 from .prox import ProxArgument, ProximalOperators
@@ -73,8 +72,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a minibatch with a row in a table, draw the
         same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
-        minibatches of each refresh twice (without a refresh, those of the first step that has a
-        reference); if they differ, it warns and locks from then on.
+        minibatches of each refresh twice, and those of the first step that has a reference; if they
+        differ, it warns and locks from then on.
     prox : Prox or dict, optional
         A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
         each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
@@ -133,6 +132,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             name if method.moves else "A prox" if prox is not None else "",
         )
         self._method, self._network = method, Network(self._all_parameters)
+        method.network = self._network
         self._live = LiveGradients(method, self._network)
         self._progress = Progress()
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
@@ -180,7 +180,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It must
             compute the same loss each time, and its last call is at the current weights. It is
             called twice if the method compares with other weights; once if it does not, or there is
-            nothing to compare with; and once more for the first stored gradient after a refresh.
+            nothing to compare with; and once or twice more in the first step after a refresh, to
+            check that the losses are the same.
             You may leave it out after `correct_grads`, and after your own backward where the
             trainer is the plain optimizer.
         batch_index : int, optional
@@ -277,7 +278,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Warns
         -----
         UserWarning
-            If both losses of the first step with a reference differ (``lock_random='auto'``).
+            With ``lock_random='auto'``, if the losses of the first step with a reference, computed
+            twice, differ.
         """
         return self._correct(closure, batch_index, "correct_grads")
 
@@ -289,7 +291,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         self._start_with(closure)
         self._live.make_room()
-        terms = self._method.terms(self._network, batch_index, self._live.rows)
+        terms = self._method.terms(batch_index, self._live.rows)
         scales = self._scales_losses
         scale = self._loss_scale.value if scales else 1.0
         if terms is None:
@@ -320,7 +322,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         try:
             found, row = self._estimate(closure, terms, scale), None
             if batch_index is not None:
-                row = self._method.row(self._network, terms, found, batch_index)
+                row = self._method.row(found, batch_index)
             self._live.hold(found, row, batch_index, scale, is_half=is_half)
         except BaseException:
             for grad, value in before:
@@ -336,44 +338,36 @@ class VarianceReducedTrainer(KVStoreTrainer):
         assert here is not None
         if not isinstance(row, Row):
             if lock.mode == "auto" and row is not None and not self._progress.compared:
-                return self._compared_estimate(closure, terms, scale, row)
-            return estimate(here, closure, terms, lock.new_seed() if lock.locked else None, scale)
+                seed = self._compare_losses(closure, row)
+            else:
+                seed = lock.new_seed() if lock.locked else None
+            return estimate(here, closure, terms, seed, scale)
         try:
             if lock.mode is not False:
-                self._method.check(self._network, terms, closure)
+                self._method.check(row, closure)
             seed = lock.new_seed() if row.seed is None else row.seed
             return estimate(here, closure, terms, seed, scale)
         finally:
             if row.seed is not None:
                 lock.move_on()  # what is drawn next is not the same each time
 
-    def _compared_estimate(
-        self, closure: Callable[[], Loss], terms: Terms, scale: float, reference: Point
-    ) -> Estimate:
-        """Compute the first estimate after a refresh, where both losses must be the same.
+    def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
+        """Compute the losses of the first step twice; if they differ, lock the random numbers.
 
-        Without a refresh, the losses of the first step that has a reference are computed twice.
+        Not where the weights have changed since the refresh: the user has done so on purpose.
+        Returns the seed of the step.
         """
-        lock, here, compare = self._lock, self._here, None
-        assert here is not None
+        here, lock = Point.here(self._network), self._lock
         with lock.kept_on_error():
-            if self._method.needs_closure and not self.num_snapshots:
-                point, is_repeated = Point.here(self._network), False
-                while not is_repeated:
-                    seed = lock.new_seed()
-                    with self._network.outside.protected():
-                        pair = [losses_at(point, closure, (), seed) for _ in range(2)]
-                    is_repeated = _are_repeated(lock, *pair)
-            elif reference.is_current():
-                compare = partial(_check_repeated, lock)
-            while True:
-                try:
-                    found = estimate(here, closure, terms, lock.new_seed(), scale, compare)
-                    break
-                except _NotRepeatedError:  # the lock is on now
-                    pass
+            is_known = self.num_snapshots > 0 and not reference.is_current()
+            seed = lock.new_seed()
+            while not is_known:
+                with self._network.outside.protected():
+                    first, second = (losses_at(here, closure, (), seed) for _ in range(2))
+                is_known = lock.is_repeated(first, second)
+                seed = seed if is_known else lock.new_seed()
         self._progress.compared = True
-        return found
+        return seed
 
     def allreduce_grads(self) -> None:
         """Sum the gradients over devices and workers, as `gluon.Trainer.allreduce_grads`.
@@ -416,7 +410,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the method compute its next state from V and its loss entries C."""
         live = self._live
         if live.awaits_reduction:
-            self._bind()
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             live.reduce(self._scale_of_grads, entries, self._workers.sum_arrays)
 
@@ -471,7 +464,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         self._here = None  # until all is bound
         self._network.bind()
-        self._method.bind(self._network)
+        self._method.bind()
         self._here = Point.here(self._network, moves_states=True)
 
     def _is_in_force(self) -> bool:
@@ -613,8 +606,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     ) -> float:
         """Make a pass over the data, then take over all of its results or none."""
         network, parameters = self._network, self._network.parameters
-        if self._method.coefficient is not None:
-            self._method.coefficient.ask(self.num_snapshots)
+        coefficient = self._method.coefficient
+        alpha = None if coefficient is None else coefficient.at(self.num_snapshots)
         with ExitStack() as stack:
             ready = stack.enter_context(agreement(self._workers))
             batches, show = stack.enter_context(one_pass(data, progress=progress))
@@ -636,17 +629,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
             full = full_gradient(
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
-        self._take_over(full)
+        self._take_over(full, alpha)
         return full.mean_loss
 
-    def _take_over(self, full: FullGradient) -> None:
+    def _take_over(self, full: FullGradient, alpha: float | None) -> None:
         """Turn the results of a pass into a snapshot."""
-        rate = self._method.learning_rate(self._network, full, self.optimizer, self.inner_steps)
+        rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
         self._live.drop()
-        self._method.refresh(self._network, full)
-        coefficient = self._method.coefficient
-        if coefficient is not None:
-            coefficient.advance()
+        self._method.refresh(full)
+        if alpha is not None:
+            self._method.coefficient.value = alpha
         if rate is not None:
             self.set_learning_rate(rate)
         progress = self._progress
@@ -660,7 +652,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "mean_loss": full.mean_loss,
                 "gradient_norm": full.norm,
                 "learning_rate": float(self.learning_rate),
-                "coefficient": None if coefficient is None else coefficient.value,
+                "coefficient": alpha,
             }
         )
 
@@ -688,17 +680,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Without a snapshot, and inside another such block.
         """
         self._check_outside("at_snapshot")
-        method = self._method
-        if method.needs_table:
+        point = self._method.point if self._is_in_force() else None
+        if point is None and self._method.has_reference:
             raise RuntimeError(
-                f"at_snapshot() needs a snapshot, and {type(self).__name__} has none: it keeps a "
-                "table of gradients, each taken at other weights."
-            )
-        point = method.point if self._is_in_force() else None
-        if point is None and method.has_reference:
-            raise RuntimeError(
-                f"{type(method).__name__} keeps no weights as it is set up here, so there is "
-                "no snapshot to compute at."
+                f"at_snapshot() needs a snapshot, and {type(self).__name__} keeps no weights as it "
+                "is set up here."
             )
         if point is None:
             raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
@@ -793,7 +779,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 + "Call update_full_grads() first, or take a step with a method that needs none."
             )
         self._bind()
-        if not method.needs_table and method.terms(self._network, None, {}) in (None, AS_IT_IS):
+        if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
@@ -840,27 +826,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.set_learning_rate(value)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the optimizer's learning rate.
-
-        Parameters
-        ----------
-        lr : float
-            The new learning rate.
-
-        Raises
-        ------
-        UserWarning
-            If the optimizer has a scheduler, as in `gluon.Trainer`.
-        """
-        scheduler = getattr(self.optimizer, "lr_scheduler", None)
-        if scheduler is not None:
-            raise UserWarning(
-                f"The learning rate is that of the optimizer's {type(scheduler).__name__}, and "
-                "cannot be set. Change trainer.optimizer.lr_scheduler, or leave lr_scheduler out."
-            )
-        super().set_learning_rate(lr)
 
     @property
     def lock_random(self) -> bool | str:
@@ -1009,7 +974,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             "schedules": self._registered,
             "scaler": self._loss_scale,
             "optimizer_states": saving.OptimizerStates(optimizer, self._all_updaters, parameters),
-            "method": MethodPart(self._method, self._network),
+            "method": self._method,
         }
         return {name: part for name, part in parts.items() if part is not None}
 
@@ -1026,21 +991,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."
             )
-
-
-class _NotRepeatedError(Exception):
-    """Both losses of a minibatch differed, so that random numbers are locked now."""
-
-
-def _check_repeated(lock: RandomLock, there: Recorded, here: Recorded) -> None:
-    if not lock.is_repeated(Losses.of(there.losses), Losses.of(here.losses)):
-        raise _NotRepeatedError
-
-
-def _are_repeated(lock: RandomLock, first: Any, second: Any) -> bool:
-    """Whether the losses that were computed twice are the same, each with its entries."""
-    check_repeatable(first[0], second[0])
-    return lock.is_repeated(first[1], second[1])
 
 
 def _check_batch_size(batch_size: Any) -> None:

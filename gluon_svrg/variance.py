@@ -175,7 +175,7 @@ def variance(
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
         for number, batch in enumerate(batches):
             inputs, index = arguments(batch), number if method.needs_table else None
-            terms, seed = method.terms(network, index, {}), number + 1 if locked else None
+            terms, seed = method.terms(index, {}), number + 1 if locked else None
             assert terms is not None
             reference = terms.reference
             if isinstance(reference, Row) and reference.seed is not None:
@@ -186,13 +186,11 @@ def variance(
                 if isinstance(reference, Point):
                     then, _ = _mean_grad(reference, closure, inputs, scale, seed)
                 elif reference is not None:
-                    reference.check(recorded)
+                    reference.check_counts(recorded.counts)
                     then = _means(reference.grads, recorded.entries)
-            v = method.handed_over(
-                network, list(_estimates(terms, plain, then)), recorded.entries, index
-            )
+            v = method.handed_over(list(_estimates(terms, plain, then)), recorded.entries, index)
             # The subtracted term, so that v = g - coefficient * control.
-            coefficient = -terms.b or -terms.k or 1.0
+            coefficient = abs(terms.b or terms.k) or 1.0
             if moments is None:
                 moments = _Moments(list(map(len, plain)), coefficient)
             control = [(g - x) / coefficient for g, x in zip(plain, v)]

@@ -84,8 +84,6 @@ class LossScale:
 
     def problems(self, state: Any) -> Iterator[str]:
         """Describe why a state cannot be assigned."""
-        if state is None:
-            return
         if not self.is_on:
             yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
         elif not set(state["scaler"]) <= set(vars(self._scaler)):
@@ -93,7 +91,6 @@ class LossScale:
 
     def assign(self, state: Any) -> None:
         """Assign a state to scaler and trainer."""
-        if state is not None:
-            vars(self._scaler).update(state["scaler"])
-            self._trainer._scale = state["scale"]
-            self._trainer._amp_original_scale = state["original_scale"]
+        vars(self._scaler).update(state["scaler"])
+        self._trainer._scale = state["scale"]
+        self._trainer._amp_original_scale = state["original_scale"]

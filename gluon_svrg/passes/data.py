@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from itertools import chain
-from typing import Any, Callable, Iterable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -62,24 +62,22 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         )
 
 
-class Pass(NamedTuple):
-    """One pass over data."""
-
-    batches: Iterator[Any]
-    show_line: Callable[[str], None]  # beside the progress bar, if there is one
-
-
 @contextmanager
-def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[Pass]:
-    """Iterate over data; reset it before and after if it has ``reset``."""
+def one_pass(
+    data: Iterable[Any], *, progress: bool
+) -> Iterator[tuple[Iterator[Any], Callable[[str], None]]]:
+    """Iterate over data; reset it before and after if it has ``reset``.
+
+    Beside the batches there is a function that shows a line beside the progress bar, if any.
+    """
     reset = getattr(data, "reset", lambda: None)
     reset()
     try:
         if progress:
             bar = _with_progress(data)
-            yield Pass(iter(bar), bar.set_postfix_str)
+            yield iter(bar), bar.set_postfix_str
         else:
-            yield Pass(iter(data), lambda text: None)
+            yield iter(data), lambda text: None
     finally:
         reset()
 

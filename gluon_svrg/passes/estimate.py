@@ -113,7 +113,6 @@ def estimate(
     terms: Terms,
     seed: int | None,
     scale: float,
-    compare: Callable[[Recorded, Recorded], Any] | None = None,
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients.
 
@@ -129,21 +128,19 @@ def estimate(
         Of the random numbers of both passes, if these are locked.
     scale : float
         The factor of the losses (mixed precision), and so of v.
-    compare : callable, optional
-        Called with the losses at the reference and at the weights, before backward there.
     """
     network, reference, there = here.network, terms.reference, None
     network.hide_marks()
-    check: Callable[[Recorded], Any] | None = None
+    check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, Point):
         with network.outside.protected() if network.outside.may_move else _NOTHING:
             there, _ = differentiate(reference, closure, (), seed, scale)
         network.check_hidden()
         for n, count in enumerate(there.counts):
             _combine_at_reference(network, n, terms, count * scale)
-        check = partial(_check_repeated, there, compare)
+        check = partial(check_repeatable, there.counts)
     elif reference is not None:
-        check = reference.check
+        check = reference.check_counts
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     for n, count in enumerate(recorded.counts):
         if there is not None:
@@ -160,19 +157,19 @@ def differentiate(
     batch: Sequence[Any],
     seed: int | None,
     scale: float,
-    check: Callable[[Recorded], Any] | None = None,
+    check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
     """Write the gradient of a minibatch at a point to the live gradients.
 
-    What backward does not reach is set to zero. A check sees the losses before backward, which
-    moves running statistics. Returns the losses, and which parameters they depend on.
+    What backward does not reach is set to zero. The loss entries are checked before backward,
+    which moves running statistics. Returns the losses, and which parameters they depend on.
     """
     if seed is not None:
         start(seed)
     with point.entered():
         recorded = record(closure, batch, point.network.devices)
         if check is not None:
-            check(recorded)
+            check(recorded.counts)
         recorded.backward(scale)
     touched = _mxnet.take_fresh(point.weights)
     reached = check_dependent(touched)
@@ -180,13 +177,6 @@ def differentiate(
         rows = zip(point.network.live_grads, touched)
         zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
     return recorded, reached
-
-
-def _check_repeated(there: Recorded, compare: Any, recorded: Recorded) -> None:
-    """Check that the closure returns the same losses when it is called again."""
-    check_repeatable(there.counts, recorded.counts)
-    if compare is not None:
-        compare(there, recorded)
 
 
 # --- the assignments after each pass, on one device ---------------------------------------------

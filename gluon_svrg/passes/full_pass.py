@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
+from collections import deque
 from operator import or_
-from typing import Any, Callable, Iterable, NamedTuple, Protocol, Sequence
+from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
-import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import _mxnet
 from .arrays import Columns, copy_from_first, norm, sum_to_first, zeros_like
-from .closure import Loss, Recorded, check_repeatable
+from .closure import Loss
 from .combine import assign
 from .data import arguments
 from .estimate import differentiate
@@ -24,6 +23,8 @@ from .table import Row
 #: in a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it
 #: escapes three pairs in one refresh of 8, with p = 1/5 in one of 3.
 REPEATED = 3
+#: The number of minibatches that the device may be behind, since what is queued holds their data.
+QUEUED = 64
 
 
 class FullGradient(NamedTuple):
@@ -38,29 +39,20 @@ class FullGradient(NamedTuple):
     rows: list[Row]  # the gradients of all minibatches, if they were wanted
 
 
-class Collective(Protocol):
-    """How workers, each with a part of the data, agree on sums."""
-
-    def reach(self, numbers: Sequence[float]) -> Sequence[float]:
-        """Sum up numbers over all workers."""
-
-    def sum(self, arrays: dict[int, NDArray]) -> None:
-        """Sum up arrays over all workers, in place; each has the number of its parameter."""
-
-
 def full_gradient(
     network: Network,
     closure: Callable[..., Loss],
     batches: Iterable[Any],
     lock: RandomLock,
     scale: float,
-    workers: Collective,
+    workers: Any,
     *,
     keeps_rows: bool,
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
+    The workers, each with a part of the data, sum numbers by ``reach`` and arrays by ``sum``. This
+    overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
     losses of the first minibatches are computed twice; if two differ, the lock is turned on.
 
     Raises
@@ -74,7 +66,9 @@ def full_gradient(
     """
     here, total = Point.here(network), zeros_like(network.live)
     entries, reached, is_seeded = 0, [False] * len(network.trainable), False
-    loss_sum, rows, losses = _LossSum(), [], []
+    rows: list[Row] = []
+    queue: deque[Sequence[NDArray]] = deque()  # losses that the device may still compute
+    losses: list[Losses] = []  # those of earlier minibatches
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
         looks = number < REPEATED and lock.mode == "auto"
@@ -86,7 +80,9 @@ def full_gradient(
                 if looks:
                     earlier = losses_at(here, closure, inputs, seed)
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
-                if earlier is None or _is_repeated(lock, earlier, recorded):
+                if earlier is None:
+                    break
+                if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
                     break
         if number == 0:
             network.check_hidden()
@@ -98,17 +94,19 @@ def full_gradient(
             for target, live in zip(grads, network.live):
                 assign([target, live], (0, ((1 / scale, 1),)))
             rows.append(Row(number, grads, recorded.counts, seed))
-            losses.append([loss.detach() for loss in recorded.losses])
         entries += recorded.entries
         reached = list(map(or_, reached, its_reached))
-        loss_sum.add(recorded)
+        queue.append([loss.detach() for loss in recorded.losses])
+        if len(queue) > QUEUED:
+            losses.append(Losses.of(queue.popleft()))
     if not entries:
         raise ValueError(
             "There was no data for the full gradient. Pass an iterable with at least one batch; a "
             "generator that was used before is empty."
         )
     network.check_hidden()
-    sums = workers.reach([entries, loss_sum.total(), *reached])
+    losses += map(Losses.of, queue)
+    sums = workers.reach([entries, sum(loss.total for loss in losses), *reached])
     sum_to_first(total)
     numbers = map(network.parameters.index, network.trainable)
     workers.sum(dict(zip(numbers, total[0])))
@@ -128,47 +126,5 @@ def full_gradient(
         [count > 0 for count in sums[2:]],
         int(sums[0]),
         entries,
-        [row._replace(losses=Losses.of(kept)) for row, kept in zip(rows, losses)],
+        [row._replace(losses=its_losses) for row, its_losses in zip(rows, losses)],
     )
-
-
-def _is_repeated(lock: RandomLock, earlier: tuple[Any, Losses], recorded: Recorded) -> bool:
-    """Whether the losses of a minibatch are the same each time; if not, turn the lock on."""
-    check_repeatable(earlier[0], recorded.counts)
-    return lock.is_repeated(earlier[1], Losses.of(recorded.losses))
-
-
-class _LossSum:
-    """A sum of losses in float64 that grows without waiting for the device.
-
-    It waits only if the device is more than 64 minibatches behind, because queued operations hold
-    data.
-    """
-
-    _FOLD = 64  # minibatches whose losses are kept before they are joined
-
-    def __init__(self) -> None:
-        self._losses: list[Sequence[NDArray]] = []
-        self._partial: list[NDArray] = []
-
-    def add(self, recorded: Recorded) -> None:
-        """Add the losses of a minibatch."""
-        self._losses.append(recorded.losses)
-        if len(self._losses) == self._FOLD:
-            self._fold()
-
-    def total(self) -> float:
-        """The sum so far. Waits for the device."""
-        self._fold()
-        return sum(float(partial.asscalar()) for partial in self._partial)
-
-    def _fold(self) -> None:
-        alike: dict[Any, list[NDArray]] = {}
-        for loss in (loss for losses in self._losses for loss in losses):
-            flat = _mxnet.classic(loss).reshape((-1,))
-            alike.setdefault((_mxnet.device_of(loss), flat.dtype), []).append(flat)
-        self._losses.clear()
-        for partial in self._partial[-len(alike) :]:
-            partial.wait_to_read()
-        for losses in alike.values():
-            self._partial.append(mx.nd.concat(*losses, dim=0).astype("float64").sum())

@@ -15,22 +15,14 @@ they are reduced, and where gradients accumulate, perhaps with others.
 
 from __future__ import annotations
 
-from operator import is_, or_
-from typing import Any, Callable, Sequence
+from itertools import chain
+from operator import or_
+from typing import Any, Callable
 
-import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .arrays import (
-    Columns,
-    columns,
-    copy_from_first,
-    norm,
-    pieces,
-    sum_to_first,
-    zeros_like,
-)
+from .arrays import Columns, copy_from_first, dense, norm, sum_to_first, zeros_like
 from .combine import assign
 from .estimate import Estimate
 from .method import Method
@@ -72,7 +64,7 @@ class LiveGradients:
 
     def __init__(self, method: Method, network: Network) -> None:
         self._method, self._network = method, network
-        self._apart: Columns = []  # memory for V; kept, as arrays that travel must be the same
+        self._apart: Columns = []  # memory for V
         self._forget()
 
     def _forget(self) -> None:
@@ -84,7 +76,6 @@ class LiveGradients:
         self.total_scale = 1.0  # of `total`, since the reduction
         self._hides_marks = False  # an estimate is held, so that marks show another backward
         self._is_apart = False  # V is kept apart
-        self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
 
     # --- a minibatch ---------------------------------------------------------------------------
 
@@ -100,21 +91,13 @@ class LiveGradients:
         elif self._is_moving and self.stage != NOTHING:
             if len(kinds) > 1:
                 raise RuntimeError(SOME_ADD)
-            live = (grad for grads in self._gradients() for grad in grads)
-            if not norm(live) and norm(a for column in self._apart for a in column):
+            if not norm(chain(*self._network.live)) and norm(chain(*self._apart)):
                 self.drop()
-            elif not self._has_its_arrays():
-                raise RuntimeError(NEW_ARRAYS.format(name="correct_grads"))
 
     @property
     def _is_moving(self) -> bool:
         """Whether the method's state moves with the next step."""
         return self._method.moves and (self._method.has_reference or self._method.needs_closure)
-
-    def _gradients(self) -> list[Sequence[NDArray]]:
-        """The gradients of the trainable parameters."""
-        trainable = filter(_mxnet.is_trainable, self._network.parameters)
-        return [_mxnet.gradients(p) or [] for p in trainable]
 
     def hold(
         self, found: Estimate, row: Any, index: int | None, scale: float, *, is_half: bool
@@ -132,47 +115,36 @@ class LiveGradients:
             self._is_apart = True
         if index is not None and row is not None:
             self.rows[index] = row
-        self._count(found)
+        self.hold_plain(found)
         self._hides_marks = True
 
     def hold_plain(self, found: Estimate) -> None:
         """Hold a gradient as backward has left it."""
-        self._count(found)
-
-    def _count(self, found: Estimate) -> None:
         self.entries += found.recorded.entries
         self.reached = list(map(or_, self.reached or found.reached, found.reached))
-        self._arrays = list(map(_mxnet.gradients, self._network.parameters))
         self.stage = HELD
 
     # --- what the user sees --------------------------------------------------------------------
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
-        if self.stage != NOTHING and not self._has_its_arrays():
+        if not self._hides_marks:
+            return
+        if not self._network.is_bound():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
-        overwritten = self._network.overwritten() if self._hides_marks else []
+        overwritten = self._network.overwritten()
         if overwritten:
             raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
-
-    def _has_its_arrays(self) -> bool:
-        """Whether the parameters have the gradients that were held."""
-        now = map(_mxnet.gradients, self._network.parameters)
-        return all(map(is_, now, self._arrays))
 
     def check_unchanged(self, name: str, scale: float) -> None:
         """Raise if the user has changed gradients, which the method will replace."""
         if not (self._is_apart and self.stage == HELD):
             return
-        for kept, live in zip(self._apart, columns(self._gradients())):
-            for then, now in zip(kept, live):
-                pairs = zip(pieces(now), pieces(then))
-                distance = np.sqrt(
-                    sum(float(np.sum((a.astype("float64") / scale - b) ** 2)) for a, b in pairs)
-                )
-                if distance > ROUNDING[_mxnet.dtype_name(now)] * norm([then]):
-                    method = type(self._method).__name__
-                    raise RuntimeError(CHANGED.format(name=name, method=method))
+        for then, now in zip(chain(*self._apart), chain(*self._network.live)):
+            distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
+            if distance > ROUNDING[_mxnet.dtype_name(now)] * norm([then]):
+                method = type(self._method).__name__
+                raise RuntimeError(CHANGED.format(name=name, method=method))
 
     def check_reduced(self) -> None:
         """Raise if the method needs the reduction, and there was none."""
@@ -217,24 +189,23 @@ class LiveGradients:
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
         self.total_scale = 1.0 if self._is_apart else scale
-        self.following = self._method.next_state(network, self, scale, entries)
+        self.following = self._method.next_state(self, scale, entries)
         self.stage = REDUCED
 
     def prepare_update(self) -> None:
         """Complete the next state with the weights that are about to move."""
         if self.following is not None:
-            self._method.before_update(self._network, self.following)
+            self._method.before_update(self.following)
 
     def end(self) -> None:
         """Let the method's next state take effect: the weights have moved."""
         if self.following is not None:
-            self._method.moved(self._network, self)
+            self._method.moved(self)
         self._forget()
 
     def drop(self) -> None:
         """Forget all, and the method's next state: no update has come."""
         if self.stage != NOTHING:
-            self._method.dropped(self._network, self)
             self._forget()
 
     def release(self) -> None:

@@ -2,17 +2,16 @@
 
 A trainer calls, in this order::
 
-    refresh(network, full)          at update_full_grads, when the full gradient is known
-    bind(network)                   when parameters have new arrays
-    terms(batch_index, live)        before each minibatch: v = a g + b r + k c m
-    row(...)                        when v is computed: what to keep of the minibatch
-    next_state(network, live, ...)  when v is summed over devices and workers
-    before_update(...)              just before the optimizer moves the weights
-    moved(live)                     after it has moved them: the next state takes effect
-    dropped(live)                   instead, if there was no update
+    refresh(full)             at update_full_grads, when the full gradient is known
+    bind()                    when parameters have new arrays
+    terms(batch_index, rows)  before each minibatch: v = a g + b r + k c m
+    row(found, batch_index)   when v is computed: what to keep of the minibatch
+    next_state(live, ...)     when v is summed over devices and workers
+    before_update(following)  just before the optimizer moves the weights
+    moved(live)               after it has moved them: the next state takes effect
 
 Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
-before its update is in the `LiveGradients`, which are dropped as a whole.
+before its update is in the `LiveGradients`, which are dropped as a whole if there is none.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from .estimate import Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
 from .points import Point
+from .table import Row
 
 NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
@@ -47,6 +47,8 @@ class Method:
     can_store_grads = False  # whether gradients of minibatches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
     not_corrected = NOT_CORRECTED  # the message if a step begins without an estimate
+
+    network: Network  # its parameters, from the trainer
 
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
@@ -114,38 +116,34 @@ class Method:
         """The weights of the reference, if the method keeps any."""
         return None
 
-    def refresh(self, network: Network, full: FullGradient) -> None:
+    def refresh(self, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
 
-    def learning_rate(
-        self, network: Network, full: FullGradient, optimizer: Any, steps: int
-    ) -> float | None:
+    def learning_rate(self, full: FullGradient, optimizer: Any, steps: int) -> float | None:
         """The learning rate that a refresh sets, some steps after the last one; None to keep it."""
         return None
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
 
-    def bind(self, network: Network) -> None:
+    def bind(self) -> None:
         """Bind to new arrays of the parameters."""
         if self.point is not None:
             self.point.bind()
 
     # --- a minibatch ---------------------------------------------------------------------------
 
-    def terms(
-        self, network: Network, batch_index: int | None, rows: dict[int, Any]
-    ) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """The formula for the next minibatch, where `rows` has the earlier ones of this update.
 
         None if its gradient is left as it is.
         """
         return None
 
-    def check(self, network: Network, terms: Terms, closure: Any) -> None:
+    def check(self, row: Row, closure: Any) -> None:
         """Check once whether a minibatch is the one whose gradient is stored."""
 
-    def row(self, network: Network, terms: Terms, found: Estimate, index: int | None) -> Any:
+    def row(self, found: Estimate, index: int) -> Any:
         """What to keep of a minibatch with an index until the update."""
         return None
 
@@ -155,9 +153,7 @@ class Method:
         """More numbers to sum over the workers."""
         return ()
 
-    def next_state(
-        self, network: Network, live: Any, scale: float, entries: float | NDArray
-    ) -> Any:
+    def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
         """Compute the state after the step, for `moved`; None if it stays.
 
         The live gradients hold V times the scale on every device, or what the user has made of it.
@@ -167,52 +163,27 @@ class Method:
         """
         return None
 
-    def before_update(self, network: Network, following: Any) -> None:
+    def before_update(self, following: Any) -> None:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
-    def moved(self, network: Network, live: Any) -> None:
+    def moved(self, live: Any) -> None:
         """Let the next state take effect."""
 
-    def dropped(self, network: Network, live: Any) -> None:
-        """Take back the memory of a step whose update has not come."""
-
     def handed_over(
-        self, network: Network, v: list[np.ndarray], entries: int, batch_index: int | None
+        self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """What the optimizer would get for an estimate v of a minibatch, which is a mean."""
         return v
 
     # --- files ---------------------------------------------------------------------------------
 
-    def state(self, network: Network) -> dict[str, Any] | None:
+    def state(self) -> dict[str, Any] | None:
         """The state as plain data; None if there is no reference."""
         return None
 
-    def problems(self, network: Network, state: Any) -> Iterator[str]:
-        """Tell why a state from a file cannot be assigned."""
-        yield "it holds a state of another method"
-
-    def assign(self, network: Network, state: dict[str, Any]) -> None:
-        """Take over a state."""
-
-
-class MethodPart:
-    """The state of a method, as a part of a file."""
-
-    def __init__(self, method: Method, network: Network) -> None:
-        self._method, self._network = method, network
-
-    def state(self) -> Any:
-        """The state; None if there is no reference."""
-        return self._method.state(self._network)
-
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        if state is not None:
-            yield from self._method.problems(self._network, state)
+        """Tell why a state from a file cannot be assigned."""
+        return iter(())
 
-    def assign(self, state: Any) -> None:
+    def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
-        self._method.discard()
-        if state is not None:
-            self._method.assign(self._network, state)

@@ -9,7 +9,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import Columns, are_equal, columns, copies
+from .arrays import are_equal, columns, copies
 from .combine import copy
 from .network import Network
 
@@ -66,11 +66,6 @@ class Point:
             self._moving = []
         self._scratch = copies(_mxnet.data(network.frozen[i]) for i in self._moving)
         network.mark(self.weights)
-
-    @property
-    def columns(self) -> Columns:
-        """The weights."""
-        return columns(self.weights)
 
     def is_current(self) -> bool:
         """Whether the parameters have the values of this point. Waits for the device."""

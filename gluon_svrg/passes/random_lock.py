@@ -9,14 +9,14 @@ the order of the samples.
 from __future__ import annotations
 
 from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .closure import Loss, record
+from .closure import Loss, check_repeatable, record
 from .warnings import warn
 
 RANDOM = (
@@ -61,6 +61,10 @@ class Losses(NamedTuple):
         return relative if relative > rounding else 0.0  # a NaN proves nothing
 
 
+#: The loss entries of a minibatch per device, and its losses.
+Measured = Tuple[Tuple[int, ...], Losses]
+
+
 class RandomLock:
     """Whether random numbers are locked, and the seeds that lock them: a part of a file.
 
@@ -78,7 +82,7 @@ class RandomLock:
         self._count = 0
         self._found = ""  # by how much losses differed, until they are computed under the lock
 
-    def is_repeated(self, first: Losses, second: Losses) -> bool:
+    def is_repeated(self, first: Measured, second: Measured) -> bool:
         """Whether a minibatch has the same losses twice; if not, lock, and try again.
 
         If they are the same under the lock, warns that it is on now.
@@ -86,9 +90,10 @@ class RandomLock:
         Raises
         ------
         RuntimeError
-            If they differ although the lock is on.
+            If they differ although the lock is on, or their numbers differ.
         """
-        difference = first.difference(second)
+        check_repeatable(first[0], second[0])
+        difference = first[1].difference(second[1])
         shown = f"{difference:.1%}" if difference >= 0.001 else f"{100 * difference:.1g}%"
         if difference and self.locked:
             raise RuntimeError(NOT_REPEATABLE.format(difference=shown))
@@ -142,7 +147,7 @@ class RandomLock:
 
 def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
-) -> tuple[tuple[int, ...], Losses]:
+) -> Measured:
     """The loss entries per device, and the losses, at a point. Waits for the device.
 
     Losses are recorded, as a network that is compiled for that would be compiled anew otherwise.

@@ -5,6 +5,7 @@ A file has arrays by the number of their parameter. What is the same on all devi
 
 from __future__ import annotations
 
+from itertools import chain, repeat
 from typing import Any, Iterator, Sequence
 
 import numpy as np
@@ -14,6 +15,7 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet, saving
 from .arrays import Column, Columns
 from .network import Network
+from .points import Point
 from .random_lock import Losses
 from .table import Row
 
@@ -40,11 +42,32 @@ def to_columns(network: Network, state: dict[int, Any]) -> Columns:
     return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in network.devices]
 
 
-def put(values: Sequence[Any], arrays: Sequence[NDArray]) -> None:
-    """Assign values to the arrays of a parameter: the first value where there are too few."""
-    for n, array in enumerate(arrays):
-        value = np.asarray(values[min(n, len(values) - 1)])
-        _mxnet.to_ndarray(value, _mxnet.device_of(array)).copyto(_mxnet.classic(array))
+def of_point(point: Point) -> saving.ByParameter:
+    """The weights of a point, which are the same on all devices."""
+    return by_number(point.network, [row[0] for row in point.weights])
+
+
+def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
+    """A new point with the weights of a state, and with its frozen values, if it has any.
+
+    Frozen values are lists of one array, for all devices, or of one for each.
+    """
+    point = Point.copied(network, frozen=frozen is not None)
+    _put(in_order(network, weights), point.weights)
+    here = parameters(network, trainable=False)
+    for number, arrays in zip(here, point.frozen or ()):
+        if number in frozen:
+            for array, value in zip(arrays, chain(frozen[number], repeat(frozen[number][-1]))):
+                _put([value], [[array]])
+    return point
+
+
+def _put(values: Sequence[Any], arrays: Sequence[Sequence[NDArray]]) -> None:
+    """Assign values to the arrays of parameters."""
+    for value, row in zip(values, arrays):
+        for array in row:
+            new = _mxnet.to_ndarray(np.asarray(value), _mxnet.device_of(array))
+            new.copyto(_mxnet.classic(array))
 
 
 def problems(network: Network, state: Any, what: str, *, summed: bool = False) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import Callable, NamedTuple, Sequence
 import numpy as np
 
 from .arrays import Columns
-from .closure import Loss, Recorded
+from .closure import Loss
 from .points import Point
 from .random_lock import Losses, losses_at
 
@@ -40,22 +40,33 @@ class Row(NamedTuple):
                 "losses by the mask instead."
             )
 
-    def check(self, recorded: Recorded) -> None:
-        """As `check_counts`, of recorded losses."""
-        self.check_counts(recorded.counts)
 
-    def difference(self, closure: Callable[[], Loss], point: Point) -> float | None:
-        """How much the losses of a minibatch differ from those of this row, relative to their size.
+class TakenAt(NamedTuple):
+    """The weights at which rows were taken, until the losses of one were computed there again."""
 
-        Computes the losses once more, where the gradient was taken. 0 if they differ by rounding,
-        None if that proves nothing. Waits for the device.
+    point: Point
+    outside: int | None  # a checksum of others' weights then
+
+    @classmethod
+    def now(cls, point: Point) -> TakenAt:
+        """At the current weights, which the point has."""
+        return cls(point, point.network.outside.fingerprint())
+
+    def difference(self, row: Row, closure: Callable[[], Loss]) -> float | None:
+        """How much the losses of a minibatch differ from those of a row, relative to their size.
+
+        Computes them once more. 0 if they differ by rounding, or cannot be compared as others'
+        weights have changed; None if one is not finite. Waits for the device.
         """
-        if self.losses is None or not np.isfinite(self.losses.total):
+        outside = self.point.network.outside
+        if outside.fingerprint() not in (None, self.outside):
+            return 0.0
+        if row.losses is None or not np.isfinite(row.losses.total):
             return None
-        with point.network.outside.protected():
-            counts, losses = losses_at(point, closure, (), self.seed)
-        self.check_counts(counts)
-        return self.losses.difference(losses) if np.isfinite(losses.total) else None
+        with outside.protected():
+            counts, losses = losses_at(self.point, closure, (), row.seed)
+        row.check_counts(counts)
+        return row.losses.difference(losses) if np.isfinite(losses.total) else None
 
 
 def _entries(counts: Sequence[int]) -> str:

@@ -38,7 +38,7 @@ class StateFiles:
     @property
     def has_reference(self) -> bool:
         """Whether the state of a method waits."""
-        return self.waiting.get("method") is not None
+        return "method" in self.waiting
 
     def save(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
         """Write the states of all parts to a file; those that wait as they were loaded."""
@@ -63,6 +63,7 @@ class StateFiles:
         except Exception as error:
             said = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
             raise ValueError(f"{path} cannot be loaded: {said}. Nothing was changed.") from error
+        states = {name: state for name, state in states.items() if state is not None}
         self._check(states, parts, path, then)
         self.waiting, self._file = {}, (path, then)
         for name, state in states.items():
@@ -120,12 +121,12 @@ class StateFiles:
 
     def _check(self, states: Any, parts: Mapping[str, Any], path: Any, then: Any) -> None:
         """Raise a ValueError if the content of a file does not fit."""
-        found = [*misfits(then, self._described(), states.get("method") is not None)]
+        found = [*misfits(then, self._described(), "method" in states)]
         for name, state in () if found else states.items():
             try:
                 if name in parts:
                     found += getattr(parts[name], "problems", lambda state: ())(state)
-                elif state is not None:
+                else:
                     found.append(f"it has a state of {name!r}, and this trainer has none")
             except Exception as error:  # of a state that no version has written
                 found.append(f"its {name} is malformed ({type(error).__name__}: {error!s:.100})")
