@@ -22,7 +22,7 @@ from loops import plain_step
 from mxnet import autograd, gluon
 from problems import Dense, array, contexts, distance, values
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import MARSTrainer, STORMTrainer, SVRGTrainer
 
 IS_2 = importlib.util.find_spec("mxnet.amp") is not None
 amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
@@ -276,6 +276,22 @@ def test_unscale():
     trainer.step(5)
     expected = [w - 0.1 / 5 * g for w, g in zip(PROBLEM.initial, grads)]
     assert distance(values(net), expected) < 1e-5
+
+
+@pytest.mark.parametrize("cls", [STORMTrainer, MARSTrainer])
+def test_a_step_after_unscale(cls):
+    """It is that of scaled gradients, and no change of them by the user."""
+    ends = []
+    for unscales in (False, True):
+        net, loss_of, trainer, _ = make(cls=cls, update_on_kvstore=False)
+        trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES[:2]:
+            trainer.correct_grads(lambda: loss_of(index))
+            if unscales:
+                amp.unscale(trainer)
+            trainer.step(5)
+        ends.append(values(net))
+    assert distance(*ends) < 1e-5
 
 
 def test_the_scaler_is_saved(tmp_path):

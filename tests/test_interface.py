@@ -227,14 +227,6 @@ def test_a_data_iter_is_reset_before_and_after():
     assert trainer.inner_steps == 5
 
 
-def test_progress(capfd):
-    _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
-    assert capfd.readouterr().err == ""
-    trainer.update_full_grads(loss_of, BATCHES, progress=True)
-    assert "full gradient" in capfd.readouterr().err
-
-
 # --- what is shown, and copies -------------------------------------------------------------------
 
 SHOWN = {

@@ -8,7 +8,6 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-import refreshes
 from kit import HYBRIDIZE, assert_unchanged
 from mxnet import gluon
 from mxnet.gluon import nn, rnn
@@ -294,21 +293,7 @@ def test_what_has_changed_since_the_refresh_is_no_difference(change):
         trainer.step(8, closure=noise(loss_of))
 
 
-# --- rounding, and networks that carry a state ---------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "name, dtype", [("three convolutions", "float32"), *((n, "float16") for n in refreshes.FLOAT16)]
-)
-def test_rounding_is_no_difference(name, dtype):
-    """Gradients that are mostly rounding, of networks that compute it in another order."""
-    assert refreshes.alarms(name, dtype, 3, warm_up=15) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", refreshes.NETWORKS)
-def test_no_refresh_of_many_finds_rounding(name):
-    assert refreshes.alarms(name, "float32", 50) == []
+# --- networks that carry a state -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", [SVRGTrainer, STORMTrainer, SAGATrainer])
