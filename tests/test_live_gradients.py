@@ -1,95 +1,293 @@
-"""What the live gradients hold where it is hard to tell."""
+"""What the live gradients hold between the halves of a step, and arrays that are new."""
 
+import kit
+import mxnet as mx
 import numpy as np
+import oracle
 import pytest
-from mxnet import gluon
-from problems import array
+from kit import assert_unchanged, everything
+from mxnet import autograd
+from plays import WITH_STORED, Play, ways
+from problems import Dense, array, contexts, distance, parameters, values
 
-import gluon_svrg
 from gluon_svrg import MARSTrainer, SAGATrainer, STORMTrainer, SVRGTrainer
 
-INPUTS = [np.random.RandomState(number).randn(4, 3) for number in range(4)]
-TARGETS = [np.random.RandomState(10 + number).randn(4, 1) for number in range(4)]
-TRAINERS = [getattr(gluon_svrg, name) for name in gluon_svrg.__all__ if name.endswith("Trainer")]
+PROBLEM = Dense("classification", hidden=(5,), seed=31)
+BATCHES, TWO = PROBLEM.batches(5), contexts(2)
+NAMES_BOTH = r"update_full_grads\(\).*discard_snapshot\(\)"
 
 
-def make(cls, rate=0.0, grad_req="add", dtype="float64", **options):
-    net = gluon.nn.Dense(1, in_units=3, dtype=dtype)
-    net.initialize()
-    net.collect_params().setattr("grad_req", grad_req) if hasattr(
-        net.collect_params(), "setattr"
-    ) else net.setattr("grad_req", grad_req)
-    trainer = cls(net.collect_params(), "sgd", {"learning_rate": rate}, **options)
-
-    def loss_of(number, factor=1.0):
-        X, y = array(INPUTS[number], dtype), array(TARGETS[number], dtype)
-        return gluon.loss.L2Loss()(net(X), y) * factor
-
-    return net, trainer, loss_of
+@pytest.fixture(params=WITH_STORED.values(), ids=WITH_STORED)
+def case(request):
+    return request.param
 
 
-def zero(net):
-    for parameter in net.collect_params().values():
-        for grad in parameter.list_grad():
-            grad[:] = 0
+def begun(grad_req="write", devices=None, cls=SVRGTrainer, net=None, layers=slice(None), **options):
+    """A trainer with a snapshot, whose network has moved; and the oracle beside it."""
+    net = net or PROBLEM.network(devices=devices)
+    params = list(net[layers].collect_params().values())
+    for parameter in params:
+        parameter.grad_req = grad_req
+    options = {"update_on_kvstore": False, **options}
+    trainer = cls(params, "sgd", {"learning_rate": 0.1}, **options)
+    loss_of = PROBLEM.closure(net, devices=devices)
+    trainer.update_full_grads(loss_of, BATCHES)
+    twin = oracle.SVRG(PROBLEM.gradient, values(net))
+    twin.refresh(BATCHES)
+    for weight, moved in zip(parameters(net), values(net)):
+        weight.set_data(array(moved + 0.3 * np.random.RandomState(3).randn(*moved.shape)))
+    twin.weights = values(net)
+    return net, loss_of, trainer, twin
 
 
-def row(trainer, number):
-    return {"batch_index": number} if isinstance(trainer, SAGATrainer) else {}
+def backward(loss_of, index):
+    with autograd.record():
+        loss = loss_of(index)
+    autograd.backward(loss)
+
+
+# --- a backward between the estimate and the step ------------------------------------------------
+
+
+def test_two_trainers_that_correct_one_loss():
+    """The estimate of the first is gone; one after the other, each finds its own."""
+    net = PROBLEM.network()
+    _, loss_of, encoder, _ = begun(net=net, layers=slice(0, 1))
+    _, _, decoder, _ = begun(net=net, layers=slice(1, 2))
+    encoder.update_full_grads(loss_of, BATCHES)
+    before = values(net)
+    for trainer in (encoder, decoder):
+        trainer.correct_grads(lambda: loss_of(BATCHES[0]))
+    with pytest.raises(RuntimeError, match="lr_mult"):
+        encoder.step(5)
+    assert_unchanged(values(net), before)
+    for number, trainer in enumerate((encoder, decoder)):
+        before = values(net)
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+        expected = [old - 0.1 / 5 * grad for old, grad in zip(before, kit.gradients(net))]
+        rest = slice(2 - 2 * number, 4 - 2 * number)
+        expected[rest] = before[rest]
+        assert distance(values(net), expected) < 1e-6
+
+
+FINISH = {
+    "step": lambda trainer: trainer.step(5),
+    "allreduce_grads": lambda trainer: trainer.allreduce_grads(),
+    "update": lambda trainer: trainer.update(5),
+}
+
+
+@pytest.mark.parametrize("where", ["at the weights", "at the snapshot", "after the reduction"])
+@pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("finish", FINISH)
+def test_a_backward_between_the_halves(finish, devices, where):
+    net, loss_of, trainer, _ = begun(devices=devices)
+    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
+    if where == "at the snapshot":
+        with trainer.at_snapshot():
+            backward(loss_of, BATCHES[1])
+    else:
+        if where == "after the reduction":
+            trainer.allreduce_grads()
+        backward(loss_of, BATCHES[1])
+    before = values(net)
+    with pytest.raises(RuntimeError, match="a backward has overwritten it"):
+        FINISH[finish](trainer)
+    assert_unchanged(before, values(net))
+    trainer.step(5, closure=lambda: loss_of(BATCHES[0]))  # goes on
+
+
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_a_backward_that_is_allowed(grad_req):
+    """Elsewhere, for an input alone; and one that adds."""
+    net, loss_of, trainer, twin = begun(grad_req)
+    v, added = twin.estimate(BATCHES[0]), PROBLEM.gradient(values(net), BATCHES[1])[0]
+    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
+    x = array(PROBLEM.X)
+    x.attach_grad()
+    with autograd.record():
+        y = net(x)
+    autograd.grad(y, [x])
+    backward(PROBLEM.closure(PROBLEM.network()), BATCHES[1])
+    if grad_req == "add":
+        backward(loss_of, BATCHES[1])
+        v = [a + b for a, b in zip(v, added)]
+    trainer.step(5)
+    assert distance(values(net), [w - 0.1 / 5 * g for w, g in zip(twin.weights, v)]) < 1e-6
+
+
+def gathered(net):
+    """Predictions of two devices, and one loss on the first."""
+    loss_function = PROBLEM.loss_function()
+
+    def loss_of(index):
+        outputs = [
+            net(array(PROBLEM.X[part], device=device)).as_in_context(TWO[0]).as_nd_ndarray()
+            for part, device in zip(np.array_split(index, 2), TWO)
+        ]
+        joined = mx.nd.concat(*outputs, dim=0)
+        joined = joined.as_np_ndarray() if mx.util.is_np_array() else joined
+        return loss_function(joined, array(PROBLEM.y[index], device=TWO[0]))
+
+    return loss_of
+
+
+def test_a_loss_that_is_gathered_on_one_device():
+    net, _, trainer = kit.make(PROBLEM, devices=TWO)
+    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
+    kit.train(trainer, gathered(net), BATCHES)
+    kit.train_twin(twin, oracle.SGD(0.1), BATCHES)
+    for number, device in enumerate(TWO):
+        found = [trainer.full_grads[p][number].asnumpy() for p in parameters(net)]
+        assert distance(found, twin.mean) < 1e-10
+        assert distance(values(net, device), twin.weights) < 1e-10
+
+
+# --- what is held where it is hard to tell -------------------------------------------------------
 
 
 @pytest.mark.parametrize("cls", [STORMTrainer, SAGATrainer])
 def test_an_estimate_that_is_zero_is_not_one_that_was_dropped(cls):
-    """As of a minibatch whose loss is masked: it counts, with its four entries."""
-    net, trainer, loss_of = make(cls)
-    trainer.correct_grads(lambda: loss_of(0, factor=0.0), **row(trainer, 0))
-    trainer.correct_grads(lambda: loss_of(1), **row(trainer, 1))
-    grads = [p.grad().asnumpy() for p in net.collect_params().values()]
-    trainer.step(8)
-    for parameter, grad in zip(net.collect_params().values(), grads):
-        mean = trainer.full_grads[parameter][0].asnumpy()
-        np.testing.assert_allclose(8 * mean, grad, rtol=1e-12)
-
-
-@pytest.mark.parametrize("change", ["grad_req", "dtype"])
-@pytest.mark.parametrize("cls", TRAINERS)
-def test_new_arrays_between_the_halves_of_a_step(cls, change):
-    net, trainer, loss_of = make(cls, grad_req="write")
-    indexed = {"batch_index": 0} if cls.__name__ in ("SAGATrainer", "SAGTrainer") else {}
-    trainer.correct_grads(lambda: loss_of(0), **indexed)
-    if change == "dtype":
-        net.cast("float32")
-    else:
-        for parameter in net.collect_params().values():
-            parameter.grad_req = "add"
-    with pytest.raises(RuntimeError, match="the parameters have new gradients since"):
-        trainer.step(4)
+    """As of a minibatch whose loss is masked: it counts, with its five entries."""
+    net, loss_of, trainer = kit.make(PROBLEM, cls=cls, rate=0.0)
+    for p in parameters(net):
+        p.grad_req = "add"
+    for number, factor in enumerate((0.0, 1.0)):
+        row = {"batch_index": number} if cls is SAGATrainer else {}
+        trainer.correct_grads(lambda: loss_of(BATCHES[number]) * factor, **row)
+    grads = kit.gradients(net)
+    trainer.step(10)
+    assert distance([10 * g for g in kit.full_gradients(trainer, net)], grads) < 1e-12
 
 
 def test_many_micro_batches_are_no_change_of_gradients():
     """V is a difference of large sums, and close to zero at a minimum."""
-    net, trainer, loss_of = make(MARSTrainer, rate=0.2, dtype="float32", clip=None)
-    for _ in range(80):
-        for number in range(4):
-            trainer.correct_grads(lambda: loss_of(number))
-        trainer.step(16)
-        zero(net)
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", cls=MARSTrainer, rate=0.2, clip=None)
+    for p in parameters(net):
+        p.grad_req = "add"
+    for _ in range(50):
+        for index in BATCHES:
+            trainer.correct_grads(lambda: loss_of(index))
+        trainer.step(23)
+        kit.clear(net)
 
 
-def test_a_first_row_much_smaller_than_the_mean():
-    """What is kept of a row is r - c mu, and r is a small part of it."""
-    net, trainer, _ = make(SVRGTrainer, rate=0.01, grad_req="write", dtype="float32")
-    output = net(array(INPUTS[0], "float32")).asnumpy()
+@pytest.mark.parametrize("change", ["grad_req", "dtype"])
+def test_new_arrays_between_the_halves_of_a_step(case, change):
+    play = Play(case, PROBLEM)
+    play.correct(0)
+    if change == "dtype":
+        play.net.cast("float32")
+    else:
+        play.require("add")
+    with pytest.raises(RuntimeError, match="the parameters have new gradients since"):
+        play.trainer.step(4)
 
-    def loss(X, y):
-        return gluon.loss.L2Loss()(net(X), y)
 
-    near = [output + 1e-4, *(100 * y for y in TARGETS[1:])]
-    data = [(array(X, "float32"), array(y, "float32")) for X, y in zip(INPUTS, near)]
-    trainer.update_full_grads(loss, data, store_grads=True)
-    for number, (X, y) in enumerate(data):
-        trainer.step(4, closure=lambda: loss(X, y), batch_index=number)
-    data = data[::-1]
-    trainer.update_full_grads(loss, data, store_grads=True)
-    with pytest.raises(RuntimeError, match="reshuffled"):
-        trainer.step(4, closure=lambda: loss(*data[1]), batch_index=0)
+# --- new arrays in mid-training ------------------------------------------------------------------
+
+
+def follow(play, order=(2, 3, 0)):
+    play.epoch(order)
+    assert play.distance() < 1e-10
+
+
+def played(case, how, devices, refresh=True):
+    """A training whose method has a state, unless it needs a refresh for it."""
+    play = Play(case, PROBLEM, how, devices)
+    if refresh:
+        play.refresh()
+    follow(play, (1, 3, 1, 0))
+    return play
+
+
+def initialize(play, chosen=slice(None)):
+    """New values in new arrays, as for the next fold of a cross-validation."""
+    for parameter in parameters(play.net)[chosen]:
+        parameter.initialize(mx.init.Normal(0.3), force_reinit=True, ctx=play.devices)
+    play.twin.weights = values(play.net)
+
+
+def assert_refused(play):
+    """Nothing changes; the message names both ways to go on."""
+    before, index = everything(play.trainer, play.net), play.batches[2]
+    with pytest.raises(RuntimeError, match=NAMES_BOTH):
+        play.trainer.step(5, closure=lambda: play.loss_of(index), **play.row(2))
+    with pytest.raises(RuntimeError, match=NAMES_BOTH):
+        play.correct(2)
+    assert_unchanged(before, everything(play.trainer, play.net))
+
+
+def discard(play):
+    play.trainer.discard_snapshot()
+    play.twin = play.case.make_twin(PROBLEM.gradient, values(play.net))
+
+
+@ways
+@pytest.mark.parametrize("chosen", [slice(None), slice(2, 3)], ids=["all", "one"])
+def test_new_values_after_a_refresh(case, how, devices, chosen):
+    """The full gradient, or the table, is that of another network."""
+    play = played(case, how, devices)
+    for go_on in (Play.refresh, discard):
+        initialize(play, chosen)
+        assert_refused(play)
+        go_on(play)
+        follow(play)
+
+
+def test_new_values_without_a_refresh(case):
+    """The state of steps alone; the plain optimizer has none, and goes on."""
+    play = played(case, "step", None, refresh=False)
+    initialize(play)
+    if not case.needs_refresh:
+        assert_refused(play)
+        discard(play)
+    follow(play)
+
+
+def cast(play):
+    play.net.cast("float64")
+
+
+def reset(play):
+    for p in parameters(play.net):
+        getattr(p, "reset_device", p.reset_ctx)(play.devices or [mx.cpu(0)])
+
+
+def initialize_and_load(play):
+    before = values(play.net)
+    initialize(play)
+    PROBLEM.assign(play.net, before)
+    play.twin.weights = before
+
+
+def switch(play):
+    """New arrays of gradients alone."""
+    for other in ("write", "add") if play.how == "add" else ("add", "write"):
+        play.require(other)
+
+
+@pytest.mark.parametrize("change", [cast, reset, initialize_and_load, switch])
+@ways
+def test_the_same_values_in_new_arrays(case, how, devices, change):
+    """They are legal."""
+    play = played(case, how, devices)
+    grads = [p.list_grad()[0] for p in parameters(play.net)]
+    change(play)
+    assert not any(p.list_grad()[0] is grad for p, grad in zip(parameters(play.net), grads))
+    follow(play)
+    change(play)
+    play.refresh()
+    follow(play)
+
+
+def test_other_values_in_the_same_arrays(case, tmp_path):
+    """They are legal, too: the reference is where it was."""
+    play = played(case, "halves", TWO)
+    PROBLEM.assign(play.net, [w + 0.1 * np.sign(w) for w in values(play.net)])
+    play.twin.weights = values(play.net)
+    follow(play)
+    PROBLEM.network().save_parameters(str(tmp_path / "weights"))
+    play.net.load_parameters(str(tmp_path / "weights"), ctx=TWO)
+    play.twin.weights = values(play.net)
+    follow(play)

@@ -1,126 +1,293 @@
-"""Networks and data of every kind, trained as a user would."""
+"""Networks of every kind: deferred, convolutional, recurrent, tied, frozen, and parts of them."""
 
+import kit
 import mxnet as mx
 import numpy as np
+import oracle
 import pytest
+from kit import HYBRIDIZE, assert_unchanged
 from loops import plain_step
-from mxnet import gluon
-from problems import IS_NUMPY_LIKE, array
-from sklearn.datasets import load_digits
+from mxnet import autograd, gluon
+from mxnet.gluon import nn, rnn
+from problems import IS_NUMPY_LIKE, Dense, array, contexts, distance, parameters, values
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 
-HYBRIDIZE = [None, {}, {"static_alloc": True}]
+PROBLEM = Dense("classification", hidden=(5,), seed=6)
+BATCHES = PROBLEM.batches(5)
+SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 ops = mx.np if IS_NUMPY_LIKE else mx.nd
-RATE = {"learning_rate": 0.1}
 
 
-def gradients(net):
+def train(trainer, loss_of):
+    kit.train(trainer, loss_of, BATCHES, data=PROBLEM.batches(7))
+
+
+def expected_from(initial):
+    twin = oracle.SVRG(PROBLEM.gradient, initial)
+    kit.train_twin(twin, oracle.SGD(0.1, 0.9), BATCHES, data=PROBLEM.batches(7))
+    return twin.weights
+
+
+def live(net):
     mx.nd.waitall()
     params = [p for p in net.collect_params().values() if p.grad_req != "null"]
     return np.concatenate([p.grad().asnumpy().ravel() for p in params])
 
 
-def mean_estimate(trainer, net, closures, counts):
-    """The mean of v over all minibatches, per loss entry."""
-    total = 0.0
+def assert_unbiased(trainer, net, closures, count, tolerance=2e-5):
+    """At other weights than the snapshot's, the mean of v is the gradient."""
+    trainer.step(count, closure=closures[0])
+    expected = found = 0.0
+    for closure in closures:
+        for p in net.collect_params().values():
+            if p.grad_req != "null":
+                p.grad()[:] = 0
+        with autograd.record():
+            loss = closure()
+        autograd.backward(loss)
+        expected = expected + live(net)
     for closure in closures:
         trainer.correct_grads(closure)
-        total = total + gradients(net)
-    return total / sum(counts)
-
-
-def mean_gradient(net, closures, counts):
-    total = 0.0
-    for closure in closures:
-        with mx.autograd.record():
-            loss = closure()
-        mx.autograd.backward(loss)
-        total = total + gradients(net)
-    return total / sum(counts)
-
-
-def assert_unbiased(trainer, net, closures, counts, tolerance=2e-5):
-    """At other weights than the snapshot's, the mean of v is the gradient."""
-    trainer.step(counts[0], closure=closures[0])
-    expected = mean_gradient(net, closures, counts)
-    trainer.step(counts[0], closure=closures[0])
-    expected = mean_gradient(net, closures, counts)
-    found = mean_estimate(trainer, net, closures, counts)
+        found = found + live(net)
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
 
 
-# --- recurrent ---------------------------------------------------------------------------------
-
-TEXT = "the quick brown fox jumps over the lazy dog and runs away from the slow green turtle " * 3
-LETTERS = sorted(set(TEXT))
+# --- deferred and hybridized ---------------------------------------------------------------------
 
 
-class LanguageModel(gluon.HybridBlock):
-    """Letters, an LSTM, and letters again. The state is an input and an output."""
-
-    def __init__(self):
-        super().__init__()
-        self.units = 12
-        self.embed = gluon.nn.Embedding(len(LETTERS), 6)
-        self.lstm = gluon.rnn.LSTM(self.units, input_size=6)
-        self.out = gluon.nn.Dense(len(LETTERS), flatten=False, in_units=self.units)
-
-    def forward(self, text, *state):
-        outputs, state = self.lstm(self.embed(text), list(state))
-        return self.out(outputs), state
-
-    def zero_state(self, batch):
-        return self.lstm.begin_state(batch)
-
-
-def text_batches(steps=10, batch=4):
-    """The text in `batch` columns, cut into pieces of `steps` letters; inputs and targets."""
-    codes = np.array([LETTERS.index(letter) for letter in TEXT])
-    length = (len(codes) - 1) // batch
-    columns = [codes[i : i + batch * length].reshape(batch, length).T for i in (0, 1)]
-    return [
-        tuple(array(column[start : start + steps], "float32") for column in columns)
-        for start in range(0, length - steps + 1, steps)
-    ]
+@pytest.mark.parametrize("first", ["refresh", "step"])
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@pytest.mark.parametrize("devices", [1, 2])
+def test_deferred_initialization(hybridize, devices, first):
+    """The first thing that a user calls may be `update_full_grads`."""
+    where = contexts(devices)
+    net = PROBLEM.network("float64", where, deferred=True, hybridize=hybridize)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
+    loss_of = PROBLEM.closure(net, "float64", where)
+    if first == "step":
+        trainer.learning_rate = 0
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+        trainer.learning_rate = 0.1
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    initial = values(net, where[0])
+    full = [g / 23 for g in PROBLEM.gradient(initial, np.arange(23))[0]]
+    assert distance(kit.full_gradients(trainer, net), full) < 1e-12
+    if first == "refresh":
+        train(trainer, loss_of)
+        for device in where:
+            assert distance(values(net, device), expected_from(initial)) < 1e-10
 
 
-def test_a_language_model_with_a_state_that_is_carried_on():
-    """The state enters the closure; it does not live in it."""
-    net = LanguageModel()
-    net.initialize()
+def test_a_parameter_that_no_minibatch_initializes():
+    net, unused = PROBLEM.network(deferred=True), nn.Dense(3)
+    unused.initialize()
+    params = [*net.collect_params().values(), *unused.collect_params().values()]
+    trainer = SVRGTrainer(params, "sgd")
+    with pytest.raises(RuntimeError, match=r"No minibatch initializes .*weight.*in_units"):
+        trainer.update_full_grads(PROBLEM.closure(net), BATCHES)
+    assert trainer.snapshot is None
+
+
+def test_a_layer_that_only_training_uses():
+    """A prediction does not initialize it."""
+    net, auxiliary = PROBLEM.network(deferred=True), nn.Dense(3, dtype="float64")
+    auxiliary.initialize()
+    loss_of, other = PROBLEM.closure(net), PROBLEM.closure(auxiliary)
+    params = [*net.collect_params().values(), *auxiliary.collect_params().values()]
+    trainer = SVRGTrainer(params, "sgd", {"learning_rate": 0.1})
+
+    def both(index):
+        return loss_of(index) + other(index) if autograd.is_training() else loss_of(index)
+
+    trainer.update_full_grads(both, BATCHES)
+    assert auxiliary.weight in trainer.full_grads
+
+
+class One(mx.init.Initializer):
+    """MXNet's own cannot initialize what has no dimensions."""
+
+    def _init_weight(self, name, array):
+        array[() if array.shape == () else slice(None)] = 1
+
+
+@pytest.mark.parametrize(
+    "shape", [() if IS_NUMPY_LIKE else (1,), (2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 1, 1)]
+)
+def test_parameters_of_several_dtypes_and_of_any_shape(shape):
+    """Without dimensions on 2.0; oneDNN has at most six."""
+    weight = gluon.Parameter("weight", shape=shape, dtype="float32", init=One())
+    scale = gluon.Parameter("scale", shape=(4,), dtype="float64", init=mx.init.One())
+    for p in (weight, scale):
+        p.initialize()
+    X = np.random.RandomState(3).randn(12, *shape)
+
+    def loss_of(index):
+        product = (
+            weight.data().reshape((1, -1)) * array(X[index], "float32").reshape((4, -1))
+        ).sum(axis=1)
+        return (product.astype("float64") * scale.data() - 1) ** 2
+
+    def gradient(weights, index):
+        (w, s), flat = weights, X[index].reshape(4, -1)
+        product = flat @ w.ravel()
+        residual = product * s - 1
+        return [(2 * (residual * s) @ flat).reshape(shape), 2 * residual * product], 4
+
+    trainer = SVRGTrainer([weight, scale], "sgd", {"learning_rate": 0.01})
+    batches = np.split(np.arange(12), 3)
+    kit.train(trainer, loss_of, batches)
+    twin = oracle.SVRG(gradient, [np.ones(shape), np.ones(4)])
+    kit.train_twin(twin, oracle.SGD(0.01), batches)
+    found = [p.data().asnumpy().reshape(w.shape) for p, w in zip((weight, scale), twin.weights)]
+    assert distance(found, twin.weights) < 1e-5
+
+
+# --- convolutions and BatchNorm ------------------------------------------------------------------
+
+
+def digits(count):
+    """Images and labels."""
+    pixels, labels = pytest.importorskip("sklearn.datasets").load_digits(return_X_y=True)
+    return (pixels[:count] / 16).reshape(-1, 1, 8, 8).astype("float32"), labels[:count]
+
+
+def convolutions():
+    return kit.sequence(
+        nn.Conv2D(8, 3, padding=1),
+        nn.BatchNorm(),
+        nn.Activation("relu"),
+        nn.GlobalAvgPool2D(),
+        nn.Flatten(),
+        nn.Dropout(0.2),
+        nn.Dense(10),
+    )
+
+
+@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet, of the input of the block
+@pytest.mark.parametrize("kind", ["new", "hybridized", "frozen layers", "a symbol block"])
+def test_convolutions_with_batch_norm_and_dropout(kind, tmp_path):
+    """A frozen body among the trainer's parameters; an exported network with statistics."""
+    images, labels = digits(60)
+    net, X, y = convolutions(), array(images, "float32"), array(labels, "float32")
+    if kind != "new":
+        net.hybridize(static_alloc=kind == "hybridized")
+    net(X)
+    if kind == "frozen layers":
+        for p in (p for layer in list(net)[:3] for p in layer.collect_params().values()):
+            p.grad_req = "null"
+    elif kind == "a symbol block":
+        net.export(str(tmp_path / "net"))
+        files = str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
+        net = gluon.SymbolBlock.imports(*files)
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 2.0})
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.5}, lock_random=True)
+
+    def loss_of(start):
+        return loss_function(net(X[start : start + 20]), y[start : start + 20])
+
+    def kept(*words):
+        mx.nd.waitall()
+        params = net.collect_params().items()
+        return [p.data().asnumpy() for name, p in params if any(word in name for word in words)]
+
+    names = "0.weight", "conv0_weight"
+    before, weight, losses = kept("running"), kept(*names), []
+    assert (len(before), len(weight)) == (2, 1)
+    for epoch in range(3):
+        losses.append(trainer.update_full_grads(loss_of, (0, 20, 40)))
+        if epoch == 0:
+            assert_unchanged(before, kept("running"))
+        for start in (0, 20, 40):
+            trainer.step(20, closure=lambda: loss_of(start))
+    assert losses[-1] < losses[0]
+    assert any(map(np.array_equal, before, kept("running"))) == (kind == "frozen layers")
+    assert all(map(np.array_equal, weight, kept(*names))) == (kind == "frozen layers")
+
+
+def test_statistics_at_the_snapshot_are_of_that_moment():
+    """A pass at the snapshot starts from the states then, whatever passes were before it."""
+    net = kit.with_norm(hybridize={})
+    loss_of = PROBLEM.closure(net, "float32")
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    X, norm = array(PROBLEM.X, "float32"), net[1]
+    for _ in range(2):
+        mx.nd.waitall()
+        then = [norm.running_mean.data().asnumpy(), norm.running_var.data().asnumpy()]
+        at_refresh = net(X).asnumpy()
+        trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+    now = net(X).asnumpy()
+    for _ in range(2):
+        with trainer.at_snapshot():
+            np.testing.assert_array_equal(net(X).asnumpy(), at_refresh)
+            with autograd.record():  # moves the copy of the statistics that it sees
+                loss = loss_of(np.arange(9))
+            loss.backward()
+    np.testing.assert_array_equal(net(X).asnumpy(), now)
+    kept = [trainer.snapshot[p][0].asnumpy() for p in (norm.running_mean, norm.running_var)]
+    assert_unchanged(kept, then)
+
+
+@pytest.mark.parametrize("kind", ["two gradients", "stored", "SAGA"])
+def test_what_is_refused_moves_no_running_statistics(kind):
+    """A minibatch that is none of the index, or has other entries in the second call."""
+    net = kit.with_norm()
+    loss_of = PROBLEM.closure(net, "float32")
+    cls = SAGATrainer if kind == "SAGA" else SVRGTrainer
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=False)
+    trainer.update_full_grads(loss_of, BATCHES, store_grads=kind == "stored")
+    before = net[1].running_mean.data().asnumpy()
+    if kind == "two gradients":
+        batches = iter([BATCHES[0], BATCHES[-1]])
+        with pytest.raises(RuntimeError, match="when it was called again"):
+            trainer.step(5, closure=lambda: loss_of(next(batches)))
+    else:
+        with pytest.raises(ValueError, match="Minibatch 0 had 5 loss entries"):
+            trainer.step(5, closure=lambda: loss_of(BATCHES[-1]), batch_index=0)
+    np.testing.assert_array_equal(net[1].running_mean.data().asnumpy(), before)
+
+
+# --- recurrent -----------------------------------------------------------------------------------
+
+
+def test_a_state_that_is_carried_on():
+    """It enters the closure with the minibatch; it does not live in it."""
+    lstm, out = rnn.LSTM(12, input_size=3), nn.Dense(3, flatten=False, in_units=12)
+    for block in (lstm, out):
+        block.initialize()
+    params = [*lstm.collect_params().values(), *out.collect_params().values()]
+    trainer = SVRGTrainer(params, "sgd", {"learning_rate": 0.5})
+    wave = np.sin(np.arange(61)[:, None, None] * [0.3, 0.5, 0.7] + np.arange(2)[:, None])
 
     def loss_of(inputs, targets, *state):
-        output, _ = net(inputs, *state)
-        return loss_function(output.reshape((-1, len(LETTERS))), targets.reshape((-1,)))
+        return ((out(lstm(inputs, list(state))[0]) - targets) ** 2).mean(axis=2)
 
     def with_states():
         """Each minibatch with the state that the one before leaves behind."""
-        state = net.zero_state(4)
-        for inputs, targets in text_batches():
+        state = lstm.begin_state(2)
+        for start in range(0, 60, 10):
+            inputs, targets = (array(wave[start + k : start + k + 10], "float32") for k in (0, 1))
             yield (inputs, targets, *state)
-            _, state = net(inputs, *state)
+            _, state = lstm(inputs, state)
 
     losses = []
     for _ in range(3):
         losses.append(trainer.update_full_grads(loss_of, with_states()))
         for batch in with_states():
-            trainer.step(40, closure=lambda: loss_of(*batch))
+            trainer.step(20, closure=lambda: loss_of(*batch))
     assert losses[-1] < losses[0]
-    sizes = [40] * len(text_batches())
-    assert trainer.grad_evaluations == 3 * (2 * sum(sizes) + sum(sizes))
+    assert trainer.grad_evaluations == 3 * 3 * 120
 
 
-@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@pytest.mark.parametrize("hybridize", HYBRIDIZE[:3])
 def test_minibatches_of_other_shapes(hybridize):
     """Bucketing: sentences of several lengths."""
-    net = gluon.rnn.GRU(5, input_size=3)
+    net, rng = rnn.GRU(5, input_size=3), np.random.RandomState(0)
     net.initialize()
     if hybridize is not None:
         net.hybridize(**hybridize)
-    rng = np.random.RandomState(0)
     sentences = [array(rng.randn(length, 2, 3), "float32") for length in (3, 5, 3, 7, 5)]
 
     def loss_of(x):
@@ -128,87 +295,12 @@ def test_minibatches_of_other_shapes(hybridize):
 
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.05})
     trainer.update_full_grads(loss_of, sentences)
-    closures = [lambda x=x: loss_of(x) for x in sentences]
-    assert_unbiased(trainer, net, closures, [2 * len(x) for x in sentences], 1e-4)
+    assert_unbiased(trainer, net, [lambda x=x: loss_of(x) for x in sentences], 6, 1e-4)
 
 
-# --- images ------------------------------------------------------------------------------------
+# --- shared parameters, several losses -----------------------------------------------------------
 
-
-def digits(count=200):
-    pixels, labels = load_digits(return_X_y=True)
-    images = (pixels[:count] / 16).reshape(-1, 1, 8, 8).astype("float32")
-    return images, labels[:count].astype("float32")
-
-
-def convolutions():
-    net = gluon.nn.HybridSequential()
-    net.add(
-        gluon.nn.Conv2D(8, 3, padding=1),
-        gluon.nn.BatchNorm(),
-        gluon.nn.Activation("relu"),
-        gluon.nn.GlobalAvgPool2D(),
-        gluon.nn.Flatten(),
-        gluon.nn.Dropout(0.2),
-        gluon.nn.Dense(10),
-    )
-    net.initialize(mx.init.Xavier())
-    return net
-
-
-def shifted(image, label):
-    """Random augmentation belongs into the loader."""
-    return np.roll(image, np.random.randint(-1, 2), axis=2), label
-
-
-@pytest.mark.parametrize("hybridize", HYBRIDIZE)
-def test_convolutions_with_batch_norm_dropout_and_augmentation(hybridize):
-    net = convolutions()
-    if hybridize is not None:
-        net.hybridize(**hybridize)
-    images, labels = digits()
-    data = gluon.data.ArrayDataset(images, labels)
-    loader = gluon.data.DataLoader(data.transform(shifted), batch_size=32, shuffle=True)
-    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 1.0}, lock_random=True)
-
-    def loss_of(X, y):
-        return loss_function(net(X), y)
-
-    losses = []
-    for _ in range(3):
-        losses.append(trainer.update_full_grads(loss_of, loader))
-        for X, y in loader:
-            trainer.step(len(X), closure=lambda: loss_of(X, y))
-    assert losses[-1] < losses[0]
-
-
-def test_fine_tuning_with_frozen_layers():
-    """A frozen body in the trainer's own list of parameters."""
-    images, labels = digits()
-    net = convolutions()
-    net(array(images[:2], "float32"))
-    for layer in list(net)[:3]:
-        for p in layer.collect_params().values():
-            p.grad_req = "null"
-    frozen = net[0].weight.data().asnumpy()
-    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = SVRGTrainer(net.collect_params(), "adam", {"learning_rate": 0.05}, lock_random=True)
-    X, y = array(images, "float32"), array(labels, "float32")
-
-    def loss_of(start):
-        return loss_function(net(X[start : start + 50]), y[start : start + 50])
-
-    losses = []
-    for _ in range(3):
-        losses.append(trainer.update_full_grads(loss_of, range(0, 200, 50)))
-        for start in range(0, 200, 50):
-            trainer.step(50, closure=lambda: loss_of(start))
-    assert losses[-1] < losses[0]
-    np.testing.assert_array_equal(net[0].weight.data().asnumpy(), frozen)
-
-
-# --- parameters --------------------------------------------------------------------------------
+ROWS = array(np.random.RandomState(0).randn(12, 3), "float32")
 
 
 class Tied(gluon.Block):
@@ -231,207 +323,227 @@ class Tied(gluon.Block):
         return ops.tanh(ops.dot(ops.dot(ops.tanh(ops.dot(x, w)), f), w)) * c
 
 
-def test_shared_frozen_and_constant_parameters():
-    net = Tied()
-    net.initialize(mx.init.Normal(0.5))
-    x = array(np.random.RandomState(0).randn(12, 3), "float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", RATE)
-
-    def loss_of(start):
-        return ((net(x[start : start + 4]) - 1) ** 2).sum(axis=1)
-
-    trainer.update_full_grads(loss_of, (0, 4, 8))
-    assert list(trainer.full_grads) == [net.shared]
-    closures = [lambda start=start: loss_of(start) for start in (0, 4, 8)]
-    assert_unbiased(trainer, net, closures, [4, 4, 4])
-
-
-def test_two_blocks_that_share_their_parameters():
-    first = gluon.nn.Dense(3, in_units=3, activation="tanh")
+def shared_blocks():
+    first = nn.Dense(3, in_units=3, activation="tanh")
+    others = {} if IS_NUMPY_LIKE else {"params": first.params}
+    second = nn.Dense(3, in_units=3, activation="tanh", **others)
     if IS_NUMPY_LIKE:
-        second = gluon.nn.Dense(3, in_units=3, activation="tanh")
         second.share_parameters(first.collect_params())
-    else:
-        second = gluon.nn.Dense(3, in_units=3, activation="tanh", params=first.params)
-    net = gluon.nn.HybridSequential()
+    net = nn.HybridSequential()
     net.add(first, second)
-    first.initialize()
+    return net
+
+
+@pytest.mark.parametrize("make", [Tied, shared_blocks])
+def test_shared_frozen_and_constant_parameters(make):
+    net = make()
+    part = net if make is Tied else net[0]
+    part.initialize(mx.init.Normal(0.5))
     net.hybridize()
-    x = array(np.random.RandomState(0).randn(12, 3), "float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", RATE)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 
     def loss_of(start):
-        return ((net(x[start : start + 4]) - 1) ** 2).sum(axis=1)
+        return ((net(ROWS[start : start + 4]) - 1) ** 2).sum(axis=1)
 
     trainer.update_full_grads(loss_of, (0, 4, 8))
-    closures = [lambda start=start: loss_of(start) for start in (0, 4, 8)]
-    assert_unbiased(trainer, first, closures, [4, 4, 4])
-
-
-@pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet, of the input of the block
-def test_a_symbol_block(tmp_path):
-    """An exported network, BatchNorm's statistics included."""
-    images, labels = digits(60)
-    net = convolutions()
-    net.hybridize()
-    net(array(images[:2], "float32"))
-    net.export(str(tmp_path / "net"))
-    imported = gluon.SymbolBlock.imports(
-        str(tmp_path / "net-symbol.json"), ["data"], str(tmp_path / "net-0000.params")
-    )
-    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    X, y = array(images, "float32"), array(labels, "float32")
-    trainer = SVRGTrainer(
-        imported.collect_params(), "sgd", {"learning_rate": 1.0}, lock_random=True
-    )
-
-    def loss_of(start):
-        return loss_function(imported(X[start : start + 20]), y[start : start + 20])
-
-    def statistics():
-        mx.nd.waitall()
-        return [p.data().asnumpy() for n, p in imported.collect_params().items() if "running" in n]
-
-    before = statistics()
-    losses = []
-    for _ in range(3):
-        losses.append(trainer.update_full_grads(loss_of, (0, 20, 40)))
-        if len(losses) == 1:
-            assert all(map(np.array_equal, statistics(), before))
-        for start in (0, 20, 40):
-            trainer.step(20, closure=lambda: loss_of(start))
-    assert losses[-1] < losses[0]
-    assert len(before) == 2
-    assert not any(map(np.array_equal, statistics(), before))
+    assert len(trainer.full_grads) == (1 if make is Tied else 2)
+    assert_unbiased(trainer, part, [lambda start=start: loss_of(start) for start in (0, 4, 8)], 4)
 
 
 def two_heads():
-    body, heads = gluon.nn.Dense(4, activation="tanh", in_units=3), []
-    net = gluon.nn.HybridSequential()
-    net.add(body)
-    for _ in range(2):
-        heads.append(gluon.nn.Dense(1, in_units=4))
-        net.add(heads[-1])
-    net.initialize(mx.init.Xavier())
-    return net, body, heads
+    body = nn.Dense(4, activation="tanh", in_units=3)
+    heads = [nn.Dense(1, in_units=4) for _ in range(2)]
+    return kit.sequence(body, *heads), body, heads
 
 
-@pytest.mark.parametrize("ignore_stale_grad", [False, True])
-def test_minibatches_that_touch_only_some_parameters(ignore_stale_grad):
+@pytest.mark.parametrize("averaged", [False, True])
+def test_several_losses_at_once(averaged):
+    """Losses that are averaged already are one entry each."""
     net, body, heads = two_heads()
-    x = array(np.random.RandomState(0).randn(12, 3), "float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", RATE)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
 
     def loss_of(start):
-        return ((heads[start // 4 % 2](body(x[start : start + 4])) - 1) ** 2).sum(axis=1)
-
-    trainer.update_full_grads(loss_of, (0, 4, 8))
-    closures = [lambda start=start: loss_of(start) for start in (0, 4, 8)]
-    if ignore_stale_grad:
-        before = [head.weight.data().asnumpy() for head in heads]
-        trainer.step(4, ignore_stale_grad=True, closure=closures[0])
-        for head, weight in zip(heads, before):  # v is not zero there: mu is not
-            assert not np.array_equal(head.weight.data().asnumpy(), weight)
-    else:
-        with pytest.raises(UserWarning, match="has not been updated by backward since last"):
-            trainer.step(4, closure=closures[0])
-    found = mean_estimate(trainer, net, closures, [4, 4, 4])
-    total = 0.0
-    for closure in closures:
-        for p in net.collect_params().values():
-            p.grad()[:] = 0
-        total = total + mean_gradient(net, [closure], [1])
-    np.testing.assert_allclose(found, total / 12, atol=1e-5)
-
-
-def test_several_losses_at_once():
-    net, body, heads = two_heads()
-    x = array(np.random.RandomState(0).randn(12, 3), "float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", RATE)
-
-    def loss_of(start):
-        features = body(x[start : start + 4])
-        return [((head(features) - i) ** 2).sum(axis=1) for i, head in enumerate(heads)]
+        features = body(ROWS[start : start + 4])
+        losses = [((head(features) - i) ** 2).sum(axis=1) for i, head in enumerate(heads)]
+        return [loss.mean() for loss in losses] if averaged else losses
 
     mean = trainer.update_full_grads(loss_of, (0, 4, 8))
     losses = [loss.asnumpy() for start in (0, 4, 8) for loss in loss_of(start)]
     assert mean == pytest.approx(np.mean(losses), rel=1e-6)
+    assert trainer.grad_evaluations == (6 if averaged else 24)
     closures = [lambda start=start: loss_of(start) for start in (0, 4, 8)]
-    assert_unbiased(trainer, net, closures, [8, 8, 8])
+    assert_unbiased(trainer, net, closures, 1 if averaged else 8)
 
 
-def test_losses_that_are_averaged_already():
-    """Each minibatch is one entry; with equal sizes that is the same training."""
-    weights = []
-    for averaged in (False, True):
-        mx.random.seed(4)
-        net = gluon.nn.Dense(1, in_units=3)
-        net.initialize(mx.init.Normal(0.3))
-        x = array(np.random.RandomState(0).randn(12, 3), "float32")
-        trainer = SVRGTrainer(net.collect_params(), "sgd", RATE)
-
-        def loss_of(start):
-            loss = ((net(x[start : start + 4]) - 1) ** 2).sum(axis=1)
-            return loss.mean() if averaged else loss
-
-        for _ in range(3):
-            trainer.update_full_grads(loss_of, (0, 4, 8))
-            for start in (0, 4, 8):
-                trainer.step(1 if averaged else 4, closure=lambda: loss_of(start))
-        weights.append(net.weight.data().asnumpy())
-    np.testing.assert_allclose(*weights, rtol=1e-5)
+# --- a trainer over a part of a network ----------------------------------------------------------
 
 
-# --- data --------------------------------------------------------------------------------------
+class Parts:
+    """A body with BatchNorm, and a head."""
+
+    def __init__(self, hybridize=None, grad_req="write"):
+        mx.random.seed(1)
+        with mx.name.NameManager():
+            self.body = kit.sequence(
+                nn.Dense(6, activation="tanh", in_units=4), nn.BatchNorm(in_channels=6)
+            )
+            self.head = nn.Dense(3, in_units=6)
+        self.net = nn.HybridSequential()
+        self.net.add(self.body, self.head)
+        self.head.initialize(mx.init.Xavier())
+        if hybridize is not None:
+            self.net.hybridize(**hybridize)
+        self.of_body = [p for p in self.body.collect_params().values() if p.grad_req != "null"]
+        for p in self.of_body:
+            p.grad_req = grad_req
+        self.loss_of = PROBLEM.closure(self.net, "float32")
+
+    def trainer(self, part="head", cls=SVRGTrainer):
+        return cls(getattr(self, part).collect_params(), "sgd", {"learning_rate": 0.1})
+
+    def rest(self):
+        """The body's gradients and statistics."""
+        mx.nd.waitall()
+        norm = self.body[1]
+        return [p.grad().asnumpy() for p in self.of_body] + [
+            norm.running_mean.data().asnumpy(),
+            norm.running_var.data().asnumpy(),
+        ]
 
 
-def test_padding_that_the_closure_cuts_off():
-    """An NDArrayIter pads its last batch; what it pads with must not count."""
-    rng = np.random.RandomState(0)
-    X, y = rng.randn(10, 3).astype("float32"), rng.randn(10, 1).astype("float32")
-    net = gluon.nn.Dense(1, in_units=3)
-    net.initialize()
-    loss_function = gluon.loss.L2Loss()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", RATE)
-    data = mx.io.NDArrayIter(X, y, batch_size=4)
-
-    def loss_of(batch):
-        used = batch.data[0].shape[0] - batch.pad
-        inputs, labels = (
-            array(a[0].asnumpy()[:used], "float32") for a in (batch.data, batch.label)
-        )
-        return loss_function(net(inputs), labels)
-
-    trainer.update_full_grads(loss_of, data)
-    assert trainer.grad_evaluations == sum([4, 4, 2])
-    residual = X @ net.weight.data().asnumpy().T + net.bias.data().asnumpy() - y
-    expected = (residual * X).mean(axis=0)
-    found = trainer.full_grads[net.weight][0].asnumpy()[0]
-    np.testing.assert_allclose(found, expected, rtol=1e-5)
-    for batch in data:
-        trainer.step(4 - batch.pad, closure=lambda: loss_of(batch))
-    assert trainer.inner_steps == 3
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@pytest.mark.parametrize("grad_req", ["write", "add"])
+def test_the_rest_is_as_after_one_backward(hybridize, grad_req):
+    """A refresh leaves gradients, marks and statistics alone; a step moves them once."""
+    parts, plain = Parts(hybridize, grad_req), Parts(hybridize, grad_req)
+    trainer, plain_trainer = parts.trainer(), plain.trainer(cls=gluon.Trainer)
+    parts.of_body[0].data()._fresh_grad = True  # as before a step of its trainer
+    for _ in range(2):
+        before = parts.rest(), [p.data()._fresh_grad for p in parts.of_body]
+        trainer.update_full_grads(parts.loss_of, BATCHES)
+        assert_unchanged(before[0], parts.rest())
+        assert before[1] == [p.data()._fresh_grad for p in parts.of_body]
+        for index in BATCHES:
+            for name in ("weight", "bias"):  # the same head, so that both bodies see the same
+                getattr(plain.head, name).set_data(getattr(parts.head, name).data())
+            trainer.step(len(index), closure=lambda: parts.loss_of(index))
+            plain_step(plain_trainer, lambda: plain.loss_of(index), len(index))
+            assert_unchanged(parts.rest(), plain.rest())
 
 
-def test_the_warning_about_stale_gradients_is_that_of_gluon_trainer():
-    net, body, heads = two_heads()
-    x = array(np.ones((4, 3)), "float32")
-    messages = []
-    for cls in (gluon.Trainer, SVRGTrainer):
-        trainer = cls(net.collect_params(), "sgd", RATE)
-        both = lambda: sum(head(body(x)) for head in heads)  # noqa: E731
-        one = lambda: heads[0](body(x))  # noqa: E731
-        if cls is SVRGTrainer:
-            trainer.update_full_grads(both, [()])
-        step(cls, trainer, both)
-        with pytest.raises(UserWarning, match="has not been updated") as caught:  # MXNet raises it
-            step(cls, trainer, one)
-        messages.append(str(caught.value))
-    assert messages[0] == messages[1]
+def test_the_rest_after_a_resume(tmp_path):
+    parts, resumed = Parts(), Parts()
+    trainer, other = parts.trainer(), resumed.trainer()
+    trainer.update_full_grads(parts.loss_of, BATCHES)
+    trainer.step(5, closure=lambda: parts.loss_of(BATCHES[0]))
+    trainer.save_states(tmp_path / "states")
+    parts.net.save_parameters(str(tmp_path / "weights"))
+    resumed.net.load_parameters(str(tmp_path / "weights"))
+    other.load_states(tmp_path / "states")
+    for index in BATCHES[1:]:
+        trainer.step(len(index), closure=lambda: parts.loss_of(index))
+        other.step(len(index), closure=lambda: resumed.loss_of(index))
+        assert_unchanged(parts.rest(), resumed.rest())
 
 
-def step(cls, trainer, closure):
-    if cls is gluon.Trainer:
-        plain_step(trainer, closure, 4)
-    else:
-        trainer.step(4, closure=closure)
+def test_two_trainers_on_one_network():
+    """Each with its own snapshot, both at the same weights: v = mu for both."""
+    parts = Parts()
+    trainers = [parts.trainer("body"), parts.trainer("head")]
+    for trainer in trainers:
+        trainer.update_full_grads(parts.loss_of, BATCHES)
+    for trainer in trainers:
+        trainer.correct_grads(lambda: parts.loss_of(np.arange(23)))
+        for p, (mean, *_) in trainer.full_grads.items():
+            np.testing.assert_allclose(p.grad().asnumpy(), 23 * mean.asnumpy(), atol=1e-5)
+
+
+def test_statistics_that_belong_to_no_trainer():
+    parts, other = Parts(), nn.BatchNorm(in_channels=4)
+    other.initialize()
+    trainer = parts.trainer("net")
+    loss_of = PROBLEM.closure(lambda X: parts.net(other(X)), "float32")
+    before = other.running_mean.data().asnumpy()
+    trainer.update_full_grads(loss_of, BATCHES)
+    mx.nd.waitall()
+    np.testing.assert_array_equal(other.running_mean.data().asnumpy(), before)
+    trainer.step(8, closure=lambda: loss_of(np.arange(8)))
+    mx.nd.waitall()
+    expected = 0.1 * PROBLEM.X[:8].mean(axis=0)
+    np.testing.assert_allclose(other.running_mean.data().asnumpy(), expected, rtol=1e-4)
+
+
+# --- frozen values that move ---------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hybridize", [None, {}])
+def test_a_frozen_teacher_that_follows(hybridize, tmp_path):
+    """Estimates have today's teacher, `at_snapshot` that of the snapshot, and files both."""
+
+    def begin():
+        with mx.name.NameManager():
+            nets = [PROBLEM.network(hybridize=hybridize) for _ in range(2)]
+        both = nn.HybridSequential()
+        both.add(*nets)
+        for parameter in parameters(nets[1]):
+            parameter.grad_req = "null"
+        loss_function = gluon.loss.L2Loss()
+
+        def loss_of(index):
+            X = array(PROBLEM.X[index])
+            return loss_function(nets[0](X), nets[1](X) + 1)
+
+        return both, nets, loss_of, SVRGTrainer(both.collect_params(), "sgd", SETTINGS)
+
+    def outputs():
+        return [net(array(PROBLEM.X)).asnumpy() for net in nets]
+
+    both, nets, loss_of, trainer = begin()
+    then = outputs()
+    trainer.update_full_grads(loss_of, BATCHES)
+    for seed, net in enumerate(nets):
+        kit.move(net, 0.3, seed)
+    closures, now = [lambda i=index: loss_of(i) for index in BATCHES], outputs()
+    trainer.learning_rate = 0
+    assert_unbiased(trainer, both, closures, 5, 1e-6)
+    both.save_parameters(str(tmp_path / "weights"))
+    trainer.save_states(tmp_path / "states")
+    for resumes in (False, True):
+        if resumes:
+            both, nets, loss_of, trainer = begin()
+            both.load_parameters(str(tmp_path / "weights"))
+            trainer.load_states(tmp_path / "states")
+        with trainer.at_snapshot():
+            assert_unchanged(then, outputs())
+        assert_unchanged(now, outputs())
+
+
+# --- weights that a closure took before it was called --------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["SVRG", "stored", "SAGA", "MARS"])
+def test_weights_that_were_taken_before_the_call(name):
+    """They are not those of the pass, so that both would write one buffer."""
+    cls = {"SAGA": SAGATrainer, "MARS": MARSTrainer}.get(name, SVRGTrainer)
+    options = {"exact": False} if name == "MARS" else {}  # one gradient a step
+    net, loss_of, trainer = kit.make(PROBLEM, cls=cls, **options)
+    row = {"batch_index": 0} if name in ("stored", "SAGA") else {}
+    parameter, outside = parameters(net)[0], parameters(net)[0].data()
+
+    def loss_with(weight=None):
+        weight = parameter.data() if weight is None else weight
+        return loss_of(BATCHES[0]) + (weight * weight).sum()
+
+    def refresh(closure):
+        trainer.update_full_grads(closure, [()], store_grads=name == "stored")
+
+    def step(closure):
+        trainer.step(5, closure=closure, **row)
+
+    for call in (refresh, step):
+        before = kit.everything(trainer, net)
+        with pytest.raises(RuntimeError, match=r"Call Parameter\.data\(\) inside the closure"):
+            call(lambda: loss_with(outside))
+        assert_unchanged(before, kit.everything(trainer, net))
+        call(loss_with)
+        step(loss_with)

@@ -4,16 +4,20 @@ The reference is the optimizer itself: `gluon.Trainer` with the same one, fed th
 gradients.
 """
 
+import inspect
+
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from kit import assert_unchanged
 from mxnet import gluon
 from problems import Dense, array, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=5)
+IS_2 = "use_fused_step" in inspect.signature(mx.optimizer.LARS).parameters
 SETTINGS = {
     "dcasgd": {},  # with momentum, 1.9.1 fails under gluon.Trainer too
     "lars": {"momentum": 0.9, "eta": 0.1},
@@ -21,11 +25,9 @@ SETTINGS = {
     "nag": {"momentum": 0.9},
     "sgd": {"momentum": 0.9, "wd": 0.01},
 }
-EXCLUDED = {
-    # In both versions it asserts that weights have two dimensions and no weight decay: made for
-    # embeddings, it refuses biases under gluon.Trainer too.
-    "groupadagrad",
-}
+#: In both versions it asserts that weights have two dimensions and no weight decay: made for
+#: embeddings, it refuses biases under gluon.Trainer too.
+EXCLUDED = {"groupadagrad"}
 NAMES = sorted(set(mx.optimizer.Optimizer.opt_registry) - EXCLUDED)
 
 
@@ -37,25 +39,24 @@ def feed(trainer, net, grads, batch_size):
     trainer.step(batch_size)
 
 
-def compare(make_trainer, tolerance=1e-10, epochs=4, problem=PROBLEM, dtype="float64"):
+def compare(make_trainer, tolerance=1e-10, dtype="float64"):
     """Train one network with SVRG, a second one with the oracle's gradients."""
-    net, twin = problem.network(dtype), problem.network(dtype)
+    net, twin = PROBLEM.network(dtype), PROBLEM.network(dtype)
     trainer = make_trainer(SVRGTrainer, net.collect_params())
-    reference_trainer = make_trainer(gluon.Trainer, twin.collect_params())
-    reference = oracle.SVRG(problem.gradient, problem.initial)
-    loss_of = problem.closure(net, dtype)
-    for epoch in range(epochs):
+    fed = make_trainer(gluon.Trainer, twin.collect_params())
+    reference, loss_of = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial), PROBLEM.closure(net, dtype)
+    for epoch in range(4):
         if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, problem.batches(7))
-            reference.refresh(problem.batches(7))
-        for index in problem.batches(5):
+            trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+            reference.refresh(PROBLEM.batches(7))
+        for index in PROBLEM.batches(5):
             mx.random.seed(epoch)  # SGLD adds noise
             trainer.step(len(index), closure=lambda: loss_of(index))
             mx.random.seed(epoch)
-            feed(reference_trainer, twin, reference.estimate(index), len(index))
+            feed(fed, twin, reference.estimate(index), len(index))
             reference.weights = values(twin)
     assert distance(values(net), values(twin)) < tolerance
-    assert distance(values(net), problem.initial) > 1e-4
+    assert distance(values(net), PROBLEM.initial) > 1e-4
     return trainer
 
 
@@ -86,7 +87,8 @@ def test_registry(name, by):
 
 def test_excluded_optimizers_fail_with_gluon_trainer_too():
     net = PROBLEM.network()
-    trainer = gluon.Trainer(net.collect_params(), "groupadagrad")
+    (name,) = EXCLUDED
+    trainer = gluon.Trainer(net.collect_params(), name)
     with pytest.raises(AssertionError):
         feed(trainer, net, PROBLEM.gradient(PROBLEM.initial, np.arange(5))[0], 5)
 
@@ -98,12 +100,8 @@ def test_a_registered_optimizer_of_ones_own():
             return None
 
         def update(self, index, weight, grad, state):  # 1.9.1, one parameter; 2.0, lists
-            rows = (
-                zip(index, weight, grad)
-                if isinstance(index, (list, tuple))
-                else [(index, weight, grad)]
-            )
-            for i, w, g in rows:
+            is_list = isinstance(index, (list, tuple))
+            for i, w, g in zip(index, weight, grad) if is_list else [(index, weight, grad)]:
                 w -= 0.5 * self._get_lr(i) * self.rescale_grad * g
 
         step = update
@@ -112,19 +110,35 @@ def test_a_registered_optimizer_of_ones_own():
     del mx.optimizer.Optimizer.opt_registry["halfstep"]
 
 
-# --- hyperparameters ---------------------------------------------------------------------------
+# --- settings ------------------------------------------------------------------------------------
+
+LARS = {"momentum": 0.9, "eta": 0.1}
+OF_VERSION = (
+    [{"epsilon": 0.1, "aggregate_num": 4}, {"aggregate_num": 1, "use_fused_step": False}]
+    if IS_2
+    else [{"eps": 0.1}, {"momentum_correction": True}, {"momentum_correction": False}]
+)
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "name, settings",
     [
-        {"wd": 0.1},
-        {"clip_gradient": 0.05},
-        {"momentum": 0.5, "clip_gradient": 0.02, "wd": 0.01},
+        ("sgd", {"clip_gradient": 0.05}),
+        ("sgd", {"momentum": 0.5, "clip_gradient": 0.02, "wd": 0.1}),
+        ("lars", {"lazy_update": True}),
+        ("lars", {**LARS, "lazy_update": False, "wd": 0.01}),
+        ("lars", {**LARS, "clip_gradient": 0.05}),
+        *(("lars", {**LARS, **settings}) for settings in OF_VERSION),
     ],
+    ids=str,
 )
-def test_sgd_settings(settings):
-    compare(lambda cls, params: cls(params, "sgd", {"learning_rate": 0.1, **settings}))
+def test_settings(name, settings):
+    compare(lambda cls, params: cls(params, name, {"learning_rate": 0.1, **settings}))
+
+
+def test_multi_precision_of_float32():
+    settings = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
+    compare(lambda cls, params: cls(params, "sgd", settings), tolerance=1e-5, dtype="float32")
 
 
 def test_multipliers():
@@ -137,45 +151,52 @@ def test_multipliers():
     compare(make)
 
 
-def test_lr_scheduler():
+@pytest.mark.parametrize("name", ["sgd", "lars"])
+def test_a_scheduler(name):
+    """It goes on with every step; LARS on 1.9.1 corrects its momentum."""
+
     def make(cls, params):
         scheduler = mx.lr_scheduler.FactorScheduler(step=3, factor=0.7, base_lr=0.2)
-        return cls(params, "sgd", {"momentum": 0.9, "lr_scheduler": scheduler})
+        return cls(params, name, {"momentum": 0.9, "lr_scheduler": scheduler})
 
-    trainer = compare(make)
-    assert trainer.learning_rate < 0.2 * 0.7**4  # it went on with every step
-
-
-def test_multi_precision_of_float32():
-    settings = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
-    compare(lambda cls, params: cls(params, "sgd", settings), tolerance=1e-5, dtype="float32")
+    assert compare(make).learning_rate < 0.2 * 0.7**4
 
 
-def test_learning_rate_in_warm_up():
-    """`set_learning_rate` and assignment take effect in the next step, and only there."""
-    problem = PROBLEM
-    net = problem.network()
-    loss_of = problem.closure(net)
+def test_the_learning_rate_takes_effect_in_the_next_step():
+    """Set or assigned, without a snapshot and with one."""
+    net = PROBLEM.network()
+    loss_of = PROBLEM.closure(net)
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    reference = oracle.SVRG(problem.gradient, problem.initial)
+    twin, optimizer = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial), oracle.SGD(0)
     for number in range(12):
         rate = 0.01 * (number + 1)
         if number == 6:
-            trainer.update_full_grads(loss_of, problem.batches(7))
-            reference.refresh(problem.batches(7))
+            trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+            twin.refresh(PROBLEM.batches(7))
         if number % 2:
             trainer.set_learning_rate(rate)
         else:
             trainer.learning_rate = rate
         assert trainer.learning_rate == rate
-        index = problem.batches(5)[number % 5]
+        index, optimizer = PROBLEM.batches(5)[number % 5], oracle.SGD(rate)
         trainer.step(len(index), closure=lambda: loss_of(index))
-        oracle.SGD(rate).step(reference.weights, reference.estimate(index), len(index))
-    assert distance(values(net), reference.weights) < 1e-12
+        twin.step(optimizer, index)
+    assert distance(values(net), twin.weights) < 1e-12
 
 
-def test_learning_rate_with_a_scheduler_is_refused_as_by_gluon_trainer():
-    scheduler = mx.lr_scheduler.FactorScheduler(step=3)
-    trainer = SVRGTrainer(PROBLEM.network().collect_params(), "sgd", {"lr_scheduler": scheduler})
-    with pytest.raises(UserWarning, match="LRScheduler"):
-        trainer.learning_rate = 0.1
+def test_what_lars_does_to_gradients_reaches_nothing_that_is_kept():
+    net = PROBLEM.network()
+    loss_of = PROBLEM.closure(net)
+    trainer = SVRGTrainer(net.collect_params(), "lars", {"momentum": 0.9, "wd": 0.1})
+    trainer.update_full_grads(loss_of, PROBLEM.batches(5))
+
+    def kept():
+        rows = [*trainer.snapshot.values(), *trainer.full_grads.values()]
+        return [each.asnumpy() for row in rows for each in row]
+
+    before = kept()
+    for index in PROBLEM.batches(5):
+        trainer.step(len(index), closure=lambda: loss_of(index))
+        for p in parameters(net):
+            p.grad()[:] = 1e6
+    assert_unchanged(before, kept())

@@ -106,5 +106,5 @@ def test_the_learning_rate_takes_effect(devices):
     assert distance([2 * s for s in steps[0]], steps[1]) < 1e-5
 
 
-# Elsewhere: padding in test_networks.py, dropout in test_random_lock.py, grad_req='add' in
+# Elsewhere: padding in test_interface.py, dropout in test_random_numbers.py, grad_req='add' in
 # test_accumulation.py.

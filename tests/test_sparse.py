@@ -6,20 +6,20 @@ MXNet 2.0 refuses them itself when the layer is made.
 import mxnet as mx
 import numpy as np
 import pytest
+from kit import assert_unchanged
 from loops import plain_step
 from mxnet import gluon
 from problems import contexts
 
 from gluon_svrg import SAGATrainer, SVRGTrainer
 
-HAS_SPARSE = not mx.util.is_np_array()
-TWO = contexts(2)
+HAS_SPARSE, TWO = not mx.util.is_np_array(), contexts(2)
 WORDS, COUNT = 20, 30
 RNG = np.random.RandomState(1)
-X = RNG.randint(0, 15, (COUNT, 3))  # some words never occur
-Y = RNG.randint(0, 3, COUNT)
-ALL = np.arange(COUNT)
+X, Y = RNG.randint(0, 15, (COUNT, 3)), RNG.randint(0, 3, COUNT)  # some words never occur
+BATCHES = np.array_split(np.arange(COUNT), 4)
 needs_sparse = pytest.mark.skipif(not HAS_SPARSE, reason="MXNet 2.0 has no sparse arrays in Gluon")
+kinds = pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
 
 
 def make(kind, devices=None, cls=SVRGTrainer, optimizer="sgd", **kwargs):
@@ -33,14 +33,12 @@ def make(kind, devices=None, cls=SVRGTrainer, optimizer="sgd", **kwargs):
     net.initialize(mx.init.Zero(), ctx=devices)
     trainer = cls(net.collect_params(), optimizer, {"learning_rate": 0.2}, **kwargs)
     for p in (net[0].weight, net[1].weight):
-        value = mx.nd.array(rng.randn(*p.shape))
-        p.set_data(value.tostype(p._stype))
+        p.set_data(mx.nd.array(rng.randn(*p.shape)).tostype(p._stype))
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
 
     def loss_of(index):
-        parts = np.array_split(index, len(devices)) if devices else [index]
-        losses = []
-        for part, device in zip(parts, devices or [mx.cpu()]):
+        losses, where = [], devices or [mx.cpu()]
+        for part, device in zip(np.array_split(index, len(where)), where):
             x, y = (mx.nd.array(values[part], ctx=device) for values in (X, Y))
             losses.append(loss_function(net(x), y))
         return losses
@@ -54,26 +52,25 @@ def values(net):
     rows = mx.nd.arange(WORDS, ctx=embedding.list_ctx()[0], dtype="int64")
     is_dense = embedding._stype == "default"
     found = embedding.list_data()[0] if is_dense else embedding.row_sparse_data(rows)
-    return [found.tostype("default").asnumpy()] + [
-        p.list_data()[0].asnumpy() for p in (net[1].weight, net[1].bias)
-    ]
+    dense = (p.list_data()[0].asnumpy() for p in (net[1].weight, net[1].bias))
+    return [found.tostype("default").asnumpy(), *dense]
 
 
 def train(net, loss_of, trainer, epochs=4):
-    batches = np.array_split(ALL, 4)
     for epoch in range(epochs):
         if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, batches)
-        for index in batches:
+            trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES:
             trainer.step(len(index), closure=lambda: loss_of(index))
     return values(net)
 
 
 @needs_sparse
 @pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
-@pytest.mark.parametrize("kvstore", ["local", "device"])
-@pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+@pytest.mark.parametrize(
+    "devices, kvstore", [(None, "local"), (None, "device"), (TWO, "local"), (TWO, "device")]
+)
+@kinds
 def test_as_the_dense_network(kind, devices, kvstore, optimizer):
     expected = train(*make("dense", devices, kvstore=kvstore, optimizer=optimizer))
     found = train(*make(kind, devices, kvstore=kvstore, optimizer=optimizer))
@@ -82,32 +79,30 @@ def test_as_the_dense_network(kind, devices, kvstore, optimizer):
 
 
 @needs_sparse
-@pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+@kinds
 def test_the_estimate_at_the_snapshot_is_the_full_gradient(kind):
     net, loss_of, trainer = make(kind, lock_random="auto")
-    trainer.update_full_grads(loss_of, np.array_split(ALL, 4))
-    trainer.correct_grads(lambda: loss_of(ALL[:7]))
+    trainer.update_full_grads(loss_of, BATCHES)
+    trainer.correct_grads(lambda: loss_of(np.arange(7)))
     mean = trainer.full_grads[net[0].weight][0].asnumpy()
     grad = net[0].weight.list_grad()[0].tostype("default").asnumpy()
     np.testing.assert_allclose(grad, 7 * mean, atol=1e-5)
-    assert np.abs(mean).max() > 0
-    assert np.all(mean[15:] == 0)
+    assert np.abs(mean).max() > 0 and np.all(mean[15:] == 0)
 
 
 @needs_sparse
-@pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+@kinds
 def test_without_a_snapshot_it_is_gluon_trainer(kind):
     found = []
     for cls in (gluon.Trainer, SVRGTrainer):
         net, loss_of, trainer = make(kind, cls=cls)
-        for index in np.array_split(ALL, 4):
+        for index in BATCHES:
             if cls is SVRGTrainer:
                 trainer.step(len(index), closure=lambda: loss_of(index))
             else:
                 plain_step(trainer, lambda: loss_of(index), len(index))
         found.append(values(net))
-    for these, those in zip(*found):
-        np.testing.assert_array_equal(these, those)
+    assert_unchanged(*found)
 
 
 @needs_sparse
@@ -119,15 +114,31 @@ def test_states_of_sparse_networks_resume(tmp_path):
     second[0].load_parameters(str(tmp_path / "weights"))
     second[2].load_states(tmp_path / "states")
     for _, loss_of, trainer in (first, second):
-        for index in np.array_split(ALL, 4):
+        for index in BATCHES:
             trainer.step(len(index), closure=lambda: loss_of(index))
-    for these, those in zip(values(first[0]), values(second[0])):
-        np.testing.assert_array_equal(these, those)
+    assert_unchanged(values(first[0]), values(second[0]))
+
+
+@needs_sparse
+def test_one_gradient_that_accumulates():
+    """MXNet's embedding can only write sparse gradients, not add them."""
+    found = []
+    for kind in ("dense", "sparse gradient"):
+        net, loss_of, trainer = make(kind, cls=SAGATrainer)
+        net.collect_params().setattr("grad_req", "add")
+        trainer.update_full_grads(loss_of, BATCHES)
+        for number in (2, 0, 1, 3):
+            net.collect_params().zero_grad()
+            index = BATCHES[number]
+            trainer.step(len(index), closure=lambda: loss_of(index), batch_index=number)
+        found.append(values(net))
+    for these, those in zip(*found):
+        np.testing.assert_allclose(these, those, atol=1e-6)
 
 
 @needs_sparse
 def test_sparse_gradients_of_dense_weights_are_refused_with_servers():
-    """`gluon.Trainer` crashes the server there, see test_distributed.py."""
+    """`gluon.Trainer` crashes the server there."""
     net = gluon.nn.Embedding(5, 2, sparse_grad=True)
     net.initialize()
     with pytest.raises(ValueError, match="sparse gradients and a dense weight, and MXNet's"):
@@ -173,21 +184,3 @@ def test_a_sparse_parameter_of_the_users_own(kvstore, classic_arrays):
     trainer.step(12, closure=lambda: loss_of(targets[0]))
     found = weight.row_sparse_data(every[0]).asnumpy()
     np.testing.assert_allclose(found, 1 - 0.1 * mean, rtol=1e-5)
-
-
-@needs_sparse
-def test_one_gradient_that_accumulates():
-    """MXNet's embedding can only write sparse gradients, not add them."""
-    batches, found = np.array_split(ALL, 4), []
-    for kind in ("dense", "sparse gradient"):
-        net, loss_of, trainer = make(kind, cls=SAGATrainer)
-        net.collect_params().setattr("grad_req", "add")
-        trainer.update_full_grads(loss_of, batches)
-        for position in (2, 0, 1, 3):
-            for parameter in net.collect_params().values():
-                parameter.zero_grad()
-            index = batches[position]
-            trainer.step(len(index), closure=lambda: loss_of(index), batch_index=position)
-        found.append(values(net))
-    for these, those in zip(*found):
-        np.testing.assert_allclose(these, those, atol=1e-6)

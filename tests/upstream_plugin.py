@@ -3,13 +3,12 @@
 ``UPSTREAM_TRAINER`` says with which, and ``UPSTREAM_REPORT`` where the outcomes are written:
 
 - ``plain``: `gluon.Trainer`, to know which tests pass at all.
-- ``svrg``: `SVRGTrainer` without a snapshot.
-- ``refreshed``: `SVRGTrainer` with a refresh before each step. MXNet's tests run backward
-  themselves, so there is no closure of theirs to call. But there are the gradients that they have
-  left: the loss that is linear in the weights, with these as coefficients, has the same gradients
-  wherever it is taken. Snapshot, both passes and the combination then give back what was there.
-- ``estimator``: as ``svrg``, and each `Estimator` that was given no batch processor of its own
-  trains with `SVRGBatchProcessor`, and with a `FullGradHandler`.
+- ``svrg``: `SVRGTrainer` with a refresh before each step. MXNet's tests run backward themselves, so
+  there is no closure of theirs to call. But there are the gradients that they have left: the loss
+  that is linear in the weights, with these as coefficients, has the same gradients wherever it is
+  taken. Snapshot, both passes and the combination then give back what was there.
+- ``estimator``: `SVRGTrainer`; each `Estimator` that was given no batch processor of its own trains
+  with `SVRGBatchProcessor`, and with a `FullGradHandler`.
 """
 
 import json
@@ -25,16 +24,13 @@ from gluon_svrg import SVRGTrainer
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 
 WHICH = os.environ["UPSTREAM_TRAINER"]
-COUNTS = {"refreshes": 0}
+OUTCOMES, ERRORS, REFRESHES = {}, {}, []
 
 
 class Counted(SVRGTrainer):
-    """Counts its refreshes."""
-
     def update_full_grads(self, *args, **kwargs):
-        mean_loss = super().update_full_grads(*args, **kwargs)
-        COUNTS["refreshes"] += 1
-        return mean_loss
+        REFRESHES.append(self.num_snapshots)
+        return super().update_full_grads(*args, **kwargs)
 
 
 class Refreshed(Counted):
@@ -89,9 +85,8 @@ def _weights(parameter):
     if parameter._stype == "default":
         return parameter.list_data()
     # One device at a time: MXNet cannot pull for several while it records.
-    every = [
-        mx.nd.arange(0, parameter.shape[0], dtype="int64", ctx=c) for c in parameter.list_ctx()
-    ]
+    count, devices = parameter.shape[0], parameter.list_ctx()
+    every = [mx.nd.arange(0, count, dtype="int64", ctx=device) for device in devices]
     return [parameter.row_sparse_data(rows) for rows in every]
 
 
@@ -100,7 +95,6 @@ def _dense(array):
 
 
 def _estimator_with_svrg():
-    """Let each `Estimator` train with variance reduction."""
     init, fit = Estimator.__init__, Estimator.fit
 
     def new_init(self, *args, **kwargs):
@@ -119,35 +113,20 @@ def _estimator_with_svrg():
 
 
 if WHICH != "plain":
-    cls = Refreshed if WHICH == "refreshed" else Counted
-    gluon.Trainer = estimator_module.Trainer = cls
+    gluon.Trainer = estimator_module.Trainer = Refreshed if WHICH == "svrg" else Counted
 if WHICH == "estimator":
     _estimator_with_svrg()
 
 
-class Report:
-    """Outcomes of all tests, and the first line of what went wrong."""
-
-    def __init__(self):
-        self.outcomes, self.errors = {}, {}
-
-    def pytest_runtest_logreport(self, report):
-        name = report.nodeid.split("/")[-1]
-        if report.when == "call" or report.outcome != "passed":
-            if self.outcomes.get(name) != "failed":
-                self.outcomes[name] = report.outcome
-            if report.outcome == "failed":
-                self.errors[name] = str(report.longrepr)[-1500:]
-
-    def pytest_collectreport(self, report):
-        if report.failed:
-            self.outcomes[report.nodeid] = "failed"
-            self.errors[report.nodeid] = str(report.longrepr)[-1500:]
-
-    def pytest_sessionfinish(self):
-        found = {"outcomes": self.outcomes, "errors": self.errors, **COUNTS}
-        Path(os.environ["UPSTREAM_REPORT"]).write_text(json.dumps(found))
+def pytest_runtest_logreport(report):
+    name = report.nodeid.split("/")[-1]
+    if report.when == "call" or report.outcome != "passed":
+        if OUTCOMES.get(name) != "failed":
+            OUTCOMES[name] = report.outcome
+        if report.outcome == "failed":
+            ERRORS[name] = str(report.longrepr)[-1500:]
 
 
-def pytest_configure(config):
-    config.pluginmanager.register(Report())
+def pytest_sessionfinish():
+    found = {"outcomes": OUTCOMES, "errors": ERRORS, "refreshes": len(REFRESHES)}
+    Path(os.environ["UPSTREAM_REPORT"]).write_text(json.dumps(found))

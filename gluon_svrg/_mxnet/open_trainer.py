@@ -23,6 +23,10 @@ class OpenTrainer(Trainer):
         if hasattr(Parameter, "list_device"):
             self._param2idx = {p._uuid: key for key, p in enumerate(self._params)}
 
+    def __reduce__(self) -> Any:
+        """Stay out of copies. On 1.9.1 a copy of a network copies its trainer, too."""
+        return CopiedTrainer, (type(self).__name__,)
+
     # --- hooks ---------------------------------------------------------------------------------
 
     def _on_reduced(self) -> None:
@@ -131,6 +135,25 @@ class OpenTrainer(Trainer):
         super()._init_params()
         if len(self._params_to_init) < waiting:
             self._finish_sending_weights()
+
+
+class CopiedTrainer:
+    """What a copy has in the place of a trainer. It cannot train, and says so."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __bool__(self) -> bool:
+        return False  # a copied parameter has no trainer
+
+    def __getattr__(self, attribute: str) -> Any:
+        if attribute.startswith("__"):  # as Python asks of all objects
+            raise AttributeError(attribute)
+        raise RuntimeError(
+            f"A copy of {self._name} cannot train: MXNet copies arrays without their gradients. "
+            "Build the network and the trainer again, and load what save_parameters and "
+            "save_states of the first ones have written."
+        )
 
 
 def make_plain(arrays: list[NDArray]) -> None:

@@ -142,6 +142,8 @@ def estimate(
     elif reference is not None:
         check = reference.check_counts
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
+    if there is None:
+        network.check_hidden()
     for n, count in enumerate(recorded.counts):
         if there is not None:
             _combine_at_weights(network, n, terms)

@@ -7,6 +7,7 @@ from itertools import compress, repeat
 from operator import is_
 from typing import Any, Iterator, Sequence
 
+import mxnet as mx
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
@@ -154,7 +155,8 @@ class Network:
         try:
             yield
         finally:
-            copy(self.spare, self.live)
+            with mx.autograd.pause():  # an interrupt may have left MXNet recording
+                copy(self.spare, self.live)
             _mxnet.take_fresh(self.weights)
             _mxnet.mark(self.weights, fresh)
 

@@ -1,0 +1,318 @@
+"""Dtypes, and mixed precision (AMP), on CPU.
+
+float16: Dense and convolutions have no operators there, in MXNet itself; what has, trains, with
+sums in float32. MXNet 2.0's build computes in no narrower type, so the scaler of AMP's losses is
+tested on float32, with overflows from the loss; 1.9.1 also runs in bfloat16, in a process of its
+own.
+"""
+
+import importlib
+import importlib.util
+import subprocess
+import sys
+from pathlib import Path
+
+import kit
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+from kit import assert_unchanged
+from loops import plain_step
+from mxnet import autograd, gluon
+from problems import Dense, array, contexts, distance, values
+
+from gluon_svrg import MARSTrainer, STORMTrainer, SVRGTrainer
+
+IS_2 = importlib.util.find_spec("mxnet.amp") is not None
+amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
+PROBLEM = Dense("classification", hidden=(5,), seed=19)
+BATCHES, TWO = PROBLEM.batches(5), contexts(2)
+RNG = np.random.RandomState(0)
+X = RNG.randn(30, 4).round(2)
+Y = X.sum(axis=1) + RNG.randn(30).round(1)
+
+# --- dtypes --------------------------------------------------------------------------------------
+
+LAYERS = {
+    "Dense": lambda: gluon.nn.Dense(3, in_units=4),
+    "Conv1D": lambda: gluon.nn.Conv1D(2, 2, in_channels=1),
+    "BatchNorm": lambda: gluon.nn.BatchNorm(in_channels=4),
+    "Embedding": lambda: gluon.nn.Embedding(4, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize("layer", LAYERS)
+def test_layers(layer, dtype):
+    """What MXNet's build for CPUs computes, and what it does not: the table of the guide."""
+    net = LAYERS[layer]()
+    net.initialize()
+    net.cast(dtype)
+    rows = X[:5].reshape(5, 1, 4) if layer == "Conv1D" else X[:5]
+    x = array(rows % 4, "float32") if layer == "Embedding" else array(rows, dtype)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"multi_precision": True})
+
+    def closure():
+        return (net(x) ** 2).reshape((5, -1)).sum(axis=1)
+
+    if dtype == "float16" and layer in ("Dense", "Conv1D"):
+        with pytest.raises(mx.MXNetError):  # as with gluon.Trainer:
+            with autograd.record():
+                loss = closure()
+            loss.backward()
+            mx.nd.waitall()
+        with pytest.raises(mx.MXNetError):
+            trainer.update_full_grads(closure, [()])
+        assert trainer.snapshot is None
+        return
+    for _ in range(2):
+        trainer.update_full_grads(closure, [()])
+        assert np.isfinite(float(trainer.step(5, closure=closure).sum().asnumpy()))
+    for p, (mean, *_) in trainer.full_grads.items():
+        assert np.dtype(mean.dtype) == ("float32" if p.dtype == "float16" else p.dtype)
+
+
+def elementwise(dtype, scale=1.0, devices=None):
+    weight = gluon.Parameter("weight", shape=(4,), dtype=dtype, init=mx.init.One())
+    weight.initialize(ctx=devices)
+
+    def loss_of(index):
+        losses, where = [], devices or [None]
+        for part, device in zip(np.array_split(index, len(where)), where):
+            x, y = array(X[part], dtype, device), array(Y[part], dtype, device)
+            losses.append(((x * weight.data(device)).sum(axis=1) - y) ** 2 * scale)
+        return losses
+
+    return weight, loss_of
+
+
+def gradient(w, index):
+    return (2 * (X[index] @ w - Y[index])[:, None] * X[index]).sum(axis=0)
+
+
+@pytest.mark.parametrize("coefficient", [0.5, 1.0])
+@pytest.mark.parametrize("devices", [None, TWO])
+def test_the_estimate_in_float16(devices, coefficient):
+    weight, loss_of = elementwise("float16", devices=devices)
+    trainer = SVRGTrainer([weight], "sgd", {"multi_precision": True}, coefficient=coefficient)
+    everything, w0, w1 = np.arange(30), np.ones(4), np.array([0.5, 0.75, 1.25, 1.5])
+    trainer.update_full_grads(loss_of, np.array_split(everything, 4))
+    mu, mean = gradient(w0, everything) / 30, trainer.full_grads[weight][0]
+    np.testing.assert_allclose(mean.asnumpy(), mu, rtol=2e-3, atol=2e-3)
+    weight.set_data(array(w1, "float16"))
+    for index in np.array_split(everything, 3):
+        trainer.correct_grads(lambda: loss_of(index))
+        v = gradient(w1, index) - coefficient * (gradient(w0, index) - len(index) * mu)
+        found = sum(g.asnumpy().astype("float64") for g in weight.list_grad())
+        np.testing.assert_allclose(found, v, rtol=1e-2, atol=1e-1)
+
+
+def test_a_sum_that_float16_cannot_hold():
+    """The full gradient is the mean of many: their sum, in float16, would be infinite."""
+    weight, loss_of = elementwise("float16", scale=100.0)
+    trainer = SVRGTrainer([weight], "sgd")
+    index = np.arange(10, 20)
+    trainer.update_full_grads(loss_of, [index] * 200)
+    total = 100 * gradient(np.ones(4), index)
+    assert 200 * np.abs(total).max() > np.finfo("float16").max
+    np.testing.assert_allclose(trainer.full_grads[weight][0].asnumpy(), total / 10, rtol=1e-2)
+
+
+def test_float16_beside_float32():
+    weights, closures = zip(*map(elementwise, ("float16", "float32")))
+    settings = {"learning_rate": 0.01, "multi_precision": True}
+    trainer = SVRGTrainer(list(weights), "sgd", settings)
+
+    def loss_of(index):
+        return [loss for closure in closures for loss in closure(index)]
+
+    kit.train(trainer, loss_of, np.array_split(np.arange(30), 3))
+    half, whole = (weight.data().asnumpy() for weight in weights)
+    np.testing.assert_allclose(half, whole, rtol=2e-2)
+
+
+def test_other_dtypes_are_refused():
+    weight = gluon.Parameter("weight", shape=(3,), dtype="int32")
+    weight.initialize(init=mx.init.One())
+    trainer = SVRGTrainer([weight], "sgd")
+    message = "weight is int32, and gradients can be corrected in float16"
+    with pytest.raises(TypeError, match=message):
+        trainer.update_full_grads(lambda: weight.data().sum(), [()])
+    assert trainer.snapshot is None
+
+
+# --- scaled losses -------------------------------------------------------------------------------
+
+
+def make(devices=None, **kwargs):
+    settings = {"learning_rate": 0.1, "momentum": 0.9}
+    made = kit.make(PROBLEM, "float32", devices, settings=settings, **kwargs)
+    return (*made, kit.scale_losses(made[2]))
+
+
+def overflowing(loss_of, when=lambda: True):
+    """The loss, on the last device so large that its scaled gradient is infinite."""
+
+    def closure(index):
+        loss = loss_of(index)
+        if not when():
+            return loss
+        return [*loss[:-1], loss[-1] * 1e38] if isinstance(loss, list) else loss * 1e38
+
+    return closure
+
+
+@pytest.mark.parametrize("devices, update_on_kvstore", [(None, None), (TWO, None), (TWO, False)])
+def test_the_trajectory_is_that_without_scaling(devices, update_on_kvstore):
+    """mu is kept unscaled, and the scale may change in the middle."""
+    net, loss_of, trainer, scaler = make(devices, update_on_kvstore=update_on_kvstore)
+    twin, optimizer = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial), oracle.SGD(0.1, 0.9)
+    for epoch in range(4):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, BATCHES)
+            twin.refresh(BATCHES)
+            assert distance(kit.full_gradients(trainer, net), twin.mean) < 1e-5
+        for index in BATCHES:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+            twin.step(optimizer, index)
+        scaler._loss_scale = scaler._next_loss_scale = 2.0 ** (epoch + 3)
+    assert distance(values(net, devices and TWO[1]), twin.weights) < 1e-5
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_without_variance_reduction_it_is_gluon_trainer(snapshot):
+    found = []
+    for cls in (gluon.Trainer, SVRGTrainer):
+        kwargs = {"coefficient": 0.0} if cls is SVRGTrainer else {}
+        net, loss_of, trainer, scaler = make(cls=cls, **kwargs)
+        scaler._scale_seq_len = 3  # the scale grows every three steps
+        if cls is SVRGTrainer and snapshot:
+            trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES * 2:
+            if cls is SVRGTrainer:
+                trainer.step(len(index), closure=lambda: loss_of(index))
+                continue
+            with autograd.record(), amp.scale_loss(loss_of(index), trainer) as scaled:
+                autograd.backward(scaled)
+            trainer.step(len(index))
+        found.append([*values(net), np.array(scaler.loss_scale)])
+    assert_unchanged(*found)
+    assert found[0][-1] > 2**16
+
+
+@pytest.mark.parametrize("bad_call", [0, 1])
+@pytest.mark.parametrize("devices, update_on_kvstore", [(None, None), (TWO, None), (TWO, False)])
+def test_an_overflow_in_either_pass_skips_the_step_once(bad_call, devices, update_on_kvstore):
+    net, loss_of, trainer, scaler = make(
+        devices, update_on_kvstore=update_on_kvstore, lock_random=False
+    )
+    trainer.update_full_grads(loss_of, BATCHES)
+    trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+    before, scale, calls = values(net), scaler.loss_scale, iter(range(2))
+    bad = overflowing(loss_of, lambda: next(calls) == bad_call)
+    trainer.step(5, closure=lambda: bad(BATCHES[1]))
+    for device in devices or [None]:
+        assert_unchanged(before, values(net, device))
+    assert scaler._next_loss_scale == scale / 2
+    for index in BATCHES[1:3]:  # goes on, at the lower scale
+        trainer.step(5, closure=lambda: loss_of(index))
+    assert scaler.loss_scale == scale / 2
+    assert np.isfinite(values(net)[0]).all() and distance(values(net), before) > 0
+
+
+@pytest.mark.parametrize("lock_random", [False, "auto"])
+@pytest.mark.parametrize("factor", [1e38, float("nan"), float("inf")])
+def test_a_first_step_that_is_not_finite(lock_random, factor):
+    """AMP skips it, and without AMP it is that of `gluon.Trainer`; nothing is compared."""
+    net, loss_of, trainer, scaler = make(lock_random=lock_random)
+    trainer.update_full_grads(loss_of, BATCHES)
+    before, scale = values(net), scaler.loss_scale
+    trainer.step(5, closure=lambda: loss_of(BATCHES[0]) * factor)
+    assert_unchanged(before, values(net))
+    assert scaler._next_loss_scale == scale / 2
+    ends = []
+    for cls in (gluon.Trainer, SVRGTrainer):
+        net, loss_of, trainer = kit.make(PROBLEM, "float32", cls=cls)
+        closure = lambda: loss_of(BATCHES[0]) * factor  # noqa: E731
+        if cls is SVRGTrainer:
+            trainer.update_full_grads(loss_of, BATCHES)
+            trainer.step(5, closure=closure)
+        else:
+            plain_step(trainer, closure, 5)
+        ends.append([np.isfinite(value) for value in values(net)])
+    assert factor == 1e38 or all(map(np.array_equal, *ends))
+
+
+def test_an_overflow_in_the_full_pass():
+    """It repeats the pass at a lower scale, if the data can be read again."""
+    net, loss_of, trainer, scaler = make()
+    before = kit.everything(trainer, net)
+    for limit, data, message in (
+        (2**13, iter(BATCHES), "cannot be repeated .* data is a list_iterator"),
+        (0, BATCHES, "not finite"),
+    ):
+        bad = overflowing(loss_of, lambda limit=limit: scaler.loss_scale > limit)
+        with pytest.raises(FloatingPointError, match=message):
+            trainer.update_full_grads(bad, data)
+        assert scaler.loss_scale == 2**16
+        assert_unchanged(before, kit.everything(trainer, net))
+    bad = overflowing(loss_of, lambda: scaler.loss_scale > 2**13)
+    trainer.update_full_grads(bad, BATCHES)
+    assert (scaler.loss_scale, trainer.num_snapshots, trainer.grad_evaluations) == (2**13, 1, 23)
+    expected = [g / 23 for g in PROBLEM.gradient(PROBLEM.initial, np.arange(23))[0]]
+    assert distance(kit.full_gradients(trainer, net), expected) < 1e-5
+
+
+def test_unscale():
+    net, loss_of, trainer, _ = make(update_on_kvstore=False)
+    trainer.update_full_grads(loss_of, BATCHES)
+    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
+    amp.unscale(trainer)
+    grads = kit.gradients(net)
+    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
+    twin.refresh(BATCHES)
+    assert distance(grads, twin.estimate(BATCHES[0])) < 1e-4
+    trainer.step(5)
+    expected = [w - 0.1 / 5 * g for w, g in zip(PROBLEM.initial, grads)]
+    assert distance(values(net), expected) < 1e-5
+
+
+@pytest.mark.parametrize("cls", [STORMTrainer, MARSTrainer])
+def test_a_step_after_unscale(cls):
+    """It is that of scaled gradients, and no change of them by the user."""
+    ends = []
+    for unscales in (False, True):
+        net, loss_of, trainer, _ = make(cls=cls, update_on_kvstore=False)
+        trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES[:2]:
+            trainer.correct_grads(lambda: loss_of(index))
+            if unscales:
+                amp.unscale(trainer)
+            trainer.step(5)
+        ends.append(values(net))
+    assert distance(*ends) < 1e-5
+
+
+def test_the_scaler_is_saved(tmp_path):
+    _, loss_of, trainer, scaler = make()
+    trainer.update_full_grads(loss_of, BATCHES)
+    scaler._loss_scale, scaler._unskipped = 512.0, 7
+    trainer.save_states(tmp_path / "states")
+    _, _, other, restored = make()
+    other.load_states(tmp_path / "states")
+    assert (restored.loss_scale, restored._unskipped) == (512.0, 7)
+    del other._amp_loss_scaler
+    with pytest.raises(ValueError, match=r"call amp.init_trainer\(trainer\) first"):
+        other.load_states(tmp_path / "states")
+
+
+@pytest.mark.skipif(IS_2, reason="MXNet 2.0: amp.init('bfloat16') is a KeyError")
+def test_bfloat16_from_end_to_end():
+    pytest.importorskip("sklearn")
+    program = str(Path(__file__).with_name("bfloat16.py"))
+    command = [sys.executable, "-W", "ignore", program]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    first, last, scale = map(float, done.stdout.split()[-3:])
+    assert last < first / 2 and scale > 0

@@ -1,0 +1,533 @@
+"""What users get wrong: each message says what to do, and nothing has changed."""
+
+import itertools
+import subprocess
+import sys
+import warnings
+from contextlib import contextmanager
+from functools import partial
+
+import kit
+import mxnet as mx
+import numpy as np
+import pytest
+from kit import assert_unchanged, everything
+from mxnet import autograd, gluon
+from problems import Dense, array, contexts, parameters, values
+
+from gluon_svrg import SAGATrainer, SAGTrainer, STORMTrainer, SVRGTrainer
+from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
+
+PROBLEM = Dense("classification", hidden=(5,), seed=7)
+ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(5)
+make = partial(kit.make, PROBLEM)
+
+
+class Begun:
+    """A trainer before its first step, or with a snapshot, and its data in minibatches."""
+
+    def __init__(self, held, **options):
+        self.net, self.of_index, self.trainer = make(**options)
+        loss_function, self.held = PROBLEM.loss_function(), held
+        self.loss_of = lambda X, y: loss_function(self.net(X), y)
+        self.batches = [(array(PROBLEM.X[i]), array(PROBLEM.y[i])) for i in BATCHES]
+        if held:
+            self.refresh()
+            self.step()
+
+    def closure(self):
+        return self.loss_of(*self.batches[0])
+
+    def refresh(self, closure=None, data=None, **options):
+        closure, data = (
+            default if given is None else given
+            for given, default in ((closure, self.loss_of), (data, self.batches))
+        )
+        return self.trainer.update_full_grads(closure, data, **options)
+
+    def step(self, closure=None, *args, size=5):
+        closure = {} if args else {"closure": self.closure if closure is None else closure}
+        return self.trainer.step(size, *args, **closure)
+
+    def set(self, **attributes):
+        for name, value in attributes.items():
+            setattr(self.trainer, name, value)
+
+    def iter(self):
+        return mx.io.NDArrayIter(PROBLEM.X, PROBLEM.y, 5)
+
+    def dataset(self):
+        return gluon.data.ArrayDataset(PROBLEM.X, PROBLEM.y)
+
+    def loader(self):
+        return gluon.data.DataLoader(self.dataset(), batch_size=5)
+
+    def assert_refused(self, call, error, message):
+        """An error with this message; then training goes on from where it was."""
+        before = everything(self.trainer, self.net)
+        with pytest.raises(error, match=message):
+            call()
+        assert_unchanged(before, everything(self.trainer, self.net))
+
+
+@pytest.fixture(params=[False, True], ids=["before the first step", "with a snapshot"])
+def begun(request):
+    return Begun(request.param)
+
+
+def fails_in_the_middle(begun):
+    yield begun.batches[0]
+    raise OSError("disk on fire")
+
+
+def augmented(begun):
+    noise = np.random.RandomState(0)
+    return lambda X, y: begun.loss_of(X + array(noise.rand(*X.shape)), y)
+
+
+def other_minibatches(begun):
+    batches = itertools.cycle([begun.batches[0], begun.batches[-1]])
+    return lambda *_: begun.loss_of(*next(batches))
+
+
+def spoiled(begun, value):
+    """The data, with a value that is not finite in the last minibatch."""
+    X = PROBLEM.X[BATCHES[-1]].copy()
+    X[1, 2] = value
+    return [*begun.batches[:-1], (array(X), begun.batches[-1][1])]
+
+
+def unrelated(loss):
+    x = array(np.ones(loss.shape))
+    x.attach_grad()
+    return x * 2
+
+
+ONE = r"The data is a \w+ of arrays.* this is one minibatch"
+
+#: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
+MISTAKES = {
+    TypeError: {
+        "a closure without arguments for a loader": (
+            lambda b: b.refresh(b.closure, b.loader()),
+            r"with the 2 items of a batch, but its signature is \(\).*lambda: loss_of\(X, y\)",
+        ),
+        "a closure with arguments for a step": (
+            lambda b: b.step(b.loss_of),
+            r"called with no arguments, .* \(X, y\).*closure=lambda: loss_of\(X, y\)",
+        ),
+        "a data iter": (lambda b: b.refresh(data=b.iter()), "each of its batches is one object"),
+        "a dataset": (lambda b: b.refresh(data=b.dataset()), "whose items are samples"),
+        "one minibatch": (lambda b: b.refresh(data=b.batches[0]), ONE),
+        "one in a list": (lambda b: b.refresh(data=[*b.batches[0]]), ONE),
+        "one of NumPy": (lambda b: b.refresh(data=(PROBLEM.X, PROBLEM.y)), ONE),
+        "one array": (lambda b: b.refresh(data=b.batches[0][0]), ONE),
+        "one without arguments": (lambda b: b.refresh(b.closure, b.batches[0]), ONE),
+        "no iterable": (lambda b: b.refresh(data=3), "a list of minibatches, got int"),
+        "the other order": (lambda b: b.refresh(b.batches, b.loss_of), "in the other order"),
+        "a flag": (lambda b: b.refresh(store_grads="x"), "must be True or False, got 'x'"),
+        "a closure by position": (lambda b: b.step(None, b.closure), "is ignore_stale_grad"),
+        "a loss": (lambda b: b.step(b.closure()), "must be a function that returns the loss"),
+        "a loss for a refresh": (lambda b: b.refresh(b.closure()), "closure must be a function"),
+        "a coefficient": (lambda b: b.set(coefficient="1"), "must be a number .*got '1'"),
+        "an index alone": (lambda b: b.trainer.step(5, batch_index=0), "needs the closure"),
+    },
+    ValueError: {
+        "no data": (lambda b: b.refresh(data=[]), "no data"),
+        "an iterator that is used up": (lambda b: b.refresh(data=iter([])), "no data"),
+        "a lock": (lambda b: b.set(lock_random="yes"), "True, False or 'auto', got 'yes'"),
+        "a size of 0": (lambda b: b.step(size=0), "batch_size must be finite, above 0, got 0"),
+        "a size below": (lambda b: b.step(size=-32), "batch_size must be"),
+        "a size of nan": (lambda b: b.step(size=float("nan")), "batch_size must be"),
+        "a size to update with": (lambda b: b.trainer.update(0), "batch_size must be"),
+    },
+    FloatingPointError: {
+        "a NaN": (lambda b: b.refresh(data=spoiled(b, np.nan)), "full gradient is not finite"),
+        "infinity": (lambda b: b.refresh(data=spoiled(b, np.inf)), "full gradient is not finite"),
+    },
+    RuntimeError: {
+        "augmentation": (lambda b: b.refresh(augmented(b)), "compute the same each .*augment data"),
+        "other minibatches": (
+            lambda b: b.refresh(other_minibatches(b)),
+            r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
+        ),
+    },
+    UserWarning: {
+        "a rate": (lambda b: scheduled().set_learning_rate(1), "that of .* FactorScheduler, and"),
+        "a rate by assignment": (lambda b: setattr(scheduled(), "learning_rate", 1), "Scheduler"),
+    },
+    OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
+}
+
+
+def scheduled():
+    return make(settings={"lr_scheduler": mx.lr_scheduler.FactorScheduler(5)})[2]
+
+
+@pytest.mark.parametrize(
+    "error, name", [(error, name) for error, mistakes in MISTAKES.items() for name in mistakes]
+)
+def test_mistakes(begun, error, name):
+    call, message = MISTAKES[error][name]
+    begun.assert_refused(lambda: call(begun), error, message)
+    begun.step()
+
+
+#: What a closure returns, or does. Backward accepts none of it.
+BAD = {
+    "None": (lambda loss: None, TypeError, "returned None.*return loss"),
+    "a number": (lambda loss: 0.5, TypeError, "returned float.*NDArray"),
+    "more than losses": (lambda loss: [loss, 3], TypeError, "list with int in it"),
+    "nothing": (lambda loss: (), ValueError, "empty tuple"),
+    "detached": (lambda loss: loss.detach(), RuntimeError, "depends on no parameter"),
+    "unrelated": (unrelated, ValueError, "none of the trainer's parameters"),
+    "used up": (lambda loss: loss.backward() or loss, RuntimeError, r"backward\(\) itself"),
+    "not computed": (
+        lambda loss: array(np.ones(loss.shape)),
+        RuntimeError,
+        "cannot be differentiated",
+    ),
+    "elsewhere": (
+        lambda loss: loss.copyto(contexts(4)[3]),
+        ValueError,
+        r"loss on \w+\(3\).*parameters are on \w+\(0\)",
+    ),
+    "failing": (lambda loss: 1 / 0, ZeroDivisionError, "division"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+@pytest.mark.parametrize("method", ["step", "correct_grads", "update_full_grads"])
+def test_bad_closures(begun, method, name):
+    """In either pass of a step, at any minibatch of a refresh."""
+    bad, error, message = BAD[name]
+    call = {
+        "step": begun.step,
+        "correct_grads": begun.trainer.correct_grads,
+        "update_full_grads": begun.refresh,
+    }
+    for good_calls in (0, 1, 6) if method == "update_full_grads" else range(1 + begun.held):
+        left = itertools.repeat(True, good_calls)
+
+        def closure(*batch, left=left):
+            loss = begun.loss_of(*(batch or begun.batches[0]))
+            return loss if next(left, False) else bad(loss)
+
+        begun.assert_refused(lambda closure=closure: call[method](closure), error, message)
+    if begun.held:  # what the call has left behind is not taken for an estimate
+        begun.assert_refused(lambda: begun.trainer.step(5), RuntimeError, "needs SVRG gradients")
+    begun.step()
+
+
+def test_errors_leave_the_marks_of_gradients():
+    """`gluon.Trainer` raises if they are stale."""
+    begun = Begun(held=False)
+    with autograd.record():
+        loss = begun.closure()
+    loss.backward()
+    with pytest.raises(ZeroDivisionError):
+        begun.trainer.correct_grads(lambda: 1 / 0)
+    begun.trainer.step(5)
+    with pytest.raises(ZeroDivisionError):
+        begun.trainer.correct_grads(lambda: 1 / 0)
+    with pytest.raises(UserWarning, match="has not been updated"):
+        begun.trainer.step(5)
+
+
+def test_an_estimate_is_not_used_after_an_error():
+    begun = Begun(held=True, coefficient=0)
+    begun.trainer.correct_grads(begun.closure)
+    with pytest.raises(ZeroDivisionError):
+        begun.trainer.correct_grads(lambda: 1 / 0)
+    with pytest.raises(RuntimeError, match="needs SVRG gradients"):
+        begun.trainer.step(5)
+
+
+# --- where a method must not be called -----------------------------------------------------------
+
+CALLS = {
+    "step": lambda b: b.step(),
+    "correct_grads": lambda b: b.trainer.correct_grads(b.closure),
+    "update_full_grads": lambda b: b.refresh(),
+    "at_snapshot": lambda b: b.trainer.at_snapshot().__enter__(),
+    "discard_snapshot": lambda b: b.trainer.discard_snapshot(),
+    "save_states": lambda b: b.trainer.save_states("never-written"),
+    "update": lambda b: b.trainer.update(5),
+    "allreduce_grads": lambda b: b.trainer.allreduce_grads(),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_inside_other_blocks(name):
+    begun = Begun(held=True)
+    with autograd.record():
+        message = rf"^{name}\(\) was called inside .*Take it out of the block"
+        begun.assert_refused(lambda: CALLS[name](begun), RuntimeError, message)
+    with begun.trainer.at_snapshot(), pytest.raises(RuntimeError, match=r"trainer\.at_snapshot"):
+        CALLS[name](begun)
+    begun.step()
+
+
+def test_a_snapshot_in_a_snapshot():
+    begun = Begun(held=False)
+    with pytest.raises(RuntimeError, match="There is no snapshot"), begun.trainer.at_snapshot():
+        pass
+    begun.refresh()
+    first, second = begun.trainer.at_snapshot(), begun.trainer.at_snapshot()
+    with first, pytest.raises(RuntimeError, match="is in force already"), second:
+        pass
+
+
+@pytest.mark.parametrize("name", ["step", "update", "allreduce_grads"])
+def test_never_silently_plain(name):
+    begun = Begun(held=True, update_on_kvstore=False)
+    arguments = () if name == "allreduce_grads" else (5,)
+    for _ in range(2):
+        message = rf"{name}\(\) needs SVRG.*correct_grads"
+        call = partial(getattr(begun.trainer, name), *arguments)
+        begun.assert_refused(call, RuntimeError, message)
+        begun.trainer.correct_grads(begun.closure)
+        begun.trainer.step(5)
+    begun.trainer.discard_snapshot()
+    with autograd.record():
+        loss = begun.closure()
+    loss.backward()
+    getattr(begun.trainer, name)(*arguments)
+
+
+# --- arguments -----------------------------------------------------------------------------------
+
+
+def of(optimizer="sgd", settings=None, **kwargs):
+    return SVRGTrainer(PROBLEM.network().collect_params(), optimizer, settings, **kwargs)
+
+
+SETTINGS = {
+    "the network": (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "net.collect_par"),
+    "no weights": (
+        lambda: SVRGTrainer(gluon.nn.Dense(1, in_units=3).collect_params(), "sgd"),
+        RuntimeError,
+        r"is not initialized. Call net.initialize\(\)",
+    ),
+    "another library": (lambda: of("sgd", {"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
+    "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
+    "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
+    "no job": (lambda: of(kvstore="dist_sync"), RuntimeError, "needs a job.*gluon-svrg launch"),
+    "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
+    "linear": (lambda: of(coefficient="linear"), TypeError, r"schedule.Linear\(0.75"),
+    "nan": (lambda: of(coefficient=np.nan), ValueError, "finite, at least 0, got nan"),
+    "inf": (lambda: of(coefficient=np.inf), ValueError, "finite"),
+    "below": (lambda: of(coefficient=-0.1), ValueError, "at least 0, got -0.1"),
+    "True": (lambda: of(coefficient=True), TypeError, "got bool"),
+    "scheduled": (lambda: of(coefficient=lambda index: -0.1), ValueError, "at least 0, got -0.1"),
+}
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_arguments(name, monkeypatch):
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+    call, error, message = SETTINGS[name]
+    with pytest.raises(error, match=message):
+        call()
+
+
+@pytest.mark.parametrize("params", [[1, 2], "abc", None, 3])
+def test_what_are_no_parameters(params):
+    for cls in (gluon.Trainer, SVRGTrainer):
+        with pytest.raises(ValueError, match="First argument must be a list or dict of Parameters"):
+            cls(params, "sgd")
+
+
+def test_nccl_where_there_is_none():
+    if mx.runtime.Features().is_enabled("NCCL"):
+        pytest.skip("this build of MXNet has NCCL")
+    with pytest.raises(ValueError, match="built with NCCL"):
+        of(kvstore="nccl")
+
+
+# --- parameters that changed since the snapshot --------------------------------------------------
+
+
+def reshape(p):
+    p._shape = (2, 2)
+    p.initialize(force_reinit=True)
+
+
+CHANGES = {
+    "shape": (reshape, r"float64 \(2, 2\) .* now and was float64 \(5, 4\) .* then"),
+    "device": (
+        lambda p: getattr(p, "reset_device", p.reset_ctx)(contexts(2)[1]),
+        r"on \w+\(1\) now and was .* on \w+\(0\) then",
+    ),
+    "frozen": (lambda p: setattr(p, "grad_req", "null"), "with grad_req='null' now"),
+    "dtype": (lambda p: p.cast("float32"), "float32 .* now and was float64 .* then"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_parameters_that_changed(name):
+    change, message = CHANGES[name]
+    begun = Begun(held=True)
+    change(parameters(begun.net)[0])
+    with pytest.raises(RuntimeError, match=f"changed since the snapshot: .*{message}.*Take a new"):
+        begun.step()
+
+
+def test_parameters_that_were_frozen_then():
+    net, loss_of, trainer = make()
+    for p in parameters(net):
+        p.grad_req = "null"
+    with pytest.raises(ValueError, match="all are frozen"):
+        trainer.update_full_grads(loss_of, BATCHES)
+    for p in parameters(net)[1:]:
+        p.grad_req = "write"
+    trainer.update_full_grads(loss_of, BATCHES)
+    parameters(net)[0].grad_req = "write"
+    with pytest.raises(RuntimeError, match="with grad_req='null' then"):
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+    trainer.update_full_grads(loss_of, BATCHES)
+    trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+    assert parameters(net)[0] in trainer.full_grads
+
+
+# --- a forward that assigns a parameter ----------------------------------------------------------
+
+
+def set_data(parameter):
+    (value,) = parameter.list_data()
+    parameter.set_data(value / (value**2).sum() ** 0.5)
+
+
+def in_place(parameter):
+    parameter.data()[:] = parameter.data() / (parameter.data() ** 2).sum() ** 0.5
+
+
+@pytest.mark.parametrize("assign", [set_data, in_place])
+def test_a_forward_that_assigns_a_parameter(begun, assign):
+    """As spectral normalization does. Where nothing is computed elsewhere, it may."""
+
+    def closure(*batch):
+        with autograd.pause():
+            assign(begun.net[0].weight)
+        return begun.loss_of(*(batch or begun.batches[0]))
+
+    begun.assert_refused(lambda: begun.refresh(closure), RuntimeError, "assign")
+    if begun.held:
+        begun.assert_refused(lambda: begun.step(closure), RuntimeError, "assign")
+        begun.trainer.discard_snapshot()
+    begun.trainer.learning_rate = 0
+    begun.step(closure)
+    assert abs((values(begun.net)[0] ** 2).sum() - 1) < 1e-12
+
+
+# --- Estimator -----------------------------------------------------------------------------------
+
+
+def estimator(cls):
+    net, _, trainer = make(dtype="float32", cls=cls)
+    made = gluon.contrib.estimator.Estimator(
+        net, PROBLEM.loss_function(), trainer=trainer, batch_processor=SVRGBatchProcessor()
+    )
+    made.logger.setLevel("ERROR")
+    data = gluon.data.ArrayDataset(PROBLEM.X.astype("float32"), PROBLEM.y.astype("float32"))
+    return made, trainer, gluon.data.DataLoader(data, batch_size=5)
+
+
+def test_storm_in_an_estimator_needs_no_handler():
+    made, trainer, data = estimator(STORMTrainer)
+    made.fit(data, epochs=2)
+    assert trainer.inner_steps == 2 * 5
+
+
+@pytest.mark.parametrize("handlers", [True, False])
+def test_saga_in_an_estimator_is_refused_before_a_pass(handlers):
+    made, trainer, data = estimator(SAGATrainer)
+    chosen = [FullGradHandler(data, update_freq=1)] if handlers else []
+    with pytest.raises(TypeError, match="which an Estimator does not tell"):
+        made.fit(data, epochs=1, event_handlers=chosen)
+    assert trainer.num_snapshots == 0
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+@contextmanager
+def warned(pattern):
+    """One warning of the package, at a line of this file."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        yield
+    ((text, file),) = ((str(w.message), w.filename) for w in caught)
+    assert file == __file__
+    for word in pattern.split("|"):
+        assert word in text
+
+
+def test_a_mean_loss_that_is_divided_again():
+    """Several minibatches in a row: one alone may be the last of an epoch."""
+    begun = Begun(held=False)
+    with warned("one loss entry for each|batch_size is 5"):
+        for _ in range(12):
+            begun.step(lambda: begun.closure().mean())
+
+
+def test_an_output_that_is_returned():
+    begun = Begun(held=False)
+
+    def closure():
+        output = begun.net(begun.batches[0][0])
+        return (output**2).sum(axis=1), output
+
+    with warned("Everything that it returns is differentiated"):
+        for _ in range(2):
+            begun.step(closure)
+
+
+@pytest.mark.parametrize("cls", [SAGATrainer, SAGTrainer])
+@pytest.mark.parametrize("devices", [1, 2])
+def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
+    """The first row is computed again, at its own weights, when its minibatch comes again."""
+    where, batches = contexts(devices), PROBLEM.batches(8)[:2]
+    net = kit.with_dropout(where, norm=True)
+    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=True)
+    loss_of = PROBLEM.closure(net, "float32", where)
+
+    def epoch(order):
+        for index, number in enumerate(order):
+            trainer.step(8, closure=lambda: loss_of(batches[number]), batch_index=index)
+
+    for _ in range(3):
+        epoch([0, 1])  # no warning, and the check is not counted
+    assert trainer.grad_evaluations == 3 * 16
+    trainer.discard_snapshot()
+    epoch([0, 1])
+    with warned("computed again at the weights of its first visit|pass lock_random=True"):
+        epoch([1, 0])
+        epoch([0, 1])
+
+
+ONE_OF_TWO = """
+import warnings
+from mxnet import gluon
+from gluon_svrg import SVRGTrainer
+net = gluon.nn.Dense(1, in_units=3)
+net.initialize()
+with warnings.catch_warnings(record=True) as caught:
+    warnings.simplefilter("always")
+    SVRGTrainer(net.collect_params(), "sgd", kvstore="device")
+print("said" if any("exchanges nothing" in str(w.message) for w in caught) else "silent")
+"""
+
+
+@pytest.mark.parametrize("workers", [pytest.param(1, marks=pytest.mark.slow), 2])
+def test_a_worker_of_several_without_their_kvstore(workers, tmp_path):
+    """In a real job, whose workers end by themselves."""
+    program = tmp_path / "train.py"
+    program.write_text(ONE_OF_TWO)
+    command = [sys.executable, "-m", "gluon_svrg", "launch", "-n", str(workers), "-s", "1", "--"]
+    done = subprocess.run(
+        [*command, sys.executable, str(program)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert done.stdout.count("said" if workers > 1 else "silent") == workers

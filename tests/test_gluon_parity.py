@@ -1,0 +1,265 @@
+"""The same program with `gluon.Trainer`, to the last bit: without a snapshot, or coefficient 0.
+
+Every public member and every argument; casts; what is logged.
+"""
+
+import inspect
+
+import mxnet as mx
+import pytest
+from kit import assert_unchanged
+from loops import plain_step, svrg_step
+from mxnet import autograd, gluon
+from problems import Dense, array, contexts, parameters, values
+
+from gluon_svrg import SVRGTrainer
+
+PROBLEM = Dense("classification", hidden=(5,), seed=14)
+BATCHES, TWO = PROBLEM.batches(5), contexts(2)
+
+
+class Program:
+    """A network with one of the trainers."""
+
+    def __init__(self, svrg, snapshot=False, devices=None, params=None, **kwargs):
+        mx.random.seed(3)
+        self.svrg, self.snapshot = svrg, snapshot
+        self.net = PROBLEM.network("float32", devices)
+        params = params(self.net) if params else self.net.collect_params()
+        kwargs.setdefault("optimizer", "sgd")
+        if kwargs["optimizer"] == "sgd":
+            kwargs.setdefault("optimizer_params", {"learning_rate": 0.1, "momentum": 0.9})
+        if svrg:
+            kwargs["coefficient"] = 0.0
+        self.trainer = (SVRGTrainer if svrg else gluon.Trainer)(params, **kwargs)
+        self.loss_of = PROBLEM.closure(self.net, "float32", devices)
+        self.take_snapshot()
+
+    def take_snapshot(self):
+        if self.svrg and self.snapshot:
+            self.trainer.update_full_grads(self.loss_of, PROBLEM.batches(7))
+
+    def backward(self, index):
+        if self.svrg:
+            return self.trainer.correct_grads(lambda: self.loss_of(index))
+        with autograd.record():
+            loss = self.loss_of(index)
+        autograd.backward(loss)
+        return loss
+
+    def step(self, index, **kwargs):
+        make = svrg_step if self.svrg else plain_step
+        return make(self.trainer, lambda: self.loss_of(index), len(index), **kwargs)
+
+    def train(self, **kwargs):
+        for index in BATCHES:
+            self.step(index, **kwargs)
+        return self.values()
+
+    def values(self):
+        return [d.asnumpy() for p in parameters(self.net) for d in p.list_data()]
+
+
+def step(make, folder):
+    program = make()
+    losses = [program.step(index).asnumpy() for index in BATCHES]
+    program.step(BATCHES[0], ignore_stale_grad=True)
+    return losses + program.values()
+
+
+def allreduce_grads(make, folder):
+    program, found = make(devices=TWO, update_on_kvstore=False), []
+    for index in BATCHES:
+        program.backward(index)
+        program.trainer.allreduce_grads()
+        found += [g.asnumpy() for p in parameters(program.net) for g in p.list_grad()]
+        program.trainer.update(len(index), ignore_stale_grad=True)
+    return found + program.values()
+
+
+def learning_rate(make, folder):
+    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)
+    program = make(optimizer_params={"learning_rate": 0.5, "lr_scheduler": scheduler})
+    found = [program.trainer.learning_rate]
+    for index in BATCHES:
+        program.step(index)
+        found.append(program.trainer.learning_rate)
+    return found + program.values()
+
+
+def set_learning_rate(make, folder):
+    found = []
+    for devices in (None, TWO):
+        program = make(devices=devices)
+        for epoch in range(3):
+            program.trainer.set_learning_rate(0.1 * (epoch + 1))
+            found += program.train()
+        found.append(program.trainer.learning_rate)
+    return found
+
+
+def optimizer(make, folder):
+    program = make(optimizer=mx.optimizer.Adam(learning_rate=0.01))
+    assert isinstance(program.trainer.optimizer, mx.optimizer.Adam)
+    program.trainer.optimizer.set_wd_mult({0: 0.0})
+    return [*program.train(), program.trainer.optimizer.num_update]
+
+
+def load_states(make, folder):
+    program = make()
+    program.train()
+    program.trainer.save_states(str(folder / "states"))
+    saved, after = program.values(), program.train()
+    PROBLEM.assign(program.net, saved)
+    program.trainer.load_states(str(folder / "states"))
+    program.take_snapshot()
+    assert_unchanged(after, program.train())
+    return after
+
+
+MEMBERS = {
+    "step": step,
+    "allreduce_grads": allreduce_grads,
+    "update": allreduce_grads,
+    "learning_rate": learning_rate,
+    "set_learning_rate": set_learning_rate,
+    "optimizer": optimizer,
+    "save_states": load_states,
+    "load_states": load_states,
+}
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize("program", dict.fromkeys(MEMBERS.values()))
+def test_members(program, snapshot, tmp_path):
+    found = []
+    for svrg in (False, True):
+
+        def make(svrg=svrg, **kwargs):
+            return Program(svrg, snapshot, **kwargs)
+
+        folder = tmp_path / str(svrg)
+        folder.mkdir()
+        found.append(program(make, folder))
+    assert_unchanged(*found)
+
+
+def some(net):
+    return [p for p in parameters(net) if p is not net[1].bias]
+
+
+COMPRESSED = {"compression_params": {"type": "2bit", "threshold": 0.5}, "devices": TWO}
+ARGUMENTS = {
+    "params": [{"params": lambda net: list(net.collect_params().values())}, {"params": some}],
+    "optimizer": [{"optimizer": "adam"}, {"optimizer": lambda: mx.optimizer.NAG()}],
+    "optimizer_params": [{"optimizer_params": {"learning_rate": 0.3, "wd": 0.1}}],
+    "kvstore": [
+        {"kvstore": None},
+        {"kvstore": "local", "devices": TWO},
+        {"kvstore": "device", "devices": TWO},
+        {"kvstore": "local"},
+    ],
+    "compression_params": [{**COMPRESSED, "kvstore": "device"}],
+    "update_on_kvstore": [
+        {"update_on_kvstore": value, "devices": TWO, "kvstore": "local"} for value in (True, False)
+    ],
+}
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+@pytest.mark.parametrize(
+    "settings", [each for choices in ARGUMENTS.values() for each in choices], ids=str
+)
+def test_arguments(settings, snapshot):
+    found = []
+    for svrg in (False, True):
+        mine = dict(settings)
+        if callable(mine.get("optimizer")):
+            mine["optimizer"] = mine["optimizer"]()
+        program = Program(svrg, snapshot, **mine)
+        found.append(
+            [*program.train(ignore_stale_grad=True), *program.train(ignore_stale_grad=True)]
+        )
+    assert_unchanged(*found)
+
+
+def test_all_members_and_arguments_are_tested():
+    assert {name for name in dir(gluon.Trainer) if not name.startswith("_")} == set(MEMBERS)
+    theirs = inspect.signature(gluon.Trainer.__init__).parameters
+    ours = inspect.signature(SVRGTrainer.__init__).parameters
+    assert set(theirs) - {"self"} == set(ARGUMENTS)
+    assert list(ours)[: len(theirs)] == list(theirs)
+    for name, parameter in theirs.items():
+        assert ours[name].default == parameter.default
+        assert ours[name].kind == parameter.kind
+
+
+@pytest.mark.parametrize("snapshot", [False, True])
+def test_parameters_that_no_loss_reaches(snapshot):
+    """With `ignore_stale_grad`, they stay where they are."""
+    found = []
+    for cls in (gluon.Trainer, SVRGTrainer):
+        mx.random.seed(2)
+        body, *heads = (gluon.nn.Dense(n, in_units=k) for n, k in ((5, 4), (1, 5), (1, 5)))
+        for layer in (body, *heads):
+            layer.initialize(mx.init.Normal(0.5))
+        params = [p for layer in (body, *heads) for p in (layer.weight, layer.bias)]
+        own = {"coefficient": 0} if cls is SVRGTrainer else {}
+        settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
+        trainer = cls(params, "sgd", settings, **own)
+
+        def loss_of(index, chosen=(0, 1), body=body, heads=heads):
+            hidden = body(array(PROBLEM.X[index], "float32"))
+            return sum((heads[number](hidden) - 1) ** 2 for number in chosen)
+
+        take = svrg_step if cls is SVRGTrainer else plain_step
+        if cls is SVRGTrainer and snapshot:
+            trainer.update_full_grads(loss_of, [(index,) for index in BATCHES])
+        take(trainer, lambda: loss_of(BATCHES[0]), 5)
+        for number, index in enumerate(BATCHES[1:]):
+            chosen = (number % 2,)
+            take(trainer, lambda: loss_of(index, chosen), 5, ignore_stale_grad=True)
+        found.append([p.data().asnumpy() for p in params])
+    assert_unchanged(*found)
+
+
+# --- where gluon.Trainer goes on -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hybridize", [None, {}])
+@pytest.mark.parametrize("when", [0, 1])
+@pytest.mark.filterwarnings("ignore:Currently the model has been hybridized:UserWarning")
+def test_a_cast_there_and_back(when, hybridize):
+    """float32 to float64 and back loses nothing: before the first step, and between steps."""
+    found = []
+    for casts in (False, True):
+        net = PROBLEM.network("float32", hybridize=hybridize)
+        settings = {"learning_rate": 0.1, "momentum": 0.9}
+        trainer = SVRGTrainer(net.collect_params(), "sgd", settings)
+        loss_of = PROBLEM.closure(net, "float32")
+        for _ in range(2):
+            trainer.update_full_grads(loss_of, BATCHES)
+            for number, index in enumerate(BATCHES):
+                if casts and number == when:
+                    net.cast("float64")
+                    net.cast("float32")
+                trainer.step(len(index), closure=lambda: loss_of(index))
+        found.append(values(net))
+    assert_unchanged(*found)
+
+
+def test_nothing_is_logged_that_gluon_does_not_log(caplog):
+    found = []
+    for svrg in (False, True):
+        program = Program(svrg)
+        with caplog.at_level("DEBUG"):
+            program.train()
+            program.snapshot = svrg
+            program.take_snapshot()
+            program.train()
+            if svrg:
+                program.trainer.discard_snapshot()
+            program.train()
+        found.append([record.getMessage() for record in caplog.records])
+        caplog.clear()
+    assert found[0] == found[1]

@@ -1,0 +1,324 @@
+"""Random numbers in both passes of a step: locked, unlocked, and found out."""
+
+import itertools
+import warnings
+from contextlib import contextmanager
+
+import kit
+import mxnet as mx
+import numpy as np
+import pytest
+from kit import HYBRIDIZE, assert_unchanged
+from mxnet import gluon
+from mxnet.gluon import nn, rnn
+from problems import Dense, array, contexts, parameters
+
+from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
+from gluon_svrg.variance import variance
+
+PROBLEM = Dense("classification", hidden=(5,), seed=11, samples=40)
+ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(8)
+
+
+def make(lock_random="auto", hybridize=None, norm=False, rate=0.1, devices=None):
+    """A network with dropout."""
+    net = kit.with_dropout(devices, hybridize, norm)
+    settings = {"learning_rate": rate}
+    trainer = SVRGTrainer(net.collect_params(), "sgd", settings, lock_random=lock_random)
+    return net, PROBLEM.closure(net, "float32", devices), trainer
+
+
+def calm(**kwargs):
+    """A network that draws none."""
+    return kit.make(PROBLEM, "float32", **kwargs)
+
+
+def is_full_gradient(trainer, count):
+    """Whether v is mu on each device, to 1e-6."""
+    mx.nd.waitall()
+    rows = [(p.list_grad(), means) for p, means in trainer.full_grads.items()]
+    scale = max(np.abs(means[0].asnumpy()).max() for _, means in rows)
+    return all(
+        np.abs(v.asnumpy() / count - mean.asnumpy()).max() < 1e-6 * scale
+        for grads, means in rows
+        for v, mean in zip(grads, means)
+    )
+
+
+@contextmanager
+def noticed():
+    """The texts of the package's warnings, all at lines of this file, and of its errors."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        try:
+            yield texts
+        except RuntimeError as error:
+            texts.append(str(error))
+    texts[:0] = [str(w.message) for w in caught]
+    assert {w.filename for w in caught} <= {__file__}
+
+
+# --- locked and unlocked -------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@pytest.mark.parametrize("lock_random", [True, "auto"])
+def test_under_the_lock_the_first_estimates_are_the_full_gradient(lock_random, hybridize):
+    """With dropout; ``'auto'`` finds it at the first refresh, and says so once."""
+    devices = contexts(2)
+    _, loss_of, trainer = make(lock_random, hybridize, devices=devices)
+    for refresh in range(2):
+        with noticed() as texts:
+            trainer.update_full_grads(loss_of, BATCHES)
+        expected = lock_random == "auto" and refresh == 0
+        assert ["lock_random=True" in text for text in texts] == [True] * expected
+        for index in BATCHES[:2]:
+            trainer.correct_grads(lambda: loss_of(index))
+            assert is_full_gradient(trainer, len(index) // 2)
+        trainer.step(8)
+    assert trainer.lock_random == lock_random
+
+
+def test_it_can_be_set():
+    _, loss_of, trainer = make(False)
+    for lock_random in (False, True):
+        trainer.lock_random = lock_random
+        trainer.update_full_grads(loss_of, BATCHES)
+        trainer.correct_grads(lambda: loss_of(BATCHES[0]))
+        assert is_full_gradient(trainer, 8) == lock_random == trainer.lock_random
+
+
+def masks(seed):
+    """What dropout keeps in both passes of some steps."""
+    _, loss_of, trainer = make(True)
+    drop, found = gluon.nn.Dropout(0.5), []
+    mx.random.seed(seed)
+    trainer.update_full_grads(loss_of, BATCHES)
+    weight = next(iter(trainer.full_grads))
+
+    def closure():
+        mask = drop(array(np.ones(64), "float32"))
+        found.append(mask.asnumpy())
+        return weight.data().sum() + 0 * mask.sum()
+
+    for _ in range(3):
+        trainer.step(1, ignore_stale_grad=True, closure=closure)
+    return found
+
+
+def test_both_passes_draw_the_same_and_every_step_another():
+    first, again, other = map(masks, (1, 1, 2))
+    assert_unchanged(first, again)  # mx.random.seed makes it repeatable
+    assert_unchanged(first[::2], first[1::2])
+    different = [*first[::2], *other[::2]]
+    assert not any(itertools.starmap(np.array_equal, itertools.combinations(different, 2)))
+
+
+def test_where_nothing_is_random_the_random_stream_is_not_touched():
+    _, loss_of, trainer = calm()
+
+    def draws(between):
+        mx.random.seed(5)
+        first = mx.nd.random.uniform(shape=(3,)).asnumpy()
+        between()
+        return [first, mx.nd.random.uniform(shape=(3,)).asnumpy()]
+
+    def train():
+        trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+
+    assert_unchanged(draws(lambda: None), draws(train))
+
+
+@pytest.mark.parametrize("lock_random", [False, True])
+def test_random_numbers_after_a_look_at_the_variance(lock_random):
+    """They follow from those before, and training goes on as without."""
+    found = []
+    for seed, looks in ((1, True), (1, True), (2, True), (1, False)):
+        net, loss_of, trainer = calm(lock_random=lock_random)
+        trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES[:2]:
+            mx.random.seed(seed)
+            if looks:
+                variance(trainer, loss_of, BATCHES)
+            drawn = mx.nd.random.uniform(shape=(5,)).asnumpy()
+            trainer.step(8, closure=lambda: loss_of(index))
+        found.append((drawn, [p.data().asnumpy() for p in parameters(net)]))
+    (drawn, weights), again, other, plain = found
+    assert np.array_equal(drawn, again[0]) and not np.array_equal(drawn, other[0])
+    assert lock_random or np.array_equal(drawn, plain[0])
+    for _, end in found:
+        assert_unchanged(weights, end)
+
+
+# --- found out -----------------------------------------------------------------------------------
+
+
+def test_a_look_moves_running_statistics_once():
+    found = []
+    for lock_random in (True, "auto"):
+        net, loss_of, trainer = make(lock_random, norm=True, rate=0.0)
+        with noticed():
+            trainer.update_full_grads(loss_of, BATCHES)
+        for index in BATCHES:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+        mx.nd.waitall()
+        found.append([net[0].running_mean.data().asnumpy(), net[0].running_var.data().asnumpy()])
+    assert_unchanged(*found)
+
+
+def test_randomness_of_some_calls_is_found_by_most():
+    """Three pairs at the refresh find it in 7 of 8 trainings, the first step in half the rest."""
+    found = 0
+    for seed in range(30):
+        mx.random.seed(seed)
+        net, loss_of, trainer = calm()
+
+        def sometimes(index, net=net, loss_of=loss_of):
+            """Stochastic depth: half of the calls leave a layer out."""
+            with_layer = mx.nd.random.uniform().asscalar() < 0.5
+            return loss_of(index) * (1.5 if with_layer else 1)
+
+        with noticed() as texts:
+            trainer.update_full_grads(sometimes, BATCHES)
+            trainer.step(8, closure=lambda: sometimes(BATCHES[0]))
+        found += bool(texts)
+    assert found >= 27
+
+
+def late_dropout():
+    """A closure that draws random numbers once it is awake: no refresh before finds that out."""
+    net, _, trainer = make()
+    loss_function = PROBLEM.loss_function()
+
+    def loss_of(index):
+        with mx.autograd.train_mode() if loss_of.awake else mx.autograd.predict_mode():
+            return loss_function(
+                net(array(PROBLEM.X[index], "float32")), array(PROBLEM.y[index], "float32")
+            )
+
+    loss_of.awake = False
+    trainer.update_full_grads(loss_of, BATCHES)
+    return net, loss_of, trainer
+
+
+def without_weight(net, loss_of, trainer):
+    trainer.coefficient, rate, trainer.learning_rate = 0.0, trainer.learning_rate, 0.0
+    trainer.step(8, closure=lambda: loss_of(BATCHES[0]))
+    trainer.coefficient, trainer.learning_rate = 1.0, rate
+
+
+def elsewhere(net, loss_of, trainer):
+    """After the next refresh, then."""
+    net[0].weight.set_data(net[0].weight.data() + 0.1)
+    trainer.step(8, closure=lambda: loss_of(BATCHES[0]))
+    loss_of.awake = False
+    trainer.update_full_grads(loss_of, BATCHES)
+    loss_of.awake = True
+
+
+@pytest.mark.parametrize("first", [None, without_weight, elsewhere])
+def test_the_first_step_that_can_compare_finds_it(first):
+    net, loss_of, trainer = late_dropout()
+    loss_of.awake = True
+    with noticed() as texts:
+        if first is not None:
+            first(net, loss_of, trainer)
+    assert texts == []
+    with noticed() as texts:
+        trainer.step(8, closure=lambda: loss_of(BATCHES[0]))
+    assert ["network draws random numbers" in text for text in texts] == [True]
+    with noticed() as texts:
+        trainer.update_full_grads(loss_of, BATCHES)
+        trainer.step(8, closure=lambda: loss_of(BATCHES[0]))
+    assert texts == []
+
+
+def noise(loss_of):
+    return lambda: loss_of(ALL[:8]) * array(np.random.rand(8), "float32")
+
+
+def carried_state(loss_of):
+    state = [1.0]
+
+    def closure():
+        state[0] *= 2
+        return loss_of(ALL[:8]) * state[0]
+
+    return closure
+
+
+@pytest.mark.parametrize("bad", [noise, carried_state])
+def test_a_closure_that_is_not_repeatable(bad):
+    """One error, no warning; training goes on, and is not locked."""
+    net, loss_of, trainer = calm()
+    trainer.update_full_grads(loss_of, BATCHES)
+    before = kit.everything(trainer, net)
+    with pytest.raises(RuntimeError, match=r"next\(iterator\).*carry a state .*outside MXNet"):
+        trainer.step(8, closure=bad(loss_of))
+    assert_unchanged(before, kit.everything(trainer, net))
+    mx.random.seed(3)
+    expected = mx.nd.random.uniform(shape=(3,)).asnumpy()
+    mx.random.seed(3)
+    trainer.step(8, closure=lambda: loss_of(ALL[:8]))
+    np.testing.assert_array_equal(mx.nd.random.uniform(shape=(3,)).asnumpy(), expected)
+
+
+@pytest.mark.parametrize("change", [2e-4, 1e-2])
+def test_a_small_difference_that_stays_is_never_called_zero(change):
+    _, loss_of, trainer = calm()
+    calls = itertools.count(1)
+    with noticed() as texts:
+        drifting = [lambda index: loss_of(index) * (1 + change * next(calls))]
+        trainer.update_full_grads(drifting[0], BATCHES)
+    (text,) = texts
+    assert "although" in text and " 0%" not in text and " 0.0%" not in text
+
+
+@pytest.mark.parametrize("change", ["weights", "statistics"])
+def test_what_has_changed_since_the_refresh_is_no_difference(change):
+    """Also statistics that the loss depends on."""
+    net = kit.sequence(nn.BatchNorm(in_channels=4, use_global_stats=True), nn.Dense(3, in_units=4))
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    loss_of = PROBLEM.closure(net, "float32")
+    trainer.update_full_grads(loss_of, BATCHES)
+    parameter = net[1].bias if change == "weights" else net[0].running_mean
+    parameter.set_data(parameter.data() + 1)
+    trainer.step(8, closure=noise(loss_of))  # nothing to compare
+    trainer.update_full_grads(loss_of, BATCHES)
+    with pytest.raises(RuntimeError, match="numbers from outside MXNet"):
+        trainer.step(8, closure=noise(loss_of))
+
+
+# --- networks that carry a state -----------------------------------------------------------------
+
+
+@pytest.mark.parametrize("cls", [SVRGTrainer, STORMTrainer, SAGATrainer])
+@pytest.mark.parametrize("carried", [True, False])
+def test_a_state_that_a_recurrent_network_carries(cls, carried):
+    """It comes to rest when the closure is called again and again; dropout needs only the lock."""
+    cell, head = rnn.LSTM(8, input_size=3), nn.Dense(2, flatten=False, in_units=8)
+    drop = nn.Dropout(0.0 if carried else 0.5)
+    for block in (cell, head):
+        block.initialize(mx.init.Normal(1.0))
+    params = [*cell.collect_params().values(), *head.collect_params().values()]
+    trainer, state = cls(params, "sgd", {"learning_rate": 0.01}), [cell.begin_state(batch_size=4)]
+
+    def loss_of(X, y):
+        out, new = cell(X, state[0])
+        if carried:
+            state[0] = [each.detach() for each in new]
+        return gluon.loss.L2Loss()(head(drop(out)), y)
+
+    rng = np.random.RandomState(0)
+    batches = [[array(rng.randn(5, 4, k), "float32") for k in (3, 2)] for _ in range(3)]
+    with noticed() as texts:
+        if cls is STORMTrainer:
+            for X, y in batches:
+                trainer.step(4, closure=lambda: loss_of(X, y))
+        else:
+            trainer.update_full_grads(loss_of, batches)
+    assert ("although" in texts[-1]) == carried and len(texts) <= 2
