@@ -1,8 +1,4 @@
-"""What every method's trainer must pass, each against its twin in NumPy; see the table in `plays`.
-
-What is of one method alone is in a file of its name. Halves of a step and micro-batches are in
-`test_halves`, files in `test_saving`, several workers in `test_toy_kvstore`.
-"""
+"""What every method must pass, each against its twin in NumPy; their table is in `plays`."""
 
 import copy
 
@@ -306,6 +302,9 @@ def step_without_an_update(play, number, scaler):
     else:
         with pytest.raises(ZeroDivisionError):
             play.step_alone(number, kit.Indivisible(len(index)))
+        if not play.case.needs_refresh:  # of the others, the estimate is still held
+            with pytest.raises(RuntimeError, match=r"needs .* gradients"):
+                play.trainer.step(5)
     assert_unchanged(before, values(play.net))
 
 
