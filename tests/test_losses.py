@@ -49,6 +49,15 @@ def test_samples_in_another_order_at_each_call(case, how, devices):
 
 
 @each_method
+def test_several_losses_on_a_device(case):
+    """As of several tasks: all of their entries count."""
+    play = Play(case)
+    loss_of = play.loss_of
+    play.loss_of = lambda index: [loss_of(index[:1]), loss_of(index[1:])]
+    play.run()
+
+
+@each_method
 def test_a_last_minibatch_of_one_sample(case):
     """33 samples in minibatches of 8, all divided by 8, as in Gluon's examples: no warning."""
     problem = Dense("classification", hidden=(5,), seed=47, samples=33)
