@@ -14,7 +14,6 @@ from gluon_svrg import MARSTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORM
 
 ALL = np.arange(len(PROBLEM.X))
 RATE = {"learning_rate": 0.2}
-#: The last one needs no reference gradient for vectors.
 METHODS = {name: CASES[name] for name in ("SARAH", "STORM", "MARS", "approximate MARS")}
 METHODS["approximate MARS of matrices"] = mars(gamma=0.1, exact=False, clip=0.2)
 each_method = pytest.mark.parametrize("case", METHODS.values(), ids=METHODS)
