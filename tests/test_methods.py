@@ -176,8 +176,11 @@ def test_counters_and_the_loss_that_a_step_returns(case):
     assert len(play.loss_of.calls) == 2 * case.gradients
     assert trainer.grad_evaluations - before == case.gradients * (5 + 3)
     assert (trainer.num_snapshots, trainer.inner_steps) == (1, 4)
+    play.refresh()
+    assert (trainer.num_snapshots, trainer.inner_steps) == (2, 0)
+    play.update(0)
     trainer.discard_snapshot()
-    assert (trainer.num_snapshots, trainer.inner_steps, trainer.has_snapshot) == (1, 0, False)
+    assert (trainer.num_snapshots, trainer.inner_steps, trainer.has_snapshot) == (2, 0, False)
 
 
 @each_method
