@@ -46,7 +46,7 @@ def test_the_scale_of_the_losses_does_not_matter(case, how, devices):
         scaler._loss_scale = scaler._next_loss_scale = 2.0 ** (6 + count % 4)
         numbers = numbers if how == "add" else numbers[:1]
         for number in numbers:
-            play.correct(number) if how == "add" else play.step_alone(number)
+            (play.correct if how == "add" else play.step_alone)(number)
         batches, rows = play.of_all(numbers)
         if how == "add":
             play.trainer.step(sum(map(len, batches)))
@@ -133,8 +133,7 @@ def test_plain_without_a_snapshot(name, devices, between):
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_variance_and_bias(case, split):
     play = Play(case, devices=split and TWO, split=split)
-    is_refreshed = case.needs_refresh or (case.indexed and not split)
-    if is_refreshed:
+    if case.indexed or case.needs_refresh:
         play.refresh()
     play.epoch((3, 0, 4))
     before = everything(play.trainer, play.net)
@@ -154,8 +153,7 @@ def test_variance_and_bias(case, split):
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, err_msg=name)
     bias = np.linalg.norm(np.average(estimates - plain, axis=0, weights=counts))
     np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-10)
-    is_unbiased = case.trainer in ("SVRGTrainer", "SAGATrainer") and is_refreshed
-    assert (found.bias < 1e-9) == is_unbiased
+    assert (found.bias < 1e-9) == (case.trainer in ("SVRGTrainer", "SAGATrainer"))
 
 
 def _flat(grads):
