@@ -27,12 +27,7 @@ def make(
 ):
     """A network at the problem's initial weights, its loss of an index array, and a trainer.
 
-    Parameters
-    ----------
-    settings : dict, optional
-        The optimizer's arguments; without them its learning rate is `rate`.
-    **kwargs
-        Of the trainer.
+    Without `settings`, the arguments of the optimizer, its learning rate is `rate`.
     """
     net = problem.network(dtype, devices, hybridize=hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
@@ -145,17 +140,11 @@ def clear(net):
     (net if hasattr(net, "zero_grad") else net.collect_params()).zero_grad()
 
 
-COUNTERS = ("num_snapshots", "inner_steps", "grad_evaluations", "coefficient")
-
-
 def everything(trainer, net):
-    """All that must not change on an error, by name.
-
-    Weights and running statistics on every device, the snapshot and the mean gradient, the states
-    and the counts of the optimizer, and the counters. Gradients are not among it.
-    """
+    """All that must not change on an error, by name: not the gradients."""
     mx.nd.waitall()
-    found = {name: getattr(trainer, name) for name in COUNTERS if hasattr(trainer, name)}
+    names = ("num_snapshots", "inner_steps", "grad_evaluations", "coefficient")
+    found = {name: getattr(trainer, name) for name in names if hasattr(trainer, name)}
     found["learning rate"] = trainer.learning_rate
     found["updates"] = trainer.optimizer.num_update
     arrays = {

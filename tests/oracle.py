@@ -22,22 +22,13 @@ def copied(arrays):
 
 
 class Method:
-    """The base of all methods; by itself, the plain optimizer.
-
-    Attributes
-    ----------
-    weights : list of array
-        The optimizer changes them in place.
-    mean : list of array or None
-        m. Without it the method is the plain optimizer.
-    reference : list of array
-        The weights where r is computed.
-    """
+    """The base of all methods; by itself, the plain optimizer."""
 
     def __init__(self, gradient, weights):
         self.gradient = gradient
-        self.weights = copied(weights)
-        self.reference = self.mean = None
+        self.weights = copied(weights)  # the optimizer changes them in place
+        self.reference = None  # the weights where r is computed
+        self.mean = None  # m
 
     def refresh(self, batches):
         """Start over: the current weights are the reference, m the mean gradient over `batches`."""
@@ -53,8 +44,7 @@ class Method:
     def advance(self, total, batches, rows):
         """Update the method's state; return the gradient for the optimizer.
 
-        `total` is the sum of the estimates since the last update: of the `batches`, whose rows in
-        the table are `rows`. The weights have not moved yet.
+        `total` is the sum of the estimates of `batches`. The weights have not moved yet.
         """
         return total
 
@@ -137,14 +127,7 @@ class MARS(Method):
     """Yuan et al. 2024, exact (two gradients per step) or approximate (one)."""
 
     def __init__(
-        self,
-        gradient,
-        weights,
-        gamma=0.025,
-        beta=0.95,
-        clip=1.0,
-        exact=True,
-        include_vectors=False,
+        self, gradient, weights, gamma=0.025, beta=0.95, clip=1.0, exact=True, include_vectors=False
     ):
         super().__init__(gradient, weights)
         gamma, beta = rounded(gamma), rounded(beta)
@@ -187,20 +170,13 @@ class SAGA(Method):
     """Defazio et al. 2014, with a table of the gradients of minibatches, one row for each.
 
     Any key can name a row, such as ``(worker, index)``. An unvisited row is zero, and the mean of
-    the table is over the entries of visited rows: all rows after a refresh, which names them by
-    position.
-
-    Attributes
-    ----------
-    table : dict
-        The gradient of each row, a sum over its entries.
-    seen : int
-        N, the number of entries of all rows.
+    the table is over the entries of visited rows.
     """
 
     def __init__(self, gradient, weights):
         super().__init__(gradient, weights)
-        self.table, self.seen = {}, 0
+        self.table = {}  # the gradients, each a sum over the entries of its row
+        self.seen = 0  # N, the number of entries of all rows
         self.mean = [np.zeros_like(w) for w in self.weights]
 
     def refresh(self, batches, rows=None):
@@ -236,12 +212,7 @@ class SAG(SAGA):
 class BarzilaiBorwein:
     """The learning rate of SVRG from its last two snapshots, Tan et al. 2016.
 
-    Parameters
-    ----------
-    learning_rate : float
-        The rate until there are two snapshots and a positive denominator.
-    wd : float
-        The optimizer's weight decay: part of the curvature, but not of the full gradients.
+    The weight decay of the optimizer is part of the curvature, but not of the full gradients.
     """
 
     def __init__(self, learning_rate, wd=0.0):

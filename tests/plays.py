@@ -1,23 +1,81 @@
-"""Every method, trained in every way, and its twin in NumPy beside it."""
+"""The table of all methods, and a trainer that trains beside its twin in NumPy."""
+
+from dataclasses import dataclass, field
+from typing import Any, Callable, Dict, Optional
 
 import kit
 import numpy as np
 import oracle
 import pytest
-from problems import array, contexts, distance, parameters, values
-from test_methods import CASES, SETTINGS, Case
+from problems import Dense, array, contexts, distance, parameters, values
 
-#: The methods of all trainers; a table may also come from a refresh of SVRG.
-WITH_STORED = {
-    **CASES,
-    "stored": Case("SVRGTrainer", oracle.SVRG, {"coefficient": 0.75}, 1, True, True),
+import gluon_svrg
+
+PROBLEM = Dense("classification", hidden=(5,), seed=40)
+BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
+SETTINGS = {"learning_rate": 0.05, "momentum": 0.5, "wd": 0.01}
+TWO = contexts(2)
+STATIC = {"static_alloc": True, "static_shape": True}
+
+
+@dataclass(frozen=True)
+class Case:
+    """A method: its trainer and its twin."""
+
+    trainer: str  # its name in `gluon_svrg`
+    twin: Callable[..., oracle.Method]  # its class in `oracle`
+    settings: Dict[str, Any] = field(default_factory=dict)  # arguments of both, all their own
+    gradients: int = 2  # how many of each minibatch a step takes
+    indexed: bool = False  # whether a step names the minibatch's row of a table
+    needs_refresh: bool = False  # whether it is plain until the first `update_full_grads`
+    plain: Optional[Dict[str, Any]] = None  # settings with which it is plain, refreshed or not
+
+    @property
+    def replaces_grads(self):
+        """Whether the method computes the optimizer's gradient when gradients are reduced."""
+        return self.trainer in ("SAGTrainer", "MARSTrainer")
+
+    def make_twin(self, gradient=PROBLEM.gradient, weights=PROBLEM.initial):
+        return self.twin(gradient, weights, **self.settings)
+
+    def make_trainer(self, params, optimizer="sgd", optimizer_params=SETTINGS, **kwargs):
+        make = getattr(gluon_svrg, self.trainer)
+        return make(params, optimizer, optimizer_params, **{**self.settings, **kwargs})
+
+    def row(self, number):
+        """The arguments of `step` and `correct_grads` that name the minibatch."""
+        return {"batch_index": number} if self.indexed else {}
+
+
+def svrg(coefficient, **kwargs):
+    settings = {"coefficient": coefficient}
+    return Case("SVRGTrainer", oracle.SVRG, settings, needs_refresh=True, **kwargs)
+
+
+def mars(plain=None, **settings):
+    gradients = 2 if settings.get("exact", True) else 1
+    return Case("MARSTrainer", oracle.MARS, settings, gradients, plain=plain)
+
+
+UNCLIPPED = {"gamma": 0, "clip": None}
+#: All methods. A new one is a line here.
+CASES = {
+    "SVRG": svrg(1.0, plain={"coefficient": 0}),
+    "alpha-SVRG": svrg(0.7),
+    "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
+    "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
+    "SARAH": Case("SARAHTrainer", oracle.SARAH, needs_refresh=True),
+    "STORM": Case("STORMTrainer", oracle.STORM, {"mixing": 0.3}, plain={"mixing": 1}),
+    "MARS": mars(gamma=0.1, clip=0.1, plain=UNCLIPPED),
+    "approximate MARS": mars(gamma=0.1, exact=False, include_vectors=True, plain=UNCLIPPED),
 }
+#: A table may also come from a refresh of SVRG.
+WITH_STORED = {**CASES, "stored": svrg(0.75, gradients=1, indexed=True)}
+each_method = pytest.mark.parametrize("case", WITH_STORED.values(), ids=WITH_STORED)
 #: How an update is made: by `step`; in halves, where the user changes gradients before and after
 #: they are reduced; in halves too, of two minibatches that accumulate.
 HOWS = ("step", "halves", "add")
-ways = pytest.mark.parametrize(
-    "how, devices", [("step", None), ("halves", contexts(2)), ("add", None)]
-)
+ways = pytest.mark.parametrize("how, devices", [("step", None), ("halves", TWO), ("add", None)])
 #: The minibatches of a training, with a refresh between each two parts.
 PARTS = ((1, 3, 1), (4, 0, 2, 0), (3, 1, 4, 1))
 LARGEST = 2.0  # the norm to which the user clips
@@ -26,29 +84,19 @@ LARGEST = 2.0  # the norm to which the user clips
 class Play:
     """A trainer and its twin, at the same weights.
 
-    Parameters
-    ----------
-    problem : Dense
-        Its `gradient` is the twin's.
-    settings : dict
-        Of SGD.
-    ignores_stale : bool
-        Whether updates leave parameters alone that no minibatch reaches.
-
-    Attributes
-    ----------
-    shares : list of list of array
-        The minibatches of each worker; the trainer has those of `rank`, the twin has all.
+    `split` cuts an index array into one for each device, `settings` are those of SGD. With
+    `ignores_stale`, updates leave parameters alone that no minibatch reaches.
     """
 
     def __init__(
         self,
         case,
-        problem,
+        problem=PROBLEM,
         how="step",
         devices=None,
         hybridize=None,
         *,
+        split=None,
         dtype="float64",
         settings=SETTINGS,
         ignores_stale=False,
@@ -57,9 +105,10 @@ class Play:
         self.case, self.how, self.ignores_stale = case, how, ignores_stale
         self.devices, self.device = devices, devices and devices[-1]
         self.stores = case is WITH_STORED["stored"]
-        self.shares, self.rank = [problem.batches(5)], 0
+        self.shares, self.rank = [problem.batches(5)], 0  # of each worker; the twin has all
         self.net = problem.network(dtype, devices, hybridize=hybridize)
-        self.loss_of = problem.closure(self.net, dtype, devices)
+        cut = {"split": split} if split else {}
+        self.loss_of = problem.closure(self.net, dtype, devices, **cut)
         kwargs = {"update_on_kvstore": False, "optimizer_params": settings, **kwargs}
         self.trainer = case.make_trainer(self.net.collect_params(), **kwargs)
         self.require("add" if how == "add" else "write")
@@ -76,9 +125,9 @@ class Play:
         return [self.shares[rank][number] for rank, number in rows], rows
 
     def require(self, grad_req):
-        """Set the `grad_req` of all parameters."""
-        for parameter in parameters(self.net):
-            parameter.grad_req = grad_req
+        """Set the `grad_req` of all parameters that are not frozen."""
+        for p in self.net.collect_params().values():
+            p.grad_req = grad_req if p.grad_req != "null" else "null"
 
     def row(self, number):
         """The arguments that name a row, where there is one."""
@@ -90,27 +139,35 @@ class Play:
         batches, rows = self.of_all(range(len(self.batches)))
         is_table = isinstance(self.twin, oracle.SAGA)
         self.twin.refresh(batches, rows) if is_table else self.twin.refresh(batches)
+        return self.refresh_alone(self.loss_of, self.batches)
+
+    def refresh_alone(self, closure, data):
         stored = {"store_grads": True} if self.stores else {}
-        return self.trainer.update_full_grads(self.loss_of, self.batches, **stored)
+        return self.trainer.update_full_grads(closure, data, **stored)
 
     def correct(self, number):
         """The estimate of a minibatch."""
         index = self.batches[number]
         return self.trainer.correct_grads(lambda: self.loss_of(index), **self.row(number))
 
+    def step_alone(self, number, size=None, closure=None):
+        """A step of the trainer; what the closure returned."""
+        index = self.batches[number]
+        closure = closure or (lambda: self.loss_of(index))
+        size = len(index) if size is None else size
+        return self.trainer.step(size, self.ignores_stale, closure=closure, **self.row(number))
+
     def update(self, *numbers):
         """One update of both, by these minibatches: one, or several that accumulate."""
         (batches, rows), optimizer = self.of_all(numbers), self.optimizer
         size = sum(map(len, batches))
         if self.how == "step":
-            (number,) = numbers
-            index, row = self.batches[number], self.row(number)
-            self.trainer.step(size, self.ignores_stale, closure=lambda: self.loss_of(index), **row)
+            self.step_alone(*numbers, size)
         else:
             for number in numbers:
                 self.correct(number)
-            before = 1.0 if self.case.trainer in ("SAGTrainer", "MARSTrainer") else 0.5
-            scale(self.net, before)  # these two refuse it
+            before = 1.0 if self.case.replaces_grads else 0.5  # these refuse it
+            scale(self.net, before)
             self.trainer.allreduce_grads()
             grads = [p.list_grad()[0].asnumpy() for p in parameters(self.net)]
             scale(self.net, factor_of(grads))
@@ -127,8 +184,9 @@ class Play:
             self.update(*order[start : start + size])
 
     def distance(self):
-        """How far the trainer is from its twin."""
-        return distance(values(self.net, self.device), self.twin.weights)
+        """How far the trainer is from its twin, on any device."""
+        devices = self.devices or [None]
+        return max(distance(values(self.net, each), self.twin.weights) for each in devices)
 
     def train(self, parts=PARTS):
         """Train, with a refresh between each two parts; the distance after each."""

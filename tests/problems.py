@@ -33,15 +33,9 @@ def array(values, dtype="float64", device=None):
 
 
 class Dense:
-    """A fully connected network with tanh units, of any depth; depth 0 is a linear model.
+    """A fully connected network with tanh units, of any depth; without hidden units it is linear.
 
-    Parameters
-    ----------
-    task : {'regression', 'classification'}
-    hidden : sequence of int
-        The units of the hidden layers.
-    samples, features, outputs : int
-    seed : int
+    The task is 'regression' or 'classification'.
     """
 
     def __init__(self, task, hidden=(), samples=23, features=4, outputs=3, seed=0):
@@ -116,10 +110,7 @@ class Dense:
     def closure(self, net, dtype="float64", devices=None, split=None):
         """A function of an index array that returns one loss, or one per device.
 
-        Parameters
-        ----------
-        split : callable, optional
-            Maps an index array to one per device (None where a device is idle).
+        `split` maps an index array to one per device (None where a device is idle).
         """
         loss_function = self.loss_function()
 

@@ -1,4 +1,4 @@
-"""The halves of a step, micro-batches, and what stays from one update to the next."""
+"""The halves of a step, micro-batches under ``grad_req='add'``, and what stays between updates."""
 
 import warnings
 
@@ -7,27 +7,22 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from loops import plain_step
-from mxnet import autograd, gluon
-from plays import HOWS, WITH_STORED, Play, ways
-from problems import Dense, array, contexts, distance, parameters, values
-from test_methods import SETTINGS
+from loops import split_at
+from mxnet import autograd
+from plays import BATCHES, HOWS, PROBLEM, STATIC, TWO, WITH_STORED, Play, each_method, scale, ways
+from problems import Dense, distance, parameters, values
 
-PROBLEM = Dense("classification", hidden=(5,), seed=48)
-TWO = contexts(2)
-STATIC = {"static_alloc": True, "static_shape": True}
 RATE = {"learning_rate": 0.05}
 
 
-@pytest.fixture(params=WITH_STORED.values(), ids=WITH_STORED)
-def case(request):
-    return request.param
-
-
-@pytest.mark.parametrize("how, devices", [("halves", None), ("halves", TWO), ("add", TWO)])
-def test_a_clip_between_the_halves(case, how, devices):
+@pytest.mark.parametrize(
+    "how, devices, hybridize",
+    [("halves", None, STATIC), ("halves", TWO, None), ("add", None, {}), ("add", TWO, STATIC)],
+)
+@each_method
+def test_a_clip_between_the_halves(case, how, devices, hybridize):
     """It changes the update, and no mean gradient, and no row."""
-    Play(case, PROBLEM, how, devices).run()
+    Play(case, how=how, devices=devices, hybridize=hybridize).run()
 
 
 class Deferred(Dense):
@@ -36,6 +31,7 @@ class Deferred(Dense):
 
 
 @pytest.mark.parametrize("devices", [None, TWO])
+@each_method
 def test_micro_batches_before_there_are_weights(case, devices):
     """All loss entries since the last update count, also of minibatches before the first update."""
     play = Play(case, Deferred("classification", hidden=(5,), seed=48), "add", devices)
@@ -63,17 +59,9 @@ class Partly(Dense):
         return index[0] in (0, 10)
 
     def closure(self, net, dtype="float64", devices=None):
-        loss_function = self.loss_function()
-
-        def loss_of(index):
-            losses = []
-            for part, device in zip(np.array_split(index, len(devices or [0])), devices or [None]):
-                hidden = net[0](array(self.X[part], dtype, device))
-                hidden = hidden.detach() if self.is_cut(index) else hidden
-                losses.append(loss_function(net[1](hidden), array(self.y[part], dtype, device)))
-            return losses if devices else losses[0]
-
-        return loss_of
+        cut = super().closure(lambda X: net[1](net[0](X).detach()), dtype, devices)
+        whole = super().closure(net, dtype, devices)
+        return lambda index: (cut if self.is_cut(index) else whole)(index)
 
     def gradient(self, weights, index):
         (first, second, *rest), count = super().gradient(weights, index)
@@ -84,6 +72,7 @@ PARTLY = Partly("classification", hidden=(5,), seed=49)
 
 
 @ways
+@each_method
 def test_a_layer_that_no_minibatch_reaches_moves_by_its_mean(case, how, devices):
     """With ``ignore_stale_grad=True``, as long as an earlier loss has reached it."""
     Play(case, PARTLY, how, devices, settings=RATE, ignores_stale=True).run()
@@ -91,6 +80,7 @@ def test_a_layer_that_no_minibatch_reaches_moves_by_its_mean(case, how, devices)
 
 @pytest.mark.parametrize("refreshed", [False, True])
 @pytest.mark.parametrize("how", HOWS)
+@each_method
 def test_a_layer_that_no_minibatch_reaches_is_stale(case, how, refreshed):
     """As with `gluon.Trainer`; minibatches that accumulate may reach different ones."""
     play = Play(case, PARTLY, how, settings=RATE)
@@ -104,65 +94,84 @@ def test_a_layer_that_no_minibatch_reaches_is_stale(case, how, refreshed):
         assert play.distance() < 1e-10
 
 
-# --- the snapshot --------------------------------------------------------------------------------
+@each_method
+def test_a_parameter_that_no_loss_depends_on_stays(case):
+    """Although its weight decays."""
+    play, unused = Play(case), PROBLEM.network()
+    params = [*parameters(play.net), *parameters(unused)]
+    play.trainer = case.make_trainer(params, optimizer_params={**RATE, "wd": 0.1})
+    play.ignores_stale, before = True, values(unused)
+    for number in range(5):
+        if number == 2:
+            play.refresh()
+        play.step_alone(number)
+    assert_unchanged(values(unused), before)
+
+
+# --- the snapshot, and running statistics --------------------------------------------------------
 
 
 @pytest.mark.parametrize("name", ["SVRG", "SARAH", "STORM", "MARS"])
-@pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize("how", ["step", "add"])
+@pytest.mark.parametrize("how, devices", [("step", TWO), ("add", None), ("add", TWO)])
 def test_a_backward_at_the_snapshot(name, how, devices):
     """It writes gradients, or adds them, as the user has set."""
-    play = Play(WITH_STORED[name], PROBLEM, how, devices)
+    play = Play(WITH_STORED[name], how=how, devices=devices)
     play.refresh()
     play.epoch((1, 3))
     kit.clear(play.net)
 
     def backward(number):
         with autograd.record():
-            loss = play.loss_of(play.batches[number])
+            loss = play.loss_of(BATCHES[number])
         autograd.backward(loss)
 
     backward(2)
     with play.trainer.at_snapshot():
         backward(0)
-    expected, _ = PROBLEM.gradient(play.twin.reference, play.batches[0])
+    expected, _ = PROBLEM.gradient(play.twin.reference, BATCHES[0])
     if how == "add":
-        before, _ = PROBLEM.gradient(play.twin.weights, play.batches[2])
+        before, _ = PROBLEM.gradient(play.twin.weights, BATCHES[2])
         expected = [a + b for a, b in zip(before, expected)]
-    found = [sum(grad.asnumpy() for grad in p.list_grad()) for p in parameters(play.net)]
-    assert distance(found, expected) < 1e-10
+    assert distance(summed_gradients(play.net), expected) < 1e-10
+
+
+def summed_gradients(net):
+    return [sum(grad.asnumpy() for grad in p.list_grad()) for p in parameters(net)]
 
 
 @pytest.mark.parametrize(
-    "grad_req, devices, hybridize",
-    [("write", None, {}), ("write", TWO, STATIC), ("add", TWO, None)],
+    "grad_req, devices, hybridize, first",
+    [
+        ("write", None, {}, 0),
+        ("write", TWO, STATIC, -1),
+        ("add", None, STATIC, -1),
+        ("add", TWO, None, 0),
+    ],
 )
-@pytest.mark.parametrize("part", ["all", "the last layer"])
-def test_running_statistics_move_once_a_minibatch(case, part, grad_req, devices, hybridize):
+@each_method
+def test_running_statistics_move_once_a_minibatch(case, first, grad_req, devices, hybridize):
     """Not by a refresh or a check, and not by a pass elsewhere; also those of other parameters."""
     nets = [kit.with_dropout(devices, hybridize, norm=True) for _ in range(2)]
     statistics = [
         (*net[0].running_mean.list_data(), *net[0].running_var.list_data()) for net in nets
     ]
     loss_of, plain = (PROBLEM.closure(net, "float32", devices) for net in nets)
-    params = list((nets[0] if part == "all" else nets[0][-1]).collect_params().values())
+    params = [p for layer in list(nets[0])[first:] for p in layer.collect_params().values()]
     for p in params:
         p.grad_req = grad_req if p.grad_req == "write" else p.grad_req
-    trainer, batches = case.make_trainer(params, update_on_kvstore=False), PROBLEM.batches(5)
-    stored = {"store_grads": True} if case is WITH_STORED["stored"] else {}
+    play = Play(case)  # for its rows
+    play.trainer, play.loss_of = case.make_trainer(params, update_on_kvstore=False), loss_of
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # it draws random numbers
         for count, number in enumerate((1, 3, 1, 4, 0, 2, 3, 1)):
-            index = batches[number]
             if count in (2, 4):
-                trainer.update_full_grads(loss_of, batches, **stored)
-            row = {} if stored and count < 2 else case.row(number)
-            trainer.correct_grads(lambda: loss_of(index), **row)
+                play.refresh_alone(loss_of, BATCHES)
+            play.correct(number)
             if grad_req == "write" or count % 2:
-                trainer.step(len(index))
+                play.trainer.step(5)
                 kit.clear(nets[0])
             with autograd.record():
-                losses = plain(index)
+                losses = plain(BATCHES[number])
             autograd.backward(losses)
             mx.nd.waitall()
             if count == 1:  # the devices' statistics are made equal when the kvstore starts
@@ -171,46 +180,157 @@ def test_running_statistics_move_once_a_minibatch(case, part, grad_req, devices,
     assert_unchanged(*([a.asnumpy() for a in each] for each in statistics))
 
 
-# --- files ---------------------------------------------------------------------------------------
+# --- gradients that accumulate, perhaps with others ----------------------------------------------
 
 
-@ways
-def test_resume_between_updates(case, how, devices, tmp_path):
-    """Of each update on, to the last bit: what a file holds is all that the next one needs."""
-    plan = [(1, 3), (0, 4), "refresh", (2, 0), (1, 3), (4, 2)]
+@pytest.mark.parametrize("name", ["SAGA", "SAG", "SARAH", "STORM", "MARS", "approximate MARS"])
+def test_methods_whose_state_moves(name):
+    """They need the reduced gradient; and all parameters must accumulate, or none.
 
-    def finish(play, begin, save=False):
-        for number, each in enumerate(plan[begin:], begin):
-            if save:
-                play.trainer.save_states(tmp_path / f"{number}.states")
-                play.net.save_parameters(str(tmp_path / f"{number}.weights"))
-            if each == "refresh":
-                play.refresh()
-            else:
-                play.update(*(each if how == "add" else each[:1]))
-        return everything(play.trainer, play.net)
-
-    expected = finish(Play(case, PROBLEM, how, devices, dtype="float32"), 0, save=True)
-    for begin in range(1, len(plan)):
-        play = Play(case, PROBLEM, how, devices, dtype="float32")
-        play.net.load_parameters(str(tmp_path / f"{begin}.weights"), ctx=devices)
-        play.trainer.load_states(tmp_path / f"{begin}.states")
-        assert_unchanged(expected, finish(play, begin))
-
-
-def test_a_file_of_gluon_trainer_starts_anew(case, tmp_path):
-    net = PROBLEM.network()
-    plain, plain_loss_of = (
-        gluon.Trainer(net.collect_params(), "sgd", SETTINGS),
-        PROBLEM.closure(net),
-    )
-    plain_step(plain, lambda: plain_loss_of(np.arange(5)), 5)
-    plain.save_states(str(tmp_path / "states"))
-    play = Play(case, PROBLEM)
+    Otherwise V would be of the last minibatch for some parameters, and C of all.
+    """
+    play = Play(WITH_STORED[name])
+    parameters(play.net)[0].grad_req = "add"
     play.refresh()
-    play.epoch((0, 1, 2))
-    assert play.trainer.inner_steps == 3
-    play.trainer.load_states(tmp_path / "states")
-    assert (play.trainer.inner_steps, play.trainer.has_snapshot) == (0, False)
-    play.epoch((3,))
-    assert play.trainer.full_grads is None or not case.needs_refresh
+    play.update(0)
+    kit.clear(play.net)
+    play.correct(1)
+    before = everything(play.trainer, play.net)
+    with pytest.raises(RuntimeError, match="grad_req='add' and others 'write'"):
+        play.correct(2)
+    with pytest.raises(RuntimeError, match=r"update\(\) needs allreduce_grads\(\) before"):
+        play.trainer.update(5)
+    assert_unchanged(before, everything(play.trainer, play.net))
+    play.trainer.step(5)
+    kit.clear(play.net)
+    play.step_alone(2)
+
+
+@each_method
+def test_the_users_own_backward(case):
+    """It adds before an estimate and after it, and a refresh leaves all of it."""
+    play = Play(case, how="add")
+    play.refresh()
+
+    def backward():
+        with autograd.record():
+            losses = play.loss_of(BATCHES[1])
+        autograd.backward(losses)
+        return PROBLEM.gradient(PROBLEM.initial, BATCHES[1])[0]
+
+    own = backward()
+    play.correct(0)
+    expected = [a + b for a, b in zip(own, play.twin.estimate(BATCHES[0], (0, 0)))]
+    assert distance(summed_gradients(play.net), expected) < 1e-10
+    backward()
+    expected = [a + b for a, b in zip(own, expected)]
+    assert distance(summed_gradients(play.net), expected) < 1e-10
+    before = summed_gradients(play.net)
+    play.refresh()
+    assert_unchanged(before, summed_gradients(play.net))
+
+
+# --- random histories ----------------------------------------------------------------------------
+
+
+class History(Play):
+    """A training whose twin knows what the live gradients hold.
+
+    An update consists of the minibatches since the last one that were not dropped; their estimates
+    may stay in the gradients when they do not count any more.
+    """
+
+    def __init__(self, case, adds, devices):
+        split = split_at([0.4]) if devices else None
+        super().__init__(case, PROBLEM, "add" if adds else "step", devices, split=split)
+        self.adds = adds
+        self.forget()
+
+    def forget(self):
+        """The gradients are zero, or will be overwritten."""
+        self.numbers, self.total, self.others = [], None, None
+
+    def leave(self):
+        """The minibatches do not count any more; their estimates stay."""
+        if self.total is not None:
+            self.others = plus(self.total, self.others)
+        self.numbers, self.total = [], None
+
+    def clear(self):
+        kit.clear(self.net)
+        self.forget()
+
+    def hold(self, number):
+        if self.adds and self.case.indexed and number in self.numbers:
+            return
+        if not self.adds:
+            self.forget()
+        self.correct(number)
+        self.total = plus(self.twin.estimate(BATCHES[number], (0, number)), self.total)
+        self.numbers.append(number)
+
+    def discard(self):
+        self.trainer.discard_snapshot()
+        self.leave()
+        self.twin = self.case.make_twin(weights=self.twin.weights)
+
+    def finish(self, factor):
+        if self.others is not None and self.case.replaces_grads:
+            with pytest.raises(RuntimeError, match="finds other gradients"):
+                self.trainer.step(10)
+            self.clear()
+            self.discard()
+            return
+        if factor != 1 and self.case.replaces_grads:
+            self.trainer.allreduce_grads()
+            scale(self.net, factor)
+            self.trainer.update(10)
+        else:
+            scale(self.net, factor)
+            self.trainer.step(10)
+        batches, rows = self.of_all(self.numbers)
+        grads = plus(self.twin.advance(self.total, batches, rows), self.others)
+        self.optimizer.step(self.twin.weights, [factor * g for g in grads], 10)
+        self.clear()
+
+    def act(self, kind, number, rng, path):
+        if kind == "hold":
+            self.hold(number)
+        elif kind in ("step", "clip"):
+            if not self.numbers:
+                self.hold(number)
+            self.finish(0.5 if kind == "clip" else 1.0)
+        elif kind == "zero":
+            self.clear() if self.adds else self.hold(number)
+        else:
+            if kind == "discard":
+                self.discard()
+            elif kind == "refresh":
+                self.leave()
+                self.refresh()
+            else:
+                self.trainer.save_states(path)
+                self.trainer.load_states(path)
+                self.leave()
+            if not self.adds or rng.rand() < 0.5:
+                self.clear()
+
+
+def plus(arrays, others):
+    return list(arrays) if others is None else [a + b for a, b in zip(arrays, others)]
+
+
+KINDS = ["hold"] * 8 + ["step"] * 5 + ["clip"] * 2 + ["zero", "refresh", "discard", "file"]
+MANY = [pytest.param(seed, marks=pytest.mark.slow) for seed in range(27, 500)]
+
+
+@pytest.mark.parametrize("seed", [*range(27), *MANY])
+def test_a_random_history(seed, tmp_path):
+    """Of minibatches, drops, refreshes and files."""
+    rng = np.random.RandomState(seed)
+    name = list(WITH_STORED)[seed % len(WITH_STORED)]
+    adds, devices = rng.rand() < 0.7, TWO if rng.rand() < 0.3 else None
+    history = History(WITH_STORED[name], adds, devices)
+    for number in range(25):
+        history.act(rng.choice(KINDS), rng.randint(5), rng, tmp_path / "states")
+        assert history.distance() < 1e-9, f"{name}, {adds}, {devices}, seed {seed}, {number}"

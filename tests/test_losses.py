@@ -10,21 +10,14 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything
 from mxnet import gluon
-from plays import WITH_STORED, Play, ways
-from problems import IS_NUMPY_LIKE, Dense, array, contexts
+from plays import PROBLEM, TWO, WITH_STORED, Play, each_method, ways
+from problems import IS_NUMPY_LIKE, Dense, array
 
 from gluon_svrg import SVRGTrainer
 
-PROBLEM = Dense("classification", hidden=(5,), seed=46)
-TWO = contexts(2)
 #: Approximate MARS takes one gradient of a minibatch, and has none before to compare it with.
 COMPARING = {name: case for name, case in WITH_STORED.items() if case.gradients > 1 or case.indexed}
 comparing = pytest.mark.parametrize("case", COMPARING.values(), ids=COMPARING)
-
-
-@pytest.fixture(params=WITH_STORED.values(), ids=WITH_STORED)
-def case(request):
-    return request.param
 
 
 @contextmanager
@@ -41,19 +34,30 @@ def noticed():
 # --- order ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 2e-5)])
 @ways
-def test_samples_in_another_order_at_each_call(case, how, devices, dtype, tolerance):
+@each_method
+def test_samples_in_another_order_at_each_call(case, how, devices):
     """The sum of the losses is the same: no warning, no error, in refreshes, steps and rows."""
-    play = Play(case, PROBLEM, how, devices, dtype=dtype)
+    dtype = "float64" if how == "halves" else "float32"
+    play = Play(case, how=how, devices=devices, dtype=dtype)
     loss_of, rng = play.loss_of, np.random.RandomState(0)
     play.loss_of = lambda index: loss_of(rng.permutation(index))
-    play.run(tolerance)
+    play.run({"float64": 1e-10, "float32": 2e-5}[dtype])
 
 
 # --- number --------------------------------------------------------------------------------------
 
 
+@each_method
+def test_several_losses_on_a_device(case):
+    """As of several tasks: all of their entries count."""
+    play = Play(case)
+    loss_of = play.loss_of
+    play.loss_of = lambda index: [loss_of(index[:1]), loss_of(index[1:])]
+    play.run()
+
+
+@each_method
 def test_a_last_minibatch_of_one_sample(case):
     """33 samples in minibatches of 8, all divided by 8, as in Gluon's examples: no warning."""
     problem = Dense("classification", hidden=(5,), seed=47, samples=33)
@@ -63,25 +67,15 @@ def test_a_last_minibatch_of_one_sample(case):
         if epoch in (1, 5):
             play.refresh()
         for number, index in enumerate(play.batches):
-            play.trainer.step(8, closure=lambda: play.loss_of(index), **play.row(number))
+            play.step_alone(number, 8)
             play.twin.step(play.optimizer, index, rows=[(0, number)], batch_size=8)
         assert play.distance() < 1e-10
 
 
-def test_micro_batches_of_one_sample(case):
-    """Eight of them make an update: no warning."""
-    play = Play(case, PROBLEM, "add")
-    play.shares = [PROBLEM.batches(1)]
-    for start in range(0, 16, 2):
-        for number in range(start, start + 8):
-            play.correct(number)
-        play.trainer.step(8)
-        kit.clear(play.net)
-
-
+@each_method
 def test_losses_of_one_entry_in_a_row(case):
     """Only several in a row are sure to be means, or sums, of minibatches: one warning."""
-    play = Play(case, PROBLEM)
+    play = Play(case)
     index, loss_of = play.batches[0], play.loss_of
     closures = [lambda: loss_of(index), lambda: loss_of(index).sum()]
 
@@ -110,11 +104,10 @@ def multiplied(losses, limit):
     return losses * (losses > limit)
 
 
-@pytest.mark.parametrize("half", [False, True])
 @comparing
-def test_a_mask_that_depends_on_the_weights(case, half):
+def test_a_mask_that_depends_on_the_weights(case):
     """The number of losses differs at the reference: the error names the cause, and the cure."""
-    play = Play(case, PROBLEM)
+    play = Play(case)
     loss_of = play.loss_of
     limit = np.median(loss_of(play.batches[0]).asnumpy())
     play.loss_of = lambda index: kept(loss_of(index), limit)
@@ -122,7 +115,7 @@ def test_a_mask_that_depends_on_the_weights(case, half):
     kit.move(play.net, 3.0)
     before = everything(play.trainer, play.net)
     with pytest.raises((RuntimeError, ValueError), match=r"(?s)mask.*[Mm]ultipl"):
-        play.correct(0) if half else play.update(0)
+        play.step_alone(0)
     assert_unchanged(before, everything(play.trainer, play.net))
     play.loss_of = lambda index: multiplied(loss_of(index), limit)
     play.refresh()
@@ -132,9 +125,10 @@ def test_a_mask_that_depends_on_the_weights(case, half):
 # --- random numbers ------------------------------------------------------------------------------
 
 
+@each_method
 def test_dropout_is_found_once_and_locked(case):
     """By a refresh; by methods that need none, in their first steps."""
-    play, net, seen = Play(case, PROBLEM), kit.with_dropout(), []
+    play, net, seen = Play(case), kit.with_dropout(), []
     loss_of = PROBLEM.closure(net, "float32")
     play.trainer = case.make_trainer(net.collect_params())
 
@@ -174,8 +168,9 @@ def uses_random_numbers(play, loss_of):
 
 
 @pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
+@each_method
 def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
-    play = Play(case, PROBLEM)
+    play = Play(case)
     play.shares, loss_of = [play.batches[:4]], play.loss_of
     play.refresh()
     play.epoch((1, 2))
@@ -190,14 +185,17 @@ def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
 
 
 @pytest.mark.parametrize(
-    "bad, devices",
-    [(draws_a_minibatch, None), (draws_a_minibatch, TWO), (uses_random_numbers, None)],
+    "bad, half, devices",
+    [
+        (draws_a_minibatch, True, TWO),
+        (draws_a_minibatch, False, None),
+        (uses_random_numbers, True, None),
+    ],
 )
-@pytest.mark.parametrize("half", [False, True])
 @comparing
 def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
     """The weights are those of the snapshot, or of the row: so the losses must be the same."""
-    play = Play(case, PROBLEM, devices=devices)
+    play = Play(case, devices=devices)
     play.refresh()
     before, loss_of = everything(play.trainer, play.net), play.loss_of
     closure = bad(play, loss_of)
@@ -214,7 +212,7 @@ def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
 @pytest.mark.parametrize("name", ["STORM", "MARS"])
 @pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
 def test_the_first_steps_find_it_where_there_is_no_refresh(name, bad):
-    play = Play(WITH_STORED[name], PROBLEM)
+    play = Play(WITH_STORED[name])
     closure = bad(play, play.loss_of)
     with noticed(), pytest.raises(RuntimeError, match=r"(?s)minibatch.*outside MXNet"):
         for _ in range(2):  # the second is the first that has a reference

@@ -1,171 +1,151 @@
-"""What every method's trainer must pass, each against its twin in NumPy.
-
-A new method is one line in `CASES`.
-"""
+"""What every method must pass, each against its twin in NumPy; their table is in `plays`."""
 
 import copy
-from dataclasses import dataclass, field
-from typing import Any, Callable, Dict, Optional
 
 import kit
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
 from kit import assert_unchanged, everything
 from loops import plain_step, split_at
 from mxnet import gluon
-from problems import Dense, array, contexts, distance, parameters, values
+from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
+from problems import Dense, contexts, distance, parameters, values
 
-import gluon_svrg
 from gluon_svrg.variance import variance
 
-PROBLEM = Dense("classification", hidden=(5,), seed=40)
-BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
-LARGE = Dense("classification", hidden=(200,), features=500, seed=42)
-SETTINGS = {"learning_rate": 0.05, "momentum": 0.5, "wd": 0.01}
-TWO = contexts(2)
+# --- trajectories --------------------------------------------------------------------------------
 
 
-@dataclass
-class Case:
-    """A method: its trainer and its twin.
-
-    Attributes
-    ----------
-    trainer : str
-        Its name in `gluon_svrg`.
-    twin : callable
-        Its class in `oracle`.
-    settings : dict
-        Keyword arguments of both, all their own.
-    gradients : int
-        How many of each minibatch a step takes.
-    indexed : bool
-        Whether a step names the minibatch's row of a table.
-    needs_refresh : bool
-        Whether it is the plain optimizer until the first call of `update_full_grads`.
-    plain : dict, optional
-        Settings with which it is the plain optimizer bit for bit, refreshed or not.
-    """
-
-    trainer: str
-    twin: Callable[..., oracle.Method]
-    settings: Dict[str, Any] = field(default_factory=dict)
-    gradients: int = 2
-    indexed: bool = False
-    needs_refresh: bool = False
-    plain: Optional[Dict[str, Any]] = None
-
-    @property
-    def cls(self):
-        return getattr(gluon_svrg, self.trainer)
-
-    def make_twin(self, gradient=PROBLEM.gradient, weights=PROBLEM.initial):
-        return self.twin(gradient, weights, **self.settings)
-
-    def make_trainer(self, params, optimizer="sgd", optimizer_params=SETTINGS, **kwargs):
-        return self.cls(params, optimizer, optimizer_params, **{**self.settings, **kwargs})
-
-    def row(self, number):
-        """The arguments of `step` and `correct_grads` that name the minibatch."""
-        return {"batch_index": number} if self.indexed else {}
+@pytest.mark.parametrize(
+    "count, hybridize", [(1, None), (1, STATIC), (2, {}), (3, None), (3, {"static_alloc": True})]
+)
+@each_method
+def test_trajectory(case, count, hybridize):
+    """Uneven minibatches, unevenly over the devices: of 5 entries the first of three gets none."""
+    split = split_at([0.1, 0.5][3 - count :])
+    Play(case, devices=contexts(count), hybridize=hybridize, split=split).run()
 
 
-CASES = {
-    "SVRG": Case("SVRGTrainer", oracle.SVRG, needs_refresh=True, plain={"coefficient": 0}),
-    "alpha-SVRG": Case(
-        "SVRGTrainer",
-        oracle.SVRG,
-        {"coefficient": 0.7},
-        needs_refresh=True,
-        plain={"coefficient": 0},
-    ),
-    "SAGA": Case("SAGATrainer", oracle.SAGA, gradients=1, indexed=True),
-    "SAG": Case("SAGTrainer", oracle.SAG, gradients=1, indexed=True),
-    "SARAH": Case("SARAHTrainer", oracle.SARAH, needs_refresh=True),
-    "STORM": Case("STORMTrainer", oracle.STORM, {"mixing": 0.3}, plain={"mixing": 1}),
-    "MARS": Case(
-        "MARSTrainer",
-        oracle.MARS,
-        {"gamma": 0.1, "clip": 0.1},
-        plain={"gamma": 0, "clip": None},
-    ),
-    "approximate MARS": Case(
-        "MARSTrainer",
-        oracle.MARS,
-        {"gamma": 0.1, "exact": False, "include_vectors": True},
-        gradients=1,
-        plain={"gamma": 0, "clip": None},
-    ),
-}
+@each_method
+def test_trajectory_in_float32(case):
+    """With large layers, which MXNet computes in other ways."""
+    problem = Dense("classification", hidden=(200,), features=500, seed=42)
+    Play(case, problem, devices=TWO, dtype="float32").run(2e-5)
 
 
-@pytest.fixture(params=CASES.values(), ids=CASES)
-def case(request):
-    return request.param
+@pytest.mark.parametrize("how, devices", [("step", None), ("step", TWO), ("add", TWO)])
+@each_method
+def test_the_scale_of_the_losses_does_not_matter(case, how, devices):
+    """AMP's; it changes from update to update."""
+    play = Play(case, how=how, devices=devices, dtype="float32")
+    scaler = kit.scale_losses(play.trainer)
+    for count, numbers in enumerate(((1, 2), (3, 0), (1, 4), (0, 1), (2, 3), (0, 2), (3, 1))):
+        if count in (2, 5):
+            play.refresh()
+        scaler._loss_scale = scaler._next_loss_scale = 2.0 ** (6 + count % 4)
+        numbers = numbers if how == "add" else numbers[:1]
+        for number in numbers:
+            (play.correct if how == "add" else play.step_alone)(number)
+        batches, rows = play.of_all(numbers)
+        if how == "add":
+            play.trainer.step(sum(map(len, batches)))
+            kit.clear(play.net)
+        play.twin.step(play.optimizer, *batches, rows=rows)
+    assert play.distance() < 2e-5
 
 
-def start(
-    case, dtype="float64", devices=None, hybridize=None, split=None, problem=PROBLEM, **kwargs
-):
-    """A network, its loss and a trainer; the loss is split over devices as given."""
-    net = problem.network(dtype, devices, hybridize=hybridize)
-    loss_of = problem.closure(net, dtype, devices, split)
-    return net, loss_of, case.make_trainer(net.collect_params(), **kwargs)
+@each_method
+def test_frozen_parameters(case):
+    """They stay where they are, and the method goes on for the others."""
+    play = Play(case)
+    parameters(play.net)[0].grad_req = parameters(play.net)[3].grad_req = "null"
+    frozen = PROBLEM.initial[0], PROBLEM.initial[3]
+
+    def gradient(weights, index):
+        (_, first, second, _), count = PROBLEM.gradient([frozen[0], *weights, frozen[1]], index)
+        return [first, second], count
+
+    play.twin = case.make_twin(gradient, PROBLEM.initial[1:3])
+    for number, order in enumerate(PARTS):
+        if number:
+            play.refresh()
+        play.epoch(order)
+    first, *moved, last = values(play.net)
+    assert distance(moved, play.twin.weights) < 1e-10
+    assert_unchanged([first, last], frozen)
 
 
-def steps(case, trainer, loss_of, numbers, batches=BATCHES):
-    for number in numbers:
-        index = batches[number]
-        trainer.step(len(index), closure=lambda: loss_of(index), **case.row(number))
+# --- the plain optimizer -------------------------------------------------------------------------
 
 
-def orders(epochs, seed=0):
-    """The minibatches in a new order each epoch; they themselves stay as they are."""
-    rng = np.random.RandomState(seed)
-    return [rng.permutation(len(BATCHES)) for _ in range(epochs)]
+def assert_plain(case, optimizer="sgd", devices=None, between=None, **own):
+    """It is `gluon.Trainer`, bit for bit; something is done between two parts of the training."""
+    settings = SETTINGS if optimizer == "sgd" else {}
+    kwargs = {"update_on_kvstore": None if case.trainer == "SVRGTrainer" else False}
+    own = {"optimizer": optimizer, "optimizer_params": settings, **kwargs, **own}
+    play = Play(case, dtype="float32", devices=devices, **own)
+    net = PROBLEM.network("float32", devices)
+    loss_of = PROBLEM.closure(net, "float32", devices)
+    plain = gluon.Trainer(net.collect_params(), optimizer, settings, **kwargs)
+    for number, order in enumerate(PARTS):
+        if number and between:
+            between(play)
+        for each in order:
+            play.step_alone(each)
+            index = BATCHES[each]
+            plain_step(plain, lambda: loss_of(index), len(index))
+    for device in devices or [None]:
+        assert_unchanged(values(play.net, device), values(net, device))
 
 
-def follow(case, net, loss_of, trainer, twin, optimizer, tolerance, device=None):
-    """An epoch without a refresh, and two refreshes; the trainer is where its twin is."""
-    initial = oracle.copied(twin.weights)
-    for epoch, order in enumerate(orders(5)):
-        if epoch in (1, 3):
-            trainer.update_full_grads(loss_of, BATCHES)
-            twin.refresh(BATCHES)
-        for number in order:
-            steps(case, trainer, loss_of, [number])
-            twin.step(optimizer, BATCHES[number], rows=[number])
-        assert distance(values(net, device), twin.weights) < tolerance, f"epoch {epoch}"
-    assert distance(twin.weights, initial) > 0.01  # it did move
+@pytest.mark.parametrize(
+    "optimizer, devices, between",
+    [("sgd", None, Play.refresh), ("adam", TWO, Play.refresh), ("adadelta", TWO, None)],
+)
+@pytest.mark.parametrize(
+    "name, own",
+    [
+        *((name, case.plain) for name, case in CASES.items() if case.plain),
+        ("MARS", {"beta": 0, "clip": 1e9, "include_vectors": True}),
+    ],
+)
+def test_factors_of_the_plain_optimizer(name, own, optimizer, devices, between):
+    assert_plain(CASES[name], optimizer, devices, between, **own)
 
 
-# --- variance ------------------------------------------------------------------------------------
+def refresh_and_discard(play):
+    play.refresh()
+    play.trainer.discard_snapshot()
+    assert play.trainer.snapshot is play.trainer.full_grads is None
+
+
+@pytest.mark.parametrize("devices, between", [(None, refresh_and_discard), (TWO, None)])
+@pytest.mark.parametrize("name", ["SVRG", "SARAH"])
+def test_plain_without_a_snapshot(name, devices, between):
+    assert_plain(CASES[name], "sgd", devices, between)
+
+
+# --- variance, counters, history -----------------------------------------------------------------
 
 
 @pytest.mark.parametrize("split", [None, split_at([0.4])], ids=["one device", "two devices"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_variance_and_bias(case, split):
-    devices = None if split is None else TWO
-    net, loss_of, trainer = start(case, devices=devices, split=split)
-    twin, optimizer = case.make_twin(), oracle.SGD(**SETTINGS)
+    play = Play(case, devices=split and TWO, split=split)
     if case.indexed or case.needs_refresh:
-        trainer.update_full_grads(loss_of, BATCHES)
-        twin.refresh(BATCHES)
-    for number in (3, 0, 4):
-        steps(case, trainer, loss_of, [number])
-        twin.step(optimizer, BATCHES[number], rows=[number])
-    before = everything(trainer, net)
-    found = variance(trainer, loss_of, BATCHES)
-    assert_unchanged(before, everything(trainer, net))
+        play.refresh()
+    play.epoch((3, 0, 4))
+    before = everything(play.trainer, play.net)
+    found = variance(play.trainer, play.loss_of, BATCHES)
+    assert_unchanged(before, everything(play.trainer, play.net))
 
     counts = np.array(list(map(len, BATCHES)), dtype=float)
-    plain = [_flat(PROBLEM.gradient(twin.weights, index)[0]) for index in BATCHES]
+    plain = [_flat(PROBLEM.gradient(play.twin.weights, index)[0]) for index in BATCHES]
     estimates = []
     for number, index in enumerate(BATCHES):
-        other = copy.deepcopy(twin)
-        v = other.estimate(index, number)
-        estimates.append(_flat(other.advance(v, [index], [number])))
+        twin, row = copy.deepcopy(play.twin), (0, number)
+        estimates.append(_flat(twin.advance(twin.estimate(index, row), [index], [row])))
     plain, estimates = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
     for name, rows in (("plain", plain), ("estimate", estimates)):
         centred = rows - np.average(rows, axis=0, weights=counts)
@@ -173,380 +153,175 @@ def test_variance_and_bias(case, split):
         np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, err_msg=name)
     bias = np.linalg.norm(np.average(estimates - plain, axis=0, weights=counts))
     np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-10)
-    is_unbiased = case.trainer == "SVRGTrainer" or case.trainer == "SAGATrainer"
-    assert (found.bias < 1e-9) == is_unbiased
+    assert (found.bias < 1e-9) == (case.trainer in ("SVRGTrainer", "SAGATrainer"))
 
 
 def _flat(grads):
     return np.concatenate([np.ravel(grad) for grad in grads])
 
 
-# --- trajectories --------------------------------------------------------------------------------
+@each_method
+def test_counters_and_the_loss_that_a_step_returns(case):
+    play = Play(case)
+    trainer = play.trainer
+    play.refresh()
+    assert (trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations) == (1, 0, 23)
+    play.epoch((0, 1))  # the first may compute losses once more, to check
+    before, play.loss_of = trainer.grad_evaluations, kit.counted(play.loss_of)
+    for number in (2, 4):
+        expected = PROBLEM.closure(play.net)(BATCHES[number]).asnumpy()
+        np.testing.assert_array_equal(play.step_alone(number).asnumpy(), expected)
+    assert len(play.loss_of.calls) == 2 * case.gradients
+    assert trainer.grad_evaluations - before == case.gradients * (5 + 3)
+    assert (trainer.num_snapshots, trainer.inner_steps) == (1, 4)
+    play.refresh()
+    assert (trainer.num_snapshots, trainer.inner_steps) == (2, 0)
+    play.update(0)
+    trainer.discard_snapshot()
+    assert (trainer.num_snapshots, trainer.inner_steps, trainer.has_snapshot) == (2, 0, False)
 
 
-@pytest.mark.parametrize("hybridize", kit.HYBRIDIZE)
-@pytest.mark.parametrize("count", [1, 2, 3])
-def test_trajectory(case, count, hybridize):
-    """Uneven minibatches, unevenly over the devices: of 5 entries the first of three gets none."""
-    devices = contexts(count)
-    split = split_at([0.1, 0.5][3 - count :])
-    net, loss_of, trainer = start(case, devices=devices, hybridize=hybridize, split=split)
-    twin, optimizer = case.make_twin(), oracle.SGD(**SETTINGS)
-    follow(case, net, loss_of, trainer, twin, optimizer, 1e-10, devices[-1])
-    for device in devices:
-        assert distance(values(net, device), twin.weights) < 1e-10
+@each_method
+def test_the_history_has_a_line_for_each_refresh(case, tmp_path):
+    """An error adds none; it is saved."""
+    play, expected = Play(case), []
+    losses, everyone = PROBLEM.closure(plain := PROBLEM.network()), np.arange(23)
+    assert play.trainer.history == []
+    for steps, order in [(2, (1, 3)), (5, (4, 0, 2)), (6, (0,))]:
+        play.epoch(order)
+        play.optimizer.learning_rate = play.trainer.learning_rate = 0.05 / steps
+        PROBLEM.assign(plain, now := values(play.net))
+        mean_loss = play.refresh()
+        gradient = [g / 23 for g in PROBLEM.gradient(now, everyone)[0]]
+        assert mean_loss == pytest.approx(losses(everyone).asnumpy().mean(dtype="float64"), 1e-6)
+        line = {
+            "data_passes": play.trainer.grad_evaluations / 23,
+            "steps": steps,
+            "mean_loss": mean_loss,
+            "gradient_norm": pytest.approx(np.sqrt(sum(np.sum(g**2) for g in gradient))),
+            "learning_rate": pytest.approx(0.05 / steps),
+            "coefficient": getattr(play.trainer, "coefficient", None),
+        }
+        expected.append(line)
+    with pytest.raises(FloatingPointError, match="not finite"):
+        play.refresh_alone(
+            lambda index: [x * np.inf for x in _listed(play.loss_of(index))], BATCHES
+        )
+    play.trainer.discard_snapshot()
+    assert play.trainer.history == expected
+    play.trainer.save_states(tmp_path / "states")
+    other = Play(case)
+    other.trainer.load_states(tmp_path / "states")
+    assert other.trainer.history == play.trainer.history
 
 
-@pytest.mark.parametrize("devices", [None, TWO])
-def test_trajectory_in_float32(case, devices):
-    net, loss_of, trainer = start(case, "float32", devices)
-    twin, optimizer = case.make_twin(), oracle.SGD(**SETTINGS)
-    follow(case, net, loss_of, trainer, twin, optimizer, 2e-5, devices and TWO[1])
+def _listed(losses):
+    return losses if isinstance(losses, list) else [losses]
 
 
-@pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize(("dtype", "tolerance"), [("float64", 1e-10), ("float32", 2e-5)])
-def test_trajectory_with_large_layers(case, dtype, tolerance, devices):
-    """MXNet 1.9.1 has faster sums for them."""
-    net, loss_of, trainer = start(case, dtype, devices, problem=LARGE)
-    twin, optimizer = case.make_twin(LARGE.gradient, LARGE.initial), oracle.SGD(**SETTINGS)
-    follow(case, net, loss_of, trainer, twin, optimizer, tolerance, devices and TWO[1])
+# --- what stays ----------------------------------------------------------------------------------
 
 
-class Fed:
-    """An optimizer for a twin: `gluon.Trainer` on a network of its own, fed the gradients."""
+class Normed(Dense):
+    def network(self, dtype, devices=None, hybridize=None):
+        return kit.with_norm(devices, hybridize)
 
-    def __init__(self, name, settings):
-        self.net = PROBLEM.network("float32")
-        self.trainer = gluon.Trainer(self.net.collect_params(), name, settings)
 
-    def step(self, weights, grads, batch_size):
-        for p, grad in zip(parameters(self.net), grads):
-            p.grad()[:] = array(grad, "float32")
-            p.data()._fresh_grad = True
-        self.trainer.step(batch_size)
-        for w, value in zip(weights, values(self.net)):
-            w[:] = value
+def fail_everywhere(play, number):
+    """In the closure, at each of its calls, and in the data; nothing changes."""
+    trainer, net, index = play.trainer, play.net, BATCHES[number]
+    before, grads = everything(trainer, net), _grads(net)
+    is_plain = play.case.needs_refresh and not trainer.has_snapshot
+    for good_calls in range(1 if is_plain else play.case.gradients):
+        bad = kit.failing(play.loss_of, good_calls)
+        with pytest.raises(KeyError, match="mine"):
+            play.step_alone(number, closure=lambda: bad(index))
+        assert_unchanged(before, everything(trainer, net))
+    with pytest.raises(KeyError, match="mine"):
+        play.refresh_alone(kit.failing(play.loss_of, 3), BATCHES)
+    with pytest.raises(IndexError, match="out of bounds"):
+        play.refresh_alone(play.loss_of, [*BATCHES, np.array([99])])
+    assert_unchanged(before, everything(trainer, net))
+    if play.how == "add":
+        assert_unchanged(grads, _grads(net))
+
+
+def _grads(net):
+    params = [p for p in net.collect_params().values() if p.grad_req != "null"]
+    return [grad.asnumpy() for p in params for grad in p.list_grad()]
 
 
 @pytest.mark.parametrize(
-    ("optimizer", "settings"),
-    [
-        ("nag", {"learning_rate": 0.05, "momentum": 0.5}),
-        ("adadelta", {"rho": 0.5, "epsilon": 1e-2}),  # it overwrites the gradients
-        ("rmsprop", {"learning_rate": 0.01}),
-    ],
+    "devices, refreshed, how", [(None, True, "step"), (TWO, True, "add"), (None, False, "add")]
 )
-def test_any_optimizer(case, optimizer, settings):
-    kwargs = {"optimizer": optimizer, "optimizer_params": settings}
-    net, loss_of, trainer = start(case, "float32", **kwargs)
-    follow(case, net, loss_of, trainer, case.make_twin(), Fed(optimizer, settings), 2e-5)
-
-
-@pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize("problem", [PROBLEM, LARGE], ids=["small", "large"])
-def test_the_scale_of_the_losses_does_not_matter(case, problem, devices):
-    """AMP's; it changes in the middle."""
-    settings = {"problem": problem, "update_on_kvstore": False}
-    net, loss_of, trainer = start(case, "float32", devices, **settings)
-    scaler = kit.scale_losses(trainer)
-    twin = case.make_twin(problem.gradient, problem.initial)
-    optimizer = oracle.SGD(**SETTINGS)
-    for epoch, order in enumerate(orders(4)):
-        if epoch in (1, 3):
-            trainer.update_full_grads(loss_of, BATCHES)
-            twin.refresh(BATCHES)
-        for number in order:
-            scaler._loss_scale = scaler._next_loss_scale = 2.0 ** (6 + (epoch + number) % 4)
-            steps(case, trainer, loss_of, [number])
-            twin.step(optimizer, BATCHES[number], rows=[number])
-    assert distance(values(net, devices and TWO[1]), twin.weights) < 2e-5
-
-
-@pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize("hybridize", [None, {"static_alloc": True, "static_shape": True}])
-def test_micro_batches_accumulate(case, devices, hybridize):
-    """Under ``grad_req='add'``: two estimates, one update."""
-    net, loss_of, trainer = start(case, devices=devices, hybridize=hybridize)
-    for p in parameters(net):
-        p.grad_req = "add"
-    twin, optimizer = case.make_twin(), oracle.SGD(**SETTINGS)
-    batches = PROBLEM.batches(4)  # 5 of 4, and 3
-    for epoch in range(4):
-        if epoch in (1, 3):
-            trainer.update_full_grads(loss_of, batches)
-            twin.refresh(batches)
-        for pair in ((0, 5), (3, 1), (2, 4)):
-            parts = [batches[number] for number in pair]
-            for number, part in zip(pair, parts):
-                trainer.correct_grads(lambda: loss_of(part), **case.row(number))
-            trainer.step(sum(map(len, parts)))
-            kit.clear(net)
-            twin.step(optimizer, *parts, rows=pair)
-    assert distance(values(net, devices and TWO[1]), twin.weights) < 1e-10
-
-
-def test_frozen_parameters(case):
-    """They stay where they are, and the method goes on for the others."""
-    net, loss_of, trainer = start(case)
-    parameters(net)[0].grad_req = parameters(net)[3].grad_req = "null"
-    frozen = PROBLEM.initial[0], PROBLEM.initial[3]
-
-    def gradient(weights, index):
-        (_, first, second, _), count = PROBLEM.gradient([frozen[0], *weights, frozen[1]], index)
-        return [first, second], count
-
-    twin, optimizer = case.make_twin(gradient, PROBLEM.initial[1:3]), oracle.SGD(**SETTINGS)
-    for epoch, order in enumerate(orders(4)):
-        if epoch in (1, 3):
-            trainer.update_full_grads(loss_of, BATCHES)
-            twin.refresh(BATCHES)
-        for number in order:
-            steps(case, trainer, loss_of, [number])
-            twin.step(optimizer, BATCHES[number], rows=[number])
-    first, *moved, last = values(net)
-    assert distance(moved, twin.weights) < 1e-10
-    assert_unchanged([first, last], frozen)
-
-
-def test_the_rest_by_hand(case):
-    """`correct_grads`, `allreduce_grads` and `update` are `step`."""
-    found = []
-    for by_hand in (False, True):
-        net, loss_of, trainer = start(case, devices=TWO, update_on_kvstore=False)
-        for epoch, order in enumerate(orders(3)):
-            if epoch == 1:
-                trainer.update_full_grads(loss_of, BATCHES)
-            for number in order:
-                index = BATCHES[number]
-                if by_hand:
-                    trainer.correct_grads(lambda: loss_of(index), **case.row(number))
-                    trainer.allreduce_grads()
-                    trainer.update(len(index))
-                else:
-                    steps(case, trainer, loss_of, [number])
-        found.append(everything(trainer, net))
-    assert_unchanged(*found)
-
-
-# --- the plain optimizer -------------------------------------------------------------------------
-
-
-def assert_plain(case, refresh, devices=None, **settings):
-    kwargs = {"update_on_kvstore": False}
-    net, loss_of, trainer = start(case, "float32", devices, **kwargs, **settings)
-    twin = PROBLEM.network("float32", devices)
-    twin_loss_of = PROBLEM.closure(twin, "float32", devices)
-    plain = gluon.Trainer(twin.collect_params(), "sgd", SETTINGS, **kwargs)
-    for epoch, order in enumerate(orders(3)):
-        if epoch == 1 and refresh:
-            trainer.update_full_grads(loss_of, BATCHES)
-        for number in order:
-            steps(case, trainer, loss_of, [number])
-            index = BATCHES[number]
-            plain_step(plain, lambda: twin_loss_of(index), len(index))
-    for device in devices or [None]:
-        assert_unchanged(values(net, device), values(twin, device))
-
-
-@pytest.mark.parametrize("refresh", [True, False])
-@pytest.mark.parametrize("devices", [None, TWO])
-def test_factors_of_the_plain_optimizer(case, devices, refresh):
-    if case.plain is None:
-        pytest.skip("no factors make it the plain optimizer")
-    assert_plain(case, refresh, devices, **case.plain)
-
-
-@pytest.mark.parametrize("devices", [None, TWO])
-def test_plain_without_a_refresh(case, devices):
-    if not case.needs_refresh:
-        pytest.skip("it needs no refresh")
-    assert_plain(case, False, devices)
-
-
-def test_plain_after_the_snapshot_is_discarded(case):
-    if not case.needs_refresh:
-        pytest.skip("it needs no refresh")
-    net, loss_of, trainer = start(case, "float32")
-    twin = PROBLEM.network("float32")
-    twin_loss_of = PROBLEM.closure(twin, "float32")
-    plain = gluon.Trainer(twin.collect_params(), "sgd", SETTINGS)
-    steps(case, trainer, loss_of, range(5))
-    for index in BATCHES:
-        plain_step(plain, lambda: twin_loss_of(index), len(index))
-    trainer.update_full_grads(loss_of, BATCHES)
-    trainer.discard_snapshot()
-    assert trainer.snapshot is None
-    steps(case, trainer, loss_of, range(5))
-    for index in BATCHES:
-        plain_step(plain, lambda: twin_loss_of(index), len(index))
-    assert_unchanged(values(net), values(twin))
-
-
-# --- what else must hold -------------------------------------------------------------------------
-
-
-def test_counters(case):
-    _, loss_of, trainer = start(case)
-    before = trainer.grad_evaluations
-    trainer.update_full_grads(loss_of, BATCHES)
-    assert (trainer.num_snapshots, trainer.inner_steps) == (1, 0)
-    sizes = [len(batch) for batch in BATCHES]
-    assert trainer.grad_evaluations - before == sum(sizes)
-    steps(case, trainer, loss_of, [0, 1])  # more may be evaluated at first, to check
-    before = trainer.grad_evaluations
-    counting = kit.counted(loss_of)
-    steps(case, trainer, counting, [2, 4])
-    assert len(counting.calls) == 2 * case.gradients
-    assert trainer.grad_evaluations - before == case.gradients * (5 + 3)
-    assert (trainer.num_snapshots, trainer.inner_steps) == (1, 4)
-
-
-def test_the_loss_is_that_at_the_current_weights(case):
-    _, loss_of, trainer = start(case)
-    for refresh in (False, True):
-        if refresh:
-            trainer.update_full_grads(loss_of, BATCHES)
-        for number in (0, 3, 4):
-            index = BATCHES[number]
-            expected = loss_of(index).asnumpy()
-            loss = trainer.step(len(index), closure=lambda: loss_of(index), **case.row(number))
-            np.testing.assert_array_equal(loss.asnumpy(), expected)
-
-
-def saved(trainer, net, folder):
-    trainer.save_states(folder / "states")
-    net.save_parameters(str(folder / "weights"))
-
-
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-@pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize("refreshed", [True, False])
-def test_resume_in_mid_epoch(case, refreshed, devices, optimizer, tmp_path):
-    """Bit for bit, over a refresh as well, with running statistics and dropout."""
-
-    def begin(seed):
-        mx.random.seed(seed)
-        net = kit.with_dropout(devices, hybridize={}, norm=True)
-        params = {"learning_rate": 0.05}
-        trainer = case.make_trainer(
-            net.collect_params(), optimizer, params, lock_random=True, update_on_kvstore=False
-        )
-        return net, PROBLEM.closure(net, "float32", devices), trainer
-
-    def finish(net, loss_of, trainer):
-        mx.random.seed(7)
-        steps(case, trainer, loss_of, [4, 1])
-        trainer.update_full_grads(loss_of, BATCHES)
-        steps(case, trainer, loss_of, [0, 3, 2])
-        return everything(trainer, net)
-
-    net, loss_of, trainer = begin(1)
-    steps(case, trainer, loss_of, range(5))
-    if refreshed:
-        trainer.update_full_grads(loss_of, BATCHES)
-        steps(case, trainer, loss_of, [2, 0, 3])
-    saved(trainer, net, tmp_path)
-    resumed, resumed_loss_of, resumed_trainer = begin(2)
-    resumed.load_parameters(str(tmp_path / "weights"), ctx=devices)
-    if devices:  # a file of weights holds the mean of the devices' running statistics
-        net.load_parameters(str(tmp_path / "weights"), ctx=devices)
-    resumed_trainer.load_states(tmp_path / "states")
-    straight = finish(net, loss_of, trainer)
-    assert_unchanged(straight, finish(resumed, resumed_loss_of, resumed_trainer))
-
-
-@pytest.mark.parametrize("hybridize", kit.HYBRIDIZE)
-def test_running_statistics_move_as_with_gluon_trainer(case, hybridize):
-    """A pass elsewhere does not move them. The weights do not move here."""
-    found = []
-    for plain in (True, False):
-        mx.random.seed(1)
-        net = kit.with_norm(hybridize=hybridize)
-        loss_of = PROBLEM.closure(net, "float32")
-        params, still = net.collect_params(), {"learning_rate": 0.0}
-        if plain:
-            trainer = gluon.Trainer(params, "sgd", still)
-            for index in [*BATCHES, *BATCHES]:
-                plain_step(trainer, lambda: loss_of(index), len(index))
-        else:
-            trainer = case.make_trainer(params, "sgd", still)
-            steps(case, trainer, loss_of, range(5))
-            trainer.update_full_grads(loss_of, BATCHES)
-            steps(case, trainer, loss_of, range(5))
-        mx.nd.waitall()
-        found.append([net[1].running_mean.data().asnumpy(), net[1].running_var.data().asnumpy()])
-    assert_unchanged(*found)
-
-
-@pytest.mark.parametrize("grad_req", ["write", "add"])
-@pytest.mark.parametrize("refresh", [True, False])
-@pytest.mark.parametrize("devices", [None, TWO])
-def test_an_error_leaves_everything_unchanged(case, devices, refresh, grad_req):
-    """In the closure or the data: training goes on as if nothing had happened."""
+@each_method
+def test_an_error_leaves_everything_unchanged(case, devices, refreshed, how):
+    """Training goes on as if nothing had happened."""
     found = []
     for fails in (False, True):
         mx.random.seed(1)
-        net = kit.with_norm(devices)
-        for p in net.collect_params().values():
-            p.grad_req = p.grad_req if p.grad_req == "null" else grad_req
-        loss_of = PROBLEM.closure(net, "float32", devices)
-        trainer = case.make_trainer(net.collect_params(), update_on_kvstore=False)
-        steps(case, trainer, loss_of, [3])  # the first step shares running statistics
-        if refresh:
-            trainer.update_full_grads(loss_of, BATCHES)
+        play = Play(case, Normed("classification", hidden=(6,)), how, devices, dtype="float32")
+        play.step_alone(3)  # the first step shares running statistics
+        if refreshed:
+            play.refresh_alone(play.loss_of, BATCHES)
         for number in (2, 0, 4):
-            index = BATCHES[number]
-            before = everything(trainer, net)
-            passes = case.gradients if refresh or not case.needs_refresh else 1
-            for good_calls in range(passes if fails else 0):
-                bad = kit.failing(loss_of, good_calls)
-                with pytest.raises(KeyError, match="mine"):
-                    trainer.step(len(index), closure=lambda: bad(index), **case.row(number))
-                assert_unchanged(before, everything(trainer, net))
             if fails:
-                with pytest.raises(KeyError, match="mine"):
-                    trainer.update_full_grads(kit.failing(loss_of, 3), BATCHES)
-                with pytest.raises(IndexError, match="out of bounds"):
-                    trainer.update_full_grads(loss_of, [*BATCHES, np.array([99])])
-                assert_unchanged(before, everything(trainer, net))
-            kit.clear(net)
-            steps(case, trainer, loss_of, [number])
-        found.append(everything(trainer, net))
+                fail_everywhere(play, number)
+            kit.clear(play.net)
+            play.step_alone(number)
+        found.append(everything(play.trainer, play.net))
     assert_unchanged(*found)
 
 
-def test_an_update_that_fails_moves_nothing(case):
-    """Neither the reference nor m nor the table; the step can be made again."""
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("kind", ["an error", "an overflow"])
+@each_method
+def test_a_step_without_an_update_moves_nothing(case, kind, devices):
+    """Neither the reference nor m nor the table; also the first step, which has no reference."""
     found = []
     for fails in (False, True):
-        net, loss_of, trainer = start(case)
-        trainer.update_full_grads(loss_of, BATCHES)
-        for number in (1, 4, 1, 0):
-            index = BATCHES[number]
-            if fails:
-                size = kit.Indivisible(len(index))
-                with pytest.raises(ZeroDivisionError):
-                    trainer.step(size, closure=lambda: loss_of(index), **case.row(number))
-            steps(case, trainer, loss_of, [number])
-        found.append(everything(trainer, net))
-        found[-1].pop("grad_evaluations")  # of the steps that failed as well
-    assert_unchanged(*found)
-
-
-def test_a_step_that_amp_skips_moves_nothing(case):
-    found = []
-    for overflows in (False, True):
-        net, loss_of, trainer = start(case, "float32")
-        scaler = kit.scale_losses(trainer)
-        trainer.update_full_grads(loss_of, BATCHES)
-        for number in (1, 4, 1, 0):
-            index = BATCHES[number]
-            if overflows and trainer.inner_steps > 1:
-                trainer.step(len(index), closure=lambda: loss_of(index) * 1e38, **case.row(number))
-            scaler._loss_scale = scaler._next_loss_scale = 2.0**8
-            steps(case, trainer, loss_of, [number])
-        found.append(everything(trainer, net))
-        for name in ("grad_evaluations", "inner_steps"):
+        play = Play(case, devices=devices, dtype="float32")
+        scaler = kit.scale_losses(play.trainer) if kind == "an overflow" else None
+        for count, number in enumerate((1, 4, 1, 0, 3, 0)):
+            if count == 3:
+                play.refresh_alone(play.loss_of, BATCHES)
+            if fails and count in (0, 1, 4):
+                step_without_an_update(play, number, scaler)
+            if scaler:
+                scaler._loss_scale = scaler._next_loss_scale = 2.0**8
+            play.step_alone(number)
+        found.append(everything(play.trainer, play.net))
+        for name in ("grad_evaluations", "inner_steps"):  # of the other steps as well
             found[-1].pop(name)
     assert_unchanged(*found)
+
+
+def step_without_an_update(play, number, scaler):
+    before, index = values(play.net), BATCHES[number]
+    if scaler:
+        play.step_alone(number, closure=lambda: [x * 1e38 for x in _listed(play.loss_of(index))])
+    else:
+        with pytest.raises(ZeroDivisionError):
+            play.step_alone(number, kit.Indivisible(len(index)))
+        if not play.case.needs_refresh:  # of the others, the estimate is still held
+            with pytest.raises(RuntimeError, match=r"needs .* gradients"):
+                play.trainer.step(5)
+    assert_unchanged(before, values(play.net))
+
+
+# --- files of others -----------------------------------------------------------------------------
+
+
+@each_method
+def test_a_file_of_gluon_trainer_starts_anew(case, tmp_path):
+    net = PROBLEM.network()
+    loss_of, plain = PROBLEM.closure(net), gluon.Trainer(net.collect_params(), "sgd", SETTINGS)
+    plain_step(plain, lambda: loss_of(BATCHES[0]), 5)
+    plain.save_states(str(tmp_path / "states"))
+    play = Play(case)
+    play.refresh()
+    play.epoch((0, 1, 2))
+    assert play.trainer.inner_steps == 3
+    play.trainer.load_states(tmp_path / "states")
+    assert (play.trainer.inner_steps, play.trainer.has_snapshot) == (0, False)
+    assert case.needs_refresh or case.indexed or play.trainer.full_grads is None

@@ -1,0 +1,171 @@
+"""SVRG: what holds whatever the data, the splits and the devices are; its own learning rate."""
+
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import (
+    HYBRIDIZE,
+    assert_unchanged,
+    failing,
+    full_gradients,
+    gradients,
+    make,
+    move,
+    train,
+)
+from mxnet import autograd
+from problems import Dense, contexts, distance, parameters, values
+
+from gluon_svrg import SVRGTrainer
+
+problems = st.builds(
+    Dense,
+    st.sampled_from(["regression", "classification"]),
+    hidden=st.lists(st.integers(1, 5), max_size=2),
+    samples=st.integers(2, 17),
+    features=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@given(
+    problem=problems,
+    size=st.integers(1, 6),
+    coefficient=st.sampled_from([0.25, 1.0]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_at_the_snapshot_the_estimate_is_the_full_gradient(
+    hybridize, problem, size, coefficient, dtype
+):
+    net, loss_of, trainer = make(problem, dtype, hybridize=hybridize)
+    trainer.update_full_grads(loss_of, problem.batches(size))
+    trainer.coefficient = coefficient
+    mean = full_gradients(trainer, net)
+    for index in problem.batches(size):
+        with autograd.record():
+            loss = loss_of(index)
+        loss.backward()
+        plain = gradients(net)
+        trainer.correct_grads(lambda: loss_of(index))
+        expected = [
+            (1 - coefficient) * g + coefficient * len(index) * mu for g, mu in zip(plain, mean)
+        ]
+        scale = max(np.abs(g).max() for g in plain + expected)
+        for estimate, value in zip(gradients(net), expected):
+            assert np.abs(estimate - value).max() <= 4 * np.finfo(dtype).eps * scale
+
+
+@given(problem=problems, size=st.integers(1, 6), seed=st.integers(0, 9), refresh=st.integers(1, 9))
+def test_the_mean_estimate_over_all_minibatches_is_the_gradient(problem, size, seed, refresh):
+    net, loss_of, trainer = make(problem)
+    trainer.update_full_grads(loss_of, problem.batches(refresh))
+    move(net, 0.3, seed)
+    total = [0.0] * len(problem.initial)
+    for index in problem.batches(size, np.random.RandomState(seed).permutation(len(problem.X))):
+        trainer.correct_grads(lambda: loss_of(index))
+        total = [t + g for t, g in zip(total, gradients(net))]
+    everything = np.arange(len(problem.X))
+    assert distance(total, problem.gradient(values(net), everything)[0]) < 1e-11
+
+
+@given(problem=problems, size=st.integers(1, 6), other=st.integers(1, 9))
+def test_a_refresh_is_the_mean_of_all_data_each_time(problem, size, other):
+    """Samples weigh alike, not minibatches; again at the same weights it changes nothing."""
+    net, loss_of, trainer = make(problem)
+    first = trainer.update_full_grads(loss_of, problem.batches(size))
+    grads, count = problem.gradient(problem.initial, np.arange(len(problem.X)))
+    losses = loss_of(np.arange(len(problem.X))).asnumpy().astype("float64")
+    assert first == pytest.approx(losses.mean(), rel=1e-12)
+    assert trainer.grad_evaluations == count
+
+    def seen():
+        there = [trainer.snapshot[p][0].asnumpy() for p in parameters(net)]
+        return full_gradients(trainer, net) + there
+
+    before = seen()
+    assert distance(before[: len(grads)], [g / count for g in grads]) < 1e-12
+    assert trainer.update_full_grads(loss_of, problem.batches(size)) == first
+    assert_unchanged(before, seen())
+    # nor does it matter how the data is cut
+    again = trainer.update_full_grads(loss_of, problem.batches(other))
+    assert again == pytest.approx(first, rel=1e-12)
+    assert distance(full_gradients(trainer, net), before[: len(grads)]) < 1e-12
+
+
+# --- the learning rate from the last two snapshots -----------------------------------------------
+
+
+@pytest.mark.parametrize("wd, devices", [(0.0, 2), (0.02, 1)])
+@pytest.mark.parametrize("kind", ["regression", "classification"])
+def test_the_rate_of_barzilai_and_borwein(kind, wd, devices):
+    problem, rate, sizes = Dense(kind, seed=5), 0.02, []
+    # Without momentum, MXNet 2.0 rounds 1 - learning_rate * wd to float32.
+    settings = {"learning_rate": rate, "wd": wd, "momentum": 0.2}
+    net, loss_of, trainer = make(
+        problem, devices=contexts(devices), settings=settings, barzilai_borwein=True
+    )
+    twin = oracle.SVRG(problem.gradient, problem.initial)
+    optimizer, rates = oracle.SGD(**settings), oracle.BarzilaiBorwein(rate, wd)
+    for epoch in range(4):  # later, little moves: the rate is a quotient of rounding errors
+        whole = problem.batches(7 + epoch % 2)
+        trainer.update_full_grads(loss_of, whole)
+        twin.refresh(whole)
+        rates.refresh(twin.snapshot, twin.full_grad, len(sizes) and sizes[-1])
+        optimizer.learning_rate = rates.learning_rate * (0.8 if epoch else 1)
+        expected = optimizer.learning_rate  # rounded to float32 where it is the user's own
+        assert trainer.learning_rate == pytest.approx(expected, rel=1e-7 if epoch == 0 else 1e-9)
+        optimizer.learning_rate = trainer.learning_rate  # float32 must not round both apart
+        order = np.random.RandomState(epoch).permutation(23)
+        batches = problem.batches(5, order)[: 3 + epoch % 3]  # another M each time
+        for index in batches:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+            twin.step(optimizer, index)
+        sizes.append(len(batches))
+    assert distance(values(net), twin.weights) < 1e-10
+    assert trainer.learning_rate != rate
+
+
+def test_the_last_rate_is_kept_where_there_is_no_new_one():
+    """Where nothing moved, after a discard, with a concave loss, and by a refresh that fails."""
+    problem = Dense("regression", seed=5)
+    batches = problem.batches(5)
+    _, loss_of, trainer = make(problem, rate=0.02, barzilai_borwein=True)
+    for _ in range(2):
+        trainer.update_full_grads(loss_of, batches)
+        assert trainer.learning_rate == 0.02
+    train(trainer, lambda index: -loss_of(index), batches)
+    assert trainer.learning_rate == 0.02
+    trainer.discard_snapshot()
+    trainer.update_full_grads(loss_of, batches)
+    assert trainer.learning_rate == 0.02
+    trainer.step(5, closure=lambda: loss_of(batches[0]))
+    with pytest.raises(KeyError, match="mine"):
+        trainer.update_full_grads(failing(loss_of, 7), batches)
+    assert trainer.learning_rate == 0.02
+    trainer.update_full_grads(loss_of, batches)
+    assert trainer.learning_rate != 0.02
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (("adam",), ValueError, "'sgd' or 'nag', got Adam"),
+        ((mx.optimizer.AdaGrad(),), ValueError, "'sgd' or 'nag', got AdaGrad"),
+        (
+            ("sgd", {"lr_scheduler": mx.lr_scheduler.FactorScheduler(10)}),
+            ValueError,
+            "overwrite it",
+        ),
+        (("sgd", {}, "dist_async"), ValueError, "no worker knows with kvstore='dist_async'"),
+        (("sgd", {}, "device", 1), TypeError, "True or False"),
+    ],
+)
+def test_arguments_that_barzilai_and_borwein_refuse(arguments, error, message):
+    optimizer, settings, kvstore, flag = (*arguments, *(None, {}, "device", True)[len(arguments) :])
+    params = Dense("regression").network().collect_params()
+    with pytest.raises(error, match=message):
+        SVRGTrainer(params, optimizer, settings or None, kvstore, barzilai_borwein=flag)

@@ -1,0 +1,274 @@
+"""Gradients of minibatches in a table: SAGA, SAG, and the stored gradients of SVRG."""
+
+import warnings
+
+import kit
+import mxnet as mx
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import assert_unchanged, everything
+from loops import split_at
+from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
+from problems import contexts, distance, values
+
+from gluon_svrg import SVRGTrainer
+from gluon_svrg.variance import variance
+
+TABLES = {name: WITH_STORED[name] for name in ("SAGA", "SAG", "stored")}
+each_table = pytest.mark.parametrize("case", TABLES.values(), ids=TABLES)
+both = pytest.mark.parametrize("case", [TABLES["SAGA"], TABLES["SAG"]], ids=["SAGA", "SAG"])
+
+
+# --- the mean of the table -----------------------------------------------------------------------
+
+
+@both
+@pytest.mark.parametrize("count, refresh", [(1, False), (2, True), (3, False)])
+def test_the_mean_is_that_of_the_rows_after_any_order_of_visits(case, count, refresh):
+    """Each row is the gradient at the weights of its last visit. Indices may have gaps."""
+    split, rows = split_at([0.1, 0.5][3 - count :]), {}
+    play = Play(case, devices=contexts(count), split=split)
+    if refresh:
+        play.refresh()
+        rows = {n: PROBLEM.gradient(PROBLEM.initial, index)[0] for n, index in enumerate(BATCHES)}
+    for number in (3, 3, 0, 4, 0, 0, 1, 4, 3):
+        rows[number] = PROBLEM.gradient(values(play.net), BATCHES[number])[0]
+        index, row = BATCHES[number], np.int64(number if refresh else 10 * number)
+        play.trainer.step(len(index), closure=lambda: play.loss_of(index), batch_index=row)
+        entries = sum(len(BATCHES[visited]) for visited in rows)
+        expected = [sum(parts) / entries for parts in zip(*rows.values())]
+        assert distance(kit.full_gradients(play.trainer, play.net), expected) < 1e-12
+
+
+def test_the_mean_of_the_table_does_not_drift():
+    """Where nothing moves, steps leave it: ``(g - r) + S`` is exact, ``(S + g) - r`` is not."""
+    play = Play(TABLES["SAGA"], dtype="float32", settings={"learning_rate": 0.0})
+    play.refresh()
+    before = kit.full_gradients(play.trainer, play.net)
+    for _ in range(300):
+        play.step_alone(4)  # 3 of 23 loss entries
+    assert distance(kit.full_gradients(play.trainer, play.net), before) == 0
+
+
+# --- stored gradients are those that are computed anew -------------------------------------------
+
+
+def train(trainer, loss_of, batches, store, epochs=4):
+    """The order of the minibatches may change, they themselves do not."""
+    rng = np.random.RandomState(0)
+    for epoch in range(epochs):
+        if epoch % 2 == 0:
+            trainer.update_full_grads(loss_of, batches, store_grads=store)
+        for i in rng.permutation(len(batches)):
+            index = batches[i]
+            row = i if store and i != 2 else None  # the index may be left out
+            trainer.step(len(index), closure=lambda: loss_of(index), batch_index=row)
+
+
+@given(
+    dtype=st.sampled_from(["float64", "float32"]),
+    size=st.integers(1, 23),
+    count=st.integers(1, 3),
+    hybridize=st.sampled_from(kit.HYBRIDIZE),
+    coefficient=st.sampled_from([1.0, 0.3]),
+)
+def test_equal_to_recomputing(dtype, size, count, hybridize, coefficient):
+    """A stored gradient is added in another order than one that is taken anew."""
+    devices = contexts(count) if count > 1 else None
+    found = []
+    for store in (False, True):
+        kwargs = {"hybridize": hybridize, "coefficient": coefficient}
+        net, loss_of, trainer = kit.make(PROBLEM, dtype, devices, **kwargs)
+        train(trainer, loss_of, PROBLEM.batches(size), store, epochs=3)
+        found.append(values(net))
+    assert distance(*found) < {"float64": 1e-12, "float32": 1e-4}[dtype]
+
+
+def test_the_progress_bar_shows_the_bytes(capfd):
+    """Also of data without a length."""
+    size = 4 * sum(value.size for value in PROBLEM.initial) / 1e6
+    net = PROBLEM.network("float32", deferred=True)
+    loss_of, trainer = PROBLEM.closure(net, "float32"), SVRGTrainer(net.collect_params(), "sgd")
+    for data, words in ((iter(BATCHES), f"{size:.3g} MB each"), (BATCHES, f"{5 * size:.3g} MB")):
+        trainer.update_full_grads(loss_of, data, store_grads=True, progress=True)
+        assert f"storing {words}" in capfd.readouterr().err
+
+
+# --- random numbers ------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "refresh, mode", [(True, True), (True, "auto"), (True, False), (False, True)]
+)
+@each_table
+def test_each_minibatch_draws_its_own_random_numbers_again(case, refresh, mode):
+    """Where weights stay, g is the row, and each estimate is the mean; not without the lock."""
+    mx.random.seed(5)
+    net, play = kit.with_dropout(units=8), Play(case)
+    still = {"optimizer_params": {"learning_rate": 0.0}, "lock_random": mode}
+    play.trainer = case.make_trainer(net.collect_params(), **still, **case.settings)
+    if case.needs_refresh:
+        play.trainer.coefficient = 1.0
+    play.loss_of = PROBLEM.closure(net, "float32")
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        if refresh or case.needs_refresh:
+            play.refresh_alone(play.loss_of, BATCHES)
+        else:
+            for number in range(5):
+                play.step_alone(number)
+    said = [str(w.message) for w in caught if "draws random numbers" in str(w.message)]
+    assert len(said) == (1 if mode == "auto" else 0)
+    assert play.trainer.grad_evaluations == 23
+    mean = {p: row[0].asnumpy() for p, row in play.trainer.full_grads.items()}
+    after, far = [], []
+    for number in (3, 1, 4, 1, 3):
+        play.step_alone(number)
+        for p, expected in mean.items():
+            far.append(np.abs(p.grad().asnumpy() / len(BATCHES[number]) - expected).max())
+        after.append(mx.nd.random.uniform(shape=(1,)).asscalar())
+    assert len(set(after)) == len(after)  # the generator does not start again at each minibatch
+    if mode or case.trainer == "SVRGTrainer":
+        assert (max(far) < 1e-6) == bool(mode)
+    assert play.trainer.grad_evaluations == 23 + 23  # without the lock, too: nothing is compared
+
+
+# --- indices -------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "index, error, message",
+    [
+        (5, IndexError, "batch_index is 5, and the gradients of 5 minibatches are stored"),
+        (-1, IndexError, "batch_index is -1"),
+        (1.0, TypeError, "batch_index must be .* an integer, got float"),
+        (True, TypeError, "got bool"),
+        (4, ValueError, "Minibatch 4 had 3 loss entries when its gradient .* returned 5"),
+    ],
+)
+@each_table
+def test_a_wrong_index(case, index, error, message):
+    play, drawn = Play(case, lock_random=True), set()
+    play.refresh()
+    for _ in range(2):  # before and after the check of the first row
+        before = everything(play.trainer, play.net)
+        with pytest.raises(error, match=message):
+            play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[0]), batch_index=index)
+        assert_unchanged(before, everything(play.trainer, play.net))
+        drawn.add(mx.nd.random.uniform(shape=(1,)).asscalar())
+        play.update(1)
+    assert len(drawn) == 2  # random numbers go on after an error
+    assert play.distance() < 1e-10
+
+
+@both
+def test_indices_without_a_refresh(case):
+    play = Play(case, how="add")
+    with pytest.raises(IndexError, match=r"batch_index is -1\. It must be the position of the min"):
+        play.trainer.correct_grads(lambda: play.loss_of(BATCHES[0]), batch_index=-1)
+    play.correct(0)
+    with pytest.raises(ValueError, match=r"batch_index=0 was used since the last update already"):
+        play.correct(0)
+    play.correct(1)
+    play.trainer.step(10)
+    play.twin.step(play.optimizer, *BATCHES[:2], rows=[0, 1])
+    assert play.distance() < 1e-12
+
+
+def test_entries_per_device_are_counted():
+    cuts = [3]
+    play = Play(TABLES["stored"], devices=TWO, split=lambda index: np.split(index, cuts))
+    play.refresh_alone(play.loss_of, BATCHES[:3])
+    cuts[0] = 4
+    with pytest.raises(ValueError, match=r"had 5 loss entries \(3, 2 per device\) .* 5 .*\(4, 1"):
+        play.step_alone(0)
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_an_index_without_stored_gradients(again):
+    play = Play(TABLES["stored"])
+    play.update(0)
+    play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[1]), batch_index=7)  # no effect yet
+    if again:
+        play.refresh()
+    play.trainer.update_full_grads(play.loss_of, BATCHES)  # this one stores nothing
+    before = everything(play.trainer, play.net)
+    with pytest.raises(RuntimeError, match=r"update_full_grads\(closure, data, store_grads=True\)"):
+        play.step_alone(0)
+    with pytest.raises(TypeError, match="needs the closure"):
+        play.trainer.step(5, batch_index=0)
+    assert_unchanged(before, everything(play.trainer, play.net))
+
+
+# --- reshuffled data -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("looks", [False, True])
+@each_table
+def test_reshuffled_data_are_found_by_the_first_step_after_each_refresh(case, looks):
+    """At the weights of the rows. An overflow, or a look at other weights, confirms nothing."""
+    play = Play(case)
+    for data in (BATCHES, BATCHES[::-1]):
+        play.refresh_alone(play.loss_of, data)
+        if looks:
+            before = values(play.net)
+            kit.move(play.net, 0.01)
+            variance(play.trainer, play.loss_of, data)
+            PROBLEM.assign(play.net, before)
+        play.trainer.correct_grads(lambda: play.loss_of(data[1]) * np.nan, batch_index=1)
+        before = everything(play.trainer, play.net)
+        with pytest.raises(RuntimeError, match=r"minibatch 1 differs .* was the data reshuffled"):
+            play.trainer.step(5, closure=lambda: play.loss_of(data[2]), batch_index=1)
+        assert_unchanged(before, everything(play.trainer, play.net))
+        counted = kit.counted(play.loss_of)
+        for moves, expected in ((False, 2), (False, 1), (True, 1)):
+            if moves:  # by the user: a table has rows of other weights, a snapshot stays
+                play.refresh_alone(play.loss_of, data)
+                kit.move(play.net, 0.01)
+            counted.calls.clear()
+            play.trainer.step(5, closure=lambda: counted(data[1]), batch_index=1)
+            assert len(counted.calls) == (2 if moves and case.needs_refresh else expected)
+
+
+def test_stored_gradients_in_a_file(tmp_path):
+    """They are compared once more: the data may be others. Devices must be as many."""
+    play, other, of_two = (Play(TABLES["stored"], devices=each) for each in (None, None, TWO))
+    play.refresh()
+    play.update(0)
+    play.trainer.save_states(tmp_path / "states")
+    PROBLEM.assign(other.net, values(play.net))
+    other.trainer.load_states(tmp_path / "states")
+    with pytest.raises(RuntimeError, match="reshuffled"):
+        other.trainer.step(5, closure=lambda: other.loss_of(BATCHES[1]), batch_index=0)
+    with pytest.raises(ValueError, match="stored gradients are for 1 devices, and there are 2"):
+        of_two.trainer.load_states(tmp_path / "states")
+
+
+# --- what else is refused ------------------------------------------------------------------------
+
+
+@both
+def test_a_step_is_never_silently_plain(case):
+    play = Play(case)
+    trainer, loss_of, index = play.trainer, play.loss_of, BATCHES[0]
+    for refreshed in (False, True):
+        with pytest.raises(TypeError, match=r"step.. needs batch_index"):
+            trainer.step(5, closure=lambda: loss_of(index))
+        with pytest.raises(TypeError, match=r"correct_grads.. needs batch_index"):
+            trainer.correct_grads(lambda: loss_of(index))
+        with mx.autograd.record():
+            loss = loss_of(index)
+        loss.backward()
+        with pytest.raises(RuntimeError, match=r"batch_index=...\), or call correct_grads"):
+            trainer.step(5)
+        assert (trainer.has_snapshot, trainer.wants_snapshot, trainer.snapshot) == (0, 0, None)
+        message = rf"at_snapshot\(\) needs a snapshot, and {case.trainer}"
+        with pytest.raises(RuntimeError, match=message), trainer.at_snapshot():
+            pass
+        if not refreshed:
+            with pytest.raises(RuntimeError, match="the table is empty"):
+                variance(trainer, loss_of, BATCHES)
+            play.refresh()
+    assert_unchanged(values(play.net), PROBLEM.initial)
