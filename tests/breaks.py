@@ -5,6 +5,7 @@ break is a row of `BREAKS`.
 """
 
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -29,13 +30,14 @@ class Break(NamedTuple):
     tests: str  # patterns of names in tests, without "test_"
 
 
-METHODS = "methods recursive saga tables stored"
-SAVING = "saving*"
+METHODS = "methods halves recursive saga tables stored"
+PASSES = "blocks dtypes* losses passes* random*"
+FILES = "files saving* saved*"
 WORKERS = "workers toy_kvstore"
 BREAKS = [
     # The formulas
     Break("svrg.py", "Terms(b=-alpha, k=alpha,", "Terms(b=-alpha, k=1.0,", METHODS),
-    Break("svrg.py", "(-float(count), 1)", "(-1.0, 1)", "stored tables"),
+    Break("svrg.py", "(-float(count), 1)", "(-1.0, 1)", METHODS),
     Break("svrg.py", "rate * (1 - optimizer.momentum)", "rate", "barzilai_borwein"),
     Break("svrg.py", "bool(is_over(num_snapshots))", "False", "schedule"),
     Break("saga.py", "share = 1.0 if self._is_complete", "share = 1.0 if True", METHODS),
@@ -46,16 +48,16 @@ BREAKS = [
     Break("mars.py", "scale_to_norm(treated, self.clip * scale, entries)", "pass", METHODS),
     Break("mars.py", "len(p.shape) > 1", "len(p.shape) > 0", METHODS),
     Break("mars.py", "(self.s / (1 + self.s), 2)", "(self.s, 2)", METHODS),
-    Break("recursive.py", "1.0 / (entries * scale), 1", "1.0 / entries, 1", "mixed_precision"),
+    Break("recursive.py", "1.0 / (entries * scale), 1", "1.0 / entries, 1", METHODS),
     Break("recursive.py", "self._take(live.following.in_objective)", "pass", METHODS),
     # Passes
     Break("passes/estimate.py", "terms.k / terms.b * count, 2", "terms.k / terms.b, 2", METHODS),
-    Break("passes/full_pass.py", '.astype("float64").sum()', ".sum()", "dtypes passes*"),
+    Break("passes/random_lock.py", '.astype("float64").ravel()', ".ravel()", PASSES),
     Break("passes/full_pass.py", "sum_to_first(total)", "pass", METHODS),
     Break("passes/live_gradients.py", "self.entries += found", "self.entries = found", "halves"),
     Break("passes/live_gradients.py", "sum_to_first(self._apart)", "pass", "halves"),
-    Break("passes/network.py", "copy(self.spare, self.live)", "pass", "passes* blocks refresh*"),
-    Break("passes/random_lock.py", "relative if relative > rounding else 0.0", "0.0", "random*"),
+    Break("passes/network.py", "copy(self.spare, self.live)", "pass", PASSES),
+    Break("passes/random_lock.py", "relative if relative > rounding else 0.0", "0.0", PASSES),
     Break("trainer.py", "[weights], [grads], p.grad_req", '[weights], [grads], "write"', "blocks"),
     Break("trainer.py", "if self._method.moves:", "if False:", "recursive methods"),
     # Workers
@@ -63,26 +65,19 @@ BREAKS = [
     Break("passes/live_gradients.py", "sum_arrays(dict(", "(lambda _: 0)(dict(", WORKERS),
     Break("kvstore/collective.py", "out=[array])", "out=[array.copy()])", WORKERS),
     # Files
-    Break("saving/container.py", "if not first or content[", "if not first and content[", SAVING),
-    Break("saving/parameters.py", "int(part) if part.isdigit()", "part if 0", SAVING),
-    Break("saving/optimizer.py", "max(row.get(n, 0), most.get(n, 0))", "0", SAVING),
-    Break("trainer.py", "self._progress.inner_steps = 0  # of", "pass  # of", f"states {SAVING}"),
+    Break("saving/container.py", "if not first or content[", "if not first and content[", FILES),
+    Break("saving/parameters.py", "int(part) if part.isdigit()", "part if 0", FILES),
+    Break("saving/optimizer.py", "max(row.get(n, 0), most.get(n, 0))", "0", FILES),
+    Break("trainer.py", "self._progress.inner_steps = 0  # of", "pass  # of", f"states {FILES}"),
     # What surrounds the trainers
     Break("prox.py", "/ (1 - momentum)", "", "prox"),
-    Break(
-        "prox.py", "chosen.setdefault(parameter, operator)", "chosen[parameter] = operator", "prox"
-    ),
+    Break("prox.py", "setdefault(parameter, operator)", "update({parameter: operator})", "prox"),
     Break("schedule.py", "self.asked += 1", "pass", "schedule"),
     Break("schedule.py", "(trainer.num_snapshots - 1)", "trainer.num_snapshots", "schedule"),
     Break("schedule.py", "self.draws += 1", "pass", "schedule"),
     Break("variance.py", "self._plain[k] += count * g", "self._plain[k] += g", "variance"),
     Break("variance.py", "in units) - count", "in units)", "variance"),
-    Break(
-        "estimator.py",
-        "get_data_and_label(batch, devices, batch_axis)",
-        "get_data_and_label(batch, devices)",
-        "estimator",
-    ),
+    Break("estimator.py", "(batch, devices, batch_axis)", "(batch, devices)", "estimator"),
     Break("estimator.py", "self._count.epochs += 1", "pass", "estimator"),
     Break("commands/compare.py", "math.pi * done", "math.pi", "compare"),
 ]
@@ -125,7 +120,8 @@ def verdict(each):
     """Whether the tests see a break, in a word."""
     status, output = run_tests(each, files(each.tests))
     word = {0: "survived", 1: "died", -signal.SIGKILL: "took too long"}.get(status, "never ran")
-    print(f"{word:<13}  {each.file}: {each.new or 'without'}  for  {each.old}", flush=True)
+    seen = re.findall(r"^FAILED \S+?::(\w+)", output, re.M)
+    print(word, each.file, each.old, "->", each.new or "nothing", *seen, sep="  ", flush=True)
     if word != "died":
         print(output[-3000:], flush=True)
     return word
