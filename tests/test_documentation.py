@@ -273,8 +273,3 @@ def test_links_lead_somewhere():
             if not target.exists() or (anchor and anchor not in anchors(target)):
                 broken.append(f"{name_of(document)}: {link}")
     assert broken == []
-
-
-def test_all_pages_and_notebooks_are_in_the_index():
-    for path in (*PAGES, *INDEX.parent.glob("*.ipynb")):
-        assert f"]({path.relative_to(INDEX.parent)}" in INDEX.read_text(), path

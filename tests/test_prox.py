@@ -12,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kit import assert_unchanged, everything
+from kit import assert_unchanged
 from loops import plain_step, svrg_step
 from mxnet import gluon
 from mxnet.lr_scheduler import FactorScheduler
@@ -245,22 +245,6 @@ def test_a_step_that_does_not_update(cls):
     assert max(np.abs(w).max() for w in values(net)) <= np.float32(0.1)
 
 
-@pytest.mark.parametrize("name", ["SVRG", "SAGA", "STORM"])
-def test_resume(name, tmp_path):
-    """Bit for bit in mid-epoch, if the same prox is passed; files do not hold it."""
-    choice, settings = {".*weight": ElasticNet(0.2, 0.1)}, {"dtype": "float32", "momentum": 0.5}
-    play, other = (start(CASES[name], choice, devices=TWO, **settings) for _ in range(2))
-    play.refresh()
-    play.epoch([0, 3, 1])
-    play.trainer.save_states(tmp_path / "states")
-    play.net.save_parameters(str(tmp_path / "weights"))
-    other.net.load_parameters(str(tmp_path / "weights"), ctx=TWO)
-    other.trainer.load_states(tmp_path / "states")
-    for each in (play, other):
-        each.epoch([2, 4, 0])
-    assert_unchanged(*(everything(each.trainer, each.net) for each in (play, other)))
-
-
 SPARSE = {"penalty": "l1", "C": 1 / (0.05 * 569), "solver": "liblinear"}
 BOTH = {"alpha": 4.0, "l1_ratio": 0.75}
 
@@ -331,13 +315,9 @@ def test_what_cannot_be(call, error, message):
         call()
 
 
-@pytest.mark.parametrize(
-    "name", ["adam", "adagrad", "rmsprop", "lars", "lamb", "signum", "sgld", "ftrl", "nadam"]
-)
+@pytest.mark.parametrize("name", ["adam", "rmsprop", "lars", "signum", "ftrl"])
 def test_optimizers_with_another_step(name):
-    message = (
-        rf"L1\(strength=0.1\) needs an optimizer .* but (?i:{name}) has another step.*'sgd'.*Box"
-    )
+    message = rf"L1\(.*\) needs an optimizer .* but (?i:{name}) has another step.*'sgd'.*Box"
     for optimizer in (name, mx.optimizer.create(name)):
         with pytest.raises(ValueError, match=message):
             make(optimizer=optimizer, prox={".*weight": L1(0.1)})
