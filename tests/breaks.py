@@ -59,7 +59,6 @@ BREAKS = [
     Break("passes/network.py", "copy(self.spare, self.live)", "pass", PASSES),
     Break("passes/random_lock.py", "relative if relative > rounding else 0.0", "0.0", PASSES),
     Break("trainer.py", "[weights], [grads], p.grad_req", '[weights], [grads], "write"', "blocks"),
-    Break("trainer.py", "if self._method.moves:", "if False:", "recursive methods"),
     # Workers
     Break("kvstore/workers.py", "range(0, len(total), BLOCK)", "range(0, 1)", WORKERS),
     Break("passes/live_gradients.py", "sum_arrays(dict(", "(lambda _: 0)(dict(", WORKERS),
