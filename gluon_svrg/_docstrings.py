@@ -32,7 +32,7 @@ def trainer(cls: T) -> T:
     sections = {**{name: inherited[name] for name in _SHARED}, **sections}
     sections["Parameters"] = f"{lines}\n"
     parts = (f"    {name}\n    {'-' * len(name)}\n{text}" for name, text in sections.items())
-    cls.__doc__ = summary + "".join(parts)
+    cls.__doc__ = (summary + "".join(parts)).rstrip() + "\n    "
     return cls
 
 

