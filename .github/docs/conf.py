@@ -34,6 +34,7 @@ numpydoc_show_class_members = False  # autodoc shows them
 default_role = "py:obj"
 
 html_theme = "furo"  # its wide tables scroll, and it loads nothing from other sites
+html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
 pygments_style, pygments_dark_style = "default", "monokai"
 html_title = f"gluon-svrg {version}"
