@@ -1,8 +1,8 @@
 """Solvers of other packages, each run as a script by a Python environment that has it.
 
 ``python peers.py SOLVER PROBLEM.npz JOBS.json RESULTS.npz``: then nothing of ours is imported.
-Each yields data passes, seconds and weights after each data pass or outer iteration; what the
-weights are worth is judged by one function for all, `Problem.gap`.
+Each yields data passes, seconds of CPU time and weights after each data pass or outer iteration;
+what the weights are worth is judged by one function for all, `Problem.gap`.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ def sklearn(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
             max_iter=done,
             random_state=job["seed"],
         )
-        start = time.perf_counter()
+        start = time.process_time()
         model.fit(problem["X"], problem["y"])
-        yield done, time.perf_counter() - start, model.coef_
+        yield done, time.process_time() - start, model.coef_
 
 
 def copt(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
@@ -55,7 +55,7 @@ def copt(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
     times, weights = [], []
 
     def after_epoch(variables: dict) -> None:
-        times.append(time.perf_counter())
+        times.append(time.process_time())
         weights.append(variables["x"].copy())
 
     run = copt.minimize_svrg if solver == "svrg" else copt.minimize_saga
@@ -119,9 +119,9 @@ def nemos(problem: Any, job: dict, solver: str) -> Iterator[tuple]:
     steps = -(-n // size)
     passes, seconds = 0.0, 0.0
     while passes < job["passes"]:
-        start = time.perf_counter()
+        start = time.process_time()
         weight, state = outer(weight, state)
-        seconds += time.perf_counter() - start
+        seconds += time.process_time() - start
         passes += 1 + 2 * steps * size / n
         yield passes, seconds, np.asarray(weight)
 

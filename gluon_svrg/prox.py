@@ -296,7 +296,8 @@ def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
                 f"{{'.*weight': L1(0.01)}}, got {prox!r}."
             )
         try:
-            fits = [_fits(key, *pair) for pair in zip(names, parameters)]
+            by_name = isinstance(key, str)
+            fits = [re.match(key, n) if by_name else key is p for n, p in zip(names, parameters)]
         except re.error as error:
             raise ValueError(
                 f"prox has the key {key!r}, which is no regular expression: {error}. To fit all "
@@ -310,10 +311,6 @@ def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
         for parameter in (p for p, fit in zip(parameters, fits) if fit):
             chosen.setdefault(parameter, operator)
     return {parameter: operator for parameter, operator in chosen.items() if operator is not None}
-
-
-def _fits(key: str | Parameter, name: str, parameter: Parameter) -> bool:
-    return bool(re.match(key, name)) if isinstance(key, str) else key is parameter
 
 
 def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:

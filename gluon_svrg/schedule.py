@@ -32,24 +32,20 @@ __all__ = ["Cosine", "EveryEpochs", "EverySteps", "Linear", "Loopless", "Partial
 
 @dataclass
 class Linear:
-    """A coefficient that falls linearly, constant between snapshots: alpha-SVRG [1]_.
+    """A coefficient that falls linearly, constant between snapshots, as in alpha-SVRG.
 
     For snapshot ``s`` it is ``final + (initial - final) * (1 - s / num_snapshots)``, and ``final``
-    from ``s = num_snapshots`` on.
+    from ``s = num_snapshots`` on. `SVRGTrainer` names the paper, which recommends 0.5 to 1 for
+    ``initial``.
 
     Parameters
     ----------
     initial : float
-        The first coefficient, at least 0; the paper recommends 0.5 to 1.
+        The first coefficient, at least 0.
     num_snapshots : int
         The number of snapshots after which it reaches ``final``.
     final : float, default 0.0
         The last coefficient, at least 0.
-
-    References
-    ----------
-    .. [1] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
-       ICLR 2025, arXiv:2311.05589.
 
     Examples
     --------
@@ -78,8 +74,7 @@ class Linear:
 class Cosine(Linear):
     """A coefficient that falls as a half cosine, constant between snapshots.
 
-    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / num_snapshots)) / 2``,
-    and ``final`` from ``s = num_snapshots`` on.
+    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / num_snapshots)) / 2``.
 
     Parameters
     ----------

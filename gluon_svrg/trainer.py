@@ -612,11 +612,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool, keeps_rows: bool
     ) -> float:
         """Make a pass over the data, then take over all of its results or none."""
-        network, parameters, size = self._network, self._network.parameters, 2
+        network, parameters = self._network, self._network.parameters
         if self._method.coefficient is not None:
             self._method.coefficient.ask(self.num_snapshots)
         with ExitStack() as stack:
-            ready = stack.enter_context(agreement(self._workers, size + len(parameters)))
+            ready = stack.enter_context(agreement(self._workers))
             batches, show = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, job.rearming(batches))
             if not any(map(_mxnet.is_trainable, parameters)):
@@ -625,7 +625,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if keeps_rows:
                 show(_memory_of_rows(parameters, number_of(data)))
             ready.reach([0.0])
-            done = stack.enter_context(agreement(self._workers, size + len(parameters)))
+            done = stack.enter_context(agreement(self._workers))
             self._share_weights()
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():

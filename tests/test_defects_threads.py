@@ -182,39 +182,6 @@ class Part:
         self.trainer.update_full_grads(closure, BATCHES)
 
 
-def test_no_method_stays_patched_where_two_refreshes_overlap():
-    """The first begins, the second begins, the first ends, the second ends."""
-    before = methods()
-    first, second = Part(1), Part(2)
-    first_is_in, second_is_in, first_is_done = (threading.Event() for _ in range(3))
-
-    def run_first():
-        def wait():
-            first_is_in.set()
-            assert second_is_in.wait(DEADLINE)
-
-        first.refresh(wait)
-        first_is_done.set()
-
-    def run_second():
-        def wait():
-            second_is_in.set()
-            assert first_is_done.wait(DEADLINE)
-
-        assert first_is_in.wait(DEADLINE)
-        second.refresh(wait)
-
-    try:
-        run_together(run_first, run_second)
-        assert patched(before) == []
-    finally:
-        for owner, was in zip(OWNERS, before):  # for the tests that follow
-            for name, value in was.items():
-                if vars(owner)[name] is not value:
-                    setattr(owner, name, value)
-    assert first.trainer.snapshot and second.trainer.snapshot
-
-
 def test_no_method_stays_patched_after_an_error():
     before = methods()
     part = Part(1)

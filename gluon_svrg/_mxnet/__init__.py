@@ -18,12 +18,7 @@ from .arrays import (
     unguarded,
 )
 from .gradients import Arrays, Flags, fresh, mark, put_gradients_into, take_fresh
-from .kvstores import (
-    barrier,
-    is_native,
-    registered_kvstores,
-    send_to_servers,
-)
+from .kvstores import barrier, send_to_servers
 from .open_trainer import OpenTrainer
 from .optimizers import check_optimizer, class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
@@ -37,7 +32,6 @@ from .parameters import (
     has_sparse_values,
     is_auxiliary,
     is_deferred,
-    is_recording,
     is_sparse,
     is_trainable,
     put,

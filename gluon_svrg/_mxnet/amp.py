@@ -12,22 +12,14 @@ import mxnet as mx
 class LossScale:
     """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any.
 
-    Parameters
-    ----------
-    trainer : Trainer
-        The trainer. Create a LossScale where you need it, but do not store it: a trainer in a
-        reference cycle keeps all of its arrays until the garbage collector runs.
-
-    Attributes
-    ----------
-    is_on : bool
-        Whether losses are scaled.
+    Create one where you need it, but do not store it: a trainer in a reference cycle keeps all of
+    its arrays until the garbage collector runs.
     """
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
         self._scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
-        self.is_on = self._scaler is not None
+        self.is_on = self._scaler is not None  # whether losses are scaled
 
     @property
     def value(self) -> float:
@@ -35,15 +27,12 @@ class LossScale:
         return 1.0 if self._scaler is None else float(self._scaler.loss_scale)
 
     def let_optimizer_undo(self) -> None:
-        """Let the next step divide by the scale, as ``amp.scale_loss`` does."""
-        if self.is_on:
-            self._trainer._scale = self._trainer._amp_original_scale / self.value
+        """Let the next step divide by the scale, as ``amp.scale_loss`` does. Only under AMP."""
+        self._trainer._scale = self._trainer._amp_original_scale / self.value
 
     @property
     def of_live_grads(self) -> float:
-        """The scale of the live gradients: 1 after ``amp.unscale``."""
-        if not self.is_on:
-            return 1.0
+        """The scale of the live gradients: 1 after ``amp.unscale``. Only under AMP."""
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
     def skip(self) -> None:
@@ -54,17 +43,9 @@ class LossScale:
         self._scaler.has_overflow([SimpleNamespace(_grad=[overflow])])
 
     def halve(self, data: Any) -> bool:
-        """Halve the scale at once, before a pass over the data is repeated.
+        """Halve the scale at once, before a pass over the data is repeated; False if it is 1.
 
-        Returns
-        -------
-        bool
-            Whether there is anything to halve.
-
-        Raises
-        ------
-        FloatingPointError
-            If the data can be iterated over only once.
+        Raises a FloatingPointError if the data can be iterated over only once.
         """
         if self.value <= 1:
             return False

@@ -22,15 +22,7 @@ _STALE, _FRESH = ctypes.c_int(0), ctypes.c_int(1)
 
 
 def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
-    """Let `backward` write the gradients of arrays to buffers, or add them there.
-
-    Parameters
-    ----------
-    arrays, buffers : list of list of NDArray
-        Per parameter and device.
-    grad_req : {'write', 'add'}
-        Whether backward writes or adds.
-    """
+    """Let `backward` write the gradients of arrays to buffers ('write'), or add them ('add')."""
     flat = [array for per_device in arrays for array in per_device]
     if flat:
         flat_buffers = [buffer for per_device in buffers for buffer in per_device]

@@ -4,20 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-import mxnet as mx
-
 #: The command that makes a kvstore unpickle an optimizer from the text.
 _SET_OPTIMIZER = 0
-
-
-def is_native(kvstore: Any) -> bool:
-    """Whether a kvstore is one of MXNet's C++ library, rather than a class in Python."""
-    return isinstance(kvstore, mx.kvstore.KVStore)
-
-
-def registered_kvstores() -> list[str]:
-    """The names of the classes of kvstores that are registered with MXNet."""
-    return sorted(mx.kvstore.KVStoreBase.kv_registry)
 
 
 def barrier(kvstore: Any) -> None:

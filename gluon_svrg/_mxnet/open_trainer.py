@@ -73,25 +73,6 @@ class OpenTrainer(Trainer):
         return self._scale
 
     @property
-    def _wanted_kvstore(self) -> Any:
-        """The kvstore, its name, or None, from which `gluon.Trainer` creates its kvstore."""
-        return self._kvstore_params["kvstore"]
-
-    @_wanted_kvstore.setter
-    def _wanted_kvstore(self, kvstore: Any) -> None:
-        self._kvstore_params["kvstore"] = kvstore
-
-    @property
-    def _wanted_update(self) -> bool | None:
-        """Whether the kvstore should update; None leaves the choice to `gluon.Trainer`."""
-        return self._kvstore_params["update_on_kvstore"]
-
-    @property
-    def _is_kvstore_ready(self) -> bool:
-        """Whether the kvstore exists and has all weights."""
-        return self._kv_initialized and not self._params_to_init
-
-    @property
     def _has_kvstore(self) -> bool:
         """Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none."""
         return self._kv_initialized
@@ -101,8 +82,8 @@ class OpenTrainer(Trainer):
         """Whether the kvstore updates, once it exists."""
         return bool(self._update_on_kvstore)
 
-    def _make_kvstore_ready(self) -> None:
-        """Let `gluon.Trainer` choose its kvstore and give it the weights."""
+    def _start_kvstore(self) -> None:
+        """Let `gluon.Trainer` choose its kvstore and share the weights, as in its first step."""
         if not self._kv_initialized:
             self._init_kvstore()
         if self._params_to_init:

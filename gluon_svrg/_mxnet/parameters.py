@@ -26,11 +26,6 @@ def devices_of_estimator(estimator: Any) -> Any:
     return estimator.device if hasattr(estimator, "device") else estimator.context
 
 
-def is_recording() -> bool:
-    """Whether this is inside ``autograd.record()``."""
-    return bool(mx.autograd.is_recording())
-
-
 def is_deferred(parameter: Parameter) -> bool:
     """Whether a parameter waits for the first forward pass to learn its shape."""
     return bool(parameter._deferred_init)
@@ -114,57 +109,30 @@ def put_gradients(parameter: Parameter, gradients: list[NDArray]) -> None:
     mx.autograd.mark_variables(parameter._data, gradients, parameter.grad_req)
 
 
-class _ReadsNoted:
-    """Calls functions before parameters are read; one patch of Gluon serves all threads.
+_one_patch = threading.RLock()
 
-    Gluon's method is restored when the last block has ended, whatever the order.
+
+@contextmanager
+def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
+    """Call a function with each initialized parameter just before this thread reads it.
+
+    The thread reads the values that the parameter has after the call. This patches Gluon: another
+    thread that begins such a block waits for the end of this one.
     """
+    thread = threading.get_ident()
 
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._active = 0
-        self._of_thread = threading.local()
+    def check_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
+        is_read = arrays is not None and arrays is parameter._data
+        if is_read and threading.get_ident() == thread:
+            with not_traced(), mx.autograd.pause():
+                note(parameter)
+            arrays = parameter._data
+        return original(parameter, arrays, device)
 
-    @contextmanager
-    def __call__(self, note: Callable[[Parameter], None]) -> Iterator[None]:
-        """Call a function with each initialized parameter just before this thread reads it.
-
-        The thread reads the values that the parameter has after the call.
-        """
-        outer = getattr(self._of_thread, "note", None)
-        self._enter()
+    with _one_patch:
+        original = Parameter._check_and_get
+        Parameter._check_and_get = check_and_get
         try:
-            self._of_thread.note = note
             yield
         finally:
-            self._of_thread.note = outer
-            self._leave()
-
-    def _enter(self) -> None:
-        with self._lock:
-            if not self._active:
-                self._original = Parameter._check_and_get
-                Parameter._check_and_get = self._patched(self._original)
-            self._active += 1
-
-    def _leave(self) -> None:
-        with self._lock:
-            self._active -= 1
-            if not self._active:
-                Parameter._check_and_get = self._original
-
-    def _patched(self, original: Callable[..., Any]) -> Callable[..., Any]:
-        of_thread = self._of_thread
-
-        def check_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
-            note = getattr(of_thread, "note", None)
-            if note is not None and arrays is not None and arrays is parameter._data:
-                with not_traced(), mx.autograd.pause():
-                    note(parameter)
-                arrays = parameter._data
-            return original(parameter, arrays, device)
-
-        return check_and_get
-
-
-reads_noted = _ReadsNoted()
+            Parameter._check_and_get = original

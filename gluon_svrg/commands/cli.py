@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import sys
 from typing import Sequence
 
 from .. import __version__
 from . import compare, join, launch
-from .arguments import Help, UserError
 
 _DESCRIPTION = """\
 Variance-reduced training with MXNet Gluon.
@@ -24,19 +22,17 @@ examples:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; return its exit status."""
-    commands = parser()
-    options = commands.parse_args(arguments)
-    try:
-        return int(options.run(options))
-    except UserError as error:
-        print(f"{commands.prog} {options.command}: error: {error}", file=sys.stderr)
-        return error.status
+    options = parser().parse_args(arguments)
+    return int(options.run(options))
 
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
-        prog="gluon-svrg", description=_DESCRIPTION, epilog=_EPILOG, formatter_class=Help
+        prog="gluon-svrg",
+        description=_DESCRIPTION,
+        epilog=_EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)

@@ -126,9 +126,6 @@ def check(options: argparse.Namespace) -> None:
 def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
     """Read inputs, targets, and the number of classes (0 for a regression) from a file."""
     import pandas as pd
-    from sklearn.compose import ColumnTransformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.preprocessing import LabelEncoder, OneHotEncoder
 
     try:
         with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
@@ -145,24 +142,24 @@ def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
         raise ValueError(f"{path} has no column {target!r}: choose a --target from {names}")
     rows = frame.dropna(subset=[target])
     y = rows.pop(target)
-    texts, encoders = [*frame.select_dtypes(exclude="number")], []
+    texts, columns = [*frame.select_dtypes(exclude="number")], {}
     for name, cells in rows.items():
         most = min(100, cells.count() // 2) if name in texts else math.inf
         if 0 < cells.nunique() <= most and not name.startswith("Unnamed: "):
-            encoders.append((name, OneHotEncoder() if name in texts else SimpleImputer(), [name]))
-    if not encoders:
+            coded = pd.get_dummies(cells, dummy_na=cells.hasnans) if name in texts else cells
+            columns[name] = coded.fillna(coded.mean())
+    if not columns:
         raise ValueError(f"{path} has no numbers and no categories to learn {target!r} from")
     labels, most = y.nunique(), len(y) // 2
     is_class = target in texts or (labels <= min(20, most) and (y % 1 == 0).all())
     if labels < 2 or (is_class and labels > most):
         found = "constant" if labels < 2 else f"text with {labels} values in {len(y)} rows"
         raise ValueError(f"{path} has a target {target!r} that nothing can learn: it is {found}")
-    X = ColumnTransformer(encoders, sparse_threshold=0).fit_transform(rows)
-    used = [name for name, _, _ in encoders]
+    X = pd.concat(columns, axis=1).to_numpy(float)
     text = f"{len(y)} of {len(frame)} rows, {X.shape[1]} inputs, {labels if is_class else 'no'} "
-    text += f"classes, {rows[used].isna().sum().sum()} missing cells, columns left out: "
-    print(f"{path}: {text}{[*rows.columns.difference(used)]}", file=sys.stderr)
-    return (X, LabelEncoder().fit_transform(y), labels) if is_class else (X, y.to_numpy(float), 0)
+    text += f"classes, {rows[[*columns]].isna().sum().sum()} missing cells, columns left out: "
+    print(f"{path}: {text}{[*rows.columns.difference([*columns])]}", file=sys.stderr)
+    return (X, pd.factorize(y, sort=True)[0], labels) if is_class else (X, y.to_numpy(float), 0)
 
 
 class Problem:

@@ -49,7 +49,7 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Become a role; return only if that fails."""
+    """Become a role, or end with an error."""
     try:
         rank = find_rank(os.environ)
         role = role_of(rank, options)
@@ -62,10 +62,11 @@ def run(options: argparse.Namespace) -> int:
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
             probe.connect((scheduler, port))  # sends nothing, and tells the address that gets there
             address = probe.getsockname()[0]
+        roles.die_with(os.getppid())
+        os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
     except (ImportError, OSError, ValueError) as error:
         options.error(str(error))
-    roles.die_with(os.getppid())
-    os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
+        raise  # for mypy: `error` has ended the process
 
 
 class Rank(NamedTuple):

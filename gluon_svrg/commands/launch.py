@@ -53,6 +53,8 @@ def run(options: argparse.Namespace) -> int:
             variables = roles.variables(name, options, _HOST, port, _HOST)
             job.start(name, commands[name], {"OMP_NUM_THREADS": "1", **variables})
         name, code = job.wait()
+    except OSError as error:  # of a file that cannot be executed
+        options.error(str(error))
     except KeyboardInterrupt as interrupt:
         name, code = "the launcher", -interrupt.args[0]
     finally:
@@ -99,8 +101,11 @@ class _Job:
             reader.start()
             self._readers.append(reader)
         while any(name.startswith("worker") for name, _ in self._running.values()):
-            found = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            name, code = self._end(found.si_pid)  # type: ignore[union-attr]
+            found: Any = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if found.si_pid not in self._running:  # an orphan of one, if this is a container's init
+                os.waitpid(found.si_pid, 0)
+                continue
+            name, code = self._end(found.si_pid)
             if code:
                 return name, code
         return "", 0

@@ -43,7 +43,8 @@ def _is_in_python(kvstore: Any) -> bool:
     """Whether a kvstore, or that of a name, is a class in Python and not of MXNet's C++ library."""
     if isinstance(kvstore, str):
         return kvstore == "horovod"
-    return isinstance(kvstore, mx.kvstore.KVStoreBase) and not _mxnet.is_native(kvstore)
+    is_of_library = isinstance(kvstore, mx.kvstore.KVStore)
+    return isinstance(kvstore, mx.kvstore.KVStoreBase) and not is_of_library
 
 
 def recognized(kvstore: Any) -> Any:
@@ -65,7 +66,7 @@ def recognized(kvstore: Any) -> Any:
             "kvstore='nccl' needs an MXNet that was built with NCCL, and this one was not. Use "
             "kvstore='device'."
         )
-    known = {*NATIVE, *_mxnet.registered_kvstores()}
+    known = {*NATIVE, *mx.kvstore.KVStoreBase.kv_registry}
     if name not in known and not _is_in_python(kvstore):
         names = ", ".join(map(repr, sorted({*known, "horovod"})))
         raise ValueError(

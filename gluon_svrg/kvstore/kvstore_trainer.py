@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from typing import Any, Sequence
-from warnings import warn
 
 import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+from ..passes.warnings import warn
 from . import job, kinds
 
 
@@ -46,18 +46,12 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             warn(
                 f"This process is one of {job.number_of_workers()} workers, and kvstore="
                 f"{kvstore!r} exchanges nothing with the others: each trains a model of its own. "
-                "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod.",
-                stacklevel=4,
+                "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod."
             )
 
     def _must_start_kvstore(self) -> bool:
         """Whether there are other workers, and the weights have not been shared yet."""
         return not self._has_kvstore and not self._workers.is_alone
-
-    def _start_kvstore(self) -> None:
-        """Give all workers the weights of rank 0, once; `gluon.Trainer` does in its first step."""
-        if not self._is_kvstore_ready:
-            self._make_kvstore_ready()
 
     def _finish_sending_weights(self) -> None:
         """Wait for the weights, which the first gradients overtake otherwise."""

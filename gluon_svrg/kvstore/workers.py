@@ -50,7 +50,8 @@ class Workers:
         """Sum a vector of numbers in float64, as long on all workers, and wait for the result.
 
         Servers may round float64 to float32. So each worker has a place of its own for its numbers,
-        and sends each as four whole numbers of 16 bits.
+        and sends each as four whole numbers of 16 bits. A first number that is NaN tells that this
+        worker has failed: all others raise.
         """
         total = np.array(numbers, dtype="float64")
         for start in range(0, len(total), BLOCK):
@@ -61,6 +62,11 @@ class Workers:
             self._exchange({self._first_key: array})
             found = array.asnumpy().astype("uint16").view("float64")
             block[:] = found[:, : len(block), 0].sum(axis=0)
+            if np.isnan(total[0]) and not np.isnan(numbers[0]):
+                raise RuntimeError(
+                    "Another worker has failed during the full gradient, see its error. Nothing "
+                    "was changed here: a snapshot held before is still in force."
+                )
         return total
 
     def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
@@ -98,30 +104,23 @@ class Workers:
 class Agreement:
     """One agreement of all workers on a vector of numbers, which is summed over them."""
 
-    def __init__(self, workers: Workers, size: int) -> None:
-        self._workers, self._size = workers, size
+    def __init__(self, workers: Workers) -> None:
+        self._workers = workers
         self.is_pending, self.sum = True, workers.sum_arrays
 
     def reach(self, numbers: Sequence[float]) -> Sequence[float]:
         """Give this worker's numbers, one at least, and get the sums; raise if others have."""
         self.is_pending = False
-        padding = [0.0] * (self._size - len(numbers))
-        sums = self._workers.sum_numbers([*numbers, *padding])[: len(numbers)]
-        if np.isnan(sums[0]) and not np.isnan(numbers[0]):
-            raise RuntimeError(
-                "Another worker has failed during the full gradient, see its error. Nothing was "
-                "changed here: a snapshot held before is still in force."
-            )
-        return sums.tolist()
+        return self._workers.sum_numbers(numbers).tolist()
 
 
 @contextmanager
-def agreement(workers: Workers, size: int) -> Iterator[Agreement]:
-    """Agree on at most `size` numbers; if the block raises before that, all workers raise."""
-    wanted = Agreement(workers, size)
+def agreement(workers: Workers) -> Iterator[Agreement]:
+    """Agree on numbers; if the block raises before that, all workers raise."""
+    wanted = Agreement(workers)
     try:
         yield wanted
     except BaseException:
         if wanted.is_pending:
-            workers.sum_numbers([np.nan] * size)
+            workers.sum_numbers([np.nan])
         raise

@@ -124,7 +124,7 @@ class StateFiles:
         for name, state in () if found else states.items():
             try:
                 if name in parts:
-                    found += getattr(parts[name], "problems", _no_problems)(state)
+                    found += getattr(parts[name], "problems", lambda state: ())(state)
                 elif state is not None:
                     found.append(f"it has a state of {name!r}, and this trainer has none")
             except Exception as error:  # of a state that no version has written
@@ -135,8 +135,3 @@ class StateFiles:
                 f"{path} does not fit this trainer: {'; '.join(found[:10])}{more}. Nothing was "
                 "changed."
             )
-
-
-def _no_problems(state: Any) -> Sequence[str]:
-    """Of a part that fits whatever it was."""
-    return ()

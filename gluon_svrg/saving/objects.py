@@ -84,11 +84,6 @@ class Registered:
         self._live: list[Any] = []
         self._waiting: list[SavedObject] = []  # from a file, for objects to come
 
-    @property
-    def has_refreshes(self) -> bool:
-        """Whether a refresh schedule is registered."""
-        return any(hasattr(live, "due") for live in self._live)
-
     def add(self, schedule: Any) -> None:
         """Register a schedule, and give it its saved state."""
         if all(schedule is not known for known in self._live):

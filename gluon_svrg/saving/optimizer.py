@@ -69,7 +69,6 @@ def settings(optimizer: SavedObject, parameters: Sequence[Parameter]) -> dict[st
     counts, _ = (attributes.pop(name) for name in optimizers.COUNTS)
     names = [name for name in optimizers.BY_INDEX if isinstance(attributes.get(name), dict)]
     return {
-        "mxnet": mx.__version__,
         "by_index": {name: _own(attributes.pop(name), parameters) for name in names},
         "attributes": optimizer._replace(attributes=attributes),
         "counts": {device: _own(row, parameters) for device, row in counts.items()},
@@ -89,8 +88,7 @@ class OptimizerStates:
     def state(self) -> dict[str, Any]:
         """The states of the first device."""
         own = _own(self._updaters[0].states if self._updaters else {}, self._parameters)
-        name = type(self._optimizer).__name__
-        return {"mxnet": mx.__version__, "optimizer": name, "states": own}
+        return {"states": own}
 
     def problems(self, state: Any) -> Iterator[str]:
         """Compare a state with the states that the optimizer would begin with now."""
