@@ -33,6 +33,7 @@ autodoc_typehints = "none"  # the docstrings have them
 numpydoc_show_class_members = False  # autodoc shows them
 default_role = "py:obj"
 
+highlight_language = "text"  # of blocks without a language
 html_theme = "furo"  # its wide tables scroll, and it loads nothing from other sites
 html_static_path = html_css_files = ["site.css"]
 html_copy_source = False
