@@ -1,56 +1,32 @@
-"""Real clusters of real processes on this machine, started by `gluon-svrg launch`."""
+"""Real jobs of real processes on this machine, whose workers run tasks of `worker`."""
 
 import json
 import os
-import signal
-import subprocess
 import sys
 from pathlib import Path
 
 import numpy as np
-from jobs import PACKAGE, environment  # noqa: F401
+from jobs import DEADLINE, GLUON_SVRG, end, finish, start
 
 WORKER = Path(__file__).with_name("worker.py")
-DEADLINE = int(os.environ.get("GLUON_SVRG_TEST_DEADLINE", 120))  # seconds for a cluster
 
 
-def run_cluster(
-    folder, task, workers=2, servers=1, deadline=DEADLINE, worker="worker.py", **settings
-):
-    """Run a task of `worker.py`, or of a file beside it, on a cluster.
-
-    Returns
-    -------
-    list of dict
-        What each worker has found, in the order of MXNet's ranks.
-    """
-    folder = Path(folder)
-    command = [
-        sys.executable,
-        str(WORKER.with_name(worker)),
-        task,
-        str(folder),
-        json.dumps(settings),
-    ]
-    status, output = launch(["-n", workers, "-s", servers, "--", *command], deadline)
+def run_cluster(folder, task, workers=2, servers=1, **settings):
+    """Run a task on a cluster of MXNet's parameter servers; what each worker has found."""
+    tasks = json.dumps({"": [task, settings]})
+    status, output = launch(
+        ["-n", workers, "-s", servers, "--", sys.executable, WORKER, folder, tasks]
+    )
     assert status == 0, output
     return found_by(folder, workers)
 
 
-def found_by(folder, workers):
-    """What each worker has written, in the order of ranks."""
-    found = []
-    for rank in range(workers):
-        with np.load(folder / f"{rank}.npz") as file:
-            found.append({name: file[name] for name in file.files})
-    return found
-
-
-def run_horovod(folder, tasks, workers=2, deadline=240):
-    """Run tasks of `worker.py`, one after the other, on workers that `horovodrun` starts.
+def run_tasks(folder, kvstore, tasks, workers=2):
+    """Run tasks, one after the other, in workers without servers.
 
     Parameters
     ----------
+    kvstore : {'sharedfolder', 'horovod'}
     tasks : dict of tuple
         By a name, the task and its settings.
 
@@ -59,46 +35,53 @@ def run_horovod(folder, tasks, workers=2, deadline=240):
     dict of list of dict
         By the name of the task, what each worker has found, in the order of ranks.
     """
-    tasks = {
-        name: (task, {"kvstore": "horovod", **settings}) for name, (task, settings) in tasks.items()
-    }
-    status, output = horovodrun(workers, [WORKER, "many", folder, json.dumps(tasks)], deadline)
-    assert status == 0, output
+    own = {name: [task, {"kvstore": kvstore, **more}] for name, (task, more) in tasks.items()}
+    command = [sys.executable, WORKER, folder, json.dumps(own)]
+    if kvstore == "horovod":
+        processes = [start_horovod(workers, command)]
+    else:
+        common = {"TOY_FOLDER": str(folder), "TOY_SIZE": str(workers)}
+        processes = [start(command, TOY_RANK=str(rank), **common) for rank in range(workers)]
+    try:
+        outputs = [finish(process, 5 * DEADLINE) for process in processes]
+    finally:
+        for process in processes:
+            end(process)
+    assert not any(process.returncode for process in processes), "\n".join(outputs)
     return {name: found_by(Path(folder) / name, workers) for name in tasks}
 
 
-def horovodrun(workers, arguments, deadline=120):
-    """Start Horovod's workers; the exit status, and what they print."""
-    launcher = Path(sys.executable).with_name("horovodrun")  # it calls programs beside it by name
-    path = {"PATH": os.pathsep.join([str(launcher.parent), os.environ["PATH"]])}
-    start = [launcher, "--gloo", "--network-interface", "lo", "-np", workers, sys.executable]
-    return run([*start, *arguments], deadline, path)
+def start_horovod(workers, command, folder=None, **variables):
+    beside = Path(sys.executable).parent  # horovodrun calls programs beside it by name
+    variables["PATH"] = os.pathsep.join([str(beside), os.environ["PATH"]])
+    words = ["horovodrun", "--gloo", "--network-interface", "lo", "-np", workers]
+    return start([beside / words[0], *words[1:], *command], folder, **variables)
 
 
-def launch(arguments, deadline=DEADLINE, wait=True):
-    """Run `gluon-svrg launch`, in a process group of its own, until a deadline."""
-    return run([sys.executable, "-m", "gluon_svrg", "launch", *arguments], deadline, wait=wait)
+def found_by(folder, workers):
+    """What each worker has written, in the order of ranks."""
+    found = []
+    for rank in range(workers):
+        with np.load(Path(folder) / f"{rank}.npz") as file:
+            found.append({name: file[name] for name in file.files})
+    return found
 
 
-def run(command, deadline, variables=(), wait=True):
-    """Run a program in a process group of its own, until a deadline."""
-    process = subprocess.Popen(
-        list(map(str, command)),
-        env={**os.environ, **environment(), **dict(variables)},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
-    if not wait:
-        return process
-    try:
-        output, _ = process.communicate(timeout=deadline)
-    except subprocess.TimeoutExpired:
-        process.send_signal(signal.SIGTERM)  # it ends all that it has started
-        output, _ = process.communicate(timeout=30)
-        raise AssertionError(f"not done within {deadline} s:\n{output}") from None
-    finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+def launch(arguments):
+    """Run `gluon-svrg launch` until a deadline; its exit status and its output."""
+    process = start([*GLUON_SVRG, "launch", *arguments])
+    output = finish(process)
     return process.returncode, output
+
+
+def assert_identical(found):
+    """All ranks end with the same bits."""
+    for other in found[1:]:
+        for name in found[0].keys() - {"evaluations", "message", "given"}:
+            np.testing.assert_array_equal(found[0][name], other[name], err_msg=name)
+
+
+def assert_close(found, expected, tolerance):
+    assert set(found) == set(expected)
+    for name in found:
+        np.testing.assert_allclose(found[name], expected[name], atol=tolerance, err_msg=name)

@@ -13,7 +13,7 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-import pytest
+from cluster import start_horovod
 from jobs import GLUON_SVRG, start
 
 BESIDE = Path(sys.executable).parent  # programs of this environment
@@ -22,15 +22,8 @@ SYSTEM = "/usr/sbin:/sbin:" + os.environ["PATH"]
 AS_ROOT = {
     f"{kind}_ALLOW_RUN_AS_ROOT{end}": "1" for kind in ("OMPI", "PRTE") for end in ("", "_CONFIRM")
 }
-ENGINES = [
-    "launch",
-    "mpirun 4",
-    "mpirun 5",
-    "mpirun 4, two machines",
-    "mpirun 5, two machines",
-    "srun, two machines",
-    "horovodrun",
-]
+ENGINES = ["launch", "mpirun 4", "mpirun 5", "horovodrun"]
+ENGINES += [f"{engine}, two machines" for engine in ("mpirun 4", "mpirun 5", "srun")]
 
 
 @lru_cache(maxsize=None)
@@ -56,12 +49,6 @@ def missing(engine):
     script = f"ip netns add {name} && ip netns delete {name} && unshare --uts --mount true"
     made = subprocess.run(["sh", "-c", script], capture_output=True, text=True, check=False)
     return f"needs namespaces: {made.stderr.strip()}" if made.returncode else None
-
-
-def needs(engine):
-    """Skip a test whose engine is missing."""
-    if missing(engine):
-        pytest.skip(missing(engine))
 
 
 class Machines:
@@ -120,15 +107,9 @@ class Machines:
     def _daemon(self, command):
         variables = {k: v for k, v in os.environ.items() if k != "MARKER"}
         with (self.folder / "daemons.log").open("a") as log:
-            self._daemons.append(
-                subprocess.Popen(
-                    [*map(str, command)],
-                    env={**variables, **self.slurm, "PATH": SYSTEM},
-                    stdout=log,
-                    stderr=log,
-                    start_new_session=True,
-                )
-            )
+            settings = {"stdout": log, "stderr": log, "start_new_session": True}
+            variables.update(self.slurm, PATH=SYSTEM)
+            self._daemons.append(subprocess.Popen([*map(str, command)], env=variables, **settings))
 
     @property
     def slurm(self):
@@ -142,14 +123,8 @@ class Machines:
         (folder / "key").chmod(0o600)
         (folder / "slurm.conf").write_text(SLURM.format(folder=folder, cores=cores))
         # munge insists on folders that nobody else can write, which temporary ones are not
-        files = {
-            "key-file": "key",
-            "socket": "munge",
-            "seed-file": "seed",
-            "pid-file": "pid",
-            "log-file": "log",
-        }
-        options = [f"--{option}={folder}/{name}" for option, name in files.items()]
+        files = ["key-file=key", "socket=munge", "seed-file=seed", "pid-file=pid", "log-file=log"]
+        options = [f"--{file.replace('=', f'={folder}/')}" for file in files]
         self._daemon([*self.on(0), "munged", "-F", "--force", *options])
         _wait_for(folder / "munge")
         self._daemon([*self.on(0), "slurmctld", "-D"])
@@ -193,38 +168,28 @@ PartitionName=all Nodes=node-a,node-b Default=YES State=UP OverSubscribe=FORCE:8
 def begin(engine, machines, folder, script, *options):
     """Start a job of two workers and a server, whose command is a script with its arguments."""
     words, variables = [sys.executable, *script], {"PATH": f"{BESIDE}:{SYSTEM}", **AS_ROOT}
-    roles = ["-n", 2, "-s", 1, *options]
+    roles, where, prefix = ["-n", 2, "-s", 1, *options], [], []
     if engine == "launch":
         return start([*GLUON_SVRG, "launch", *roles, "--", *words], folder, **variables)
     if engine == "horovodrun":
-        if options:
-            variables["GLUON_SVRG_TIMEOUT"] = str(options[1])
-        return start(
-            ["horovodrun", "--gloo", "--network-interface", "lo", "-np", 2, *words],
-            folder,
-            **variables,
-        )
-    prefix = (
-        [PROGRAMS[engine[7]], "--map-by", ":OVERSUBSCRIBE", "-np", 4] if "mpirun" in engine else []
-    )
-    if "mpirun" in engine and "two machines" in engine:
-        mca = "--prtemca" if "5" in engine else "--mca"
-        prefix += [
-            "--host",
-            "node-a:2,node-b:2",
-            mca,
-            "plm_ssh_agent" if "5" in engine else "plm_rsh_agent",
-            machines.folder / "agent",
-        ]
-        for name in ("MARKER", "PYTHONPATH", "PYTHONWARNINGS", "PATH"):
-            prefix += ["-x", name]
-        roles += ["--scheduler", "node-a"]
-    if "srun" in engine:
+        seconds = {"GLUON_SVRG_TIMEOUT": str(options[1])} if options else {}
+        return start_horovod(2, words, folder, **seconds)
+    if "two machines" in engine:
+        where = machines.on(0, folder)
+    if engine.startswith("mpirun"):
+        version = engine[7]
+        prefix = [PROGRAMS[version], "--map-by", ":OVERSUBSCRIBE", "-np", 4]
+        if where:
+            agent = {"4": ("--mca", "plm_rsh_agent"), "5": ("--prtemca", "plm_ssh_agent")}[version]
+            prefix += ["--host", "node-a:2,node-b:2", *agent, machines.folder / "agent"]
+            for name in ("MARKER", "PYTHONPATH", "PYTHONWARNINGS", "PATH"):
+                prefix += ["-x", name]
+            roles += ["--scheduler", "node-a"]
+    else:
         if not machines.has_slurm:
             machines.start_slurm()
         prefix = ["srun", "--kill-on-bad-exit", "-N", 2, "-n", 4, "--overlap"]
         variables.update(machines.slurm)
-    where = machines.on(0, folder) if "two machines" in engine else []
     return start([*where, *prefix, *GLUON_SVRG, "join", *roles, "--", *words], folder, **variables)
 
 

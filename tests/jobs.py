@@ -5,11 +5,13 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import gluon_svrg
 
 PACKAGE = Path(gluon_svrg.__file__).parents[1]  # the code under test, installed or not
+DEADLINE = int(os.environ.get("GLUON_SVRG_TEST_DEADLINE", 180))  # seconds for a job
 GLUON_SVRG = [sys.executable, "-m", "gluon_svrg"]
 
 
@@ -36,24 +38,29 @@ def start(command, folder=None, **variables):
     )
 
 
-def finish(process, deadline=180):
+def finish(process, deadline=DEADLINE):
     """Wait for a command; return its output."""
     try:
-        output, _ = process.communicate(timeout=deadline)
+        return process.communicate(timeout=deadline)[0]
     except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        for left in processes_of(os.environ.get("MARKER", "none")):
-            if left != os.getpid():
-                os.kill(left, signal.SIGKILL)
-        output, _ = process.communicate(timeout=30)
-        raise AssertionError(f"not done within {deadline} s:\n{output}") from None
+        raise AssertionError(f"not done within {deadline} s:\n{end(process)}") from None
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-    return output
+        end(process)
 
 
-def wait_for(path, process, deadline=180):
+def end(process):
+    """Kill a command, and all processes of its job, unless it has ended; return its output."""
+    if process.poll() is not None:
+        return ""
+    os.killpg(process.pid, signal.SIGKILL)
+    for left in processes_of(os.environ.get("MARKER", "none")):
+        if left != os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(left, signal.SIGKILL)
+    return process.communicate(timeout=30)[0]
+
+
+def wait_for(path, process, deadline=DEADLINE):
     """Wait for a file that the job writes."""
     end = time.monotonic() + deadline
     while not path.exists():

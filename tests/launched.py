@@ -4,23 +4,25 @@ import sys
 import time
 from pathlib import Path
 
-from worker import make, minibatches
+from plays import WITH_STORED, Play
+from worker import PROBLEM, make_kvstore, minibatches
 
 
 def main(folder, what, kvstore="dist_sync"):
     """Train until something ends it; say when that may come."""
-    _, loss_of, trainer, store = make(kvstore=kvstore)
-    shares, sizes = minibatches(store.rank, store.num_workers, True)
-    trainer.update_full_grads(loss_of, shares)
+    who, chosen = make_kvstore(kvstore)
+    play = Play(WITH_STORED["SVRG"], PROBLEM, kvstore=chosen)
+    play.shares = [minibatches(who.rank, who.num_workers)[0]]  # its twin has no part in this
+    play.refresh()
     for step in range(100 if what == "short" else 10_000):
         if step == 5:
-            (folder / f"reached-{store.rank}").write_text("")
-            if what == "raise" and store.rank == 0:
+            (folder / f"reached-{who.rank}").write_text("")
+            if what == "raise" and who.rank == 0:
                 raise ValueError("mine")
-        if what == "uneven" and step == 5 + store.rank:
-            trainer.update_full_grads(loss_of, shares)
-        closure = lambda step=step: loss_of(shares[step % 4])  # noqa: E731
-        trainer.step(sizes[step % 4], closure=closure).asnumpy()
+        if what == "uneven" and step == 5 + who.rank:
+            play.refresh()
+        play.update(step % 4)
+        play.distance()
         time.sleep(0.02)
 
 

@@ -2,6 +2,7 @@
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import gluon
 
 from gluon_svrg import SVRGTrainer
@@ -10,7 +11,7 @@ GENERATION = mx.__version__[0]
 
 
 class Training:
-    """A network of two or more layers and its trainer, without a snapshot."""
+    """A network of two or more layers and its trainer."""
 
     def __init__(self, optimizer="sgd", settings=None, sizes=(3, 4, 2), devices=1, **kwargs):
         self.devices = [mx.cpu(n) for n in range(devices)]
@@ -29,7 +30,7 @@ class Training:
     @property
     def states(self):
         """Of the optimizer, by device; a file is applied before."""
-        assert self.trainer.snapshot is None
+        _ = self.trainer.snapshot
         return [updater.states for updater in self.trainer._all_updaters]
 
     def step(self, times=1, seed=0):
@@ -46,6 +47,10 @@ class Training:
             self.trainer.step(1)
         mx.nd.waitall()
 
+    def refresh(self):
+        X = (mx.np if GENERATION == "2" else mx.nd).ones((2, self.net[0].weight.shape[1]))
+        self.trainer.update_full_grads(lambda: self.net(X).sum(axis=1), [()])
+
     def in_order(self):
         """Parameters by layer, whatever their order in the trainer."""
         return [p for layer in self.net for p in (layer.weight, layer.bias)]
@@ -59,7 +64,19 @@ class Training:
 
     def everything(self):
         """All that a file must not change when it is refused."""
-        return repr(flat([self.trainer.num_snapshots, vars(self.optimizer), self.states]))
+        trainer = self.trainer
+        arrays = [list(held.values()) for held in (trainer.snapshot, trainer.full_grads) if held]
+        counts = [trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations]
+        return repr(flat([arrays, counts, vars(self.optimizer), self.states]))
+
+
+def refused(run, content, path, message="cannot be loaded"):
+    """A file of this content is refused, and changes nothing."""
+    before = run.everything()
+    path.write_bytes(content)
+    with pytest.raises(ValueError, match=f"({message}).* Nothing was changed"):
+        run.load(path)
+    assert run.everything() == before
 
 
 def flat(value):

@@ -5,10 +5,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from cluster import run_cluster
 from problems import Dense, contexts, distance, values
-from union import assert_identical, weights
-from worker import PROBLEM
 
 from gluon_svrg import SVRGTrainer
 
@@ -43,27 +40,6 @@ def test_trajectory(kind, wd, devices):
         sizes.append(len(batches))
     assert distance(values(net), twin.weights) < 1e-10
     assert trainer.learning_rate != rate
-
-
-def test_workers_have_one_rate(tmp_path):
-    check_workers(run_cluster(tmp_path, "trajectory", 2, barzilai_borwein=True), 1e-6)
-
-
-def check_workers(found, tolerance):
-    """All ranks are identical, and are one process in NumPy."""
-    assert_identical(found)
-    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
-    optimizer, rates = oracle.SGD(0.1, 0.9), oracle.BarzilaiBorwein(0.1)
-    batches = np.array_split(np.arange(len(PROBLEM.X)), 4)
-    for epoch in range(4):
-        if epoch % 2 == 0:
-            twin.refresh(batches)
-            rate = rates.refresh(twin.snapshot, twin.full_grad, 8)
-            optimizer.learning_rate = rate * (0.1 if epoch else 1)
-        for index in batches:
-            twin.step(optimizer, index)
-    assert optimizer.learning_rate != 0.1
-    assert distance(weights(found[0]), twin.weights) < tolerance
 
 
 def test_the_last_rate_is_kept_where_nothing_moved():

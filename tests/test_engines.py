@@ -3,6 +3,7 @@
 Run with ``-rP``, this prints how long each end took.
 """
 
+import json
 import os
 import re
 import signal
@@ -10,11 +11,9 @@ import time
 from pathlib import Path
 
 import pytest
-from cluster import WORKER, found_by
-from engines import ENGINES, Machines, begin, missing, needs
-from jobs import assert_nothing_left, finish, processes_of, variables_of, wait_for
-from problems import distance
-from union import assert_identical, reference, weights
+from cluster import WORKER, assert_identical, found_by
+from engines import ENGINES, Machines, begin, missing
+from jobs import assert_nothing_left, end, finish, processes_of, variables_of, wait_for
 
 SCRIPT = Path(__file__).with_name("launched.py")
 TIMEOUT = 8  # seconds
@@ -33,51 +32,45 @@ def machines(tmp_path_factory):
 
 
 @pytest.fixture
-def job(machines, tmp_path, marker):
+def job(request, tmp_path, marker):
     """Starts a job; what is left of it is killed."""
     started = []
 
     def start(engine, *script_and_options):
-        needs(engine)
+        if missing(engine):
+            pytest.skip(missing(engine))
+        machines = request.getfixturevalue("machines") if "two machines" in engine else None
         started.append(begin(engine, machines, tmp_path, *script_and_options))
         return started[-1]
 
     yield start
     for process in started:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.communicate()
+        end(process)
 
 
-def cases(found):
-    """Cases, by their engine and more; plain pytest runs the first one, that of gluon-svrg."""
-    for engine, *more in found:
-        marks = () if engine == "launch" else pytest.mark.slow
-        yield pytest.param(engine, *more, marks=marks, id="-".join([engine, *more]))
+def cases(found, plain):
+    """Cases, by their engine and more; some are in plain pytest."""
+    marks = {case: () if case in plain else pytest.mark.slow for case in found}
+    return [pytest.param(*case, marks=marks[case], id="-".join(case)) for case in found]
 
 
-@pytest.mark.parametrize("engine", [*cases([engine] for engine in SERVED)])
+@pytest.mark.slow
+@pytest.mark.parametrize("engine", SERVED)
 def test_the_weights_of_one_process(engine, job, tmp_path, marker):
-    """In float64, with the update on the workers; Horovod's are in `test_horovod`."""
-    rates = (0.1, 0.05, 0.2)
-    settings = f'{{"rates": [{", ".join(map(str, rates))}], "update_on_kvstore": false}}'
-    process = job(engine, [WORKER, "trajectory", tmp_path, settings])
+    """In float64, with the update on the workers; Horovod's are in `test_workers`."""
+    process = job(engine, [WORKER, tmp_path, json.dumps({"": ["method", {}]})])
     output = finish(process)
     assert process.returncode == 0, output
     found = found_by(tmp_path, 2)
     assert_identical(found)
-    expected = reference(rates=rates)
-    difference = distance(weights(found[0]), expected.weights)
-    print(f"\n{engine} | difference from one process | {difference:.1e}")
-    assert difference < 1e-12
-    assert distance(weights(found[0], "mu"), expected.full_grad) < 1e-12
+    print(f"\n{engine} | difference from one process | {found[0]['distances'].max():.1e}")
+    assert found[0]["distances"].max() < 1e-12
     assert_nothing_left(marker)
 
 
 def find_role(marker, role):
     """The process of a role; of several workers, the one that has started last."""
-    ids = [process for process in processes_of(marker) if is_role(role, process)]
-    return max(ids)
+    return max(process for process in processes_of(marker) if is_role(role, process))
 
 
 def is_role(role, process):
@@ -95,15 +88,13 @@ ENDS = [
     ("uneven", "worker"),
     *((name, "launcher") for name in ("SIGINT", "SIGTERM", "SIGKILL")),
 ]
+CASES = [(engine, *way) for engine in SERVED for way in ENDS]
+CASES += [("horovodrun", *way) for way in ENDS if way[1] in ("worker", "launcher")]
+PLAIN = [("launch", "raise", "worker"), ("launch", "killed", "server")]
+PLAIN += [("launch", "uneven", "worker"), ("launch", "SIGKILL", "launcher")]
 
 
-@pytest.mark.parametrize(
-    "engine, what, who",
-    [
-        *cases((engine, *end) for engine in SERVED for end in ENDS),
-        *cases(("horovodrun", *end) for end in ENDS if end[1] in ("worker", "launcher")),
-    ],
-)
+@pytest.mark.parametrize("engine, what, who", cases(CASES, PLAIN))
 def test_ends(engine, what, who, job, tmp_path, marker):
     """All processes of the job end, and its status is not 0."""
     is_silent = what in ("stopped", "uneven")
@@ -119,9 +110,8 @@ def test_ends(engine, what, who, job, tmp_path, marker):
         number = signal.SIGKILL if what == "killed" else signal.SIGSTOP
         os.kill(find_role(marker, who), number)
     elif who == "launcher":
-        for _ in range(
-            2 if "srun" in engine and what == "SIGINT" else 1
-        ):  # srun wants Ctrl-C twice
+        times = 2 if "srun" in engine and what == "SIGINT" else 1  # srun wants Ctrl-C twice
+        for _ in range(times):
             process.send_signal(getattr(signal, what))
             time.sleep(0.2)
     output = finish(process, 60)

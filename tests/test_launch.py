@@ -6,7 +6,7 @@ import sys
 
 import pytest
 from cluster import launch
-from jobs import GLUON_SVRG, assert_nothing_left, finish, start
+from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, finish, start
 
 
 @pytest.mark.parametrize(
@@ -50,24 +50,31 @@ def test_the_reader_goes_away(marker):
     assert_nothing_left(marker)
 
 
+TIMED = """import time
+from gluon_svrg.kvstore.job import rearm_timeout
+for _ in range(4):
+    rearm_timeout()
+    time.sleep(1)
+print('steps', flush=True)
+time.sleep(4)
+print('end', flush=True)
+"""
+
+
 def test_a_timeout_is_a_variable_too(tmp_path, marker):
     """It begins anew in each step, and has no effect where it is not set."""
-    program = tmp_path / "train.py"
-    program.write_text(
-        "import time\n"
-        "from gluon_svrg.kvstore.job import rearm_timeout\n"
-        "for _ in range(4):\n"
-        "    rearm_timeout()\n"
-        "    time.sleep(1)\n"
-        "print('steps', flush=True)\n"
-        "time.sleep(3)\n"
-        "print('end', flush=True)\n"
-    )
+    (tmp_path / "train.py").write_text(TIMED)
     for seconds, last in ((None, "end"), ("2", "steps")):
         variables = {"GLUON_SVRG_TIMEOUT": seconds} if seconds else {}
-        process = start([sys.executable, program], **variables)
+        process = start([sys.executable, tmp_path / "train.py"], **variables)
         output = finish(process)
         assert re.search(rf"^{last}$", output, re.M), output
         assert ("end" in output.split()) == (last == "end")
         assert process.returncode == (1 if seconds else 0)
         assert ("line 7 in <module>" in output) == bool(seconds)  # where it waited
+
+
+def test_nothing_of_ours_listens():
+    """Only MXNet and Horovod do, which have no authentication."""
+    for path in (PACKAGE / "gluon_svrg").rglob("*.py"):
+        assert "listen" not in path.read_text(), path

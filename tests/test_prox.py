@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from cluster import run_cluster
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
@@ -428,25 +427,3 @@ def test_deferred_parameters():
     trainer = SVRGTrainer(net.collect_params(), "sgd", prox={".*weight": GroupLasso(1e3, axis=1)})
     trainer.step(3, closure=lambda: net(array(np.ones((3, 4)), "float32")))
     assert not net.weight.data().asnumpy().any()
-
-
-def test_two_workers(tmp_path):
-    """Of unequal shards: the iterates of one process, and the same on both."""
-    found = run_cluster(tmp_path, "proximal", worker="worker_methods.py", strength=0.3)
-    check_workers(found, 1e-6)
-
-
-def check_workers(found, tolerance):
-    """They are one process in NumPy, with the same weights at zero."""
-    problem = Dense("classification", hidden=(5,), seed=17, samples=46)
-    shares = [[worker[f"share{n}"] for n in range(4)] for worker in found]
-    twin = oracle.SVRG(problem.gradient, problem.initial)
-    optimizer = Proximal([L1_TWIN, None] * 2, momentum=0.5)
-    for _ in range(2):
-        twin.refresh([*shares[0], *shares[1]])
-        for parts in zip(*shares):
-            twin.step(optimizer, *parts)
-    weights = [[worker[f"w{n}"] for n in range(4)] for worker in found]
-    assert_unchanged(*weights)
-    assert distance(weights[0], twin.weights) < tolerance
-    assert_unchanged([w == 0 for w in weights[0]], [w == 0 for w in twin.weights])

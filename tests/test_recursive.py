@@ -5,13 +5,10 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from cluster import run_cluster
 from kit import assert_unchanged, everything
 from loops import plain_step
 from mxnet import gluon
 from problems import Dense, array, contexts, distance, parameters, values
-from worker import PROBLEM as SHARED
-from worker import minibatches
 
 from gluon_svrg import MARSTrainer, SARAHTrainer, STORMTrainer, schedule
 
@@ -444,30 +441,3 @@ def test_a_parameter_that_no_loss_depends_on(method):
 
 
 # --- workers -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("devices", [1, 2])
-def test_workers_are_one_process_over_the_union_of_the_data(method, devices, tmp_path):
-    """Unequal shards. The servers round float64 to float32."""
-    cls, _, own = method
-    settings = {"trainer": cls.__name__, "own": own, "devices": devices}
-    found = run_cluster(tmp_path, "recursive", worker="worker_recursive.py", **settings)
-    check_workers(found, method, 1e-6, 1e-5)
-
-
-def check_workers(found, method, tolerance, of_the_mean):
-    """All ranks are identical, and are one process in NumPy."""
-    cls, twin_cls, own = method
-    for name in found[0]:
-        np.testing.assert_array_equal(found[0][name], found[1][name])
-    shares = [minibatches(rank, 2, True)[0] for rank in range(2)]
-    twin, optimizer = twin_cls(SHARED.gradient, SHARED.initial, **own), oracle.SGD(0.1, 0.5)
-    for epoch in range(3):
-        if epoch == 1:
-            twin.refresh([part for share in shares for part in share])
-        for parts in zip(*shares):
-            twin.step(optimizer, *parts)
-    assert distance([found[0][f"w{i}"] for i in range(4)], twin.weights) < tolerance
-    if cls is not MARSTrainer:
-        assert distance([found[0][f"m{i}"] for i in range(4)], twin.mean) < of_the_mean
-    assert distance(twin.weights, SHARED.initial) > 0.01

@@ -1,72 +1,295 @@
-"""A training with dropout, saved at each step and resumed there, is the same to the last bit.
-
-From the first refresh on: MXNet's own random numbers, which earlier steps draw, cannot be saved.
-"""
+"""A training that is saved and resumed is the same to the last bit, wherever it is saved."""
 
 import warnings
+from pathlib import Path
 
 import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from test_methods import BATCHES, CASES, PROBLEM
+from loops import plain_step
+from mxnet import gluon
+from plays import CASES
+from problems import Dense, array, values
+from saving_kit import GENERATION, assert_same
 
-ORDER = [0, 3, 1, 4, 2]
-STEPS = [(epoch, number) for epoch in range(3) for number in ORDER]
-RUNS = [(name, stored) for name in CASES for stored in (False, True)
-        if not stored or CASES[name].trainer in ("SVRGTrainer", "SAGATrainer")]  # fmt: skip
+from gluon_svrg import SVRGTrainer
 
-
-def make(case):
-    net = kit.with_dropout()
-    settings = {"learning_rate": 0.05, "momentum": 0.5}
-    lock = True if case.gradients == 1 and not case.indexed else "auto"  # it compares nothing
-    params = net.collect_params()
-    trainer = case.make_trainer(params, optimizer_params=settings, lock_random=lock)
-    return net, PROBLEM.closure(net, "float32"), trainer
-
-
-def play(case, stored, net, loss_of, trainer, begin, save=None):
-    """Train from a step on; a refresh at the start of the second and third epoch."""
-    found = []
-    for position, (epoch, number) in enumerate(STEPS):
-        if position < begin:
-            continue
-        if save is not None:
-            save(position)
-        if epoch and number == ORDER[0]:
-            keeps = {"store_grads": True} if stored else {}
-            trainer.update_full_grads(loss_of, BATCHES, **keeps)
-        indexed = case.indexed or (stored and epoch > 0)
-        row = {"batch_index": number} if indexed else {}
-        index = BATCHES[number]
-        trainer.step(len(index), closure=lambda: loss_of(index), **row)
-        weights = [p.data().asnumpy() for p in net.collect_params().values()]
-        found.append((weights, trainer.grad_evaluations, trainer.inner_steps))
-    return found
+DATA = Path(__file__).parent / "data"
+OTHER = "1" if GENERATION == "2" else "2"
+PROBLEM = Dense("classification", hidden=(5,), seed=40)
+BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
+TWO = [mx.cpu(0), mx.cpu(1)]
+OPTIMIZERS = {
+    "sgd": {"learning_rate": 0.05, "momentum": 0.9},
+    "adam": {"learning_rate": 0.01},
+    "lars": {"learning_rate": 0.05, "momentum": 0.9},
+}
+METHODS = [*CASES, "SVRG, stored"]
+#: What is done before the file is written, and after it: refreshes, discards, and minibatches.
+MOMENTS = {
+    "at the start": ([], ["refresh", 0, 1, 2]),
+    "before a refresh": ([0, 1], ["refresh", 2, 3, 4]),
+    "after a refresh": (["refresh"], [0, 1, 2, "refresh", 3]),
+    "in mid-epoch": ([0, "refresh", 3, 1], [2, 0, 4, "refresh", 1, 3]),
+    "after a discard": (["refresh", 3, 1, "discard", 0], [4, "refresh", 2, 3]),
+    "without a refresh": ([3, 1], [0, 1, 2, 3]),
+}
 
 
-@pytest.mark.parametrize(("name", "stored"), RUNS, ids=str)
-def test_each_step(name, stored, tmp_path):
-    case = CASES[name]
-    net, loss_of, trainer = make(case)
+class Run:
+    """A network with BatchNorm that a method trains, on one or several devices."""
 
-    def save(position):
-        net.save_parameters(str(tmp_path / f"{position}.params"))
-        trainer.save_states(tmp_path / f"{position}.states")
+    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=0.0, deferred=False,
+                 dtype="float32", lock=False, params=(), **kwargs):  # fmt: skip
+        self.is_stored = method == "SVRG, stored"
+        self.case, self.devices = CASES["SVRG" if self.is_stored else method], devices
+        units = [0, 0] if deferred else [4, 6]
+        self.net = kit.sequence(
+            gluon.nn.Dense(6, activation="tanh", in_units=units[0]),
+            gluon.nn.BatchNorm(in_channels=units[1]),
+            gluon.nn.Dropout(dropout),
+            gluon.nn.Dense(3, in_units=units[1]),
+            devices=devices,
+        )
+        self.net.cast(dtype)
+        params = {**OPTIMIZERS[optimizer], **dict(params)}
+        kwargs["lock_random"] = lock
+        self.trainer = self.case.make_trainer(
+            self.net.collect_params(), optimizer, params, **kwargs
+        )
+        self.loss_of = PROBLEM.closure(self.net, dtype, devices)
 
+    def play(self, actions):
+        for action in actions:
+            if action == "refresh":
+                keeps = {"store_grads": True} if self.is_stored else {}
+                self.trainer.update_full_grads(self.loss_of, BATCHES, **keeps)
+            elif action == "discard":
+                self.trainer.discard_snapshot()
+            else:
+                is_indexed = self.is_stored and self.trainer.has_snapshot
+                row = {"batch_index": action} if is_indexed else self.case.row(action)
+                index = BATCHES[action]
+                self.trainer.step(len(index), closure=lambda: self.loss_of(index), **row)
+
+    def save(self, folder):
+        self.trainer.save_states(folder / "states")
+        self.net.save_parameters(str(folder / "weights"))
+
+    def load(self, folder, order=("weights", "states")):
+        for kind in order:
+            if kind == "states":
+                self.trainer.load_states(folder / "states")
+            else:
+                self.net.load_parameters(str(folder / "weights"), ctx=self.devices)
+
+    def weights(self):
+        """All on one device; several have running statistics of their own, which no file keeps."""
+        params = [p for layer in self.net for p in layer.collect_params().values()]
+        chosen = [p for p in params if p.grad_req != "null" or self.devices is None]
+        return [data.asnumpy() for p in chosen for data in p.list_data()]
+
+    def everything(self):
+        names = ("num_snapshots", "inner_steps", "grad_evaluations", "learning_rate", "history")
+        found = [getattr(self.trainer, name) for name in (*names, "coefficient")
+                 if hasattr(self.trainer, name)]  # fmt: skip
+        return [*found, *self.weights()]
+
+
+ORDERS = [["weights", "states"], ["states", "weights"]]
+#: Into what a file is loaded: the order, whether parameters are deferred, and what was done before.
+NEW = [(ORDERS[0], False, [])]
+INTO = [(ORDERS[1], False, ["refresh", 2]), (ORDERS[0], True, []), (ORDERS[1], True, [])]
+
+
+def resumes(moment, folder, into=NEW, **kwargs):
+    before, after = MOMENTS[moment]
+    straight = Run(**kwargs)
+    straight.play(before)
+    straight.save(folder)
+    straight.play(after)
+    for order, deferred, earlier in into:
+        mx.random.seed(99)  # MXNet's own random numbers are those of another process
+        resumed = Run(deferred=deferred, **kwargs)
+        resumed.play(earlier)  # what it has is forgotten
+        resumed.load(folder, order)
+        resumed.play(after)
+        assert_same(straight.everything(), resumed.everything())
+
+
+all_methods = pytest.mark.parametrize("method", METHODS)
+
+
+@all_methods
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_at_every_moment(moment, method, tmp_path):
+    resumes(moment, tmp_path, INTO, method=method)
+
+
+@pytest.mark.parametrize("method", [name for name in METHODS if name != "approximate MARS"])
+@pytest.mark.parametrize(
+    "moment, lock",
+    [(moment, True) for moment in ("at the start", "after a refresh", "in mid-epoch")]
+    + [("in mid-epoch", "auto")],
+)
+def test_with_the_lock_on(moment, method, lock, tmp_path):
+    """The seeds of the lock go on, from the first on; a method of one gradient has none."""
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # it draws random numbers
-        mx.random.seed(7)
-        expected = play(case, stored, net, loss_of, trainer, 0, save)
-        for begin in range(6, len(STEPS)):
-            resumed, closure, other = make(case)
-            resumed.load_parameters(str(tmp_path / f"{begin}.params"))
-            other.load_states(tmp_path / f"{begin}.states")
-            mx.random.seed(1000 + begin)  # MXNet's own numbers are those of another process
-            found = play(case, stored, resumed, closure, other, begin)
-            for step, (mine, theirs) in enumerate(zip(found, expected[begin:])):
-                where = f"{name}, resumed at {begin}, step {begin + step}"
-                for one, two in zip(mine[0], theirs[0]):
-                    np.testing.assert_array_equal(one, two, err_msg=where)
-                assert mine[1:] == theirs[1:], where
+        warnings.filterwarnings("ignore", ".*random")
+        resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
+
+
+@pytest.mark.slow
+@all_methods
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("moment", ["in mid-epoch", "after a discard"])
+def test_with_every_optimizer_and_two_devices(moment, devices, optimizer, method, tmp_path):
+    into = [(order, False, []) for order in ORDERS]
+    resumes(moment, tmp_path, into, method=method, optimizer=optimizer, devices=devices)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
+@pytest.mark.parametrize("kvstore", ["device", "instance"])  # which updates
+def test_wherever_the_update_is(kvstore, devices, optimizer, tmp_path):
+    given = mx.kv.create("device") if kvstore == "instance" else kvstore
+    resumes("in mid-epoch", tmp_path, optimizer=optimizer, devices=devices, kvstore=given)
+
+
+@all_methods
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_files_of_0_3_0(optimizer, method, tmp_path):
+    """They resume to the weights that 0.3.0 had; the other MXNet's are refused by name."""
+    run = Run(method, optimizer, dtype="float64")
+    for generation in (OTHER, GENERATION):
+        with np.load(DATA / f"0.3.0-mxnet{generation}.npz") as file:
+            (tmp_path / "states").write_bytes(file[f"{method} {optimizer}"])
+            then, later = file[f"{method} {optimizer} weights"]
+        if generation == OTHER:
+            with pytest.raises(ValueError, match=rf"saved with MXNet {OTHER}\..*, and this is MXN"):
+                run.trainer.load_states(tmp_path / "states")
+            assert run.trainer.num_snapshots == run.trainer.optimizer.num_update == 0
+    run.trainer.load_states(tmp_path / "states")
+    params = [p for layer in run.net for p in layer.collect_params().values()]
+    for p, value in zip(params, np.split(then, np.cumsum([np.prod(p.shape) for p in params]))):
+        p.set_data(array(value.reshape(p.shape)))
+    run.play(MOMENTS["in mid-epoch"][1])
+    found = np.concatenate([weight.ravel() for weight in run.weights()])
+    np.testing.assert_allclose(found, later, rtol=1e-10, atol=1e-12)
+    assert np.abs(found - then).max() > 1e-2
+
+
+# --- before the parameters are initialized -------------------------------------------------------
+
+
+@pytest.mark.parametrize("first", ["step", "refresh", "look", "save"])
+def test_what_waits_for_deferred_parameters(first, tmp_path):
+    straight, resumed = Run(), Run(deferred=True)
+    straight.play(["refresh", 0, 1])
+    straight.save(tmp_path)
+    resumed.trainer.load_states(tmp_path / "states")
+    assert (resumed.trainer.num_snapshots, resumed.trainer.inner_steps) == (1, 2)
+    if first == "save":  # before it is initialized
+        resumed.trainer.save_states(tmp_path / "states")
+        resumed = Run(deferred=True)
+    elif first == "look":
+        with pytest.raises(RuntimeError, match="waits for the parameters to be initialized"):
+            _ = resumed.trainer.snapshot
+        with pytest.raises(RuntimeError, match="waits for the parameters"):
+            resumed.trainer.step(5)
+        with pytest.raises(RuntimeError, match="before the parameters are initialized"):
+            resumed.trainer.export_optimizer_states(tmp_path / "export")
+    else:  # which initializes the network; then the weights are put in
+        resumed.play([2 if first == "step" else first])
+        assert max(np.abs(u.states[0].asnumpy()).max() for u in resumed.trainer._updaters) > 0
+    resumed.load(tmp_path)
+    kit.assert_unchanged(*(kit.everything(run.trainer, run.net) for run in (straight, resumed)))
+    for run in (straight, resumed):
+        run.play([3, 4, 0])
+    assert_same(straight.everything(), resumed.everything())
+
+
+def test_there_is_no_snapshot_afterwards(tmp_path):
+    """If there was none when the file was written, or if it is discarded before it is applied."""
+    straight, other, deferred = Run(), Run(), Run(deferred=True)
+    straight.play([0, 1])
+    straight.save(tmp_path)
+    other.play(["refresh"])
+    other.load(tmp_path)
+    assert other.trainer.snapshot is None
+    straight.play(["refresh"])
+    straight.save(tmp_path)
+    deferred.trainer.load_states(tmp_path / "states")
+    deferred.trainer.discard_snapshot()
+    assert deferred.trainer.snapshot is None
+
+
+# --- schedules, and files of gluon.Trainer -------------------------------------------------------
+
+
+class Falling:
+    """A coefficient schedule with a state of its own."""
+
+    def __init__(self):
+        self.asked = 0
+
+    def __call__(self, index):
+        self.asked += 1
+        return 1 / self.asked
+
+
+def test_schedules_resume(tmp_path):
+    def make(coefficient):
+        scheduler = mx.lr_scheduler.FactorScheduler(3, 0.9, base_lr=0.2)
+        params = {"lr_scheduler": scheduler, "wd": 0.01}
+        return Run("SVRG", params=params, coefficient=coefficient)
+
+    for old, new in ((0.5, 0.75), (Falling(), Falling())):
+        straight, resumed = make(old), make(new)
+        straight.play(["refresh", 0, 1, 2, 3])
+        straight.save(tmp_path)
+        resumed.load(tmp_path)
+        assert resumed.trainer.coefficient == 0.5  # a schedule is asked once at construction
+        for run in (straight, resumed):
+            run.play(["refresh", 0, 1, 2, 3])
+        assert straight.trainer.learning_rate < 0.2
+        assert_same(straight.everything(), resumed.everything())
+    with pytest.raises(ValueError, match="the coefficient was Falling and is a number here"):
+        Run().trainer.load_states(tmp_path / "states")
+
+
+# MXNet's KVStore.load_optimizer_states leaves its file open.
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
+def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
+    """Load one, and export one that it loads; the counters of the method are those of a start."""
+    nets = [PROBLEM.network("float32", devices) for _ in range(3)]
+    plain, svrg, back = (
+        cls(net.collect_params(), optimizer,
+            {**OPTIMIZERS[optimizer], "lr_scheduler": mx.lr_scheduler.PolyScheduler(100, 0.1)})
+        for cls, net in zip((gluon.Trainer, SVRGTrainer, gluon.Trainer), nets)
+    )  # fmt: skip
+    closures = [PROBLEM.closure(net, "float32", devices) for net in nets]
+    svrg.update_full_grads(closures[1], BATCHES)
+    svrg.step(5, closure=lambda: closures[1](BATCHES[0]))
+    for index in BATCHES:
+        plain_step(plain, lambda: closures[0](index), len(index))
+    plain.save_states(str(tmp_path / "plain"))
+    nets[0].save_parameters(str(tmp_path / "weights"))
+    for net in nets[1:]:
+        net.load_parameters(str(tmp_path / "weights"), ctx=devices)
+    svrg.load_states(tmp_path / "plain")
+    assert (svrg.snapshot, svrg.inner_steps) == (None, 0)
+    svrg.export_optimizer_states(tmp_path / "export")
+    back.load_states(str(tmp_path / "export"))
+    for index in BATCHES:
+        plain_step(plain, lambda: closures[0](index), len(index))
+        svrg.step(len(index), closure=lambda: closures[1](index))
+        plain_step(back, lambda: closures[2](index), len(index))
+    for device in devices or [None]:
+        for net in nets[1:]:
+            assert_same(values(nets[0], device), values(net, device))

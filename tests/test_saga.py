@@ -5,7 +5,6 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from cluster import run_cluster
 from kit import assert_unchanged, everything
 from loops import split_at
 from mxnet import gluon
@@ -434,37 +433,6 @@ def test_files_of_other_methods_are_refused(tmp_path):
 
 
 # --- several workers -----------------------------------------------------------------------------
-
-
-@both
-@pytest.mark.parametrize("refresh", [False, True])
-def test_workers_with_unequal_shards(cls, refresh, tmp_path):
-    """The mean is common, rows stay with their worker."""
-    found = run_cluster(
-        tmp_path, "tables", worker="worker_methods.py", cls=cls.__name__, refresh=refresh
-    )
-    check_workers(found, cls, refresh, 1e-6)
-
-
-def check_workers(found, cls, refresh, tolerance):
-    """They are one process in NumPy."""
-    problem = Dense("classification", hidden=(5,), seed=17, samples=46)
-    twin = TRAINERS[cls](problem.gradient, problem.initial)
-    optimizer = oracle.SGD(0.1, momentum=0.5)
-    shares = [[found[rank][f"share{n}"] for n in range(4)] for rank in range(2)]
-    assert sum(map(len, shares[0])) != sum(map(len, shares[1]))
-    if refresh:
-        rows = [(rank, n) for rank in range(2) for n in range(4)]
-        twin.refresh([shares[rank][n] for rank, n in rows], rows)
-    for number in (2, 0, 2, 3, 1, 0, 3):
-        parts = [shares[rank][number] for rank in range(2)]
-        twin.step(optimizer, *parts, rows=[(rank, number) for rank in range(2)])
-    for rank in range(2):
-        assert distance([found[rank][f"w{n}"] for n in range(4)], twin.weights) < tolerance
-        assert distance([found[rank][f"m{n}"] for n in range(4)], twin.mean) < tolerance
-        assert_unchanged(
-            [found[0][f"m{n}"] for n in range(4)], [found[rank][f"m{n}"] for n in range(4)]
-        )
 
 
 # --- passes to an accuracy -----------------------------------------------------------------------

@@ -1,113 +1,402 @@
-"""What the workers of a test cluster run: ``worker.py TASK FOLDER SETTINGS``.
+"""What the workers of tests run: ``worker.py FOLDER {NAME: [TASK, SETTINGS]}``.
 
-Or many, one after the other: ``worker.py many FOLDER {NAME: [TASK, SETTINGS]}``. A task may be
-``worker_methods.tables``.
+A task returns what tells its rank, and arrays by name. With ``kvstore=None`` it is one process that
+has the data of all workers.
 """
 
-import importlib
 import json
 import os
-import signal
 import sys
+import time
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 
+import kit
 import mxnet as mx
 import numpy as np
-from mxnet import gluon
-from problems import Dense, array, parameters, values
+from mxnet import autograd, gluon
+from plays import WITH_STORED, Play
+from problems import Dense, array, parameters
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.prox import L1
 
-IS_2 = mx.util.is_np_array()
 PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
 
 
-def minibatches(rank, workers, uneven):
-    """This worker's share of the data, and of each minibatch, as index arrays."""
-    order = np.arange(len(PROBLEM.X))
-    edges = np.linspace(0, 1, workers + 1) ** (1.5 if uneven else 1.0)
-
-    def part(index):
-        cuts = np.round(edges * len(index)).astype(int)
-        return index[cuts[rank] : cuts[rank + 1]]
-
-    everything = np.array_split(order, 4)
-    return [part(index) for index in everything], [len(index) for index in everything]
+def minibatches(rank, workers):
+    """This worker's uneven share of the data, and of each minibatch, as index arrays."""
+    edges = np.linspace(0, 1, workers + 1) ** 1.5
+    everything = np.array_split(np.arange(len(PROBLEM.X)), 4)
+    ends = [np.round(edges * len(index)).astype(int) for index in everything]
+    shares = [index[cut[rank] : cut[rank + 1]] for index, cut in zip(everything, ends)]
+    return shares, [len(index) for index in everything]
 
 
-def make(optimizer="sgd", devices=1, seed=None, kvstore="dist_sync", dtype="float64", **kwargs):
-    where = [mx.cpu(i) for i in range(devices)] if devices > 1 else None
-    net = PROBLEM.network(dtype, where, deferred=kwargs.pop("deferred", False))
-    store, kvstore = make_store(kvstore)
-    if seed is not None:  # each worker starts somewhere else
-        mx.random.seed(seed + store.rank)
-        net.initialize(mx.init.Normal(0.3), force_reinit=True, ctx=where)
-    settings = {"learning_rate": 0.1}
-    if optimizer == "sgd":
-        settings["momentum"] = 0.9
-    settings.update(kwargs.pop("optimizer_params", {}))
-    trainer = SVRGTrainer(net.collect_params(), optimizer, settings, kvstore=kvstore, **kwargs)
-    return net, PROBLEM.closure(net, dtype, where), trainer, store
+class Tied(Dense):
+    """Its hidden layers are the same one. Keys of parameters have gaps in MXNet 2.0."""
+
+    def network(self, dtype="float64", devices=None, **kwargs):
+        settings = {"in_units": 4, "activation": "tanh", "dtype": dtype}
+        first = gluon.nn.Dense(4, **settings)
+        if hasattr(first, "share_parameters"):
+            same = gluon.nn.Dense(4, **settings).share_parameters(first.collect_params())
+        else:
+            same = gluon.nn.Dense(4, **settings, params=first.params)
+        net, last = gluon.nn.HybridSequential(), gluon.nn.Dense(3, in_units=4, dtype=dtype)
+        net.add(first, same, last)
+        for layer in (first, last):
+            layer.initialize(ctx=devices)
+        self.assign(net, self.initial)
+        return net
 
 
-def train(net, loss_of, trainer, shares, sizes, epochs=4, rates=(), store=False):
-    losses = []
-    for epoch in range(epochs):
-        if epoch < len(rates):
-            trainer.set_learning_rate(rates[epoch])
-        if epoch % 2 == 0:
-            losses.append(trainer.update_full_grads(loss_of, shares, store_grads=store))
-        for position, (index, size) in enumerate(zip(shares, sizes)):
-            batch_index = position if store else None
-            trainer.step(size, closure=lambda: loss_of(index), batch_index=batch_index)
-    return losses
+class Images(Dense):
+    """Images for convolutions, whose weights a prediction may store in another order."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.X = np.random.RandomState(4).randn(46, 4, 8, 8)
+
+    def network(self, dtype="float32", devices=None, deferred=False):
+        known = (0, 0, 0) if deferred else (4, 16, 8)
+        mx.random.seed(1)
+        return kit.sequence(
+            gluon.nn.Conv2D(16, 3, in_channels=known[0]),
+            gluon.nn.Conv2D(8, 3, in_channels=known[1]),
+            gluon.nn.GlobalAvgPool2D(),
+            gluon.nn.Dense(3, in_units=known[2]),
+        )
 
 
-def trajectory(uneven=True, epochs=4, rates=(), stored=False, **settings):
-    net, loss_of, trainer, store = make(**settings)
-    shares, sizes = minibatches(store.rank, store.num_workers, uneven)
-    losses = train(net, loss_of, trainer, shares, sizes, epochs, rates, stored)
-    mean = [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
-    return store, {
-        "losses": np.array(losses),
-        "evaluations": np.array(trainer.grad_evaluations),
-        **{f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))},
-        **{f"mu{i}": m for i, m in enumerate(mean)},
-        **{f"there{i}": trainer.snapshot[p][0].asnumpy() for i, p in enumerate(parameters(net))},
-    }
+class Words(Dense):
+    """Words for an embedding, whose weight may be row_sparse: then servers have all rows."""
+
+    def __init__(self, embedding, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.embedding, self.X = embedding, np.random.RandomState(2).randint(0, 15, (46, 3))
+
+    def network(self, dtype="float32", devices=None, **kwargs):
+        mx.random.seed(1)
+        net = gluon.nn.Sequential()
+        layers = {"dense": gluon.nn.Embedding, "sparse": gluon.contrib.nn.SparseEmbedding}
+        net.add(layers[self.embedding](20, 4), gluon.nn.Dense(3, in_units=12))
+        net.initialize(mx.init.Normal(0.5))
+        return net
 
 
-def by_servers(by="name", epochs=4, **settings):
-    """All settings reach the optimizer on the servers, and change there."""
-    params = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01, "clip_gradient": 0.05}
-    net = PROBLEM.network("float32")
-    store = mx.kv.create("dist_sync")
+PROBLEMS = {
+    "layers": PROBLEM,
+    "tied layers": Tied("classification", hidden=(4, 4), samples=46),
+    "images": Images("classification", samples=46),
+    "words": Words("dense", "classification", samples=46),
+    "sparse words": Words("sparse", "classification", samples=46),
+}
+
+
+# --- kvstores ------------------------------------------------------------------------------------
+
+
+@mx.kvstore.KVStoreBase.register
+class SharedFolder(mx.kvstore.KVStoreBase):
+    """A user's kvstore: each exchange is a file of each process, which all others wait for.
+
+    Nothing in the package knows it: it says what it can do, and the trainers ask no more.
+    """
+
+    type = "sharedfolder"
+    rank = property(lambda self: int(os.environ["TOY_RANK"]))
+    num_workers = property(lambda self: int(os.environ["TOY_SIZE"]))
+    numbers = count()  # of the kvstores in a process, in the same order in all
+
+    def __init__(self):
+        self._prefix = Path(os.environ["TOY_FOLDER"]) / f"kvstore{next(self.numbers)}"
+        self._exchanges, self._shapes = count(), {}
+
+    @staticmethod
+    def is_capable(capability):
+        return False
+
+    def broadcast(self, key, value, out, priority=0):
+        assign(out, self._exchange(key, as_list(value)[0].asnumpy())[0])
+
+    def pushpull(self, key, value, out=None, priority=0):
+        own = sum(each.asnumpy() for each in as_list(value))
+        assign(value if out is None else out, sum(self._exchange(key, own)))
+
+    def _exchange(self, key, own, deadline=60):
+        """The arrays of all processes, in the order of their ranks."""
+        assert self._shapes.setdefault(key, own.shape) == own.shape
+        number = next(self._exchanges)
+        place = f"{self._prefix}.{number}"
+        np.save(f"{place}.new{self.rank}.npy", own)
+        os.rename(f"{place}.new{self.rank}.npy", f"{place}.{self.rank}.npy")
+        end = time.monotonic() + deadline
+        files = [Path(f"{place}.{rank}.npy") for rank in range(self.num_workers)]
+        while not all(file.exists() for file in files):
+            assert time.monotonic() < end, f"some of {files} are missing after {deadline} s"
+            time.sleep(0.0005)
+        found = [np.load(file) for file in files]
+        if number:  # all have read it: they have begun this exchange
+            Path(f"{self._prefix}.{number - 1}.{self.rank}.npy").unlink()
+        return found
+
+
+def as_list(value):
+    return value if isinstance(value, (list, tuple)) else [value]
+
+
+def assign(arrays, value):
+    for each in as_list(arrays):
+        each[:] = value
+
+
+def make_kvstore(kvstore):
+    """What tells the rank, and what the trainer gets."""
+    if kvstore is None:
+        return SimpleNamespace(rank=0, num_workers=1), None
+    if "horovod" in kvstore:  # the trainer makes its own from the name
+        import horovod.mxnet as hvd
+
+        hvd.init()
+        its_own = mx.kv.create("horovod") if kvstore == "MXNet's own horovod" else kvstore
+        return SimpleNamespace(rank=hvd.rank(), num_workers=hvd.size()), its_own
+    made = mx.kv.create(kvstore)
+    return made, made
+
+
+def found_in(params):
+    """Values of parameters; of a row_sparse one all rows, which a worker does not have."""
+    found = {}
+    for n, p in enumerate(params):
+        if getattr(p, "_stype", "default") == "row_sparse":
+            value = p.row_sparse_data(mx.nd.arange(p.shape[0], dtype="int64")).tostype("default")
+        else:
+            value = p.list_data()[0]
+        found[f"w{n}"] = value.asnumpy()
+    return found
+
+
+# --- tasks ---------------------------------------------------------------------------------------
+
+
+def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, **settings):
+    """A method trains in one of the ways; its twin beside it has the data of all workers.
+
+    If rank 1 is `late` with its sums, all start over between the parts, where nobody waits.
+    """
+    who, chosen = make_kvstore(kvstore)
+    where = [mx.cpu(n) for n in range(devices)] if devices > 1 else None
+    play = Play(WITH_STORED[name], PROBLEM, how, where, kvstore=chosen, **settings)
+    play.shares = [minibatches(rank, who.num_workers)[0] for rank in range(who.num_workers)]
+    play.rank, distances = who.rank, []
+    if late and who.rank == 1:
+        send = play.trainer._workers.sum_arrays
+        play.trainer._workers.sum_arrays = lambda arrays: (time.sleep(0.1), send(arrays))
+    for rate, order in ((0.1, (1, 3, 1)), (0.02, (0, 2, 3, 0)), (0.1, (2, 1))):
+        play.trainer.set_learning_rate(rate)
+        play.optimizer.learning_rate = rate
+        if distances and late:
+            play.trainer.discard_snapshot()
+            play.twin = play.case.make_twin(PROBLEM.gradient, play.twin.weights)
+        if name == "SARAH" if late else distances:
+            play.refresh()
+        play.epoch(order)
+        distances.append(play.distance())
+    evaluations = np.array(play.trainer.grad_evaluations)
+    return who, {
+        **found_in(parameters(play.net)), "distances": distances, "evaluations": evaluations
+    }  # fmt: skip
+
+
+def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), dtype="float64",
+             devices=1, network=(), predict=False, l1=0.0, overflow=None, **settings):  # fmt: skip
+    """SVRG with a scheduler and multipliers that change, and with whatever settings."""
+    who, chosen = make_kvstore(kvstore)
+    where, problem = [mx.cpu(n) for n in range(devices)], PROBLEMS[problem]
+    net = problem.network(dtype, where, **dict(network))
+    loss_of = problem.closure(net, dtype, where)
+    if dtype == "float64":  # workers start apart: all get the weights of rank 0
+        kit.move(net, 0.1 * who.rank)
     scheduler = mx.lr_scheduler.FactorScheduler(3, 0.8, base_lr=0.1)
-    params["lr_scheduler"] = scheduler
-    optimizer, settings = "sgd", params
-    if by == "instance":
-        optimizer, settings = mx.optimizer.SGD(**params), None
-    trainer = SVRGTrainer(
-        net.collect_params(), optimizer, settings, kvstore=store, update_on_kvstore=True
-    )
-    shares, sizes = minibatches(store.rank, store.num_workers, True)
-    loss_of = PROBLEM.closure(net, "float32")
-    for epoch in range(epochs):
+    params = {"learning_rate": 0.1, "lr_scheduler": scheduler, "wd": 0.01, **dict(params)}
+    if settings.get("barzilai_borwein"):  # which sets the rate itself
+        del params["lr_scheduler"]
+    if l1:
+        settings["prox"] = {".*weight": L1(l1)}
+    given = net.collect_params()
+    if not l1:  # a list, in which MXNet 2.0 finds shared ones several times
+        given = list(given.values())
+    trainer = SVRGTrainer(given, optimizer, params, kvstore=chosen, **settings)
+    scaler = None if overflow is None else kit.scale_losses(trainer)
+    shares, sizes = minibatches(who.rank, who.num_workers)
+    for epoch in range(4):
+        if predict:
+            net(array(problem.X, dtype)).wait_to_read()
         if epoch % 2 == 0:
             trainer.update_full_grads(loss_of, shares)
-        if epoch == 2:  # the multipliers change in the middle, and the sizes always do
+        if epoch == 2:
             net[0].weight.lr_mult = 0.5
-            net[1].bias.wd_mult = 3.0
-        for index, size in zip(shares, sizes):
-            trainer.step(size, closure=lambda: loss_of(index))
-    messages = []
-    for method in (trainer.save_states, trainer.load_states, trainer.export_optimizer_states):
-        try:
-            method("nowhere/at/all")
-        except RuntimeError as error:
-            messages.append(str(error))
-    found = {f"w{i}": w for i, w in enumerate(values(net))}
-    return store, {"messages": np.array(messages), **found}
+            net[-1].bias.wd_mult = 3.0
+        for step, (index, size) in enumerate(zip(shares, sizes)):
+            is_last = who.rank == who.num_workers - 1  # the gradients of one worker overflow
+            factor = 1e38 if [epoch, step] == overflow and is_last else 1
+            closure = lambda: [loss * factor for loss in loss_of(index)]  # noqa: E731
+            trainer.step(size, closure=closure)
+    trainer._share_weights()
+    scale = {} if scaler is None else {"scale": np.array(scaler.loss_scale)}
+    own = [p for layer in net for p in layer.collect_params().values()]
+    return who, {**found_in(own), **scale}
+
+
+def failing(where, first, kvstore="dist_sync"):
+    """One worker fails in the full gradient, the first one or a later; all raise, and go on."""
+    who, chosen = make_kvstore(kvstore)
+    net = PROBLEM.network(deferred=first)
+    loss_of = PROBLEM.closure(net)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=chosen)
+    shares, sizes = minibatches(who.rank, who.num_workers)
+    if not first:
+        trainer.update_full_grads(loss_of, shares)
+    before = None if first else kit.everything(trainer, net)
+    closure, data = kit.failing(loss_of, 0 if first else 2), iter(shares)
+    if where == "data":
+        data, closure = map(kit.failing(lambda index: index, 0 if first else 1), shares), loss_of
+    if who.rank != 1:
+        closure, data = loss_of, shares
+    message = ""
+    try:
+        trainer.update_full_grads(closure, data)
+    except (KeyError, RuntimeError) as error:
+        message = f"{type(error).__name__}: {error}"
+    if first:
+        assert trainer.num_snapshots == 0 and trainer.snapshot is None
+    else:
+        kit.assert_unchanged(before, kit.everything(trainer, net))
+    trainer.update_full_grads(loss_of, shares)
+    for index, size in zip(shares, sizes):
+        trainer.step(size, closure=lambda: loss_of(index))
+    return who, {"message": np.array(message), **found_in(parameters(net))}
+
+
+def two_trainers(kvstore):
+    """Two trainers take turns; each has keys of its own."""
+    plays, found = [], []
+    for _ in range(2):
+        who, chosen = make_kvstore(kvstore)
+        plays.append(Play(WITH_STORED["SAGA"], PROBLEM, kvstore=chosen))
+        plays[-1].shares = [minibatches(n, who.num_workers)[0] for n in range(who.num_workers)]
+        plays[-1].rank = who.rank
+    for turn in zip(*(play.train([(1,), (0, 2)]) for play in plays)):
+        found += turn
+    return who, {"distances": np.array(found)}
+
+
+def many_parameters(kvstore="dist_sync"):
+    """Two steps of 72 parameters, of which only samples of the last worker use the last ones.
+
+    And sums of more numbers than one exchange takes.
+    """
+    who, chosen = make_kvstore(kvstore)
+    rng, params = np.random.RandomState(1), []
+    layers = [gluon.nn.Dense(3, in_units=3, dtype="float64") for _ in range(36)]
+    for layer in layers:
+        layer.initialize()
+        for p in (layer.weight, layer.bias):
+            p.set_data(array(rng.randn(*p.shape) / 3))
+            params.append(p)
+    X = rng.randn(12, 3)
+
+    def loss_of(index):
+        hidden = array(X[index])
+        for layer in layers[:-1]:
+            hidden = hidden + 0.1 * layer(hidden)
+        last = array(X[index[index >= 6]]) if max(index) >= 6 else None
+        more = [] if last is None else [(layers[-1](last) ** 2).sum(axis=1)]
+        return [(hidden**2).sum(axis=1), *more]
+
+    trainer = SVRGTrainer(params, "sgd", {"learning_rate": 0.01}, kvstore=chosen)
+    mine = np.arange(12).reshape(2, 2, 3)  # by worker and minibatch
+    mine = mine.swapaxes(0, 1).reshape(2, 6) if chosen is None else mine[who.rank]
+    trainer.update_full_grads(loss_of, list(mine))
+    for index in mine:
+        trainer.step(6, True, closure=lambda index=index: loss_of(index))
+    given = np.random.RandomState(who.rank).randn(150) * 10.0 ** np.arange(-75, 75)
+    given[:3] = [np.inf, who.rank / 0.3, np.nan if who.rank else 1]
+    sums = trainer._workers.sum_numbers(given)
+    return who, {**found_in(params), "given": given, "sums": sums}
+
+
+def overtaken(kvstore="dist_sync"):
+    """A first gradient that is there before the weights are shared, while other arrays travel.
+
+    The learning rate is 0, so the weights stay.
+    """
+    who, _ = make_kvstore(kvstore)
+    layer = gluon.nn.Dense(3, use_bias=False, in_units=2)
+    layer.initialize(mx.init.One())
+    others = {5000 + n: mx.nd.zeros((1000, 1000)) for n in range(30)}
+    who.init(list(others), list(others.values()))
+    trainer = SVRGTrainer([layer.weight], "sgd", {"learning_rate": 0.0}, kvstore=who)
+    with autograd.record():
+        loss = layer(array(np.ones((1, 2)), "float32"))
+    loss.backward()
+    mx.nd.waitall()
+    for key, other in others.items():
+        who.pull(key, out=other)
+    trainer.step(1)
+    return who, found_in([layer.weight])
+
+
+def asynchronous(kvstore="dist_async", epochs=2):
+    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients."""
+    who, chosen = make_kvstore(kvstore)
+    net = PROBLEM.network()
+    loss_of, rng = PROBLEM.closure(net), np.random.RandomState(who.rank)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, kvstore=chosen)
+    shares, _ = minibatches(who.rank, who.num_workers)
+    mine, found = np.concatenate(shares), {}
+    for epoch in range(epochs):
+        trainer.update_full_grads(loss_of, shares)
+        for n, p in enumerate(parameters(net)):
+            found[f"s{epoch}.{n}"] = trainer.snapshot[p][0].asnumpy()
+            found[f"m{epoch}.{n}"] = trainer.full_grads[p][0].asnumpy()
+        for _ in range(8 if who.rank == 0 else 5):
+            index = rng.permutation(mine)[:5]
+            trainer.step(5, closure=lambda index=index: loss_of(index))
+    return who, found
+
+
+def exchanges(kvstore, size=1000):
+    """What is sent over the loopback of this network, in multiples of the parameters."""
+    who, chosen = make_kvstore(kvstore)
+    net = gluon.nn.Dense(size, in_units=size, use_bias=False)
+    net.initialize()
+    X = array(np.ones((2, size)), "float32")
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 1e-6}, kvstore=chosen)
+
+    def step():
+        trainer.step(2, closure=lambda: net(X).sum(axis=1))
+
+    def refresh():
+        trainer.update_full_grads(lambda: net(X).sum(axis=1), [()] * 2)
+
+    def transferred():
+        trainer._workers.wait()
+        lines = Path("/proc/self/net/dev").read_text().splitlines()
+        trainer._workers.wait()  # nobody goes on before all have read
+        return next(int(line.split()[1]) for line in lines if line.split()[0] == "lo:")
+
+    def sent(function, times=3):
+        function()  # the first one makes keys
+        before = transferred()
+        for _ in range(times):
+            function()
+        return np.array((transferred() - before) / (4 * size**2) / times)
+
+    refresh()
+    return who, {"step": sent(step), "refresh": sent(refresh)}
 
 
 class Unknown(mx.optimizer.SGD):
@@ -115,369 +404,25 @@ class Unknown(mx.optimizer.SGD):
 
 
 def not_loaded():
-    net = PROBLEM.network("float32")
-    store = mx.kv.create("dist_sync")
-    trainer = SVRGTrainer(
-        net.collect_params(), Unknown(learning_rate=0.1), kvstore=store, update_on_kvstore=True
-    )
-    loss_of = PROBLEM.closure(net, "float32")
-    before, message = values(net), ""
+    net = PROBLEM.network()
+    who = mx.kv.create("dist_sync")
+    trainer = SVRGTrainer(net.collect_params(), Unknown(), kvstore=who, update_on_kvstore=True)
+    message = ""
     try:
-        trainer.step(5, closure=lambda: loss_of(np.arange(5)))
+        trainer.step(5, closure=lambda: PROBLEM.closure(net)(np.arange(5)))
     except RuntimeError as error:
         message = str(error)
-    unchanged = all(map(np.array_equal, values(net), before))
-    return store, {"message": np.array(message), "unchanged": np.array(unchanged)}
+    return who, {"message": np.array(message), **found_in(parameters(net))}
 
 
-def asynchronous(svrg=True, epochs=12, rate=0.5):
-    """Softmax regression with dist_async."""
-    problem = Dense("classification", seed=18, samples=60)
-    net = problem.network("float64")
-    store = mx.kv.create("dist_async")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": rate}, kvstore=store)
-    loss_of = problem.closure(net)
-    mine = np.array_split(np.arange(len(problem.X)), store.num_workers)[store.rank]
-    rng = np.random.RandomState(store.rank)
-    means = []
-    for epoch in range(epochs):
-        if svrg and epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, [mine])
-            means += [trainer.full_grads[p][0].asnumpy() for p in parameters(net)]
-            means += [trainer.snapshot[p][0].asnumpy() for p in parameters(net)]
-        if epoch == epochs // 2:
-            trainer.set_learning_rate(rate / 2)
-        for _ in range(0, len(mine), 5):
-            index = rng.permutation(mine)[:5]
-            trainer.step(5, closure=lambda: loss_of(index))
-    trainer._share_weights()
-    return store, {
-        **{f"w{i}": w for i, w in enumerate(values(net))},
-        **{f"mu{i}": m for i, m in enumerate(means)},
-    }
-
-
-def sparse_gradient():
-    """What `SVRGTrainer` refuses: `gluon.Trainer` with a sparse gradient."""
-    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
-    net.initialize()
-    store = mx.kv.create("dist_sync")
-    trainer = gluon.Trainer(net.collect_params(), "sgd", kvstore=store)
-    for _ in range(3):
-        with mx.autograd.record():
-            loss = net(mx.nd.array([0, 1, store.rank]))
-        loss.backward()
-        trainer.step(3)
-    return store, {"weight": net.weight.data().asnumpy()}
-
-
-def start_up(**settings):
-    """Where `gluon.Trainer` races: weights that become sums of gradients."""
-    net, loss_of, trainer, store = make(dtype="float32", **settings)
-    there = {f"there{i}": w for i, w in enumerate(values(net))} if store.rank == 0 else {}
-    shares, sizes = minibatches(store.rank, store.num_workers, False)
-    trainer.step(sizes[0], closure=lambda: loss_of(shares[0]))  # no snapshot: a plain step
-    return store, {**{f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))}, **there}
-
-
-def means(trainer):
-    return [row[0].asnumpy() for row in (trainer.full_grads or {}).values()]
-
-
-def failing(where="closure", failing_rank=1, first=False, **settings):
-    """One worker fails in the full gradient; all raise, and go on afterwards."""
-    net, loss_of, trainer, store = make(deferred=first, **settings)
-    shares, sizes = minibatches(store.rank, store.num_workers, True)
-    if not first:
-        trainer.update_full_grads(loss_of, shares)
-    before = means(trainer)
-
-    def bad(index):
-        if first or (len(index) and index[0] >= shares[1][0]):
-            raise KeyError("mine")
-        return loss_of(index)
-
-    def bad_data():
-        if not first:
-            yield shares[0]
-        raise KeyError("mine")
-
-    is_bad = store.rank == failing_rank
-    try:
-        if where == "closure":
-            trainer.update_full_grads(bad if is_bad else loss_of, shares)
-        else:
-            trainer.update_full_grads(loss_of, bad_data() if is_bad else shares)
-    except (KeyError, RuntimeError) as error:
-        message = f"{type(error).__name__}: {error}"
-    unchanged = all(map(np.array_equal, before, means(trainer)))
-    unchanged = unchanged and trainer.num_snapshots == (0 if first else 1)
-    if first:
-        trainer.update_full_grads(loss_of, shares)
-    train(net, loss_of, trainer, shares, sizes, epochs=1)
-    return store, {
-        "message": np.array(message),
-        "unchanged": np.array(unchanged),
-        **{f"w{i}": w for i, w in enumerate(values(net, mx.cpu(0)))},
-    }
-
-
-class Exchange(mx.kvstore.KVStoreBase):
-    """A kvstore of several workers that can only broadcast and add up."""
-
-    def __init__(self):
-        self.inside = mx.kv.create("dist_sync")
-        self.shapes = {}
-
-    type = "exchange"
-    rank = property(lambda self: self.inside.rank)
-    num_workers = property(lambda self: self.inside.num_workers)
-
-    @staticmethod
-    def is_capable(capability):
-        return False
-
-    def broadcast(self, key, value, out, priority=0):
-        value = value[0] if isinstance(value, list) else value
-        self.shapes[key] = value.shape
-        self.inside.broadcast(key, value, out)
-
-    def pushpull(self, key, value, out=None, priority=0):
-        assert self.shapes[key] == value[0].shape
-        total = value[0].copy()
-        for other in value[1:]:
-            total += other.copyto(total.context)
-        self.inside.pushpull(key, total, out=total)
-        for target in value if out is None else out:
-            total.copyto(target)
-
-
-class HorovodRanks:
-    """What tasks ask a kvstore, where the trainer makes its own from the name 'horovod'."""
-
-    def __init__(self):
-        import horovod.mxnet as hvd
-
-        hvd.init()
-        self.rank, self.num_workers = hvd.rank(), hvd.size()
-
-
-def make_store(kvstore):
-    """What tells the rank, and what the trainer gets."""
-    if kvstore == "horovod":
-        return HorovodRanks(), kvstore
-    if kvstore == "MXNet's own horovod":
-        return HorovodRanks(), mx.kv.create("horovod")
-    store = Exchange() if kvstore == "exchange" else mx.kv.create(kvstore)
-    return store, store
-
-
-class Tied:
-    """Three layers that are the same one, and a layer after them."""
-
-    def __init__(self, devices):
-        rng = np.random.RandomState(3)
-        self.X = rng.randn(24, 4)
-        self.y = rng.randn(24, 4)
-        self.devices = devices
-        self.net = gluon.nn.HybridSequential()
-        first = gluon.nn.Dense(4, in_units=4, activation="tanh", dtype="float64")
-        last = gluon.nn.Dense(4, in_units=4, dtype="float64")
-        self.net.add(first, *(same_as(first) for _ in range(2)), last)
-        for layer in (first, last):
-            layer.initialize(ctx=devices)
-        self.parameters = [first.weight, first.bias, last.weight, last.bias]
-        for parameter in self.parameters:
-            parameter.set_data(array(rng.randn(*parameter.shape) * 0.4))
-        # a list, as users write it, in which MXNet 2.0 finds the shared ones three times
-        self.listed = list(self.net.collect_params().values())
-
-    def loss_of(self, index):
-        loss = gluon.loss.L2Loss()
-        parts = np.array_split(index, len(self.devices))
-        return [
-            loss(self.net(array(self.X[part], device=d)), array(self.y[part], device=d))
-            for part, d in zip(parts, self.devices)
-        ]
-
-    def train(self, trainer, mine, size, epochs=4):
-        for epoch in range(epochs):
-            if epoch % 2 == 0:
-                trainer.update_full_grads(self.loss_of, np.array_split(mine, 2))
-            for index in np.array_split(mine, 3):
-                trainer.step(size, closure=lambda: self.loss_of(index))
-        mx.nd.waitall()
-        return {f"w{i}": p.list_data()[0].asnumpy() for i, p in enumerate(self.parameters)}
-
-
-def same_as(layer):
-    """A layer with the parameters of another, as each MXNet says it."""
-    settings = {"in_units": 4, "activation": "tanh", "dtype": "float64"}
-    if hasattr(layer, "share_parameters"):
-        return gluon.nn.Dense(4, **settings).share_parameters(layer.collect_params())
-    return gluon.nn.Dense(4, **settings, params=layer.params)
-
-
-def tied(devices=1, kvstore="dist_sync", rate=0.1, **settings):
-    """Shared parameters, whose keys have gaps in MXNet 2.0."""
-    problem = Tied([mx.cpu(i) for i in range(devices)])
-    store, kvstore = make_store(kvstore)
-    params = {"learning_rate": rate, "momentum": 0.9}
-    trainer = SVRGTrainer(problem.listed, "sgd", params, kvstore=kvstore, **settings)
-    problem.parameters[-1].lr_mult = 0.5  # after the gap
-    mine = np.arange(len(problem.X))[store.rank :: store.num_workers]
-    return store, problem.train(trainer, mine, 8)
-
-
-def convolutions(
-    deferred=False, predict_first=False, kvstore="dist_sync", evaluate=False, **settings
-):
-    """Convolutions, whose weights a prediction may reorder, and BatchNorm."""
-    store, kvstore = make_store(kvstore)
-    mx.random.seed(1)
-    rng = np.random.RandomState(4)
-    net = gluon.nn.HybridSequential()
-    known = (0, 0, 0) if deferred else (4, 16, 8)
-    net.add(gluon.nn.Conv2D(16, 3, in_channels=known[0]))
-    net.add(gluon.nn.BatchNorm(in_channels=known[1]), gluon.nn.Activation("relu"))
-    net.add(gluon.nn.Conv2D(8, 3, in_channels=known[1]), gluon.nn.GlobalAvgPool2D())
-    net.add(gluon.nn.Flatten(), gluon.nn.Dense(3, in_units=known[2]))
-    net.initialize(mx.init.Xavier())
-    X, y = rng.randn(16, 4, 8, 8), rng.randint(0, 3, 16)
-    mine = np.arange(16)[store.rank :: store.num_workers]
-    if predict_first:
-        net(array(X[mine], "float32")).wait_to_read()
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer = SVRGTrainer(
-        net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=kvstore, **settings
-    )
-
-    def loss_of(index):
-        return loss(net(array(X[index], "float32")), array(y[index], "float32"))
-
-    batches = np.array_split(mine, 2)
-    for epoch in range(4):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, batches)
-        for index in batches:
-            trainer.step(4 * store.num_workers, closure=lambda: loss_of(index))
-        if evaluate:  # a prediction in the middle
-            net(array(X[mine], "float32")).wait_to_read()
-    trainer._share_weights()
-    layers = (net[0].weight, net[3].weight, net[6].weight)
-    trained = {f"w{i}": p.list_data()[0].asnumpy() for i, p in enumerate(layers)}
-    return store, {**trained, "bias": net[1].beta.list_data()[0].asnumpy()}
-
-
-def sparse_weight(kind="sparse", kvstore="dist_sync", cls="SVRGTrainer", **settings):
-    """A row_sparse weight, or the same dense."""
-    words, rng = 20, np.random.RandomState(2)
-    store = mx.kv.create(kvstore)
-    net = gluon.nn.Sequential()
-    is_sparse = kind == "sparse"
-    net.add(
-        gluon.contrib.nn.SparseEmbedding(words, 4) if is_sparse else gluon.nn.Embedding(words, 4)
-    )
-    net.add(gluon.nn.Dense(3, in_units=12))
-    net.initialize(mx.init.Zero())
-    for p in (net[0].weight, net[1].weight):
-        p.set_data(mx.nd.array(rng.randn(*p.shape)).tostype(p._stype))
-    X, y = rng.randint(0, 15, (30, 3)), rng.randint(0, 3, 30)
-    loss = gluon.loss.SoftmaxCrossEntropyLoss()
-    trainer_class = SVRGTrainer if cls == "SVRGTrainer" else gluon.Trainer
-    params = {"learning_rate": 0.2, "momentum": 0.9}
-    trainer = trainer_class(net.collect_params(), "sgd", params, kvstore=store, **settings)
-
-    def loss_of(index):
-        return loss(net(mx.nd.array(X[index])), mx.nd.array(y[index]))
-
-    mine = np.arange(30)[store.rank :: store.num_workers]
-    for epoch in range(4):
-        if cls == "SVRGTrainer" and epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, np.array_split(mine, 2))
-        for index in np.array_split(mine, 3):
-            if cls == "SVRGTrainer":
-                trainer.step(10, closure=lambda: loss_of(index))
-                continue
-            with mx.autograd.record():
-                losses = loss_of(index)
-            losses.backward()
-            trainer.step(10)
-    if is_sparse:
-        rows = mx.nd.arange(words, dtype="int64")
-        embedding = net[0].weight.row_sparse_data(rows).tostype("default").asnumpy()
-    else:
-        embedding = net[0].weight.data().asnumpy()
-    return store, {
-        "embedding": embedding,
-        "weight": net[1].weight.data().asnumpy(),
-        "bias": net[1].bias.data().asnumpy(),
-    }
-
-
-def scaled(overflow=-1, **settings):
-    """AMP's loss scaler; on one rank, the gradients of one step overflow."""
-    amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
-    scaler = importlib.import_module(f"{amp.__name__}.loss_scaler").LossScaler()
-    net, loss_of, trainer, store = make(dtype="float32", **settings)
-    trainer._amp_loss_scaler, trainer._amp_original_scale = scaler, trainer._scale
-    shares, sizes = minibatches(store.rank, store.num_workers, True)
-    step = 0
-    for epoch in range(4):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, shares)
-        for index, size in zip(shares, sizes):
-            bad = step == overflow and store.rank == 1
-            trainer.step(size, closure=lambda: loss_of(index) * (1e38 if bad else 1))
-            step += 1
-    return store, {
-        "scale": np.array(scaler.loss_scale),
-        **{f"w{i}": w for i, w in enumerate(values(net))},
-    }
-
-
-def two_trainers(**settings):
-    """Two trainers with keys of their own, and a full gradient of each between the other's."""
-    first, second = make(**settings), make(**settings)
-    store = first[3]
-    shares, sizes = minibatches(store.rank, store.num_workers, True)
-    for _, loss_of, trainer, _ in (first, second):
-        trainer.update_full_grads(loss_of, shares)
-    for index, size in zip(shares, sizes):
-        for _, loss_of, trainer, _ in (first, second):
-            trainer.step(size, closure=lambda: loss_of(index))
-    found = [values(net) for net, *_ in (first, second)]
-    return store, {f"{n}{i}": w for n, some in zip("wv", found) for i, w in enumerate(some)}
-
-
-def dying(how="exit", **settings):
-    """One rank ends in the middle of training."""
-    _, loss_of, trainer, store = make(**settings)
-    shares, sizes = minibatches(store.rank, store.num_workers, True)
-    for epoch in range(1000):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, shares)
-        if epoch == 3 and store.rank == 1:
-            if how == "raise":
-                raise KeyError("mine")
-            os.kill(os.getpid(), signal.SIGKILL)
-        for index, size in zip(shares, sizes):
-            trainer.step(size, closure=lambda: loss_of(index))
-            mx.nd.waitall()
-    return store, {}
-
-
-def main(available):
-    task, folder, settings = sys.argv[1], Path(sys.argv[2]), json.loads(sys.argv[3])
-    tasks = settings if task == "many" else {"": (task, settings)}
-    for name, (each, its_settings) in tasks.items():
+def main(folder, tasks):
+    """Run tasks; in a function, because MXNet aborts if a kvstore lives until the process ends."""
+    for name, (task, settings) in tasks.items():
         with mx.name.NameManager():  # as in a process of its own
-            module, _, function = each.rpartition(".")  # of a file beside this one, or of this one
-            where = vars(importlib.import_module(module)) if module else available
-            store, found = where[function](**its_settings)
+            who, found = globals()[task](**settings)
         (folder / name).mkdir(exist_ok=True)
-        np.savez(folder / name / f"{store.rank}.npz", **found)
+        np.savez(folder / name / f"{who.rank}.npz", **found)
 
 
 if __name__ == "__main__":
-    main(globals())
+    main(Path(sys.argv[1]), json.loads(sys.argv[2]))

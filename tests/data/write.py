@@ -3,7 +3,7 @@
 ``0.3.0-mxnet1.npz``: for each method and optimizer, the bytes of ``save_states`` in mid-epoch, the
 weights then and some steps later. ``gluon-mxnet1.states``: of `gluon.Trainer`, with ``-float16``
 and float32 master copies too. ``PYTHONPATH`` names the package and tests of 0.3.0, with
-``test_saving.py`` and ``saving_kit.py`` of today.
+``test_resume.py``, ``plays.py`` and ``saving_kit.py`` of today.
 """
 
 import sys
@@ -12,7 +12,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 from mxnet import gluon
-from test_saving import GENERATION, METHODS, MOMENTS, Run
+from test_resume import GENERATION, METHODS, MOMENTS, Run
 
 import gluon_svrg
 

@@ -18,7 +18,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from saving_kit import GENERATION, Training
+from saving_kit import GENERATION, Training, refused
 
 from gluon_svrg.saving import pickles
 
@@ -119,22 +119,33 @@ def changed(content, others, rng):
     return bytes(content)
 
 
-def refused(content, path, message):
-    run = Training()
-    before = run.everything()
-    path.write_bytes(content)
-    with pytest.raises(ValueError, match=f"({message}).* Nothing was changed"):
-        run.load(path)
-    assert run.everything() == before
-
-
 def test_crafted_pickles(tmp_path):
+    run = Training()
     for content, message in PICKLES:
-        refused(content, tmp_path / "states", message)
+        refused(run, content, tmp_path / "states", message)
+
+
+class Malicious:
+    def __init__(self, *call):
+        self.call = call
+
+    def __reduce__(self):
+        return self.call[0], self.call[1:]
+
+
+def test_malicious_pickles(tmp_path):
+    run, owned = Training(), tmp_path / "owned"
+    for call in ((os.system, f"touch {owned}"), (eval, f"open({str(owned)!r}, 'w')")):
+        name = f"{call[0].__module__}.{call[0].__name__}"
+        for protocol in (0, 2, 4):
+            content = pickle.dumps(({0: Malicious(*call)}, mx.optimizer.SGD()), protocol)
+            content = content if protocol else b"\x80\x02" + content
+            refused(run, content, tmp_path / "states", f"it contains {name}.*could run code")
+    assert not owned.exists()
 
 
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
-@pytest.mark.parametrize("count", [100, pytest.param(1000, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_changed_pickles(count, tmp_path, record_property):
     """Python reports whatever a program opens, imports, starts or compiles: there is nothing."""
     command = [sys.executable, "-W", "ignore", __file__, str(count), str(tmp_path / "states")]
@@ -152,7 +163,7 @@ def test_codes_of_extensions_are_refused(tmp_path):
     try:
         assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
         harm = b"\x82\xf0" + text(f"touch {tmp_path / 'owned'}") + b"\x85R"
-        refused(states(harm), tmp_path / "states", "operation EXT1")
+        refused(Training(), states(harm), tmp_path / "states", "operation EXT1")
     finally:
         copyreg.remove_extension("posix", "system", 240)
     assert not (tmp_path / "owned").exists()

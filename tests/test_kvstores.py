@@ -1,0 +1,213 @@
+"""The kvstores of one process, against the oracle, and what is refused before anything happens."""
+
+import sys
+from importlib.util import find_spec
+
+import kit
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+from jobs import finish, start
+from loops import split_at
+from mxnet import gluon
+from problems import Dense, contexts, distance, parameters, values
+
+from gluon_svrg import SARAHTrainer, SVRGTrainer
+
+PROBLEM = Dense("classification", hidden=(5,), seed=4)
+SETTINGS = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01}
+TWO_BITS = {"type": "2bit", "threshold": 0.5}
+
+
+def make(devices=1, cls=SVRGTrainer, **kwargs):
+    if kwargs.get("kvstore") == "instance":
+        kwargs["kvstore"] = mx.kv.create("device")
+    where = contexts(devices) if devices > 1 else None
+    return kit.make(PROBLEM, devices=where, cls=cls, settings=SETTINGS, **kwargs)
+
+
+@pytest.fixture(scope="module")
+def expected():
+    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
+    kit.train_twin(twin, oracle.SGD(**SETTINGS), PROBLEM.batches(5), 6, PROBLEM.batches(7))
+    return twin.weights
+
+
+def check(made, expected, devices=1):
+    net, loss_of, trainer = made
+    kit.train(trainer, loss_of, PROBLEM.batches(5), 6, PROBLEM.batches(7))
+    for device in contexts(devices):
+        assert distance(values(net, device), expected) < 1e-10
+
+
+@pytest.mark.parametrize("update_on_kvstore", [None, True, False])
+@pytest.mark.parametrize("kvstore", ["local", "Device", "instance"])
+def test_two_devices(kvstore, update_on_kvstore, expected):
+    """However a minibatch is split; a device may have no part of it."""
+    for cuts in ([0.5], [0.8], [0.0], [1.0]):
+        where = contexts(2)
+        net, _, trainer = make(2, kvstore=kvstore, update_on_kvstore=update_on_kvstore)
+        loss_of = PROBLEM.closure(net, "float64", where, split_at(cuts))
+        check((net, loss_of, trainer), expected, 2)
+
+
+@pytest.mark.parametrize(
+    "kvstore, update_on_kvstore",
+    [
+        (None, None),
+        ("device", False),
+        ("instance", None),  # one that is given as it is updates, even with one device
+        ("instance", True),
+        ("instance", False),
+    ],
+)
+def test_one_device(kvstore, update_on_kvstore, expected):
+    check(make(kvstore=kvstore, update_on_kvstore=update_on_kvstore), expected)
+
+
+def test_a_kvstore_in_python_with_one_worker(expected):
+    """MXNet's own, for tests. With one device, `gluon.Trainer` would drop the name."""
+    check(make(2, kvstore="teststore"), expected, 2)
+    check(make(2, kvstore=mx.kv.create("teststore")), expected, 2)
+
+
+def test_the_first_device_leads_when_devices_start_apart():
+    """As `gluon.Trainer` does at its first step, but before the snapshot is taken."""
+    net, loss_of, trainer = make(2)
+    for p in parameters(net):
+        p.list_data()[1][:] += 1
+    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
+    for p, initial in zip(parameters(net), PROBLEM.initial):
+        for copy in trainer.snapshot[p] + p.list_data():
+            np.testing.assert_array_equal(copy.asnumpy(), initial)
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device", "instance"])
+def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
+    net, loss_of, trainer = make(2, SARAHTrainer, kvstore=kvstore)
+    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
+    assert trainer._updates_on_kvstore is False
+    np.testing.assert_array_equal(*(values(net, device)[0] for device in contexts(2)))
+
+
+KNOWN = r"MXNet has no kvstore '.*Known are .*'dist_async'.*'dist_sync'.*'horovod'.*'local'"
+NAMES = [(name, devices) for name in ("devise", "dist-sync", "horovood", "") for devices in (1, 2)]
+SARAH, UPDATE = {"cls": SARAHTrainer}, {"update_on_kvstore": True}
+
+
+@pytest.mark.parametrize(
+    "kvstore, devices, settings, message",
+    [
+        *((name, devices, {}, KNOWN) for name, devices in NAMES),  # MXNet takes another or none
+        (None, 2, {}, r"kvstore=None with 2 devices.*drift apart"),
+        ("device", 1, UPDATE, "update_on_kvstore=True with one device"),
+        ("dist_async", 1, {"update_on_kvstore": False}, "=False with kvstore='dist_async'"),
+        ("horovod", 1, UPDATE, "update_on_kvstore=True with kvstore='horovod'"),
+        ("dist_async", 2, SARAH, "SARAHTrainer needs .* never reduces gradients"),
+        ("dist_async", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* never reduces gradients"),
+        ("device", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* the kvstore keeps it"),
+        ("dist_sync", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* the kvstore keeps it"),
+        ("local", 2, {"compression_params": TWO_BITS}, "compress gradients in a kvstore 'local'"),
+        ("dist_sync", 2, {"compression_params": TWO_BITS}, "compress .* a kvstore 'dist_sync'"),
+    ],
+)
+def test_what_is_refused(kvstore, devices, settings, message, monkeypatch):
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+    with pytest.raises(ValueError, match=message):
+        make(devices, kvstore=kvstore, **settings)
+
+
+def test_objects_and_names_that_are_no_kvstores_here(monkeypatch, tmp_path):
+    monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
+    with pytest.raises(ValueError, match="MXNet has no kvstore 'devise'"):
+        make(kvstore=mx.kv.create("devise"))
+    with pytest.raises(TypeError, match="kvstore must be a kvstore, the name of one, or None"):
+        make(kvstore=2)
+    for name in ("dist_sync", "dist_async"):
+        with pytest.raises(RuntimeError, match=f"='{name}' needs a job.*gluon-svrg launch"):
+            make(kvstore=name)
+    for name, value in [("TOY_FOLDER", str(tmp_path)), ("TOY_RANK", "0"), ("TOY_SIZE", "2")]:
+        monkeypatch.setenv(name, value)
+    from worker import SharedFolder
+
+    with pytest.raises(ValueError, match="update_on_kvstore=True with kvstore='sharedfolder'"):
+        make(kvstore=SharedFolder(), update_on_kvstore=True)
+
+
+def test_refused_arguments_leave_the_parameters_alone():
+    """A parameter knows its trainer: a refused one must not have taken it over."""
+    net, loss_of, trainer = make(2, update_on_kvstore=True)
+    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
+    for settings, message in (({"coefficient": -1}, "coefficient"), ({"kvstore": None}, "=None")):
+        with pytest.raises(ValueError, match=message):
+            SVRGTrainer(net.collect_params(), "sgd", SETTINGS, **settings)
+    # set_data resets the kvstore of the trainer that the parameter knows
+    parameters(net)[0].set_data(parameters(net)[0].list_data()[0] * 2)
+    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
+    np.testing.assert_array_equal(*(values(net, device)[0] for device in contexts(2)))
+
+
+# --- compression: of the step's gradient, not of the full gradient -------------------------------
+
+
+def test_the_gradient_of_the_step_is_compressed():
+    """Against NumPy: each device's estimate is quantized, the rest is left over, then summed."""
+    two, rest, weights = contexts(2), {}, oracle.copied(PROBLEM.initial)
+    settings = {"compression_params": TWO_BITS, "rate": 0.1}
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", two, **settings)
+    twin = oracle.SVRG(PROBLEM.gradient, weights)
+    twin.refresh(PROBLEM.batches(5))
+    trainer.update_full_grads(loss_of, PROBLEM.batches(5))
+    assert distance(kit.full_gradients(trainer, net), twin.mean) < 1e-5
+    for index in PROBLEM.batches(6):
+        trainer.step(len(index), closure=lambda: loss_of(index))
+        total = [np.zeros_like(w) for w in weights]
+        for device, part in enumerate(np.array_split(index, 2)):
+            for k, v in enumerate(twin.estimate(part)):
+                v = v + rest.get((device, k), 0)
+                sent = 0.5 * ((v >= 0.5) * 1.0 - (v <= -0.5))
+                rest[device, k] = v - sent
+                total[k] += sent
+        oracle.SGD(0.1).step(twin.weights, total, len(index))
+    assert distance(values(net, two[0]), twin.weights) < 1e-5
+    assert distance(twin.weights, PROBLEM.initial) > 1e-3
+
+
+# --- Horovod, without a job ----------------------------------------------------------------------
+
+
+@pytest.mark.skipif(find_spec("horovod") is not None, reason="Horovod is installed")
+def test_without_horovod():
+    with pytest.raises(ImportError, match=r"needs Horovod.*pip install.*\.\[horovod\]"):
+        make(kvstore="horovod")
+
+
+@pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
+@pytest.mark.parametrize("kind", ["gradient", "weight"])
+def test_sparse_parameters_and_horovod(kind):
+    layer = gluon.nn.Embedding(5, 2, sparse_grad=True)
+    if kind == "weight":
+        layer = gluon.contrib.nn.SparseEmbedding(5, 2)
+    layer.initialize()
+    with pytest.raises(ValueError, match="is sparse, and kvstore='horovod' exchanges dense"):
+        SVRGTrainer(layer.collect_params(), "sgd", kvstore="horovod")
+
+
+ALONE = """
+from mxnet import gluon
+from gluon_svrg import SVRGTrainer
+net = gluon.nn.Dense(1, in_units=2)
+net.initialize()
+SVRGTrainer(net.collect_params(), "sgd", kvstore="horovod")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod: .ci/horovod builds it")
+def test_processes_that_horovod_does_not_see():
+    for name, size in [("OMPI_COMM_WORLD_SIZE", 3), ("PMI_SIZE", 3), ("SLURM_NTASKS", 1)]:
+        process = start([sys.executable, "-c", ALONE], **{name: str(size)})
+        output = finish(process)
+        assert process.returncode == (size > 1)
+        assert (f"Horovod sees one process, but {name} is 3" in output) == (size > 1)
