@@ -4,6 +4,7 @@ import os
 from dataclasses import dataclass
 from io import BytesIO
 
+import mxnet as mx
 import numpy as np
 from IPython.display import Image
 from matplotlib import pyplot as plt
@@ -13,6 +14,25 @@ from PIL import Image as Pillow
 FULL = os.environ.get("GLUON_SVRG_FULL") == "1"
 
 plt.rcParams["figure.dpi"] = 110
+
+
+def silence_logs():
+    """Leave out what MXNet writes to standard error without being asked.
+
+    MXNet 1.9.1 logs each graph that oneDNN takes over, and 2.0 logs its first array.
+    """
+    os.environ.setdefault("MXNET_SUBGRAPH_VERBOSE", "0")
+    kept = os.dup(2)
+    with open(os.devnull, "w") as nowhere:
+        os.dup2(nowhere.fileno(), 2)
+    try:
+        mx.nd.zeros(1).wait_to_read()
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+silence_logs()
 
 
 def say_which_run():

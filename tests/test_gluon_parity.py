@@ -168,7 +168,12 @@ ARGUMENTS = {
 
 @pytest.mark.parametrize("snapshot", [False, True])
 @pytest.mark.parametrize(
-    "settings", [each for choices in ARGUMENTS.values() for each in choices], ids=str
+    "settings",
+    [
+        pytest.param(each, id=f"{name}-{number}")
+        for name, choices in ARGUMENTS.items()
+        for number, each in enumerate(choices)
+    ],
 )
 def test_arguments(settings, snapshot):
     found = []
