@@ -827,6 +827,27 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def learning_rate(self, value: float) -> None:
         self.set_learning_rate(value)
 
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the optimizer's learning rate.
+
+        Parameters
+        ----------
+        lr : float
+            The new learning rate.
+
+        Raises
+        ------
+        UserWarning
+            If the optimizer has a scheduler, as in `gluon.Trainer`.
+        """
+        scheduler = getattr(self.optimizer, "lr_scheduler", None)
+        if scheduler is not None:
+            raise UserWarning(
+                f"The learning rate is that of the optimizer's {type(scheduler).__name__}, and "
+                "cannot be set. Change trainer.optimizer.lr_scheduler, or leave lr_scheduler out."
+            )
+        super().set_learning_rate(lr)
+
     @property
     def lock_random(self) -> bool | str:
         """Whether both passes of a step draw the same random numbers. Can be set."""
