@@ -1,6 +1,8 @@
 """What the benchmarks rest on: problems, references, trainers, searches and tables."""
 
 import itertools
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,6 +12,7 @@ pytest.importorskip("sklearn", reason="the benchmarks need scikit-learn")
 pytest.importorskip("matplotlib", reason="the benchmarks need matplotlib")
 pytest.importorskip("tqdm", reason="the benchmarks need tqdm")
 
+sys.path.append(str(Path(__file__).parent.parent))  # after the package, which may be installed
 from benchmarks import convergence, documents, methods, problems, record, tuning
 from benchmarks.networks import array
 
