@@ -16,7 +16,7 @@ they are reduced, and where gradients accumulate, perhaps with others.
 from __future__ import annotations
 
 from itertools import chain
-from operator import or_
+from operator import is_, or_
 from typing import Any, Callable
 
 from mxnet.ndarray import NDArray
@@ -76,6 +76,7 @@ class LiveGradients:
         self.total_scale = 1.0  # of `total`, since the reduction
         self._hides_marks = False  # an estimate is held, so that marks show another backward
         self._is_apart = False  # V is kept apart
+        self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
 
     # --- a minibatch ---------------------------------------------------------------------------
 
@@ -93,6 +94,8 @@ class LiveGradients:
                 raise RuntimeError(SOME_ADD)
             if not norm(chain(*self._network.live)) and norm(chain(*self._apart)):
                 self.drop()
+            elif not self._has_its_arrays():
+                raise RuntimeError(NEW_ARRAYS.format(name="correct_grads"))
 
     @property
     def _is_moving(self) -> bool:
@@ -122,19 +125,23 @@ class LiveGradients:
         """Hold a gradient as backward has left it."""
         self.entries += found.recorded.entries
         self.reached = list(map(or_, self.reached or found.reached, found.reached))
+        self._arrays = list(map(_mxnet.gradients, self._network.parameters))
         self.stage = HELD
 
     # --- what the user sees --------------------------------------------------------------------
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
-        if not self._hides_marks:
-            return
-        if not self._network.is_bound():
+        if self.stage != NOTHING and not self._has_its_arrays():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
-        overwritten = self._network.overwritten()
+        overwritten = self._network.overwritten() if self._hides_marks else []
         if overwritten:
             raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
+
+    def _has_its_arrays(self) -> bool:
+        """Whether the parameters have the gradients that were held."""
+        now = map(_mxnet.gradients, self._network.parameters)
+        return all(map(is_, now, self._arrays))
 
     def check_unchanged(self, name: str, scale: float) -> None:
         """Raise if the user has changed gradients, which the method will replace."""
