@@ -84,21 +84,6 @@ def processes_of(marker):
     return [process for process in ids if variables_of(process).get("MARKER") == marker]
 
 
-def find(marker, is_it, what, deadline=60):
-    """The id of the process that a function of its variables and words recognizes."""
-    end = time.monotonic() + deadline
-    while time.monotonic() < end:
-        for process in processes_of(marker):
-            try:
-                words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
-            except OSError:
-                continue
-            if is_it(variables_of(process), words):
-                return process
-        time.sleep(0.02)
-    raise AssertionError(f"{what} is not there")
-
-
 def assert_nothing_left(marker, seconds=5):
     """List processes; those of the job must be gone."""
     deadline = time.monotonic() + seconds

@@ -16,9 +16,8 @@ import time
 from pathlib import Path
 
 import mxnet as mx
-import numpy as np
 import pytest
-from saving_kit import GENERATION, Training, refused
+from saving_kit import Training, refused
 
 from gluon_svrg.saving import pickles
 
@@ -72,11 +71,9 @@ def states(value, optimizer=OPTIMIZER):
 #: The content, and what is said.
 PICKLES = [
     (states(numpy_array("O8", 1, of_bytes(b"\x10" * 8))), "of a dtype that is no number"),
-    (states(numpy_array("(2,)f4", 1, of_bytes(bytes(8)))), "of a dtype that is no number"),
     (states(numpy_array("f8", 1, b"(Nl")), "without content"),
     (states(numpy_array("f8", 2**40, of_bytes(b""))), "its shape does not fit"),
     (states(mxnet_array(RAW[:12] + b"\xff" * 6 + b"\0\0" + RAW[20:])), "its shape does not fit"),
-    (states(mxnet_array(RAW[:12] + b"\xff" * 8 + RAW[20:])), "its shape does not fit"),
     (states(mxnet_array(RAW[:8] + b"\xff\xff\xff\x7f" + RAW[12:])), "damaged"),
     (states(mxnet_array(row_sparse(2**33, 0))), "larger arrays than the parameters"),
     (states(mxnet_array(row_sparse(3, 7))), "damaged"),
@@ -86,18 +83,18 @@ PICKLES = [
     (states(b"]" + PUT + GET + b"a"), "nested too deeply, or in a cycle"),
     (b"\x80\x04}" + PAIRS + b"K\x00s.", "key of type tuple"),
     (b"\x80\x04}N" + b"\x85" * 200_000 + b"K\x00s.", "key of type tuple"),
-    (states(PAIRS + b")R"), "key of type tuple"),
     (b"\x80\x04N" + PAIRS + text("a") + b"\x93.", "expected str instance, tuple found"),
     (states(b"]\x8a\x09" + bytes(8) + b"\x01a"), "too many digits"),  # of equal hashes
     (states(b"\x8b" + struct.pack("<I", 10**6) + b"\x01" * 10**6), "too many digits"),
     (states(b"I" + b"1" * 10**6 + b"\n"), "damaged"),
     (states(b"Nq\x00" * 600_000), "too long"),
     (states(named("os", "system") + text("true") + b"\x85R"), "it contains os.system"),
+    (states(text("os") + text("system") + b"\x93" + text("true") + b"\x85R"), "contains os.system"),
+    (states(named("builtins", "eval") + text("1") + b"\x85R"), "builtins.eval.*could run code"),
     (states(named("mxnet.optimizer", "SGD.update")), "it contains mxnet.optimizer.SGD.update"),
     (states(text("true") + b"Q"), "the operation BINPERSID"),
     (states(b"}}" + text("__class__") + b"Nsb"), "damaged"),
     (states(OPTIMIZER), "and must be"),
-    (states(b"K\x05"), "is a number and must be None"),
     (states(b"N", mxnet_array(RAW)), "not of the states of a gluon.Trainer"),
     (states(b"N", FACTOR), "would count from -2147483648 by 1 for too long|was FactorScheduler"),
     (b"\x80\x02R.", "damaged"),
@@ -125,25 +122,6 @@ def test_crafted_pickles(tmp_path):
         refused(run, content, tmp_path / "states", message)
 
 
-class Malicious:
-    def __init__(self, *call):
-        self.call = call
-
-    def __reduce__(self):
-        return self.call[0], self.call[1:]
-
-
-def test_malicious_pickles(tmp_path):
-    run, owned = Training(), tmp_path / "owned"
-    for call in ((os.system, f"touch {owned}"), (eval, f"open({str(owned)!r}, 'w')")):
-        name = f"{call[0].__module__}.{call[0].__name__}"
-        for protocol in (0, 2, 4):
-            content = pickle.dumps(({0: Malicious(*call)}, mx.optimizer.SGD()), protocol)
-            content = content if protocol else b"\x80\x02" + content
-            refused(run, content, tmp_path / "states", f"it contains {name}.*could run code")
-    assert not owned.exists()
-
-
 @pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is limited as on Linux")
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_changed_pickles(count, tmp_path, record_property):
@@ -169,27 +147,8 @@ def test_codes_of_extensions_are_refused(tmp_path):
     assert not (tmp_path / "owned").exists()
 
 
-def loaded(array):
-    """An array by way of a pickle."""
-    states, _, _ = pickles.loads(pickle.dumps(({0: (array,)}, mx.optimizer.SGD())), 0)
-    return states[0][0]
-
-
-def test_arrays():
-    for dtype in ("float16", "float32", "float64", "int32", "int64", "uint8"):
-        array = mx.nd.array(np.arange(6).reshape(1, 2, 3), dtype=dtype)
-        np.testing.assert_array_equal(loaded(array), array.asnumpy())
-        assert (loaded(array).dtype, loaded(array).kind) == (np.dtype(dtype), "nd")
-    if GENERATION == "1":  # 2.0 cannot pickle sparse arrays, as the momentum of sparse weights
-        for dense in (mx.nd.array([[0, 0], [1, 2], [0, 0]]), mx.nd.zeros((4, 2))):
-            found = loaded(dense.tostype("row_sparse"))
-            np.testing.assert_array_equal(found, dense.asnumpy())
-            assert found.stype == "row_sparse"
-
-
 def load_changed(count, path, megabytes=300, seconds=5):
     """Load changed pickles: nothing may run, take long, or take more memory than that."""
-
     scheduler = mx.lr_scheduler.FactorScheduler(1)
     run, rng = Training("adam", {"lr_scheduler": scheduler}), random.Random(1)
     run.step(1)

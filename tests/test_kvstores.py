@@ -183,6 +183,14 @@ def test_without_horovod():
         make(kvstore="horovod")
 
 
+def test_the_warning_of_a_worker_alone_points_to_the_users_line(monkeypatch):
+    monkeypatch.setenv("HOROVOD_SIZE", "2")
+    net = PROBLEM.network()
+    with pytest.warns(UserWarning, match="one of 2 workers") as warned:
+        SVRGTrainer(net.collect_params(), "sgd")
+    assert [one.filename for one in warned] == [__file__]
+
+
 @pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
 @pytest.mark.parametrize("kind", ["gradient", "weight"])
 def test_sparse_parameters_and_horovod(kind):

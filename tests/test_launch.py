@@ -1,7 +1,9 @@
 """`gluon-svrg launch`: its output, its status, and what it refuses. Ends are in `test_engines`."""
 
+import os
 import re
 import signal
+import subprocess
 import sys
 
 import pytest
@@ -25,6 +27,37 @@ def test_wrong_commands(arguments, message):
     assert status == 2
     assert message in output.splitlines()[-1]
     assert "Traceback" not in output
+
+
+@pytest.mark.parametrize("command", ["launch", "join"])
+def test_a_file_that_cannot_be_executed(command, tmp_path):
+    """As a script of Python without its first line."""
+    (tmp_path / "train").write_text("import mxnet\n")
+    (tmp_path / "train").chmod(0o755)
+    variables = {"OMPI_COMM_WORLD_RANK": "2"}
+    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
+        variables[name] = "3"
+    process = start([*GLUON_SVRG, command, "-n", 1, "--", tmp_path / "train"], **variables)
+    output = finish(process)
+    assert process.returncode == 2
+    assert "Traceback" not in output
+    assert re.search(f"gluon-svrg {command}: error: .*Exec format error", output)
+
+
+#: A program becomes the first process of a container, which inherits all orphans.
+CONTAINER = ["unshare", "--pid", "--fork", "--kill-child", "--mount-proc"]
+CONTAINER += [] if os.geteuid() == 0 else ["--map-root-user"]
+
+
+def test_launch_as_the_first_process_of_a_container():
+    """As in Docker. Other processes than those of roles end there, too: they are no failures."""
+    if subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a container needs Linux, and root or user namespaces")
+    script = "setsid sh -c 'sleep 0.1 &'; sleep 0.5; echo trained"  # leaves an orphan
+    process = start([*CONTAINER, *GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script])
+    output = finish(process)
+    assert process.returncode == 0
+    assert sorted(output.splitlines()) == ["[worker 0] trained", "[worker 1] trained"]
 
 
 @pytest.mark.parametrize("code", [0, 3])
