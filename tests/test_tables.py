@@ -1,7 +1,5 @@
 """Gradients of minibatches in a table: SAGA, SAG, and the stored gradients of SVRG."""
 
-import warnings
-
 import kit
 import mxnet as mx
 import numpy as np
@@ -71,45 +69,6 @@ def test_the_progress_bar_shows_the_bytes(capfd):
     for data, words in ((iter(BATCHES), f"{size:.3g} MB each"), (BATCHES, f"{5 * size:.3g} MB")):
         trainer.update_full_grads(loss_of, data, store_grads=True, progress=True)
         assert f"storing {words}" in capfd.readouterr().err
-
-
-# --- random numbers ------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "refresh, mode", [(True, True), (True, "auto"), (True, False), (False, True)]
-)
-@each_table
-def test_each_minibatch_draws_its_own_random_numbers_again(case, refresh, mode):
-    """Where weights stay, g is the row, and each estimate is the mean; not without the lock."""
-    mx.random.seed(5)
-    net, play = kit.with_dropout(units=8), Play(case)
-    still = {"optimizer_params": {"learning_rate": 0.0}, "lock_random": mode}
-    play.trainer = case.make_trainer(net.collect_params(), **still, **case.settings)
-    if case.needs_refresh:
-        play.trainer.coefficient = 1.0
-    play.loss_of = PROBLEM.closure(net, "float32")
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        if refresh or case.needs_refresh:
-            play.refresh_alone(play.loss_of, BATCHES)
-        else:
-            for number in range(5):
-                play.step_alone(number)
-    said = [str(w.message) for w in caught if "draws random numbers" in str(w.message)]
-    assert len(said) == (1 if mode == "auto" else 0)
-    assert play.trainer.grad_evaluations == 23
-    mean = {p: row[0].asnumpy() for p, row in play.trainer.full_grads.items()}
-    after, far = [], []
-    for number in (3, 1, 4, 1, 3):
-        play.step_alone(number)
-        for p, expected in mean.items():
-            far.append(np.abs(p.grad().asnumpy() / len(BATCHES[number]) - expected).max())
-        after.append(mx.nd.random.uniform(shape=(1,)).asscalar())
-    assert len(set(after)) == len(after)  # the generator does not start again at each minibatch
-    if mode or case.trainer == "SVRGTrainer":
-        assert (max(far) < 1e-6) == bool(mode)
-    assert play.trainer.grad_evaluations == 23 + 23  # without the lock, too: nothing is compared
 
 
 # --- indices -------------------------------------------------------------------------------------
