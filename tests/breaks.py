@@ -13,22 +13,14 @@ import subprocess
 import sys
 import tempfile
 from pathlib import Path
-from typing import NamedTuple
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("gluon_svrg", "tests", "benchmarks", "pyproject.toml")
-SECONDS = 300  # for one run of pytest
+SECONDS = 600  # for one run of pytest
 
 
-class Break(NamedTuple):
-    """A line to replace, and the tests of which one must fail."""
-
-    file: str  # in gluon_svrg
-    old: str  # stands there exactly once
-    new: str
-    tests: str  # a file in tests, without "test_", and an expression for pytest's -k
-
-
+#: For each file in gluon_svrg: what stands there once, what replaces it, and the tests of which one
+#: must fail, as a file in tests (without "test_") and an expression for pytest's -k.
 BREAKS = {
     # The formulas
     "svrg.py": [
@@ -118,12 +110,11 @@ BREAKS = {
     ],
     "commands/compare.py": [("math.pi * done", "math.pi", "compare 'twin and 0-sgd-decay'")],
 }
-BREAKS = [Break(file, *row) for file, rows in BREAKS.items() for row in rows]
 
 
-def selected(breaks):
+def selected(*tests):
     """The arguments of pytest for the tests of some breaks."""
-    pairs = [shlex.split(each.tests) for each in breaks]
+    pairs = [shlex.split(each) for each in tests]
     files = sorted({f"tests/test_{file}.py" for file, _ in pairs})
     return *files, "-k", " or ".join(sorted({f"({expression})" for _, expression in pairs}))
 
@@ -147,16 +138,16 @@ def run_tests(folder, arguments):
     return process.returncode, output
 
 
-def verdict(each, folder):
+def verdict(folder, name, old, new, tests):
     """Whether the tests see a break, in a word."""
-    file = Path(folder, "gluon_svrg", each.file)
+    file = Path(folder, "gluon_svrg", name)
     whole = file.read_text()
-    file.write_text(whole.replace(each.old, each.new))
-    status, output = run_tests(folder, selected([each]))
+    file.write_text(whole.replace(old, new))
+    status, output = run_tests(folder, selected(tests))
     file.write_text(whole)
     word = {0: "survived", 1: "died", -signal.SIGKILL: "took too long"}.get(status, "never ran")
     seen = re.findall(r"^FAILED \S+?::(\w+)", output, re.M)
-    print(word, each.file, each.old, "->", each.new or "nothing", *seen, sep="  ", flush=True)
+    print(word, name, old, "->", new or "nothing", *seen, sep="  ", flush=True)
     if word != "died":
         print(output[-3000:], flush=True)
     return word
@@ -164,18 +155,18 @@ def verdict(each, folder):
 
 def main():
     """Try all breaks; 1 if the tests do not see one, or fail without a break."""
-    chosen = [each for each in BREAKS if each.file in sys.argv[1:] or not sys.argv[1:]]
-    for each in chosen:
-        count = (ROOT / "gluon_svrg" / each.file).read_text().count(each.old)
-        assert count == 1, f"{each.file} has {count} times: {each.old}"
+    chosen = [(name, *row) for name in sys.argv[1:] or BREAKS for row in BREAKS[name]]
+    for name, old, _, _ in chosen:
+        count = (ROOT / "gluon_svrg" / name).read_text().count(old)
+        assert count == 1, f"{name} has {count} times: {old}"
     with tempfile.TemporaryDirectory() as folder:
         for name in COPIED:
             copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
             copy(ROOT / name, Path(folder, name))
-        status, output = run_tests(folder, selected(chosen))
+        status, output = run_tests(folder, selected(*(tests for *_, tests in chosen)))
         assert status == 0, output[-3000:]
         print("Without a break:", output.splitlines()[-1], flush=True)
-        words = [verdict(each, folder) for each in chosen]
+        words = [verdict(folder, *each) for each in chosen]
     print(f"{words.count('died')} of {len(words)} breaks died.")
     return int({*words} != {"died"})
 

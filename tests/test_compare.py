@@ -270,7 +270,6 @@ BAD_FILES = {
 BAD_CALLS = {
     "iris": r"cannot read iris: .*No such file",
     "digits --methods sgd,SGD": r"--methods: choose each once from sgd, .*, not 'sgd'$",
-    "digits --learning-rates 0.1;1": r"could not convert string to float: '0.1;1'$",
     "digits --learning-rates 0,1": r"--learning-rates must be positive, as in 0.01,0.1,1$",
     "diabetes --output own.csv": r"File exists: 'own.csv'$",
     "": r"the following arguments are required: DATA$",

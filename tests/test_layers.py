@@ -87,7 +87,6 @@ class Problem(Dense):
 BENDS = {
     "clip": lambda signal: np.clip(signal, -0.1, 0.1),
     "sign": np.sign,
-    "round": lambda signal: np.round(signal * 8) / 8,
     "normalize": lambda signal: signal / (np.linalg.norm(signal) + 1e-6),
     "one sign": lambda signal: np.maximum(signal, 0),
     "its own": np.ones_like,  # as of SoftmaxOutput and MakeLoss
@@ -141,7 +140,6 @@ class Bend(gluon.HybridBlock):
 WAYS = [
     ("clip", "add", TWO, {}),
     ("sign", "halves", TWO, None),
-    ("round", "step", TWO, STATIC),
     ("normalize", "halves", None, STATIC),
     ("one sign", "step", None, {"static_alloc": True}),
     ("its own", "add", None, None),
@@ -151,7 +149,7 @@ WAYS = [
 @pytest.mark.parametrize("kind, how, devices, hybridize", WAYS)
 @each_method
 def test_a_layer(case, kind, how, devices, hybridize):
-    """Clips of a signal, signs, rounding, norms: an operator alone, or in a graph."""
+    """Clips of a signal, signs, norms: an operator alone, or in a graph."""
     Play(case, Problem(devices, hybridize, kind), how, devices).run()
 
 
