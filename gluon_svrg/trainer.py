@@ -427,8 +427,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_not_updated(self) -> None:
         """Keep the method's old state."""
-        if self._method.moves:
-            self._live.drop()
+        self._live.drop()
 
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""

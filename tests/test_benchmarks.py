@@ -12,8 +12,12 @@ pytest.importorskip("sklearn", reason="the benchmarks need scikit-learn")
 pytest.importorskip("matplotlib", reason="the benchmarks need matplotlib")
 pytest.importorskip("tqdm", reason="the benchmarks need tqdm")
 
+<<<<<<< HEAD
 sys.path.append(str(Path(__file__).parent.parent))  # after the package, which may be installed
 from benchmarks import convergence, documents, methods, problems, record, tuning
+=======
+from benchmarks import methods, problems, tuning
+>>>>>>> t4
 from benchmarks.networks import array
 
 KINDS = ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SARAH", "SGD", "decaying SGD"]
@@ -62,15 +66,6 @@ def test_the_trainer_follows_the_reference(kind):
     np.testing.assert_allclose(solvers[1].weights, solvers[0].weights, rtol=1e-10)
 
 
-def test_many_rates_at_once():
-    problem, rates = problems.problem("digits"), [0.1, 1.0]
-    solvers = [methods.Reference(problem, r, 32, "SAGA") for r in (np.array(rates), *rates)]
-    for solver in solvers:
-        next(methods.drive(solver, "SAGA", 0))
-    for alone, together in zip(solvers[1:], solvers[0].weights):
-        np.testing.assert_allclose(together, alone.weights, rtol=1e-12)
-
-
 @pytest.mark.slow
 def test_sag_wants_minibatches_that_are_drawn():
     """At its best rate for draws, each minibatch once an epoch diverges; SAGA does not."""
@@ -89,19 +84,3 @@ def test_the_rate_of_a_search_is_never_at_an_edge(guess):
     losses = {**dict(zip(range(-6, 1), [0.9, 0.8, 0.7, 0.5, 0.4, 0.1, 0.3])), 1: np.inf, 2: np.inf}
     exponents = (guess - 1, guess, guess + 1)
     assert tuning.best(lambda ks: [losses[k] for k in ks], exponents) == (-1, 0.1)
-
-
-def test_documents_get_the_tables_of_saved_records(tmp_path):
-    entry = {"problem": "digits", "batch_size": 1, "method": "SAGATrainer", "rate": "1"}
-    points = [[1.0, 0.5, 1e-2], [3.0, 2.5, 1e-4]], [[1.0, 0.5, 1e-1], [5.0, 0.1, 1e-9]]
-    records = [{**entry, "seed": s, "passes_seconds_gap": p} for s, p in enumerate(points)]
-    others = [{**each, "method": "sklearn SAG"} for each in records]
-    path = record.save("convergence", records + others, False, tmp_path)
-    (tmp_path / "README.md").write_text("<!-- convergence 1 --><!-- /convergence 1 --> and more")
-    documents.write(tmp_path, {"convergence": convergence}, tmp_path)
-    text = (tmp_path / "README.md").read_text()
-    assert "| SAGATrainer |  |  |  |  | 4/-/- | - |" in text
-    assert text.endswith("|\n<!-- /convergence 1 --> and more")
-    path.write_text(path.read_text().replace('"quick": false', '"quick": true'))
-    with pytest.raises(ValueError, match="whose figures mean nothing"):
-        documents.write(tmp_path, {"convergence": convergence}, tmp_path)

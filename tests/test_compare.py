@@ -129,17 +129,6 @@ def test_adam_and_the_coefficient():
     np.testing.assert_allclose(other["losses"], one["losses"][: len(other["losses"])], rtol=1e-12)
 
 
-def test_the_search_goes_on_at_an_end():
-    """With this much weight decay, all rates of the beginning are too high."""
-    settings = ["--epochs", 1, "--plain-epochs", 0, "--batch-size", 64, "--seeds", 1]
-    results = results_of("diabetes", *settings, "--methods", "sgd,svrg", "--weight-decay", 300)
-    for part in results["methods"].values():
-        rates = [run["learning_rate"] for run in part["rates"]]
-        assert rates[-6:] == [0.01, 0.03, 0.1, 0.3, 1.0, 3.0] and rates == sorted(rates)
-        assert rates[0] < part["seeds"][0]["learning_rate"] < 0.01
-        assert ends(part["seeds"])[0] == min(ends(part["rates"]))
-
-
 def test_the_best_rate_trains_with_more_seeds():
     results = results_of(*SMALL, "--learning-rates", "0.01,0.1,1", "--seed", 5, "--seeds", 4)
     for name, part in results["methods"].items():
@@ -274,17 +263,13 @@ BAD_FILES = {
     "no column": ("a,b\n1,2\n", r"own.csv has no column 'y': choose a --target from 'a', 'b'$"),
     "constant": ("a,y\n1,3\n2,3\n3,\n", r"target 'y' that nothing can learn: it is constant$"),
     "names": ("a,y\n1,u\n2,v\n3,w\n", r"target 'y' .* it is text with 3 values in 3 rows$"),
-    "no inputs": ("a,y\nu,1\nv,2\nw,1\n", r"no numbers and no categories to learn 'y' from$"),
     "empty": ("", r"cannot read own.csv: Could not determine delimiter$"),
-    "long rows": ("a,y\n1,0,5\n2,1,7\n", r"cannot read .* does not match length of data"),
     "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"contains infinity or a value too large"),
     "latin-1": ("a,y\né,0\ne,1\n", r"own.csv is not UTF-8 text, save it as UTF-8: .* byte 0xe9"),
 }
 BAD_CALLS = {
     "iris": r"cannot read iris: .*No such file",
     "digits --methods sgd,SGD": r"--methods: choose each once from sgd, .*, not 'sgd'$",
-    "digits --epochs 0": r"--epochs must be 1 or more, got 0$",
-    "digits --learning-rates 0.1;1": r"could not convert string to float: '0.1;1'$",
     "digits --learning-rates 0,1": r"--learning-rates must be positive, as in 0.01,0.1,1$",
     "diabetes --output own.csv": r"File exists: 'own.csv'$",
     "": r"the following arguments are required: DATA$",
@@ -292,7 +277,6 @@ BAD_CALLS = {
 
 
 @pytest.mark.parametrize("name", [*BAD_FILES, *BAD_CALLS])
-@pytest.mark.filterwarnings("ignore:Length of header:pandas.errors.ParserWarning")
 def test_mistakes(name, call):
     content, message = BAD_FILES.get(name, ("", BAD_CALLS.get(name)))
     Path("own.csv").write_text(content, encoding="latin-1")

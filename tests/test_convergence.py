@@ -6,8 +6,8 @@ import pytest
 from mxnet import gluon
 from plays import WITH_STORED, Play
 from problems import array, values
-from sklearn.datasets import load_breast_cancer
 
+datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn")
 RIDGE = 0.125  # exact in float32, as MXNet takes it
 
 
@@ -15,7 +15,7 @@ class BreastCancer:
     """Logistic regression on 32 samples of 569, each of norm 1."""
 
     def __init__(self):
-        X, y = load_breast_cancer(return_X_y=True)
+        X, y = datasets.load_breast_cancer(return_X_y=True)
         X, self.y = ((X - X.mean(axis=0)) / X.std(axis=0))[::18], y[::18].astype("float64")
         self.X = X / np.linalg.norm(X, axis=1, keepdims=True)
         # Not at zero: there MXNet's loss has a kink: the gradient of label 0 is 0 instead of 1/2.

@@ -1,7 +1,6 @@
 """Documents and docstrings: what they show runs, and what they name exists."""
 
 import argparse
-import ast
 import doctest
 import importlib
 import inspect
@@ -27,7 +26,6 @@ PAGES = sorted((ROOT / "notebooks" / "guide").glob("*.md"))
 PATTERNS = ("*.md", ".github/**/*.md", "benchmarks/*.md", "notebooks/**/*.md")
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 HISTORY = ROOT / ".github" / "CHANGELOG.md"  # it names what is gone, too
-TRAINER = gluon_svrg.SVRGTrainer
 SUPPORTING = ("estimator", "prox", "schedule", "variance")
 MODULES = [
     module.name
@@ -130,12 +128,8 @@ def test_code_runs_word_for_word(page, tmp_path, monkeypatch):
     monkeypatch.setattr(logging.root, "level", logging.root.level)
     namespace = {}
     run_blocks(INDEX, namespace)
+    assert "trainer" in namespace
     run_blocks(page, namespace)
-
-
-def test_code_is_found():
-    assert len([*blocks(README)]) == len([*blocks(INDEX)]) == 1
-    assert sum(len([*blocks(page)]) for page in PAGES) > 10
 
 
 def test_the_program_prints_what_the_readme_shows(capsys):
@@ -181,13 +175,6 @@ def test_two_workers_train_what_the_guide_says(tmp_path):
 
 # --- names ---------------------------------------------------------------------------------------
 
-#: What documents call by its own name: public names, and methods of trainers.
-CALLED = {
-    **{name: getattr(TRAINER, name) for name in vars(TRAINER.__mro__[1]) if name[0] != "_"},
-    **{name.rpartition(".")[2]: value for name, value in PUBLIC.items()},
-}
-CALLED = {name: value for name, value in CALLED.items() if callable(value)}
-
 
 def code_in(document):
     """Python and shell: blocks, and inline code outside of them."""
@@ -210,24 +197,6 @@ def test_names_exist():
         found += len(paths)
         missing += [f"{document}: {path}" for path in paths if pydoc.locate(path) is None]
     assert missing == []
-    assert found > 30
-
-
-def test_calls_have_the_arguments_of_the_code():
-    found = 0
-    for document, code in CODE:
-        try:
-            nodes = [*ast.walk(ast.parse(code))]
-        except SyntaxError:  # no Python
-            continue
-        for node in (node for node in nodes if isinstance(node, ast.Call)):
-            function = CALLED.get(getattr(node.func, "id", getattr(node.func, "attr", "")))
-            keywords = {keyword.arg: None for keyword in node.keywords if keyword.arg}
-            if function is not None:
-                found += 1
-                known = inspect.signature(function).parameters
-                takes_all = any(p.kind is p.VAR_KEYWORD for p in known.values())
-                assert takes_all or keywords.keys() <= known.keys(), f"{document}: {code}"
     assert found > 30
 
 

@@ -25,29 +25,6 @@ def test_a_clip_between_the_halves(case, how, devices, hybridize):
     Play(case, how=how, devices=devices, hybridize=hybridize).run()
 
 
-class Deferred(Dense):
-    def network(self, dtype="float64", devices=None, hybridize=None):
-        return super().network(dtype, devices, deferred=True, hybridize=hybridize)
-
-
-@pytest.mark.parametrize("devices", [None, TWO])
-@each_method
-def test_micro_batches_before_there_are_weights(case, devices):
-    """All loss entries since the last update count, also of minibatches before the first update."""
-    play = Play(case, Deferred("classification", hidden=(5,), seed=48), "add", devices)
-    for number in (0, 4, 1):
-        play.correct(number)
-    play.twin.weights = values(play.net, play.device)
-    play.trainer.step(5 + 3 + 5)
-    kit.clear(play.net)
-    batches, rows = play.of_all((0, 4, 1))
-    play.twin.step(play.optimizer, *batches, rows=rows)
-    play.epoch((2, 3, 1))
-    play.refresh()
-    play.epoch((0, 4, 1))
-    assert play.distance() < 1e-10
-
-
 # --- parameters that only some minibatches reach -------------------------------------------------
 
 

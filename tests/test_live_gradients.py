@@ -175,6 +175,7 @@ def test_many_micro_batches_are_no_change_of_gradients():
 @pytest.mark.parametrize("change", ["grad_req", "dtype"])
 def test_new_arrays_between_the_halves_of_a_step(case, change):
     play = Play(case, PROBLEM)
+    play.refresh()
     play.correct(0)
     if change == "dtype":
         play.net.cast("float32")

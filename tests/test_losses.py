@@ -72,27 +72,6 @@ def test_a_last_minibatch_of_one_sample(case):
         assert play.distance() < 1e-10
 
 
-@each_method
-def test_losses_of_one_entry_in_a_row(case):
-    """Only several in a row are sure to be means, or sums, of minibatches: one warning."""
-    play = Play(case)
-    index, loss_of = play.batches[0], play.loss_of
-    closures = [lambda: loss_of(index), lambda: loss_of(index).sum()]
-
-    def steps(kinds, batch_size):
-        with noticed() as texts:
-            for of_one in kinds:
-                row = play.row(of_one) if case.indexed else {}
-                play.trainer.step(batch_size, closure=closures[of_one], **row)
-        return texts
-
-    assert not steps([1] * 4 + [0] + [1, 1, 0] * 5, batch_size=5)
-    assert not steps([1] * 12, batch_size=1)
-    (text,) = steps([1] * 20, batch_size=5)
-    for word in ("one loss entry", "mean", "step(1)", "sum"):
-        assert word in text
-
-
 def kept(losses, limit):
     """The losses above a limit, as ``losses[losses > limit]``."""
     classic = losses.as_nd_ndarray()

@@ -1,8 +1,6 @@
 """The notebooks: that they run, and that what is kept of them can be read where it lies."""
 
-import ast
 import importlib.util
-import pydoc
 import re
 import subprocess
 import sys
@@ -72,16 +70,3 @@ def test_what_is_kept(path):
         f"{o.get('text')} {o.get('data', {}).get('text/plain')}" for o in outputs(notebook)
     )
     assert not re.search(r"(?<![\w.])/(tmp|home|root|srv|work|usr|opt|Users)\b", text)
-
-
-@each_notebook
-def test_it_uses_public_names(path):
-    code = [cell.source for cell in read(path).cells if cell.cell_type == "code"]
-    programs = [re.sub(r"^[%!].*\n", "", source) for source in code]
-    nodes = [node for program in programs for node in ast.walk(ast.parse(program))]
-    imports = [n for n in nodes if isinstance(n, ast.ImportFrom) and n.module]
-    names = [f"{n.module}.{each.name}" for n in imports for each in n.names]
-    own = [name for name in names if name.startswith("gluon_svrg")]
-    assert own
-    assert all(pydoc.locate(name) is not None and "._" not in name for name in own)
-    assert "trainer._" not in "".join(code)

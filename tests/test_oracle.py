@@ -28,42 +28,6 @@ def mean_gradient(weights, index):
 # --- identities ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "method, own, count",
-    [
-        (oracle.SVRG, {}, 5),
-        (oracle.SARAH, {}, 5),
-        (oracle.STORM, {"mixing": 1}, 5),
-        (oracle.MARS, {"gamma": 0, "clip": None}, 5),
-        (oracle.MARS, {"beta": 0, "clip": None, "exact": False}, 5),
-        (oracle.STORM, {}, 1),  # the first step of all is a plain one
-        (oracle.MARS, {"clip": None}, 1),
-        (oracle.SAGA, {}, 1),
-        (oracle.SAG, {}, 1),
-    ],
-)
-def test_the_plain_optimizer_is_inside(method, own, count):
-    found = []
-    for twin, optimizer in (make(method, **own), make(oracle.Method)):
-        for number, batch in enumerate(BATCHES[:count]):
-            twin.step(optimizer, batch, rows=[number])
-        found.append(twin.weights)
-    assert distance(*found) < 1e-15
-
-
-@pytest.mark.parametrize("method", [oracle.SVRG, oracle.SARAH, oracle.SAGA])
-def test_with_a_refresh_at_each_step_it_is_gradient_descent(method):
-    """PAGE with probability 1 among them."""
-    twin, optimizer = make(method)
-    batches = PROBLEM.batches(4)  # a batch size whose inverse float32 holds exactly
-    weights, descent = oracle.copied(PROBLEM.initial), oracle.SGD(**RATES)
-    for i in range(5):
-        twin.refresh(batches)
-        twin.step(optimizer, batches[i], rows=[i])
-        descent.step(weights, mean_gradient(weights, ALL), 1)
-    assert distance(twin.weights, weights) < 1e-13
-
-
 @given(
     visits=st.lists(st.integers(0, 4), min_size=1, max_size=9),
     refresh=st.booleans(),

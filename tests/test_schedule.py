@@ -4,13 +4,12 @@ import math
 from functools import partial
 
 import kit
-import mxnet as mx
 import numpy as np
 import pytest
 from mxnet import gluon
-from problems import Dense, array
+from problems import Dense
 
-from gluon_svrg import SVRGTrainer, schedule
+from gluon_svrg import schedule
 from gluon_svrg.schedule import Cosine, EveryEpochs, EverySteps, Linear, Loopless, Until
 
 PROBLEM = Dense("classification", seed=21)
@@ -155,42 +154,3 @@ def test_a_full_gradient_over_part_of_the_data():
     for p, g in zip((net[0].weight, net[0].bias), PROBLEM.gradient(PROBLEM.initial, chosen)[0]):
         np.testing.assert_allclose(trainer.full_grads[p][0].asnumpy(), g / 9, atol=1e-5)
     assert trainer.grad_evaluations == 9
-
-
-@pytest.mark.slow
-def test_loopless_reaches_1e_9_within_30_data_passes():
-    """Logistic regression with rows of unit norm, labels +-1, lambda 1/n, no intercept."""
-    X, labels = pytest.importorskip("sklearn.datasets").load_breast_cancer(return_X_y=True)
-    X, y, n = X / np.linalg.norm(X, axis=1, keepdims=True), 2.0 * labels - 1, len(X)
-
-    def objective(w):
-        return np.logaddexp(0, -y * (X @ w)).mean() + w @ w / (2 * n)
-
-    best = np.zeros(X.shape[1])
-    for _ in range(50):  # Newton's method
-        p = 1 / (1 + np.exp(y * (X @ best)))
-        hessian = (X * (p * (1 - p))[:, None]).T @ X / n + np.eye(len(best)) / n
-        best -= np.linalg.solve(hessian, best / n - (X * (y * p)[:, None]).mean(axis=0))
-    samples, signs, is_np = array(X), array(y), mx.util.is_np_array()
-    passes = []
-    for seed in range(5):
-        weight = gluon.Parameter("weight", shape=best.shape, dtype="float64")
-        weight.initialize(mx.init.Zero())
-        trainer = SVRGTrainer([weight], "sgd", {"learning_rate": 1 / (3 * (0.25 + 1 / n))})
-
-        def loss_of(index, weight=weight):
-            w = weight.data()
-            margin = signs[index] * (samples[index] * w).sum(axis=1)
-            log, exp = (mx.np.log, mx.np.exp) if is_np else (mx.nd.log, mx.nd.exp)
-            return log(1 + exp(-margin)) + (w * w).sum() / (2 * n)
-
-        refresh, random = Loopless(1 / n, seed), np.random.RandomState(seed)
-        while trainer.grad_evaluations < 40 * n:
-            if refresh.due(trainer):
-                trainer.update_full_grads(loss_of, [slice(0, n)])
-                if objective(weight.data().asnumpy()) - objective(best) < 1e-9:
-                    break
-            index = int(random.randint(n))
-            trainer.step(1, closure=lambda: loss_of(slice(index, index + 1)))
-        passes.append(trainer.grad_evaluations / n)
-    assert np.median(passes) <= 30, passes

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mxnet import gluon
 from problems import Dense, array, contexts, parameters, values
 
-from gluon_svrg import SVRGTrainer, schedule
+from gluon_svrg import SVRGTrainer
 from gluon_svrg.variance import variance
 
 PROBLEM = Dense("classification", hidden=(5,), seed=22)
@@ -142,19 +142,14 @@ def test_nothing_is_changed(grad_req):
     trainer.step(6, closure=lambda: loss_of(ALL[:6]))
     trainer.correct_grads(lambda: loss_of(ALL[:5]))
 
-    def everything():
-        mx.nd.waitall()
-        arrays = [p.data().asnumpy() for p in net.collect_params().values()]
-        arrays += [p.grad().asnumpy() for p in net[1].collect_params().values()]
-        arrays += [p.data()._fresh_grad for p in net[1].collect_params().values()]
-        for held in (trainer.snapshot, trainer.full_grads):
-            arrays += [a.asnumpy() for row in held.values() for a in row]
-        return [*arrays, trainer.inner_steps, trainer.grad_evaluations, trainer.coefficient]
+    def gradients():
+        params = net[1].collect_params().values()
+        return [each for p in params for each in (p.grad().asnumpy(), p.data()._fresh_grad)]
 
-    before = everything()
+    before = kit.everything(trainer, net), gradients()
     variance(trainer, loss_of, PROBLEM.batches(4), progress=False)
-    for these, those in zip(everything(), before):
-        np.testing.assert_array_equal(these, those)
+    kit.assert_unchanged(before[0], kit.everything(trainer, net))
+    kit.assert_unchanged(before[1], gradients())
     trainer.step(5)
 
 
@@ -182,37 +177,3 @@ def test_dropout_under_the_lock_and_without():
         found.append(variance(trainer, loss_of, PROBLEM.batches(4)).ratio)
     assert found[0] < 1e-10
     assert found[1] > 0.5
-
-
-def ratios(coefficient, epochs=6):
-    """The variance ratio within the run of a ReLU network on digits."""
-    datasets = pytest.importorskip("sklearn.datasets", reason="needs scikit-learn")
-    pixels, labels = datasets.load_digits(return_X_y=True)
-    X, y = array(pixels / 16, "float32"), array(labels, "float32")
-    mx.random.seed(1)
-    layers = gluon.nn.Dense(64, activation="relu", in_units=64), gluon.nn.Dense(10, in_units=64)
-    net = kit.sequence(*layers, hybridize={})
-    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-    settings = {"learning_rate": 0.05, "momentum": 0.9}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", settings, coefficient=coefficient)
-
-    def loss_of(start):
-        return loss_function(net(X[start : start + 32]), y[start : start + 32])
-
-    starts, found = range(0, 1792, 32), []
-    for epoch in range(epochs):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, starts)
-        for start in np.random.RandomState(epoch).permutation(starts):
-            trainer.step(32, closure=lambda: loss_of(int(start)))
-        found.append(variance(trainer, loss_of, starts).ratio)
-    return found
-
-
-@pytest.mark.slow
-def test_a_deep_network_is_hurt_by_coefficient_1_and_less_by_linear_decay():
-    """Defazio and Bottou 2019, and the remedy of Yin et al. 2025."""
-    one, falling = ratios(1.0), ratios(schedule.Linear(0.75, 3))
-    assert max(one) > 1
-    assert max(falling) < max(one)
-    assert np.mean(falling) < np.mean(one)
