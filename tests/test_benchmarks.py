@@ -12,12 +12,8 @@ pytest.importorskip("sklearn", reason="the benchmarks need scikit-learn")
 pytest.importorskip("matplotlib", reason="the benchmarks need matplotlib")
 pytest.importorskip("tqdm", reason="the benchmarks need tqdm")
 
-<<<<<<< HEAD
 sys.path.append(str(Path(__file__).parent.parent))  # after the package, which may be installed
-from benchmarks import convergence, documents, methods, problems, record, tuning
-=======
 from benchmarks import methods, problems, tuning
->>>>>>> t4
 from benchmarks.networks import array
 
 KINDS = ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SARAH", "SGD", "decaying SGD"]
