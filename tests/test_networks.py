@@ -19,16 +19,6 @@ SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 ops = mx.np if IS_NUMPY_LIKE else mx.nd
 
 
-def train(trainer, loss_of):
-    kit.train(trainer, loss_of, BATCHES, data=PROBLEM.batches(7))
-
-
-def expected_from(initial):
-    twin = oracle.SVRG(PROBLEM.gradient, initial)
-    kit.train_twin(twin, oracle.SGD(0.1, 0.9), BATCHES, data=PROBLEM.batches(7))
-    return twin.weights
-
-
 def live(net):
     mx.nd.waitall()
     params = [p for p in net.collect_params().values() if p.grad_req != "null"]
@@ -40,9 +30,6 @@ def assert_unbiased(trainer, net, closures, count, tolerance=2e-5):
     trainer.step(count, closure=closures[0])
     expected = found = 0.0
     for closure in closures:
-        for p in net.collect_params().values():
-            if p.grad_req != "null":
-                p.grad()[:] = 0
         with autograd.record():
             loss = closure()
         autograd.backward(loss)
@@ -56,27 +43,23 @@ def assert_unbiased(trainer, net, closures, count, tolerance=2e-5):
 # --- deferred and hybridized ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("first", ["refresh", "step"])
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize("devices", [1, 2])
-def test_deferred_initialization(hybridize, devices, first):
+def test_deferred_initialization(hybridize, devices):
     """The first thing that a user calls may be `update_full_grads`."""
     where = contexts(devices)
     net = PROBLEM.network("float64", where, deferred=True, hybridize=hybridize)
     trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
     loss_of = PROBLEM.closure(net, "float64", where)
-    if first == "step":
-        trainer.learning_rate = 0
-        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
-        trainer.learning_rate = 0.1
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
     initial = values(net, where[0])
     full = [g / 23 for g in PROBLEM.gradient(initial, np.arange(23))[0]]
     assert distance(kit.full_gradients(trainer, net), full) < 1e-12
-    if first == "refresh":
-        train(trainer, loss_of)
-        for device in where:
-            assert distance(values(net, device), expected_from(initial)) < 1e-10
+    batches, twin = PROBLEM.batches(7), oracle.SVRG(PROBLEM.gradient, initial)
+    kit.train(trainer, loss_of, BATCHES, data=batches)
+    kit.train_twin(twin, oracle.SGD(0.1, 0.9), BATCHES, data=batches)
+    for device in where:
+        assert distance(values(net, device), twin.weights) < 1e-10
 
 
 def test_a_parameter_that_no_minibatch_initializes():
@@ -230,25 +213,6 @@ def test_statistics_at_the_snapshot_are_of_that_moment():
     assert_unchanged(kept, then)
 
 
-@pytest.mark.parametrize("kind", ["two gradients", "stored", "SAGA"])
-def test_what_is_refused_moves_no_running_statistics(kind):
-    """A minibatch that is none of the index, or has other entries in the second call."""
-    net = kit.with_norm()
-    loss_of = PROBLEM.closure(net, "float32")
-    cls = SAGATrainer if kind == "SAGA" else SVRGTrainer
-    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=False)
-    trainer.update_full_grads(loss_of, BATCHES, store_grads=kind == "stored")
-    before = net[1].running_mean.data().asnumpy()
-    if kind == "two gradients":
-        batches = iter([BATCHES[0], BATCHES[-1]])
-        with pytest.raises(RuntimeError, match="when it was called again"):
-            trainer.step(5, closure=lambda: loss_of(next(batches)))
-    else:
-        with pytest.raises(ValueError, match="Minibatch 0 had 5 loss entries"):
-            trainer.step(5, closure=lambda: loss_of(BATCHES[-1]), batch_index=0)
-    np.testing.assert_array_equal(net[1].running_mean.data().asnumpy(), before)
-
-
 # --- recurrent -----------------------------------------------------------------------------------
 
 
@@ -350,29 +314,14 @@ def test_shared_frozen_and_constant_parameters(make):
     assert_unbiased(trainer, part, [lambda start=start: loss_of(start) for start in (0, 4, 8)], 4)
 
 
-def two_heads():
-    body = nn.Dense(4, activation="tanh", in_units=3)
-    heads = [nn.Dense(1, in_units=4) for _ in range(2)]
-    return kit.sequence(body, *heads), body, heads
-
-
-@pytest.mark.parametrize("averaged", [False, True])
-def test_several_losses_at_once(averaged):
-    """Losses that are averaged already are one entry each."""
-    net, body, heads = two_heads()
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-
-    def loss_of(start):
-        features = body(ROWS[start : start + 4])
-        losses = [((head(features) - i) ** 2).sum(axis=1) for i, head in enumerate(heads)]
-        return [loss.mean() for loss in losses] if averaged else losses
-
-    mean = trainer.update_full_grads(loss_of, (0, 4, 8))
-    losses = [loss.asnumpy() for start in (0, 4, 8) for loss in loss_of(start)]
-    assert mean == pytest.approx(np.mean(losses), rel=1e-6)
-    assert trainer.grad_evaluations == (6 if averaged else 24)
-    closures = [lambda start=start: loss_of(start) for start in (0, 4, 8)]
-    assert_unbiased(trainer, net, closures, 1 if averaged else 8)
+def test_losses_that_are_averaged():
+    """They are one entry each."""
+    net, loss_of, trainer = kit.make(PROBLEM)
+    batches = np.split(np.arange(20), 4)
+    mean = trainer.update_full_grads(lambda index: loss_of(index).mean(), batches)
+    assert mean == pytest.approx(loss_of(np.arange(20)).asnumpy().mean(), rel=1e-6)
+    assert trainer.grad_evaluations == 4
+    assert_unbiased(trainer, net, [lambda i=i: loss_of(i).mean() for i in batches], 1)
 
 
 # --- a trainer over a part of a network ----------------------------------------------------------
@@ -444,33 +393,6 @@ def test_the_rest_after_a_resume(tmp_path):
         trainer.step(len(index), closure=lambda: parts.loss_of(index))
         other.step(len(index), closure=lambda: resumed.loss_of(index))
         assert_unchanged(parts.rest(), resumed.rest())
-
-
-def test_two_trainers_on_one_network():
-    """Each with its own snapshot, both at the same weights: v = mu for both."""
-    parts = Parts()
-    trainers = [parts.trainer("body"), parts.trainer("head")]
-    for trainer in trainers:
-        trainer.update_full_grads(parts.loss_of, BATCHES)
-    for trainer in trainers:
-        trainer.correct_grads(lambda: parts.loss_of(np.arange(23)))
-        for p, (mean, *_) in trainer.full_grads.items():
-            np.testing.assert_allclose(p.grad().asnumpy(), 23 * mean.asnumpy(), atol=1e-5)
-
-
-def test_statistics_that_belong_to_no_trainer():
-    parts, other = Parts(), nn.BatchNorm(in_channels=4)
-    other.initialize()
-    trainer = parts.trainer("net")
-    loss_of = PROBLEM.closure(lambda X: parts.net(other(X)), "float32")
-    before = other.running_mean.data().asnumpy()
-    trainer.update_full_grads(loss_of, BATCHES)
-    mx.nd.waitall()
-    np.testing.assert_array_equal(other.running_mean.data().asnumpy(), before)
-    trainer.step(8, closure=lambda: loss_of(np.arange(8)))
-    mx.nd.waitall()
-    expected = 0.1 * PROBLEM.X[:8].mean(axis=0)
-    np.testing.assert_allclose(other.running_mean.data().asnumpy(), expected, rtol=1e-4)
 
 
 # --- frozen values that move ---------------------------------------------------------------------
