@@ -3,11 +3,12 @@
 MXNet 2.0 refuses them itself when the layer is made.
 """
 
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged
-from loops import plain_step
+from loops import plain_step, svrg_step
 from mxnet import gluon
 from problems import contexts
 
@@ -57,11 +58,7 @@ def values(net):
 
 
 def train(net, loss_of, trainer, epochs=4):
-    for epoch in range(epochs):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+    kit.train(trainer, loss_of, BATCHES, epochs)
     return values(net)
 
 
@@ -96,11 +93,9 @@ def test_without_a_snapshot_it_is_gluon_trainer(kind):
     found = []
     for cls in (gluon.Trainer, SVRGTrainer):
         net, loss_of, trainer = make(kind, cls=cls)
+        step = svrg_step if cls is SVRGTrainer else plain_step
         for index in BATCHES:
-            if cls is SVRGTrainer:
-                trainer.step(len(index), closure=lambda: loss_of(index))
-            else:
-                plain_step(trainer, lambda: loss_of(index), len(index))
+            step(trainer, lambda: loss_of(index), len(index))
         found.append(values(net))
     assert_unchanged(*found)
 
