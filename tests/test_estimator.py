@@ -1,5 +1,6 @@
 """Gluon's Estimator with SVRG: as a hand-written loop, with all that it offers."""
 
+import doctest
 import importlib
 import logging
 
@@ -12,6 +13,7 @@ from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
 from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler, EarlyStoppingHandler
 from problems import Dense, array, contexts, distance, values
 
+import gluon_svrg.estimator
 from gluon_svrg import SVRGTrainer, schedule
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 
@@ -22,6 +24,12 @@ metric = importlib.import_module(
 )
 PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
 TWO = contexts(2)
+
+
+def test_the_examples_run():
+    found = doctest.testmod(gluon_svrg.estimator)
+    assert found.attempted >= 17
+    assert found.failed == 0
 
 
 def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):
