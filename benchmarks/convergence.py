@@ -253,7 +253,7 @@ def _by_method(records: Records, size: int) -> str:
     known = [*METHODS, AT_THEORY, REFERENCE, *others.SOLVERS]
     for method in [m for m in known if any(_key(e)[1:3] == (size, m) for e in records)]:
         row = {f"batch size {size}": method}
-        for name in NAMES:
+        for name in dict.fromkeys(e["problem"] for e in records if e["batch_size"] == size):
             entries = _entries(records, name, size, method)
             passes = [_median(entries, level) for level in LEVELS] if entries else []
             row[f"{name}: passes"] = "/".join(map(_text, passes))
