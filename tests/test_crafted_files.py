@@ -107,7 +107,7 @@ def changed(content, others, rng):
     """A pickle with a random change or two."""
     content = bytearray(content)
     for _ in range(rng.randint(1, 2)):
-        place, other = rng.randrange(len(content)), rng.choice(others)
+        place, other = rng.randrange(len(content) + 1), rng.choice(others)
         end, start = place + rng.choice([0, 1, 1, 2, 8, 200]), rng.randrange(len(other))
         content[place:end] = rng.choice([
             b"", bytes([rng.randrange(256)]), rng.choice(PIECES), content[place:end] * 50,
