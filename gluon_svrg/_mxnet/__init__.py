@@ -18,8 +18,7 @@ from .arrays import (
     unguarded,
 )
 from .gradients import Arrays, Flags, fresh, mark, put_gradients_into, take_fresh
-from .kvstores import barrier, send_to_servers
-from .open_trainer import OpenTrainer
+from .open_trainer import OpenTrainer, barrier
 from .optimizers import check_optimizer, class_of, last_rate, steps_along_gradient, weight_decays
 from .parameters import (
     all_rows,

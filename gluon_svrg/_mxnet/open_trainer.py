@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+from operator import attrgetter
 from typing import Any
 
 from mxnet.base import _LIB, check_call
@@ -54,10 +55,14 @@ class OpenTrainer(Trainer):
 
     # --- names ---------------------------------------------------------------------------------
 
-    @property
-    def _all_parameters(self) -> list[Parameter]:
-        """The parameters, with shared ones only once."""
-        return self._params
+    #: The parameters, with shared ones only once.
+    _all_parameters = property(attrgetter("_params"))
+    #: The factor by which `gluon.Trainer` scales gradients, apart from the batch size.
+    _gradient_scale = property(attrgetter("_scale"))
+    #: Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none.
+    _has_kvstore = property(attrgetter("_kv_initialized"))
+    #: Whether the kvstore updates, once it exists.
+    _updates_on_kvstore = property(attrgetter("_update_on_kvstore"))
 
     @property
     def _all_updaters(self) -> list[Any]:
@@ -70,21 +75,6 @@ class OpenTrainer(Trainer):
     def _scales_losses(self) -> bool:
         """Whether AMP scales losses, see `LossScale`."""
         return "_amp_loss_scaler" in self.__dict__
-
-    @property
-    def _gradient_scale(self) -> float:
-        """The factor by which `gluon.Trainer` scales gradients, apart from the batch size."""
-        return self._scale
-
-    @property
-    def _has_kvstore(self) -> bool:
-        """Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none."""
-        return self._kv_initialized
-
-    @property
-    def _updates_on_kvstore(self) -> bool:
-        """Whether the kvstore updates, once it exists."""
-        return bool(self._update_on_kvstore)
 
     def _start_kvstore(self) -> None:
         """Let `gluon.Trainer` choose its kvstore and share the weights, as in its first step."""
@@ -154,6 +144,11 @@ class CopiedTrainer:
             "Build the network and the trainer again, and load what save_parameters and "
             "save_states of the first ones have written."
         )
+
+
+def barrier(kvstore: Any) -> None:
+    """Wait until all workers of a distributed kvstore are here."""
+    kvstore._barrier()
 
 
 def make_plain(arrays: list[NDArray]) -> None:

@@ -39,30 +39,26 @@ class ServerOptimizer(Optimizer):
             self._states[index] = self.optimizer.create_state_multi_precision(index, weight)
         return self._states[index]
 
-    create_state = create_state_multi_precision
-
     def update_multi_precision(self, index: Any, weight: Any, grad: Any, state: Any) -> None:
         """Update or assign one key (MXNet 1.9.1) or lists of keys (2.0)."""
         is_one = not isinstance(index, (list, tuple))
         rows = [(index, weight, grad, state)] if is_one else zip(index, weight, grad, state)
         for row in rows:
-            if row[0] >= self._probes.start:
-                self._assign(*row[:3])
-            else:
+            key, value, pushed, _ = row
+            if key < self._probes.start:
                 self.optimizer.update_multi_precision(*(row if is_one else ([i] for i in row)))
-
-    update = update_multi_precision
-
-    def _assign(self, index: int, weight: Any, grad: Any) -> None:
-        weight[:] = grad * 0 + ANSWER if index in self._probes else grad
+            else:
+                value[:] = ANSWER if key in self._probes else pushed
 
 
 class Settings(Dict[str, Any]):
     """New attributes of the user's optimizer; those of its scheduler begin with ``lr_scheduler.``.
 
-    MXNet's only such command to servers is a pickled optimizer. Unpickling this one changes the
-    existing optimizer and returns it.
+    MXNet sends servers nothing but optimizers, pickled. Unpickling this one changes the existing
+    optimizer and returns it.
     """
+
+    multi_precision = False  # or MXNet would send that, too
 
     def __reduce__(self) -> Any:
         return _changed, (dict(self),)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import atexit
 import os
-import pickle
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
@@ -78,7 +77,7 @@ class SynchronousServers(Workers):
         changed = Settings(item for item in now.items() if item not in self._sent.items())
         if self.rank == 0 and changed:
             mx.nd.waitall()  # after its last update and before its next push: all updates use them
-            _mxnet.send_to_servers(self.kvstore, pickle.dumps(changed, 0).decode("ascii"))
+            self.kvstore.set_optimizer(changed)
             self._sent = now
 
 
