@@ -198,7 +198,7 @@ def test_sparse_parameters_and_horovod(kind):
     if kind == "weight":
         layer = gluon.contrib.nn.SparseEmbedding(5, 2)
     layer.initialize()
-    with pytest.raises(ValueError, match="is sparse, and kvstore='horovod' exchanges dense"):
+    with pytest.raises(ValueError, match="is sparse, and kvstore='horovod' cannot exchange"):
         SVRGTrainer(layer.collect_params(), "sgd", kvstore="horovod")
 
 

@@ -33,10 +33,7 @@ def kind_of(kvstore: Any) -> type[Workers]:
         return AsynchronousServers if "async" in name else SynchronousServers
     if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
         return Collective
-    try:
-        return Collective if is_in_python and kvstore.num_workers > 1 else Workers
-    except NotImplementedError:  # as of MXNet's base class: a kvstore of one process
-        return Workers
+    return Collective if is_in_python and kvstore.num_workers > 1 else Workers
 
 
 def _is_in_python(kvstore: Any) -> bool:
@@ -110,16 +107,12 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
     kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
     devices = len(_mxnet.devices(parameters[0])) if parameters else 1
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
-    is_dropped = kvstore is None or (isinstance(kvstore, str) and kind.is_alone)
-    if wanted and devices == 1 and is_dropped:
+    is_named = kvstore is None or isinstance(kvstore, str)
+    is_dropped = devices == 1 and is_named and kind.is_alone
+    if wanted and (is_dropped or kind is Collective):
         raise ValueError(
-            "update_on_kvstore=True with one device: no kvstore is used there. Leave it out, or "
-            "pass a kvstore object, kvstore=mx.kvstore.create('device')."
-        )
-    if wanted and kind is Collective:
-        raise ValueError(
-            f"update_on_kvstore=True with {named}, which exchanges sums between workers and has "
-            "no servers to update. Leave it out."
+            f"update_on_kvstore=True with {'one device' if is_dropped else named}: there is no "
+            "kvstore that updates. Leave it out."
         )
     if wanted is False and not kind.reduces:
         raise ValueError(
@@ -150,16 +143,12 @@ def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
             raise RuntimeError(
                 f"{p.name} is not initialized. Call net.initialize() before you make the trainer."
             )
-        if has_servers and _mxnet.is_sparse(p) and not _mxnet.has_sparse_values(p):
+        fails = has_servers and not _mxnet.has_sparse_values(p)  # under gluon.Trainer, too
+        if _mxnet.is_sparse(p) and (fails or _is_in_python(kvstore)):
             raise ValueError(
-                f"{p.name} has sparse gradients and a dense weight, and MXNet's servers fail with "
-                "these, under gluon.Trainer too. Use sparse_grad=False, a row_sparse weight "
-                "(gluon.contrib.nn.SparseEmbedding), or one worker."
-            )
-        if _is_in_python(kvstore) and _mxnet.is_sparse(p):
-            raise ValueError(
-                f"{p.name} is sparse, and kvstore={name!r} exchanges dense gradients only. Use "
-                "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight."
+                f"{p.name} is sparse, and kvstore={name!r} cannot exchange its gradients. Use "
+                "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight "
+                "(gluon.contrib.nn.SparseEmbedding)."
             )
     devices = len(_mxnet.devices(parameters[0])) if parameters else 1
     if kvstore is None and devices > 1:

@@ -87,10 +87,8 @@ def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
     do permissions. Raises an OSError if the file or its folder cannot be written to.
     """
     target = Path(os.path.realpath(path))
-    if target.is_dir():
-        raise IsADirectoryError(f"{path} is a folder: name a file in it.")
     if target.exists() and not target.is_file():
-        raise OSError(f"{path} is a device or a pipe, which cannot be replaced: name a file.")
+        raise OSError(f"{path} is a folder, a device or a pipe. Name a file.")
     temporary = target.with_name(f".{target.name[:100]}.{secrets.token_hex(8)}")
     try:
         with open(temporary, "xb") as file:
