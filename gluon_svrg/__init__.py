@@ -29,23 +29,14 @@ from typing import TYPE_CHECKING, Any
 from .kvstore import job as _job
 
 if TYPE_CHECKING:
-    from .mars import MARSTrainer
-    from .saga import SAGATrainer, SAGTrainer
-    from .sarah import SARAHTrainer
-    from .storm import STORMTrainer
-    from .svrg import SVRGTrainer
+    from .mars import MARSTrainer as MARSTrainer
+    from .saga import SAGATrainer as SAGATrainer
+    from .saga import SAGTrainer as SAGTrainer
+    from .sarah import SARAHTrainer as SARAHTrainer
+    from .storm import STORMTrainer as STORMTrainer
+    from .svrg import SVRGTrainer as SVRGTrainer
 
 __version__ = "0.4.0"
-
-__all__ = [
-    "MARSTrainer",
-    "SAGATrainer",
-    "SAGTrainer",
-    "SARAHTrainer",
-    "STORMTrainer",
-    "SVRGTrainer",
-    "__version__",
-]
 
 #: Where each public name is defined.
 _MODULES = {
@@ -56,6 +47,7 @@ _MODULES = {
     "STORMTrainer": "storm",
     "SVRGTrainer": "svrg",
 }
+__all__ = [*_MODULES, "__version__"]
 
 #: Modules that users import.
 _SUPPORTING = ("estimator", "prox", "schedule", "variance")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Iterator
+from typing import Any, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -87,34 +87,32 @@ class Registered:
     def add(self, schedule: Any) -> None:
         """Register a schedule, and give it its saved state."""
         if all(schedule is not known for known in self._live):
-            for saved, live in _pairs(self._waiting, [schedule]):
-                found = "; ".join(object_problems(saved, live, "the schedule"))
-                if found:
-                    raise ValueError(
-                        f"The states that were loaded do not fit: {found}. Nothing was changed."
-                    )
-                assign_object(saved, live)
-                self._waiting = [other for other in self._waiting if other is not saved]
+            found = "; ".join(self.problems(self._waiting, [schedule]))
+            if found:
+                raise ValueError(
+                    f"The states that were loaded do not fit: {found}. Nothing was changed."
+                )
+            self.assign(self._waiting, [schedule])
             self._live.append(schedule)
 
     def state(self) -> list[SavedObject]:
         """The attributes of all, in the order in which they were registered."""
         return [*map(by_attributes, self._live), *self._waiting]
 
-    def problems(self, state: list[SavedObject]) -> Iterator[str]:
-        """Describe why a state cannot be assigned."""
-        for saved, live in _pairs(state, self._live):
+    def problems(self, state: list[SavedObject], new: Sequence[Any] = ()) -> Iterator[str]:
+        """Describe why a state cannot be assigned, to new schedules or those that are known."""
+        for saved, live in _pairs(state, new or self._live):
             yield from object_problems(saved, live, "its schedule")
 
-    def assign(self, state: list[SavedObject]) -> None:
+    def assign(self, state: list[SavedObject], new: Sequence[Any] = ()) -> None:
         """Give each schedule its saved state; the rest waits for later schedules."""
-        pairs = _pairs(state, self._live)
+        pairs = _pairs(state, new or self._live)
         for saved, live in pairs:
             assign_object(saved, live)
         self._waiting = [saved for saved in state if all(saved is not s for s, _ in pairs)]
 
 
-def _pairs(state: list[SavedObject], schedules: list[Any]) -> list[tuple[SavedObject, Any]]:
+def _pairs(state: list[SavedObject], schedules: Sequence[Any]) -> list[tuple[SavedObject, Any]]:
     """Pair schedules with saved states of their class that have most attributes in common."""
     pairs: list[tuple[SavedObject, Any]] = []
     for live in schedules:

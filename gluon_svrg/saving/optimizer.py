@@ -104,11 +104,10 @@ class OptimizerStates:
                     warnings.simplefilter("ignore")  # those of the first update
                     expected = self._optimizer.create_state_multi_precision(position, weight)
             if not self._fits(saved, expected):
-                is_one_none = saved is None or expected is None
                 yield (
                     f"the optimizer's state of parameter {position} ({parameter.name}) is "
-                    f"{_described(saved)!s:.200} and must be {_described(expected)}"
-                    + (": was it saved with another momentum?" if is_one_none else "")
+                    f"{_described(saved)!s:.200} and must be {_described(expected)}: was it saved "
+                    "with another momentum, or of another network?"
                 )
 
     def assign(self, state: Any) -> None:
