@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any, Iterator
-
-import mxnet as mx
 
 
 class LossScale:
@@ -37,10 +34,9 @@ class LossScale:
 
     def skip(self) -> None:
         """Lower the scale for an overflow that the scaler itself cannot see."""
-        overflow = mx.nd.array([float("inf")])
-        if mx.util.is_np_array():
-            overflow = overflow.as_np_ndarray()
-        self._scaler.has_overflow([SimpleNamespace(_grad=[overflow])])
+        scaler = self._scaler
+        scaler._loss_scale = scaler._next_loss_scale
+        scaler._next_loss_scale, scaler._unskipped = scaler._loss_scale / 2, 0
 
     def halve(self, data: Any) -> bool:
         """Halve the scale at once, before a pass over the data is repeated; False if it is 1.
@@ -77,10 +73,9 @@ class LossScale:
         """The attributes of the scaler, and the trainer's divisor; None without AMP."""
         if not self.is_on:
             return None
-        attributes = {key: v for key, v in vars(self._scaler).items() if not callable(v)}
         trainer = self._trainer
         scales = {"scale": trainer._scale, "original_scale": trainer._amp_original_scale}
-        return {"scaler": attributes, **scales}
+        return {"scaler": dict(vars(self._scaler)), **scales}
 
     def problems(self, state: Any) -> Iterator[str]:
         """Describe why a state cannot be assigned."""

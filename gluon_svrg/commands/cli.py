@@ -1,23 +1,20 @@
-"""The command line and its commands, whose help needs no MXNet."""
+"""Variance-reduced training with MXNet Gluon.
 
-from __future__ import annotations
+`gluon-svrg COMMAND --help` explains a command.
+
+for example:
+  gluon-svrg compare digits
+  gluon-svrg launch -n 2 -- python train.py
+  mpirun -np 4 gluon-svrg join -n 2 -- python train.py
+"""
+
+from __future__ import annotations  # what is imported here needs no MXNet
 
 import argparse
 from typing import Sequence
 
 from .. import __version__
 from . import compare, join, launch
-
-_DESCRIPTION = """\
-Variance-reduced training with MXNet Gluon.
-
-`gluon-svrg COMMAND --help` explains a command."""
-
-_EPILOG = """\
-examples:
-  gluon-svrg compare digits
-  gluon-svrg launch -n 2 -- python train.py
-  mpirun -np 4 gluon-svrg join -n 2 -- python train.py"""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -30,8 +27,7 @@ def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
     parser = argparse.ArgumentParser(
         prog="gluon-svrg",
-        description=_DESCRIPTION,
-        epilog=_EPILOG,
+        description=__doc__,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=__version__)

@@ -2,6 +2,17 @@
 
 All start at zero, see the samples in the same order, and make as many data passes, full gradients
 included. Each tries all learning rates with one seed, and trains at the best one with more seeds.
+
+a .csv or .tsv file:
+  UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows
+  without a target are left out. A text, or up to 20 whole numbers, are classes. Missing numbers
+  become the mean of their column; each text, "missing" included, an input of 0 and 1. Left out are
+  columns without a name, or with more than 100 texts or fewer than two rows for each. Inputs, and
+  numbers to predict, are scaled to mean 0 and variance 1.
+
+for example:
+  gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
+  gluon-svrg compare houses.csv --target price --output houses
 """
 
 from __future__ import annotations  # functions import the rest: --help must need no MXNet
@@ -38,18 +49,6 @@ BUNDLED = ("digits", "breast_cancer", "diabetes")
 ROUNDING = 1e-14  # differences of losses below it are rounding errors
 INFINITE = sys.float_info.max  # stands for infinity, which JSON does not have
 
-EPILOG = """\
-a .csv or .tsv file:
-  UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows
-  without a target are left out. A text, or up to 20 whole numbers, are classes. Missing numbers
-  become the mean of their column; each text, "missing" included, an input of 0 and 1. Left out are
-  columns without a name, or with more than 100 texts or fewer than two rows for each. Inputs, and
-  numbers to predict, are scaled to mean 0 and variance 1.
-
-examples:
-  gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
-  gluon-svrg compare houses.csv --target price --output houses"""
-
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add the command to the command line."""
@@ -57,7 +56,6 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "compare",
         help=str(__doc__).partition("\n")[0],
         description=__doc__,
-        epilog=EPILOG,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.set_defaults(run=partial(run, parser))

@@ -51,10 +51,6 @@ def recognized(kvstore: Any) -> Any:
     """
     if kvstore is None:
         return None
-    if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        raise TypeError(
-            f"kvstore must be a kvstore, the name of one, or None, got {type(kvstore).__name__}."
-        )
     name = name_of(kvstore).lower()
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name
