@@ -68,8 +68,7 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    special = {name for name in globals() if name.startswith("__")}
-    return sorted({*special, *__all__, *_SUPPORTING})
+    return sorted({*__all__, *_SUPPORTING})
 
 
 def _find_mxnet() -> None:

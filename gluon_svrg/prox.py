@@ -291,9 +291,8 @@ def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
     for key, operator in choice.items():
         if not isinstance(key, (str, Parameter)) or not isinstance(operator, (Prox, type(None))):
             raise TypeError(
-                "prox must be an operator of gluon_svrg.prox, such as L1(0.01), or a dict of them "
-                "whose keys are parameters, or patterns of their names, such as "
-                f"{{'.*weight': L1(0.01)}}, got {prox!r}."
+                "prox must be an operator of gluon_svrg.prox, or a dict of them whose keys are "
+                f"parameters, or patterns as in {{'.*weight': L1(0.01)}}, got {prox!r}."
             )
         try:
             by_name = isinstance(key, str)
@@ -321,8 +320,7 @@ def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
         name = _mxnet.class_of(optimizer).__name__
         raise ValueError(
             f"{operator} needs an optimizer whose step is the learning rate times a direction, but "
-            f"{name} has another step, or a different one for each weight. Use 'sgd' or 'nag', or "
-            "a subclass of these; Box works with every optimizer."
+            f"{name} has another step. Use 'sgd' or 'nag'; Box works with every optimizer."
         )
     momentum = (settings or {}).get("momentum", getattr(optimizer, "momentum", 0.0))
     if not 0 <= momentum < 1:
@@ -334,9 +332,8 @@ def _check_parameter(operator: Prox, parameter: Parameter) -> None:
     name, dtype, shape = parameter.name, _mxnet.dtype_of(parameter), parameter.shape
     if dtype not in ("float32", "float64"):
         raise ValueError(
-            f"{operator} needs float32 or float64, and {name} is {dtype}: the optimizer may keep a "
-            "copy of it in float32, which would overwrite the result. Use float32 (as AMP does for "
-            f"its weights), or choose other parameters: prox={{'.*weight': {operator}}}."
+            f"{operator} needs float32 or float64, and {name} is {dtype}: a copy in the optimizer "
+            f"may overwrite it. Or choose other parameters: prox={{'.*weight': {operator}}}."
         )
     axis = operator.axis if isinstance(operator, GroupLasso) else None
     if axis is not None and shape is not None and axis >= len(shape):

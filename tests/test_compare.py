@@ -263,12 +263,12 @@ BAD_FILES = {
     "no column": ("a,b\n1,2\n", r"own.csv has no column 'y': choose a --target from 'a', 'b'$"),
     "constant": ("a,y\n1,3\n2,3\n3,\n", r"target 'y' that nothing can learn: it is constant$"),
     "names": ("a,y\n1,u\n2,v\n3,w\n", r"target 'y' .* it is text with 3 values in 3 rows$"),
-    "empty": ("", r"cannot read own.csv: Could not determine delimiter$"),
+    "empty": ("", r"cannot read own.csv as UTF-8 text: Could not determine delimiter$"),
     "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"contains infinity or a value too large"),
-    "latin-1": ("a,y\né,0\ne,1\n", r"own.csv is not UTF-8 text, save it as UTF-8: .* byte 0xe9"),
+    "latin-1": ("a,y\né,0\ne,1\n", r"cannot read own.csv as UTF-8 text: .* byte 0xe9"),
 }
 BAD_CALLS = {
-    "iris": r"cannot read iris: .*No such file",
+    "iris": r"cannot read iris as UTF-8 text: .*No such file",
     "digits --methods sgd,SGD": r"--methods: choose each once from sgd, .*, not 'sgd'$",
     "digits --learning-rates 0,1": r"--learning-rates must be positive, as in 0.01,0.1,1$",
     "diabetes --output own.csv": r"File exists: 'own.csv'$",

@@ -103,11 +103,9 @@ class OpenTrainer(Trainer):
                 self._amp_loss_scaler = scaler
             (self._on_updated if moves else self._on_not_updated)()
 
-    def _row_sparse_pull(
-        self, parameter: Parameter, out: Any, row_id: Any, full_idx: bool = False
-    ) -> None:
+    def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:
         if full_idx or not self._has_all_rows():
-            super()._row_sparse_pull(parameter, out, row_id, full_idx)
+            super()._row_sparse_pull(p, out, row_id, full_idx)
 
     def _init_kvstore(self) -> None:
         optimizer = self.optimizer

@@ -131,10 +131,8 @@ def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
             options = {"index_col": False, "skipinitialspace": True, "na_values": "?"}
             frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", **options)
-    except UnicodeDecodeError as error:
-        raise ValueError(f"{path} is not UTF-8 text, save it as UTF-8: {error}") from error
     except (csv.Error, OSError, ValueError, pd.errors.ParserWarning) as error:
-        raise ValueError(f"cannot read {path}: {str(error).strip()}") from error
+        raise ValueError(f"cannot read {path} as UTF-8 text: {str(error).strip()}") from error
     if target not in frame:
         names = ", ".join(map(repr, frame))
         raise ValueError(f"{path} has no column {target!r}: choose a --target from {names}")

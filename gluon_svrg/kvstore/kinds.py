@@ -31,17 +31,14 @@ def kind_of(kvstore: Any) -> type[Workers]:
     name, is_in_python = name_of(kvstore), _is_in_python(kvstore)
     if "dist" in name and not is_in_python:
         return AsynchronousServers if "async" in name else SynchronousServers
-    if kvstore == "horovod" or isinstance(kvstore, HorovodKVStore):
-        return Collective
-    return Collective if is_in_python and kvstore.num_workers > 1 else Workers
+    is_horovod = kvstore == "horovod" or isinstance(kvstore, HorovodKVStore)
+    return Collective if is_horovod or (is_in_python and kvstore.num_workers > 1) else Workers
 
 
 def _is_in_python(kvstore: Any) -> bool:
     """Whether a kvstore, or that of a name, is a class in Python and not of MXNet's C++ library."""
-    if isinstance(kvstore, str):
-        return kvstore == "horovod"
-    is_of_library = isinstance(kvstore, mx.kvstore.KVStore)
-    return isinstance(kvstore, mx.kvstore.KVStoreBase) and not is_of_library
+    is_class = isinstance(kvstore, mx.kvstore.KVStoreBase)
+    return kvstore == "horovod" or (is_class and not isinstance(kvstore, mx.kvstore.KVStore))
 
 
 def recognized(kvstore: Any) -> Any:
@@ -80,9 +77,8 @@ def created(kvstore: Any) -> Any:
         return kvstore
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
         raise RuntimeError(
-            f"kvstore={kvstore!r} needs a job with parameter servers, and this process is in none: "
-            "DMLC_NUM_WORKER is not set. Start the script by `gluon-svrg launch -n 2 -s 1 -- "
-            "python train.py`, mpirun or srun, or leave kvstore out to train in this process alone."
+            f"kvstore={kvstore!r} needs a job with parameter servers, and this process is in none. "
+            "Start it by `gluon-svrg launch -n 2 -- python train.py`, or leave kvstore out."
         )
     return mx.kv.create(kvstore)
 
@@ -103,8 +99,12 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
     kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
     devices = len(_mxnet.devices(parameters[0])) if parameters else 1
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
-    is_named = kvstore is None or isinstance(kvstore, str)
-    is_dropped = devices == 1 and is_named and kind.is_alone
+    if kvstore is None and devices > 1:
+        raise ValueError(
+            f"kvstore=None with {devices} devices: each would be trained on its own data, and they "
+            "would drift apart. Choose a kvstore, such as kvstore='device'."
+        )
+    is_dropped = devices == 1 and kind.is_alone and isinstance(kvstore, (str, type(None)))
     if wanted and (is_dropped or kind is Collective):
         raise ValueError(
             f"update_on_kvstore=True with {'one device' if is_dropped else named}: there is no "
@@ -143,28 +143,11 @@ def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
         if _mxnet.is_sparse(p) and (fails or _is_in_python(kvstore)):
             raise ValueError(
                 f"{p.name} is sparse, and kvstore={name!r} cannot exchange its gradients. Use "
-                "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight "
-                "(gluon.contrib.nn.SparseEmbedding)."
+                "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight."
             )
-    devices = len(_mxnet.devices(parameters[0])) if parameters else 1
-    if kvstore is None and devices > 1:
-        raise ValueError(
-            f"kvstore=None with {devices} devices: each would be trained on its own data, and they "
-            "would drift apart. Choose a kvstore, such as kvstore='device'."
-        )
     cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
     if compression and (has_servers or cannot or name.startswith("local")):
         raise ValueError(
             f"MXNet cannot compress gradients in a kvstore {name!r} under gluon.Trainer. Use "
             "kvstore='device' with several devices, or no compression_params."
-        )
-
-
-def check_server_optimizer(optimizer: Any) -> None:
-    """Raise if an optimizer needs the norms of whole arrays, where servers hold slices."""
-    name, servers = type(optimizer).__name__, int(os.environ.get("DMLC_NUM_SERVER", "1"))
-    if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
-        raise ValueError(
-            f"{name} needs the norms of whole arrays, and each of {servers} servers has a slice of "
-            "those that are large. Use update_on_kvstore=False, or one server."
         )

@@ -63,19 +63,12 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
     def _share_weights(self) -> None:
         """Start the kvstore and give all workers the same weights, for a pass over the data."""
         self._start_kvstore()
-        self._workers.share_weights(
-            {
-                key: _mxnet.data(p)
-                for key, p in enumerate(self._all_parameters)
-                if _mxnet.is_trainable(p) and not _mxnet.has_sparse_values(p)
-            }
-        )
+        self._workers.share_weights(self._all_parameters)
 
     def _optimizer_for_kvstore(self) -> Any:
         """Wrap the optimizer for servers, which update parameters and assign all other keys."""
         if self._servers is None:
             return self.optimizer
-        kinds.check_server_optimizer(self.optimizer)
         self.optimizer.rescale_grad = self._gradient_scale
         return self._servers.wrapped(self.optimizer)
 
@@ -104,7 +97,6 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         """Raise if the states of the optimizer are on servers, for the method of this name."""
         if self._servers is not None:
             raise RuntimeError(
-                f"{name}() is not possible where the servers update: the states of the optimizer "
-                "are there, and MXNet cannot fetch them. Use update_on_kvstore=False with a "
-                "synchronous kvstore."
+                f"{name}() cannot fetch the states of the optimizer from the servers, which "
+                "update. Use update_on_kvstore=False with a synchronous kvstore."
             )

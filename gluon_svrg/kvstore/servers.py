@@ -10,6 +10,7 @@ import os
 from typing import Any, Mapping, Sequence
 
 import mxnet as mx
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
@@ -48,7 +49,16 @@ class SynchronousServers(Workers):
     # --- where the servers update --------------------------------------------------------------
 
     def wrapped(self, optimizer: Any) -> ServerOptimizer:
-        """The optimizer for servers, which updates parameters and assigns all other keys."""
+        """The optimizer for servers, which updates parameters and assigns all other keys.
+
+        Raises a ValueError if it needs whole arrays, of which servers hold slices.
+        """
+        name, servers = type(optimizer).__name__, len(self._probes)
+        if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
+            raise ValueError(
+                f"{name} needs the norms of whole arrays, and each of {servers} servers has a "
+                "slice of those that are large. Use update_on_kvstore=False, or one server."
+            )
         return ServerOptimizer(optimizer, self._probes)
 
     def check(self) -> None:
@@ -89,11 +99,12 @@ class AsynchronousServers(SynchronousServers):
 
     reduces = False
 
-    def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
+    def share_weights(self, parameters: Sequence[Parameter]) -> None:
         """Give all workers the weights that the servers have when all workers call this."""
         self.wait()
-        for key, arrays in weights.items():
-            self.kvstore.pull(key, out=list(arrays))
+        for key, p in enumerate(parameters):
+            if _mxnet.is_trainable(p) and not _mxnet.has_sparse_values(p):
+                self.kvstore.pull(key, out=_mxnet.data(p))
         self.wait()
 
     def _initialize(self, arrays: Mapping[int, NDArray]) -> None:

@@ -7,6 +7,7 @@ from typing import Any, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
@@ -69,8 +70,8 @@ class Workers:
                 )
         return total
 
-    def share_weights(self, weights: Mapping[int, Sequence[NDArray]]) -> None:
-        """Give all workers the same weights again, in place, by their keys; wait for them.
+    def share_weights(self, parameters: Sequence[Parameter]) -> None:
+        """Give all workers the same weights again, in place; wait for them.
 
         They begin with the same weights. If all make the same updates, there is nothing to do.
         """

@@ -65,11 +65,10 @@ class StateFiles:
             raise ValueError(f"{path} cannot be loaded: {said}. Nothing was changed.") from error
         states = {name: state for name, state in states.items() if state is not None}
         self._check(states, parts, path, then)
-        self.waiting, self._file = {}, (path, then)
+        self.waiting = {name: states[name] for name in DEFERRED if name in states}
+        self._file = path, then
         for name, state in states.items():
-            if name in DEFERRED:
-                self.waiting[name] = state
-            elif name in parts:
+            if name not in DEFERRED:
                 parts[name].assign(state)
         return {*states}
 
@@ -98,8 +97,7 @@ class StateFiles:
             states = {name: decode(state, arrays, positions) for name, state in parts.items()}
             return states, [was for _, was in sorted(zip(positions, then))]
         if not content.startswith(b"\x80"):
-            what = "it is no file of states" if content else "it is empty"
-            raise ValueError(f"{what}, neither of SVRGTrainer nor of gluon.Trainer")
+            raise ValueError("it is no file of states, neither of SVRGTrainer nor of gluon.Trainer")
         entries = sum(max(0, math.prod(p.shape or [0])) for p in self._parameters)
         states, optimizer, generation = pickles.loads(content, 2**24 + 64 * entries)
         self._check_origin(generation, self._method)

@@ -105,9 +105,8 @@ def _run(content: bytes) -> Any:
             module, name = argument.split(" ") if argument else (stack.pop(-2), stack.pop())
             if name not in names:
                 raise ValueError(
-                    f"it contains {'.'.join([module, name]).replace('__builtin__', 'builtins')}, "
-                    "which is no optimizer, scheduler or array, and could run code. Define an "
-                    "optimizer of your own before loading"
+                    f"it contains {'.'.join([module, name])}, which is no optimizer, scheduler or "
+                    "array, and could run code. Define an optimizer of your own before loading"
                 )
             stack.append(name)
         elif argument is not None and after not in ([], [pickletools.anyobject]):

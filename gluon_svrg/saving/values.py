@@ -81,8 +81,7 @@ def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> 
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         array = value if isinstance(value, SavedArray) else value.view(SavedArray)
         arrays.append(np.asarray(array, order="C"))
-        encoded = {"kind": array.kind, "array": len(arrays) - 1}
-        return encoded if array.stype == "default" else {**encoded, "stype": array.stype}
+        return {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
     if depth > MAX_DEPTH:
         kind = f"{kind} that contains itself, or is nested more than {MAX_DEPTH} deep"
     elif is_object(value):
