@@ -259,7 +259,8 @@ class ProximalOperators:
         self._operators = _by_parameter(prox, params)
         self._moving: dict[int, list[bool]] = {}  # per parameter: on which devices
         for parameter, operator in self._operators.items():
-            _check_optimizer(operator, optimizer, settings)
+            if not operator.is_projection:
+                _check_optimizer(operator, optimizer, settings)
             _check_parameter(operator, parameter)
 
     def note_moving(self, parameters: Sequence[Parameter]) -> None:
@@ -314,8 +315,6 @@ def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
 
 def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
     """Raise unless an operator can use the step of an optimizer."""
-    if operator.is_projection:
-        return
     if not _mxnet.steps_along_gradient(optimizer):
         name = _mxnet.class_of(optimizer).__name__
         raise ValueError(

@@ -90,11 +90,9 @@ BREAKS = {
         ("if method != self._method:", "if False:", "files formats_methods_and_parts")
     ],
     "saving/optimizer.py": [
-        ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers trained_more_parameters")
+        ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'")
     ],
-    "saving/pickles.py": [
-        ("if name not in names:", "if False:", "crafted_files malicious_pickles")
-    ],
+    "saving/pickles.py": [("if name not in names:", "if False:", "crafted_files crafted_pickles")],
     # What surrounds the trainers
     "prox.py": [("/ (1 - momentum)", "", "prox test_every_trainer[SVRG]")],
     "schedule.py": [

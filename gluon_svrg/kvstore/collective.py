@@ -70,33 +70,24 @@ class HorovodKVStore(KVStoreBase):
         """Whether this kvstore has an optimizer."""
         return False
 
-    def broadcast(self, key: int, value: Any, out: Any, priority: int = 0) -> None:
+    def broadcast(self, key: int, value: Any, out: list[NDArray], priority: int = 0) -> None:
         """Copy rank 0's value to all arrays of all workers."""
-        first, *rest = _arrays(out)
-        _arrays(value)[0].copyto(first)
+        first, *rest = map(_mxnet.classic, out)
+        if value is not out[0]:  # MXNet warns of a copy to itself
+            _mxnet.classic(value).copyto(first)
         self._hvd.broadcast_(first, 0, name=f"{self._prefix}.broadcast.{key}", priority=priority)
         for array in rest:
             first.copyto(array)
 
-    def pushpull(self, key: int, value: Any, out: Any = None, priority: int = 0) -> None:
-        """Copy the sum of all values of all workers to all arrays of all workers."""
-        values = _arrays(value)
-        first, *rest = values if out is None else _arrays(out)
-        total = values[0]
-        for addend in values[1:]:
-            total = total + addend.copyto(_mxnet.device_of(total))
-        if total is not first:
-            total.copyto(first)
+    def pushpull(self, key: int, value: list[NDArray], out: Any = None, priority: int = 0) -> None:
+        """Replace all arrays of all workers by their sum; `out` is the same arrays, if any."""
+        first, *rest = map(_mxnet.classic, value)
+        for addend in rest:
+            first += addend.copyto(_mxnet.device_of(first))
         name = f"{self._prefix}.sum.{key}"
         self._hvd.allreduce_(first, op=self._hvd.Sum, name=name, priority=priority)
         for array in rest:
             first.copyto(array)
-
-
-def _arrays(value: Any) -> list[NDArray]:
-    """One or several arrays as a list."""
-    arrays = list(value) if isinstance(value, (list, tuple)) else [value]
-    return [_mxnet.classic(array) for array in arrays]
 
 
 def _check_alone() -> None:
