@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator
 
 import numpy as np
 from mxnet.gluon.data import Sampler
@@ -145,6 +145,8 @@ class Until:
 
 
 class _Refresh:
+    _is_time: Any  # whether a schedule asks for a refresh now
+
     def due(self, trainer: VarianceReducedTrainer) -> bool:
         """Whether a refresh is due; it always is where a trainer lacks a snapshot.
 
@@ -170,9 +172,6 @@ class _Refresh:
             )
         is_time = self._is_time(trainer)  # first, because it counts
         return trainer.wants_snapshot or is_time
-
-    def _is_time(self, trainer: VarianceReducedTrainer) -> bool:
-        raise NotImplementedError
 
 
 @dataclass

@@ -420,7 +420,7 @@ def main(folder, tasks):
     for name, (task, settings) in tasks.items():
         with mx.name.NameManager():  # as in a process of its own
             who, found = globals()[task](**settings)
-        (folder / name).mkdir(exist_ok=True)
+        (folder / name).mkdir(parents=True, exist_ok=True)
         np.savez(folder / name / f"{who.rank}.npz", **found)
 
 

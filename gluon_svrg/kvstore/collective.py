@@ -47,6 +47,7 @@ class HorovodKVStore(KVStoreBase):
     type = "horovod"
     rank = property(lambda self: int(self._hvd.rank()))
     num_workers = property(lambda self: int(self._hvd.size()))
+    is_capable = staticmethod(lambda capability: False)  # of updates
 
     def __init__(self) -> None:
         try:
@@ -64,11 +65,6 @@ class HorovodKVStore(KVStoreBase):
         # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         job.end_on_errors()
-
-    @staticmethod
-    def is_capable(capability: str) -> bool:
-        """Whether this kvstore has an optimizer."""
-        return False
 
     def broadcast(self, key: int, value: Any, out: list[NDArray], priority: int = 0) -> None:
         """Copy rank 0's value to all arrays of all workers."""

@@ -129,8 +129,7 @@ class StateFiles:
             except Exception as error:  # of a state that no version has written
                 found.append(f"its {name} is malformed ({type(error).__name__}: {error!s:.100})")
         if found:
-            more = f"; and {len(found) - 10} more" if len(found) > 10 else ""
             raise ValueError(
-                f"{path} does not fit this trainer: {'; '.join(found[:10])}{more}. Nothing was "
-                "changed."
+                f"{path} does not fit this trainer: {'; '.join(found[:10])}"
+                f"{'; and more' * (len(found) > 10)}. Nothing was changed."
             )
