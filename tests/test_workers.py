@@ -241,8 +241,8 @@ THERE, DEFERRED = {"update_on_kvstore": True}, {"network": {"deferred": True}}
         ({**IMAGES, **DEFERRED}, DEFERRED),
         ({**IMAGES, "predict": True}, {}),
         ({**IMAGES, **DEFERRED, **THERE, "predict": True}, DEFERRED),
-        pytest.param({"problem": "sparse words", "dtype": "float32", "servers": 2},
-                     {"problem": "words"}, marks=needs_sparse),
+        pytest.param({"problem": "sparse words", "dtype": "float32", "servers": 2,
+                      "params": {"lazy_update": False}}, {"problem": "words"}, marks=needs_sparse),
     ],
     ids=str,
 )  # fmt: skip
