@@ -16,6 +16,9 @@ from .._mxnet import classic
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 
 
+_kinds: dict[Any, int] = {}
+
+
 class Column(List[NDArray]):
     """The classic arrays of some parameters on one device, not to be replaced."""
 
@@ -25,10 +28,15 @@ class Column(List[NDArray]):
         return tuple(map(_mxnet.dtype_name, self))
 
     @cached_property
-    def kinds(self) -> tuple[str, ...]:
-        """Their dtypes, or that they are sparse."""
-        kinds = zip(self, self.dtypes)
-        return tuple(dtype if a.stype == "default" else "sparse" for a, dtype in kinds)
+    def is_dense(self) -> bool:
+        """Whether none is sparse."""
+        return all(array.stype == "default" for array in self)
+
+    @cached_property
+    def kind(self) -> int:
+        """A number, the same for all columns with these dtypes, storage types and shapes."""
+        description = tuple((a.dtype, a.stype, a.shape) for a in self)
+        return _kinds.setdefault(description, len(_kinds))
 
     def only(self, chosen: Sequence[bool] | None) -> Column:
         """Those with a flag; all of them if there are no flags."""

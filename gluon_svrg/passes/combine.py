@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
+from math import prod
 from operator import attrgetter
 from typing import Any, Sequence, Tuple
 
@@ -16,6 +17,8 @@ from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
 from .arrays import SUMMED_IN, Column, Columns, dense, store
+
+_SMALL = 2**16  # numbers
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
@@ -81,18 +84,21 @@ def _times(F: Any, factor: Any, x: Any) -> Any:
 
 
 class Assignment:
-    """Steps for many rows of dense arrays with some dtypes, compiled; all factors are numbers."""
+    """Steps for columns of dense arrays of some kinds, compiled; all factors are numbers."""
 
-    def __init__(self, steps: tuple[Step, ...], dtypes: tuple[tuple[str, ...], ...]) -> None:
+    def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column]) -> None:
         self._read, self._assigned = are_read(steps), are_assigned(steps)
         heads, order = [], []
-        for n, row_dtypes in enumerate(zip(*dtypes)):
+        for n, row_dtypes in enumerate(zip(*(column.dtypes for column in columns))):
             row = {number: mx.sym.Variable(f"x{n}_{number}") for number in self._read}
             heads += results(mx.sym, steps, row, row_dtypes)
             order += [variable.name for variable in row.values()]
         graph = mx.sym.Group(heads)
         assert graph.list_inputs() == order, "MXNet orders inputs as it comes to them"
-        self._operator = CachedOp(graph, [("forward_bulk_size", len(heads) * 8)])
+        # Memory of its own for intermediate results makes a call quicker, by a fifth.
+        is_small = sum(prod(array.shape) for array in columns[0]) <= _SMALL
+        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", is_small)]
+        self._operator = CachedOp(graph, flags)
 
     def __call__(self, columns: Sequence[Sequence[NDArray]]) -> None:
         """Assign, in columns with these dtypes."""
@@ -103,7 +109,7 @@ class Assignment:
 
 _MOST, _FEW = 256, 32
 _known: dict[Any, Assignment | None] = {}  # None where it was made once
-_kinds_of = attrgetter("kinds")
+_kind_of = attrgetter("kind")
 
 
 def assign(columns: Sequence[Column], *steps: Step) -> None:
@@ -131,7 +137,7 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
         for factor, _ in terms:
             is_known = is_known and not isinstance(factor, NDArray)
     if is_known:
-        key = steps, tuple(map(_kinds_of, columns))
+        key = steps, tuple(map(_kind_of, columns))
         known = _known.get(key)
         if known is not None:
             known(columns)
@@ -139,8 +145,8 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
         if len(_known) > _MOST:
             _known.clear()
         is_wanted = key in _known or len(columns[0]) <= _FEW
-        if is_wanted and not any("sparse" in kinds for kinds in key[1]):
-            _known[key] = known = Assignment(*key)
+        if is_wanted and all(column.is_dense for column in columns):
+            _known[key] = known = Assignment(steps, columns)
             known(columns)
             return
         _known[key] = None

@@ -15,7 +15,6 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .. import _mxnet
 from .closure import Loss, check_repeatable, record
 from .warnings import warn
 
@@ -34,7 +33,7 @@ NOT_REPEATABLE = (
     "lock_random=False omit this check."
 )
 #: How far losses may differ by rounding, relative to the sum of their absolute values.
-ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-9}
+ROUNDING = {np.dtype("float16"): 1e-2, np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 _LARGEST = 2**31 - 1  # MXNet takes 31 bits
 
 
@@ -48,10 +47,13 @@ class Losses(NamedTuple):
     @classmethod
     def of(cls, losses: Sequence[NDArray]) -> Losses:
         """Those of some arrays of losses. Waits for the device."""
-        entries = [loss.asnumpy().astype("float64").ravel() for loss in losses]
-        total, size = (sum(x.sum() for x in each) for each in (entries, map(np.abs, entries)))
-        rounding = max(ROUNDING.get(_mxnet.dtype_name(loss), 1e-2) for loss in losses)
-        return cls(float(total), float(size), rounding)
+        total = size = rounding = 0.0
+        for loss in losses:
+            entries = loss.asnumpy()
+            total += float(entries.sum(dtype="float64"))
+            size += float(np.abs(entries).sum(dtype="float64"))
+            rounding = max(rounding, ROUNDING.get(entries.dtype, 1e-2))
+        return cls(total, size, rounding)
 
     def difference(self, other: Losses) -> float:
         """How much they differ, relative to their size; 0 if by rounding, or if unknown."""
