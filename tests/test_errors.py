@@ -15,8 +15,7 @@ from kit import assert_unchanged, everything
 from mxnet import autograd, gluon
 from problems import Dense, array, contexts, parameters, values
 
-from gluon_svrg import SAGATrainer, SAGTrainer, STORMTrainer, SVRGTrainer
-from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
+from gluon_svrg import SAGATrainer, SAGTrainer, SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=7)
 ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(5)
@@ -413,34 +412,6 @@ def test_a_forward_that_assigns_a_parameter(begun, assign):
     begun.trainer.learning_rate = 0
     begun.step(closure)
     assert abs((values(begun.net)[0] ** 2).sum() - 1) < 1e-12
-
-
-# --- Estimator -----------------------------------------------------------------------------------
-
-
-def estimator(cls):
-    net, _, trainer = make(dtype="float32", cls=cls)
-    made = gluon.contrib.estimator.Estimator(
-        net, PROBLEM.loss_function(), trainer=trainer, batch_processor=SVRGBatchProcessor()
-    )
-    made.logger.setLevel("ERROR")
-    data = gluon.data.ArrayDataset(PROBLEM.X.astype("float32"), PROBLEM.y.astype("float32"))
-    return made, trainer, gluon.data.DataLoader(data, batch_size=5)
-
-
-def test_storm_in_an_estimator_needs_no_handler():
-    made, trainer, data = estimator(STORMTrainer)
-    made.fit(data, epochs=2)
-    assert trainer.inner_steps == 2 * 5
-
-
-@pytest.mark.parametrize("handlers", [True, False])
-def test_saga_in_an_estimator_is_refused_before_a_pass(handlers):
-    made, trainer, data = estimator(SAGATrainer)
-    chosen = [FullGradHandler(data, update_freq=1)] if handlers else []
-    with pytest.raises(TypeError, match="which an Estimator does not tell"):
-        made.fit(data, epochs=1, event_handlers=chosen)
-    assert trainer.num_snapshots == 0
 
 
 # --- warnings ------------------------------------------------------------------------------------

@@ -192,7 +192,10 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
     straight.save(tmp_path)
     resumed.trainer.load_states(tmp_path / "states")
     assert (resumed.trainer.num_snapshots, resumed.trainer.inner_steps) == (1, 2)
-    if first == "save":  # before it is initialized
+    if first == "save":  # before it is initialized, with what is set there
+        for run in (straight, resumed):
+            run.trainer.learning_rate, run.trainer.coefficient = 0.025, 0.25
+            run.trainer.lock_random = True
         resumed.trainer.save_states(tmp_path / "states")
         resumed = Run(deferred=True)
     elif first == "look":
@@ -207,6 +210,7 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
         assert max(np.abs(u.states[0].asnumpy()).max() for u in resumed.trainer._updaters) > 0
     resumed.load(tmp_path)
     kit.assert_unchanged(*(kit.everything(run.trainer, run.net) for run in (straight, resumed)))
+    assert straight.trainer.lock_random == resumed.trainer.lock_random
     for run in (straight, resumed):
         run.play([3, 4, 0])
     assert_same(straight.everything(), resumed.everything())
