@@ -2,6 +2,9 @@
 
 import importlib
 import importlib.util
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -122,6 +125,18 @@ def failing(closure, good_calls):
 
 
 # --- what can be seen ----------------------------------------------------------------------------
+
+
+@contextmanager
+def noticed():
+    """The texts of the package's warnings, all at lines of tests; MXNet's have other categories."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        yield texts
+    texts += [str(w.message) for w in caught]
+    assert {Path(w.filename).parent for w in caught} <= {Path(__file__).parent}
 
 
 def gradients(net, device=None):
