@@ -111,14 +111,14 @@ def counted(closure):
     return counting
 
 
-def failing(closure, good_calls):
-    """The closure, that raises KeyError('mine') after some good calls."""
+def failing(closure, good_calls, error=KeyError):
+    """The closure, that raises an error, "mine", after some good calls."""
     calls = []
 
     def wrapped(*args):
         calls.append(args)
         if len(calls) > good_calls:
-            raise KeyError("mine")
+            raise error("mine")
         return closure(*args)
 
     return wrapped

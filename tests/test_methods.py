@@ -228,17 +228,18 @@ class Normed(Dense):
 
 
 def fail_everywhere(play, number):
-    """In the closure, at each of its calls, and in the data; nothing changes."""
+    """In the closure, at each of its calls, and in the data, also by Ctrl-C; nothing changes."""
     trainer, net, index = play.trainer, play.net, BATCHES[number]
     before, grads = everything(trainer, net), _grads(net)
     is_plain = play.case.needs_refresh and not trainer.has_snapshot
-    for good_calls in range(1 if is_plain else play.case.gradients):
-        bad = kit.failing(play.loss_of, good_calls)
-        with pytest.raises(KeyError, match="mine"):
-            play.step_alone(number, closure=lambda: bad(index))
-        assert_unchanged(before, everything(trainer, net))
-    with pytest.raises(KeyError, match="mine"):
-        play.refresh_alone(kit.failing(play.loss_of, 3), BATCHES)
+    for error in (KeyError, KeyboardInterrupt):
+        for good_calls in range(1 if is_plain else play.case.gradients):
+            bad = kit.failing(play.loss_of, good_calls, error)
+            with pytest.raises(error, match="mine"):
+                play.step_alone(number, closure=lambda: bad(index))
+            assert_unchanged(before, everything(trainer, net))
+        with pytest.raises(error, match="mine"):
+            play.refresh_alone(kit.failing(play.loss_of, 3, error), BATCHES)
     with pytest.raises(IndexError, match="out of bounds"):
         play.refresh_alone(play.loss_of, [*BATCHES, np.array([99])])
     assert_unchanged(before, everything(trainer, net))
