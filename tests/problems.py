@@ -129,6 +129,35 @@ class Dense:
         return loss_of
 
 
+class Tied(Dense):
+    """Its two hidden layers are the same one. Keys of parameters have gaps in MXNet 2.0."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.initial[:2] = self.initial[2:4]
+
+    def gradient(self, weights, index):
+        (*hidden, weight, bias), count = super().gradient(weights, index)
+        both = [first + second for first, second in zip(hidden[:2], hidden[2:])]
+        return [*both, *both, weight, bias], count
+
+    def network(self, dtype="float64", devices=None, hybridize=None):
+        settings = {"in_units": 4, "activation": "tanh", "dtype": dtype}
+        first = gluon.nn.Dense(4, **settings)
+        if hasattr(first, "share_parameters"):
+            same = gluon.nn.Dense(4, **settings).share_parameters(first.collect_params())
+        else:
+            same = gluon.nn.Dense(4, **settings, params=first.params)
+        net, last = gluon.nn.HybridSequential(), gluon.nn.Dense(3, in_units=4, dtype=dtype)
+        net.add(first, same, last)
+        for layer in (first, last):
+            layer.initialize(ctx=devices)
+        self.assign(net, self.initial)
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        return net
+
+
 def parameters(net):
     """Weight and bias of each layer, in order."""
     return [parameter for layer in net for parameter in (layer.weight, layer.bias)]

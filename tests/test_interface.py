@@ -94,22 +94,6 @@ def test_the_snapshot_comes_first():
     np.testing.assert_allclose(seen[0] + 1, seen[1])
 
 
-def test_at_snapshot():
-    net, loss_of, trainer = make()
-    X = array(PROBLEM.X)
-    trainer.update_full_grads(loss_of, BATCHES)
-    then = net(X).asnumpy()
-    trainer.step(6, closure=lambda: loss_of(ALL[:6]))
-    now = net(X).asnumpy()
-    assert not np.array_equal(then, now)
-    with trainer.at_snapshot():
-        np.testing.assert_array_equal(net(X).asnumpy(), then)
-    np.testing.assert_array_equal(net(X).asnumpy(), now)
-    with pytest.raises(KeyError), trainer.at_snapshot():
-        raise KeyError
-    np.testing.assert_array_equal(net(X).asnumpy(), now)
-
-
 def test_a_backward_at_the_snapshot_leaves_no_mark_behind():
     """With two heads in turn, the pass for one must not take the other's for touched."""
     weights = [gluon.Parameter(name, shape=(3,), dtype="float64") for name in "ab"]
