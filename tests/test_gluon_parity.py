@@ -1,6 +1,6 @@
 """The same program with `gluon.Trainer`, to the last bit: without a snapshot, or coefficient 0.
 
-Every public member and every argument; casts; what is logged.
+Every public member and every argument.
 """
 
 import inspect
@@ -10,7 +10,7 @@ import pytest
 from kit import assert_unchanged
 from loops import plain_step, svrg_step
 from mxnet import autograd, gluon
-from problems import Dense, array, contexts, parameters, values
+from problems import Dense, array, contexts, parameters
 
 from gluon_svrg import SVRGTrainer
 
@@ -225,29 +225,4 @@ def test_parameters_that_no_loss_reaches(snapshot):
             chosen = (number % 2,)
             take(trainer, lambda: loss_of(index, chosen), 5, ignore_stale_grad=True)
         found.append([p.data().asnumpy() for p in params])
-    assert_unchanged(*found)
-
-
-# --- where gluon.Trainer goes on -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hybridize", [None, {}])
-@pytest.mark.parametrize("when", [0, 1])
-@pytest.mark.filterwarnings("ignore:Currently the model has been hybridized:UserWarning")
-def test_a_cast_there_and_back(when, hybridize):
-    """float32 to float64 and back loses nothing: before the first step, and between steps."""
-    found = []
-    for casts in (False, True):
-        net = PROBLEM.network("float32", hybridize=hybridize)
-        settings = {"learning_rate": 0.1, "momentum": 0.9}
-        trainer = SVRGTrainer(net.collect_params(), "sgd", settings)
-        loss_of = PROBLEM.closure(net, "float32")
-        for _ in range(2):
-            trainer.update_full_grads(loss_of, BATCHES)
-            for number, index in enumerate(BATCHES):
-                if casts and number == when:
-                    net.cast("float64")
-                    net.cast("float32")
-                trainer.step(len(index), closure=lambda: loss_of(index))
-        found.append(values(net))
     assert_unchanged(*found)

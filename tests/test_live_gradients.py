@@ -270,6 +270,7 @@ def test_the_same_values_in_new_arrays(case, how, devices, change):
     follow(play)
     change(play)
     play.refresh()
+    change(play)
     follow(play)
 
 
