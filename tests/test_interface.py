@@ -94,27 +94,6 @@ def test_the_snapshot_comes_first():
     np.testing.assert_allclose(seen[0] + 1, seen[1])
 
 
-def test_a_backward_at_the_snapshot_leaves_no_mark_behind():
-    """With two heads in turn, the pass for one must not take the other's for touched."""
-    weights = [gluon.Parameter(name, shape=(3,), dtype="float64") for name in "ab"]
-    for weight in weights:
-        weight.initialize(mx.init.One())
-    X = array(np.arange(12.0).reshape(4, 3))
-
-    def loss_of(head, row):
-        return (weights[head].data() * X[row] + weights[head].data() ** 3).sum()
-
-    trainer = SVRGTrainer(weights, "sgd", {"learning_rate": 0.01})
-    trainer.update_full_grads(loss_of, [(0, 0), (1, 1), (0, 2), (1, 3)])
-    with trainer.at_snapshot():
-        with autograd.record():
-            loss = loss_of(1, 1)
-        loss.backward()
-    trainer.correct_grads(lambda: loss_of(0, 2))
-    (mean,) = trainer.full_grads[weights[1]]  # of one loss entry: v of what it does not touch
-    np.testing.assert_allclose(weights[1].grad().asnumpy(), mean.asnumpy())
-
-
 def test_the_gradients_and_their_marks_survive_a_refresh():
     net, loss_of, trainer = make()
     with autograd.record():

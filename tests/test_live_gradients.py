@@ -119,15 +119,11 @@ def gathered(net):
     return loss_of
 
 
-def test_a_loss_that_is_gathered_on_one_device():
-    net, _, trainer = kit.make(PROBLEM, devices=TWO)
-    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
-    kit.train(trainer, gathered(net), BATCHES)
-    kit.train_twin(twin, oracle.SGD(0.1), BATCHES)
-    for number, device in enumerate(TWO):
-        found = [trainer.full_grads[p][number].asnumpy() for p in parameters(net)]
-        assert distance(found, twin.mean) < 1e-10
-        assert distance(values(net, device), twin.weights) < 1e-10
+@each_method
+def test_a_loss_that_is_gathered_on_one_device(case):
+    play = Play(case, PROBLEM, devices=TWO)
+    play.loss_of = gathered(play.net)
+    play.run()
 
 
 # --- what is held where it is hard to tell -------------------------------------------------------

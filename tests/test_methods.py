@@ -194,6 +194,7 @@ def test_the_history_has_a_line_for_each_refresh(case, tmp_path):
         mean_loss = play.refresh()
         gradient = [g / 23 for g in PROBLEM.gradient(now, everyone)[0]]
         assert mean_loss == pytest.approx(losses(everyone).asnumpy().mean(dtype="float64"), 1e-6)
+        assert play.distance() < 1e-10  # a rate that is set takes effect in the next step
         line = {
             "data_passes": play.trainer.grad_evaluations / 23,
             "steps": steps,

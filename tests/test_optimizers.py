@@ -142,22 +142,3 @@ def test_a_scheduler(name):
         return cls(params, name, {"momentum": 0.9, "lr_scheduler": scheduler})
 
     assert compare(make).learning_rate < 0.2 * 0.7**4
-
-
-def test_the_learning_rate_takes_effect_in_the_next_step():
-    """Without a snapshot, and with one."""
-    net = PROBLEM.network()
-    loss_of = PROBLEM.closure(net)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    twin, optimizer = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial), oracle.SGD(0)
-    for number in range(12):
-        rate = 0.01 * (number + 1)
-        if number == 6:
-            trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-            twin.refresh(PROBLEM.batches(7))
-        trainer.learning_rate = rate
-        assert trainer.learning_rate == rate
-        index, optimizer = PROBLEM.batches(5)[number % 5], oracle.SGD(rate)
-        trainer.step(len(index), closure=lambda: loss_of(index))
-        twin.step(optimizer, index)
-    assert distance(values(net), twin.weights) < 1e-12

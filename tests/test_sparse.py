@@ -138,33 +138,3 @@ def test_sparse_gradients_of_dense_weights_are_refused_with_servers():
     net.initialize()
     with pytest.raises(ValueError, match="sparse gradients and a dense weight, and MXNet's"):
         SVRGTrainer(net.collect_params(), "sgd", kvstore="dist_sync")
-
-
-@pytest.fixture
-def classic_arrays():
-    """On MXNet 2.0 a parameter can be sparse where NumPy's interface is turned off."""
-    was_numpy = mx.util.is_np_array()
-    if was_numpy:
-        mx.npx.reset_np()
-    yield
-    if was_numpy:
-        mx.npx.set_np()
-
-
-@pytest.mark.parametrize("kvstore", ["local", "device"])
-def test_a_sparse_parameter_of_the_users_own(kvstore, classic_arrays):
-    weight = gluon.Parameter("w", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse")
-    weight.initialize(mx.init.One(), ctx=TWO)
-    trainer = SVRGTrainer([weight], "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
-    every = [mx.nd.arange(6, ctx=device, dtype="int64") for device in TWO]
-
-    def loss_of(target):
-        rows = [weight.row_sparse_data(numbers) for numbers in every]
-        return [((row - target.as_in_context(row.ctx)) ** 2).sum(axis=1) for row in rows]
-
-    targets = [mx.nd.array(RNG.randn(6, 2)) for _ in range(3)]
-    trainer.update_full_grads(loss_of, targets)
-    mean = 2 * (1 - np.mean([target.asnumpy() for target in targets], axis=0)) / 6
-    trainer.step(12, closure=lambda: loss_of(targets[0]))
-    found = weight.row_sparse_data(every[0]).asnumpy()
-    np.testing.assert_allclose(found, 1 - 0.1 * mean, rtol=1e-5)
