@@ -67,14 +67,6 @@ class SVRG(Method):
         super().__init__(gradient, weights)
         self.coefficient = rounded(coefficient)
 
-    @property
-    def snapshot(self):
-        return self.reference
-
-    @property
-    def full_grad(self):
-        return self.mean
-
     def estimate(self, batch, row=None):
         grad, count = self.gradient(self.weights, batch)
         if self.mean is None:
@@ -255,11 +247,6 @@ def group_lasso(w, rate, strength, axis=None):
 def box(w, rate, low, high):
     """The penalty is infinite outside of low <= x <= high."""
     return np.minimum(np.maximum(w, low), high)
-
-
-def non_negative(w, rate):
-    """The penalty is infinite where x < 0."""
-    return np.maximum(w, 0)
 
 
 class SGD:

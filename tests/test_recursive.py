@@ -2,7 +2,6 @@
 
 import kit
 import mxnet as mx
-import numpy as np
 import pytest
 from kit import assert_unchanged
 from plays import BATCHES, CASES, PROBLEM, TWO, Play, mars
@@ -10,7 +9,6 @@ from problems import distance, parameters, values
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer
 
-ALL = np.arange(len(PROBLEM.X))
 RATE = {"learning_rate": 0.2}
 METHODS = {name: CASES[name] for name in ("SARAH", "STORM", "MARS", "approximate MARS")}
 METHODS["approximate MARS of matrices"] = mars(gamma=0.1, exact=False, clip=0.2)
