@@ -218,21 +218,6 @@ def test_bad_closures(begun, method, name):
     begun.step()
 
 
-def test_errors_leave_the_marks_of_gradients():
-    """`gluon.Trainer` raises if they are stale."""
-    begun = Begun(held=False)
-    with autograd.record():
-        loss = begun.closure()
-    loss.backward()
-    with pytest.raises(ZeroDivisionError):
-        begun.trainer.correct_grads(lambda: 1 / 0)
-    begun.trainer.step(5)
-    with pytest.raises(ZeroDivisionError):
-        begun.trainer.correct_grads(lambda: 1 / 0)
-    with pytest.raises(UserWarning, match="has not been updated"):
-        begun.trainer.step(5)
-
-
 # --- where a method must not be called -----------------------------------------------------------
 
 CALLS = {

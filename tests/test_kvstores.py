@@ -198,14 +198,22 @@ def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monke
 
 
 @pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
-@pytest.mark.parametrize("kind", ["gradient", "weight"])
-def test_sparse_parameters_and_horovod(kind):
-    layer = gluon.nn.Embedding(5, 2, sparse_grad=True)
-    if kind == "weight":
+@pytest.mark.parametrize(
+    "kvstore, is_weight, message",
+    [
+        ("horovod", False, "is sparse, and kvstore='horovod' exchanges dense"),
+        ("horovod", True, "is sparse, and kvstore='horovod' exchanges dense"),
+        ("dist_sync", False, "sparse gradients and a dense weight, and MXNet's"),  # it crashes
+    ],
+)
+def test_sparse_parameters_that_are_refused(kvstore, is_weight, message):
+    if is_weight:
         layer = gluon.contrib.nn.SparseEmbedding(5, 2)
+    else:
+        layer = gluon.nn.Embedding(5, 2, sparse_grad=True)
     layer.initialize()
-    with pytest.raises(ValueError, match="is sparse, and kvstore='horovod' exchanges dense"):
-        SVRGTrainer(layer.collect_params(), "sgd", kvstore="horovod")
+    with pytest.raises(ValueError, match=message):
+        SVRGTrainer(layer.collect_params(), "sgd", kvstore=kvstore)
 
 
 ALONE = """

@@ -129,12 +129,3 @@ def test_one_gradient_that_accumulates():
         found.append(values(net))
     for these, those in zip(*found):
         np.testing.assert_allclose(these, those, atol=1e-6)
-
-
-@needs_sparse
-def test_sparse_gradients_of_dense_weights_are_refused_with_servers():
-    """`gluon.Trainer` crashes the server there."""
-    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
-    net.initialize()
-    with pytest.raises(ValueError, match="sparse gradients and a dense weight, and MXNet's"):
-        SVRGTrainer(net.collect_params(), "sgd", kvstore="dist_sync")
