@@ -253,23 +253,6 @@ def test_a_snapshot_in_a_snapshot():
         pass
 
 
-@pytest.mark.parametrize("name", ["step", "update", "allreduce_grads"])
-def test_never_silently_plain(name):
-    begun = Begun(held=True, update_on_kvstore=False)
-    arguments = () if name == "allreduce_grads" else (5,)
-    for _ in range(2):
-        message = rf"{name}\(\) needs SVRG.*correct_grads"
-        call = partial(getattr(begun.trainer, name), *arguments)
-        begun.assert_refused(call, RuntimeError, message)
-        begun.trainer.correct_grads(begun.closure)
-        begun.trainer.step(5)
-    begun.trainer.discard_snapshot()
-    with autograd.record():
-        loss = begun.closure()
-    loss.backward()
-    getattr(begun.trainer, name)(*arguments)
-
-
 # --- arguments -----------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything
 from loops import plain_step, split_at
-from mxnet import gluon
+from mxnet import autograd, gluon
 from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
 from problems import Dense, contexts, distance, parameters, values
 
@@ -124,6 +124,29 @@ def refresh_and_discard(play):
 @pytest.mark.parametrize("name", ["SVRG", "SARAH"])
 def test_plain_without_a_snapshot(name, devices, between):
     assert_plain(CASES[name], "sgd", devices, between)
+
+
+@each_method
+def test_never_silently_plain(case):
+    """The user's own backward gives no estimate, except where the method is the plain optimizer."""
+    play = Play(case)
+    trainer, message = play.trainer, r"needs .* gradients.*: pass step\(.* correct_grads"
+    calls = (lambda: trainer.step(5), trainer.allreduce_grads, lambda: trainer.update(5))
+    for action in (None, play.refresh, None, trainer.discard_snapshot):
+        if action:
+            action()
+        for call in calls:
+            with autograd.record():
+                loss = play.loss_of(BATCHES[0])
+            loss.backward()
+            before = everything(trainer, play.net)
+            if case.needs_refresh and not trainer.has_snapshot:
+                call()
+                continue
+            with pytest.raises(RuntimeError, match=message):
+                call()
+            assert_unchanged(before, everything(trainer, play.net))
+        play.step_alone(0)
 
 
 # --- variance, counters, history -----------------------------------------------------------------

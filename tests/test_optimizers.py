@@ -77,23 +77,6 @@ def test_registry(name):
     compare(lambda cls, params: cls(params, name, settings), **precision(name))
 
 
-def test_a_registered_optimizer_of_ones_own():
-    @mx.optimizer.Optimizer.register
-    class HalfStep(mx.optimizer.Optimizer):
-        def create_state(self, index, weight):
-            return None
-
-        def update(self, index, weight, grad, state):  # 1.9.1, one parameter; 2.0, lists
-            is_list = isinstance(index, (list, tuple))
-            for i, w, g in zip(index, weight, grad) if is_list else [(index, weight, grad)]:
-                w -= 0.5 * self._get_lr(i) * self.rescale_grad * g
-
-        step = update
-
-    compare(lambda cls, params: cls(params, "halfstep", {"learning_rate": 0.1}))
-    del mx.optimizer.Optimizer.opt_registry["halfstep"]
-
-
 # --- settings ------------------------------------------------------------------------------------
 
 LARS = {"momentum": 0.9, "eta": 0.1}

@@ -1,7 +1,6 @@
 """SARAH, STORM and MARS: what is not common to all methods."""
 
 import kit
-import mxnet as mx
 import pytest
 from kit import assert_unchanged
 from plays import BATCHES, CASES, PROBLEM, TWO, Play, mars
@@ -85,24 +84,12 @@ def test_arguments_that_are_refused(cls, own, message):
 
 @each_method
 def test_calls_that_are_refused(case):
-    """A first step without a closure, too: the next one is compared with it."""
     play = Play(case)
     trainer, loss_of = play.trainer, play.loss_of
     with pytest.raises(ValueError, match="no use for stored gradients"):
         trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     with pytest.raises(TypeError, match="batch_index names a stored gradient"):
         trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
-    for action in (lambda: None, trainer.discard_snapshot, play.refresh):
-        action()
-        if action is not play.refresh and case.needs_refresh:
-            continue
-        with mx.autograd.record():
-            loss = loss_of(BATCHES[0])
-        loss.backward()
-        for call in (lambda: trainer.step(5), trainer.allreduce_grads, lambda: trainer.update(5)):
-            with pytest.raises(RuntimeError, match=r"pass step\(batch_size, closure=\.\.\."):
-                call()
-        play.update(0)
 
 
 @pytest.mark.parametrize(
