@@ -281,41 +281,30 @@ def test_the_rest_is_as_after_one_backward(hybridize, grad_req, tmp_path):
 @pytest.mark.parametrize("hybridize", [None, {}])
 def test_a_frozen_teacher_that_follows(hybridize, tmp_path):
     """Estimates have today's teacher, `at_snapshot` that of the snapshot, and files both."""
+    nets, both = [PROBLEM.network(hybridize=hybridize) for _ in range(2)], nn.HybridSequential()
+    both.add(*nets)
+    for parameter in parameters(nets[1]):
+        parameter.grad_req = "null"
+    loss_function, params = gluon.loss.L2Loss(), both.collect_params()
+    trainer, resumed = (SVRGTrainer(params, "sgd", {"learning_rate": 0}) for _ in range(2))
 
-    def begin():
-        with mx.name.NameManager():
-            nets = [PROBLEM.network(hybridize=hybridize) for _ in range(2)]
-        both = nn.HybridSequential()
-        both.add(*nets)
-        for parameter in parameters(nets[1]):
-            parameter.grad_req = "null"
-        loss_function = gluon.loss.L2Loss()
-
-        def loss_of(index):
-            X = array(PROBLEM.X[index])
-            return loss_function(nets[0](X), nets[1](X) + 1)
-
-        return both, nets, loss_of, SVRGTrainer(both.collect_params(), "sgd", SETTINGS)
+    def loss_of(index):
+        X = array(PROBLEM.X[index])
+        return loss_function(nets[0](X), nets[1](X) + 1)
 
     def outputs():
         return [net(array(PROBLEM.X)).asnumpy() for net in nets]
 
-    both, nets, loss_of, trainer = begin()
     then = outputs()
     trainer.update_full_grads(loss_of, BATCHES)
     for seed, net in enumerate(nets):
         kit.move(net, 0.3, seed)
-    closures, now = [lambda i=index: loss_of(i) for index in BATCHES], outputs()
-    trainer.learning_rate = 0
-    assert_unbiased(trainer, closures, 5, 1e-6)
-    both.save_parameters(str(tmp_path / "weights"))
+    now = outputs()
+    assert_unbiased(trainer, [lambda i=index: loss_of(i) for index in BATCHES], 5, 1e-6)
     trainer.save_states(tmp_path / "states")
-    for resumes in (False, True):
-        if resumes:
-            both, nets, loss_of, trainer = begin()
-            both.load_parameters(str(tmp_path / "weights"))
-            trainer.load_states(tmp_path / "states")
-        with trainer.at_snapshot():
+    resumed.load_states(tmp_path / "states")
+    for each in (trainer, resumed):
+        with each.at_snapshot():
             assert_unchanged(then, outputs())
         assert_unchanged(now, outputs())
 
