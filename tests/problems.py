@@ -186,6 +186,11 @@ def values(net, device=None):
     return [array.asnumpy().astype("float64") for array in arrays]
 
 
+def flat(arrays):
+    """All numbers of a list of arrays."""
+    return np.concatenate([array.ravel() for array in arrays])
+
+
 def distance(these, those):
     """The largest difference between lists of arrays, relative to the largest entry."""
     scale = max(np.abs(that).max() for that in those)

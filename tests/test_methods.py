@@ -10,7 +10,7 @@ from kit import assert_unchanged, everything
 from loops import plain_step, split_at
 from mxnet import autograd, gluon
 from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
-from problems import Dense, contexts, distance, parameters, values
+from problems import Dense, contexts, distance, flat, parameters, values
 
 from gluon_svrg.variance import variance
 
@@ -164,11 +164,11 @@ def test_variance_and_bias(case, split):
     assert_unchanged(before, everything(play.trainer, play.net))
 
     counts = np.array(list(map(len, BATCHES)), dtype=float)
-    plain = [_flat(PROBLEM.gradient(play.twin.weights, index)[0]) for index in BATCHES]
+    plain = [flat(PROBLEM.gradient(play.twin.weights, index)[0]) for index in BATCHES]
     estimates = []
     for number, index in enumerate(BATCHES):
         twin, row = copy.deepcopy(play.twin), (0, number)
-        estimates.append(_flat(twin.advance(twin.estimate(index, row), [index], [row])))
+        estimates.append(flat(twin.advance(twin.estimate(index, row), [index], [row])))
     plain, estimates = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
     for name, rows in (("plain", plain), ("estimate", estimates)):
         centred = rows - np.average(rows, axis=0, weights=counts)
@@ -177,10 +177,6 @@ def test_variance_and_bias(case, split):
     bias = np.linalg.norm(np.average(estimates - plain, axis=0, weights=counts))
     np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-10)
     assert (found.bias < 1e-9) == (case.trainer in ("SVRGTrainer", "SAGATrainer"))
-
-
-def _flat(grads):
-    return np.concatenate([np.ravel(grad) for grad in grads])
 
 
 @each_method

@@ -75,23 +75,17 @@ def test_the_coins_of_loopless():
     assert 0.1 < len(made) / 200 < 0.3
 
 
-def begun(refreshed=True, cls=SVRGTrainer):
-    _, loss_of, trainer = make(cls=cls)
-    if refreshed:
-        trainer.update_full_grads(loss_of, BATCHES)
-    return loss_of, trainer
-
-
 @pytest.mark.parametrize("by", ["discard", "a file without a snapshot", "a file of gluon.Trainer"])
 @pytest.mark.parametrize("refresh", [EverySteps(5), EverySteps(5, factor=2), Loopless(1e-9)])
 def test_a_trainer_without_a_snapshot_is_asked_for_one(refresh, by, tmp_path):
-    loss_of, trainer = begun()
+    _, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES)
     assert not refresh.due(trainer)
     if by == "discard":
         trainer.discard_snapshot()
     else:
         is_plain = by == "a file of gluon.Trainer"
-        other_loss_of, other = begun(False, gluon.Trainer if is_plain else SVRGTrainer)
+        _, other_loss_of, other = make(cls=gluon.Trainer if is_plain else SVRGTrainer)
         plain_step(other, lambda: other_loss_of(BATCHES[0]), 5)
         other.save_states(str(tmp_path / "states"))
         trainer.load_states(tmp_path / "states")
@@ -124,13 +118,14 @@ REMEMBERING = {
 def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, tmp_path):
     """Two of a kind are known by their seeds, or by their order."""
     saved, resumed = make_all(False), make_all(True)
-    _, trainer = begun()
+    _, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES)
     for count, one in enumerate(saved, 1):
         trainer.register(one)
         ask(one, trainer, count)
     trainer.save_states(tmp_path / "states")
     expected = [ask(one, trainer, 2) for one in saved]
-    _, trainer = begun(False)
+    _, _, trainer = make()
     if not register_first:
         trainer.load_states(tmp_path / "states")
     for one in resumed:
