@@ -2,6 +2,7 @@
 
 import itertools
 from contextlib import nullcontext
+from functools import partial
 
 import kit
 import mxnet as mx
@@ -16,6 +17,7 @@ from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=11, samples=40)
 ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(8)
+calm = partial(kit.make, PROBLEM, "float32")  # a network that draws none
 
 
 def make(lock_random="auto", hybridize=None, norm=False, rate=0.1, devices=None):
@@ -24,11 +26,6 @@ def make(lock_random="auto", hybridize=None, norm=False, rate=0.1, devices=None)
     settings = {"learning_rate": rate}
     trainer = SVRGTrainer(net.collect_params(), "sgd", settings, lock_random=lock_random)
     return net, PROBLEM.closure(net, "float32", devices), trainer
-
-
-def calm(**kwargs):
-    """A network that draws none."""
-    return kit.make(PROBLEM, "float32", **kwargs)
 
 
 def is_full_gradient(trainer, count):
