@@ -75,7 +75,7 @@ BREAKS = {
         ),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
         ("[grads], p.grad_req)", '[grads], "write")', "halves backward_at_the_snapshot[add"),
-        ("inner_steps = None, 0", "steps = None, 0", "interface counters"),
+        ("inner_steps = None, 0", "steps = None, 0", "methods counters"),
         ("self._overflows_on_kvstore():", "False:", "dtypes_and_amp overflow_in_either"),
         ("self._progress.inner_steps = 0  # of", "pass  # of", "methods file_of_gluon_trainer"),
     ],

@@ -2,6 +2,9 @@
 
 import importlib
 import importlib.util
+import warnings
+from contextlib import contextmanager
+from pathlib import Path
 
 import mxnet as mx
 import numpy as np
@@ -108,20 +111,32 @@ def counted(closure):
     return counting
 
 
-def failing(closure, good_calls):
-    """The closure, that raises KeyError('mine') after some good calls."""
+def failing(closure, good_calls, error=KeyError):
+    """The closure, that raises an error, "mine", after some good calls."""
     calls = []
 
     def wrapped(*args):
         calls.append(args)
         if len(calls) > good_calls:
-            raise KeyError("mine")
+            raise error("mine")
         return closure(*args)
 
     return wrapped
 
 
 # --- what can be seen ----------------------------------------------------------------------------
+
+
+@contextmanager
+def noticed():
+    """The texts of the package's warnings, all at lines of tests; MXNet's have other categories."""
+    texts = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("ignore")
+        warnings.simplefilter("always", UserWarning)
+        yield texts
+    texts += [str(w.message) for w in caught]
+    assert {Path(w.filename).parent for w in caught} <= {Path(__file__).parent}
 
 
 def gradients(net, device=None):

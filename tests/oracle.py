@@ -41,6 +41,14 @@ class Method:
         """Return v of one minibatch; nothing changes."""
         return self.gradient(self.weights, batch)[0]
 
+    def compared(self, batch, share=1.0):
+        """Return ``g - share (r - c m)``, with r at the reference; without one, g."""
+        grad, count = self.gradient(self.weights, batch)
+        if self.mean is None:
+            return grad
+        before, _ = self.gradient(self.reference, batch)
+        return [g - share * (r - count * m) for g, r, m in zip(grad, before, self.mean)]
+
     def advance(self, total, batches, rows):
         """Update the method's state; return the gradient for the optimizer.
 
@@ -67,34 +75,15 @@ class SVRG(Method):
         super().__init__(gradient, weights)
         self.coefficient = rounded(coefficient)
 
-    @property
-    def snapshot(self):
-        return self.reference
-
-    @property
-    def full_grad(self):
-        return self.mean
-
     def estimate(self, batch, row=None):
-        grad, count = self.gradient(self.weights, batch)
-        if self.mean is None:
-            return grad
-        snapshot_grad, _ = self.gradient(self.reference, batch)
-        return [
-            g - self.coefficient * (r - count * m)
-            for g, r, m in zip(grad, snapshot_grad, self.mean)
-        ]
+        return self.compared(batch, self.coefficient)
 
 
 class SARAH(Method):
     """Nguyen et al. 2017. With a refresh every few steps it is SPIDER, by a coin it is PAGE."""
 
     def estimate(self, batch, row=None):
-        grad, count = self.gradient(self.weights, batch)
-        if self.mean is None:
-            return grad
-        before, _ = self.gradient(self.reference, batch)
-        return [g - r + count * m for g, r, m in zip(grad, before, self.mean)]
+        return self.compared(batch)
 
     def advance(self, total, batches, rows):
         if self.mean is not None:
@@ -111,11 +100,7 @@ class STORM(Method):
         self.mixing = rounded(mixing)
 
     def estimate(self, batch, row=None):
-        grad, count = self.gradient(self.weights, batch)
-        if self.mean is None:  # the first step
-            return grad
-        before, _ = self.gradient(self.reference, batch)
-        return [g - (1 - self.mixing) * (r - count * m) for g, r, m in zip(grad, before, self.mean)]
+        return self.compared(batch, 1 - self.mixing)
 
     def advance(self, total, batches, rows):
         self.mean = [v / self.entries(batches) for v in total]
@@ -255,11 +240,6 @@ def group_lasso(w, rate, strength, axis=None):
 def box(w, rate, low, high):
     """The penalty is infinite outside of low <= x <= high."""
     return np.minimum(np.maximum(w, low), high)
-
-
-def non_negative(w, rate):
-    """The penalty is infinite where x < 0."""
-    return np.maximum(w, 0)
 
 
 class SGD:

@@ -129,6 +129,52 @@ class Dense:
         return loss_of
 
 
+class Tied(Dense):
+    """Its two hidden layers are the same one. Keys of parameters have gaps in MXNet 2.0."""
+
+    def __init__(self, *args, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.initial[:2] = self.initial[2:4]
+
+    def gradient(self, weights, index):
+        (*hidden, weight, bias), count = super().gradient(weights, index)
+        both = [first + second for first, second in zip(hidden[:2], hidden[2:])]
+        return [*both, *both, weight, bias], count
+
+    def network(self, dtype="float64", devices=None, hybridize=None):
+        settings = {"in_units": 4, "activation": "tanh", "dtype": dtype}
+        first = gluon.nn.Dense(4, **settings)
+        if hasattr(first, "share_parameters"):
+            same = gluon.nn.Dense(4, **settings).share_parameters(first.collect_params())
+        else:
+            same = gluon.nn.Dense(4, **settings, params=first.params)
+        net, last = gluon.nn.HybridSequential(), gluon.nn.Dense(3, in_units=4, dtype=dtype)
+        net.add(first, same, last)
+        for layer in (first, last):
+            layer.initialize(ctx=devices)
+        self.assign(net, self.initial)
+        if hybridize is not None:
+            net.hybridize(**hybridize)
+        return net
+
+
+class Partly(Dense):
+    """Two of its minibatches do not reach the first layer."""
+
+    @staticmethod
+    def is_cut(index):
+        return index[0] in (0, 10)
+
+    def closure(self, net, dtype="float64", devices=None):
+        cut = super().closure(lambda X: net[1](net[0](X).detach()), dtype, devices)
+        whole = super().closure(net, dtype, devices)
+        return lambda index: (cut if self.is_cut(index) else whole)(index)
+
+    def gradient(self, weights, index):
+        (first, second, *rest), count = super().gradient(weights, index)
+        return [*((0 * first, 0 * second) if self.is_cut(index) else (first, second)), *rest], count
+
+
 def parameters(net):
     """Weight and bias of each layer, in order."""
     return [parameter for layer in net for parameter in (layer.weight, layer.bias)]
@@ -138,6 +184,11 @@ def values(net, device=None):
     """The weights as NumPy float64."""
     arrays = [p.data(device) if device else p.list_data()[0] for p in parameters(net)]
     return [array.asnumpy().astype("float64") for array in arrays]
+
+
+def flat(arrays):
+    """All numbers of a list of arrays."""
+    return np.concatenate([array.ravel() for array in arrays])
 
 
 def distance(these, those):

@@ -1,24 +1,34 @@
 """What tests of files share: a network that takes whatever gradients, and comparisons."""
 
+from pathlib import Path
+
 import mxnet as mx
 import numpy as np
 import pytest
+from kit import assert_unchanged
 from mxnet import gluon
+from problems import array
 
 from gluon_svrg import SVRGTrainer
 
+DATA = Path(__file__).parent / "data"
 GENERATION = mx.__version__[0]
+OTHER = {"1": "2", "2": "1"}[GENERATION]
 
 
 class Training:
     """A network of two or more layers and its trainer."""
 
-    def __init__(self, optimizer="sgd", settings=None, sizes=(3, 4, 2), devices=1, **kwargs):
+    def __init__(self, optimizer="sgd", settings=None, sizes=(3, 4, 2), devices=1, *,
+                 dtype="float32", frozen=False, **kwargs):  # fmt: skip
         self.devices = [mx.cpu(n) for n in range(devices)]
         self.net = gluon.nn.HybridSequential()
         for inputs, units in zip(sizes, sizes[1:]):
             self.net.add(gluon.nn.Dense(units, in_units=inputs))
         self.net.initialize(mx.init.Xavier(), ctx=self.devices)
+        self.net.cast(dtype)
+        if frozen:
+            self.net[0].bias.grad_req = "null"
         self.use(self.net.collect_params(), optimizer, settings, **kwargs)
 
     def use(self, parameters, *arguments, **kwargs):
@@ -42,13 +52,13 @@ class Training:
                     numbers = np.arange(np.prod(parameter.shape)).reshape(parameter.shape)
                     value = np.cos(numbers * (1 + place) + number + seed) / len(self.devices)
                     for grad, data in zip(parameter.list_grad(), parameter.list_data()):
-                        grad[:] = mx.np.array(value) if GENERATION == "2" else mx.nd.array(value)
+                        grad[:] = array(value, grad.dtype)
                         data._fresh_grad = True
             self.trainer.step(1)
         mx.nd.waitall()
 
     def refresh(self):
-        X = (mx.np if GENERATION == "2" else mx.nd).ones((2, self.net[0].weight.shape[1]))
+        X = array(np.ones((2, self.net[0].weight.shape[1])), "float32")
         self.trainer.update_full_grads(lambda: self.net(X).sum(axis=1), [()])
 
     def in_order(self):
@@ -89,17 +99,11 @@ def flat(value):
     return value.asnumpy().tolist() if isinstance(value, mx.nd.NDArray) else value
 
 
-def assert_same(these, those):
-    assert len(these) == len(those)
-    for this, that in zip(these, those):
-        np.testing.assert_array_equal(this, that)
-
-
 def both_go_on(one, other, steps=3):
     for run in (one, other):
         mx.random.seed(3)
         run.step(steps, seed=5)
-    assert_same(one.weights(), other.weights())
+    assert_unchanged(one.weights(), other.weights())
 
 
 class Chain(mx.lr_scheduler.LRScheduler):

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import mxnet as mx
 import pytest
+from jobs import environment
 from saving_kit import Training, refused
 
 from gluon_svrg.saving import pickles
@@ -127,8 +128,7 @@ def test_crafted_pickles(tmp_path):
 def test_changed_pickles(count, tmp_path, record_property):
     """Python reports whatever a program opens, imports, starts or compiles: there is nothing."""
     command = [sys.executable, "-W", "ignore", __file__, str(count), str(tmp_path / "states")]
-    folders = [Path(__file__).parents[1], Path(__file__).parent]
-    env = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, folders))}
+    env = {**os.environ, **environment()}
     done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
     assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
     record_property("counted", done.stdout.splitlines()[-1])

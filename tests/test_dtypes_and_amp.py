@@ -33,43 +33,23 @@ Y = X.sum(axis=1) + RNG.randn(30).round(1)
 
 # --- dtypes --------------------------------------------------------------------------------------
 
-LAYERS = {
-    "Dense": lambda: gluon.nn.Dense(3, in_units=4),
-    "Conv1D": lambda: gluon.nn.Conv1D(2, 2, in_channels=1),
-    "BatchNorm": lambda: gluon.nn.BatchNorm(in_channels=4),
-    "Embedding": lambda: gluon.nn.Embedding(4, 3),
-}
 
-
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-@pytest.mark.parametrize("layer", LAYERS)
-def test_layers(layer, dtype):
-    """What MXNet's build for CPUs computes, and what it does not: the table of the guide."""
-    net = LAYERS[layer]()
+@pytest.mark.parametrize("layer", ["BatchNorm", "Embedding"])
+def test_layers_in_float16(layer):
+    """The full gradient is in float32."""
+    net = gluon.nn.Embedding(4, 3) if layer == "Embedding" else gluon.nn.BatchNorm(in_channels=4)
     net.initialize()
-    net.cast(dtype)
-    rows = X[:5].reshape(5, 1, 4) if layer == "Conv1D" else X[:5]
-    x = array(rows % 4, "float32") if layer == "Embedding" else array(rows, dtype)
+    net.cast("float16")
+    x = array(X[:5] % 4, "float32") if layer == "Embedding" else array(X[:5], "float16")
     trainer = SVRGTrainer(net.collect_params(), "sgd", {"multi_precision": True})
 
     def closure():
         return (net(x) ** 2).reshape((5, -1)).sum(axis=1)
 
-    if dtype == "float16" and layer in ("Dense", "Conv1D"):
-        with pytest.raises(mx.MXNetError):  # as with gluon.Trainer:
-            with autograd.record():
-                loss = closure()
-            loss.backward()
-            mx.nd.waitall()
-        with pytest.raises(mx.MXNetError):
-            trainer.update_full_grads(closure, [()])
-        assert trainer.snapshot is None
-        return
     for _ in range(2):
         trainer.update_full_grads(closure, [()])
         assert np.isfinite(float(trainer.step(5, closure=closure).sum().asnumpy()))
-    for p, (mean, *_) in trainer.full_grads.items():
-        assert np.dtype(mean.dtype) == ("float32" if p.dtype == "float16" else p.dtype)
+    assert {np.dtype(mean.dtype).name for (mean,) in trainer.full_grads.values()} == {"float32"}
 
 
 def elementwise(dtype, scale=1.0, devices=None):

@@ -14,7 +14,7 @@ from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler, Early
 from problems import Dense, array, contexts, distance, values
 
 import gluon_svrg.estimator
-from gluon_svrg import SVRGTrainer, schedule
+from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer, schedule
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 
 # MXNet's handlers are not all written for warnings as errors.
@@ -151,6 +151,18 @@ def test_checkpoints_and_resume(stop_at, tmp_path):
     assert resumed.trainer.num_snapshots == 3
 
 
+@pytest.mark.parametrize("is_new", [True, False])
+def test_epochs_are_counted_over_several_fits(is_new):
+    estimator, data = make(), loader()
+    handler, taken = FullGradHandler(data, 3), []
+    for epochs in (1, 1, 1, 1, 2, 1):
+        before = estimator.trainer.num_snapshots
+        handler = FullGradHandler(data, 3) if is_new else handler
+        estimator.fit(data, epochs=epochs, event_handlers=[handler])
+        taken.append(estimator.trainer.num_snapshots - before)
+    assert taken == [1, 0, 0, 1, 0, 1]
+
+
 def test_resuming_without_a_snapshot_refreshes_at_once(tmp_path):
     first, data = make(), loader()
     first.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
@@ -175,6 +187,22 @@ def test_refresh_schedules():
 
 
 # --- wiring ------------------------------------------------------------------------------------
+
+
+def test_storm_needs_no_handler():
+    net, data = PROBLEM.network("float32"), loader()
+    estimator = make(net=net, trainer=STORMTrainer(net.collect_params(), "sgd"))
+    estimator.fit(data, epochs=2)
+    assert estimator.trainer.inner_steps == 2 * 5
+
+
+@pytest.mark.parametrize("handles", [True, False])
+def test_saga_is_refused_before_a_pass(handles):
+    net, data = PROBLEM.network("float32"), loader()
+    estimator = make(net=net, trainer=SAGATrainer(net.collect_params(), "sgd"))
+    with pytest.raises(TypeError, match="which an Estimator does not tell"):
+        estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 1)] * handles)
+    assert estimator.trainer.num_snapshots == 0
 
 
 @pytest.mark.parametrize(

@@ -8,21 +8,19 @@ import stat
 import subprocess
 import sys
 import time
-from pathlib import Path
 
 import mxnet as mx
 import numpy as np
 import pytest
 from jobs import environment
+from kit import assert_unchanged
 from mxnet import gluon
-from saving_kit import GENERATION, Chain, Training, assert_same, refused
+from problems import array
+from saving_kit import DATA, GENERATION, OTHER, Chain, Training, refused
 
 from gluon_svrg import SAGATrainer, SVRGTrainer, saving
 from gluon_svrg.saving import container
 from gluon_svrg.saving.parameters import Description, match
-
-DATA = Path(__file__).parent / "data"
-slow = pytest.mark.slow
 
 
 @pytest.fixture
@@ -39,7 +37,7 @@ def content(run, tmp_path):
     return (tmp_path / "states").read_bytes()
 
 
-@pytest.mark.parametrize("count", [40, pytest.param(500, marks=slow)])
+@pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_files(count, run, content, tmp_path):
     """With a bit flipped, or truncated."""
     rng = random.Random(1)
@@ -90,9 +88,8 @@ def test_momentum_and_master_copy_of_this_mxnet_alone(dtype, name):
     layer.initialize(mx.init.Zero())
     settings = {"momentum": 0.9, "multi_precision": dtype == "float16"}
     trainer = SVRGTrainer(layer.collect_params(), "sgd", settings)
-    other = "1" if GENERATION == "2" else "2"
-    with pytest.raises(ValueError, match=rf"saved with MXNet {other}, and this is MXNet"):
-        trainer.load_states(DATA / f"{name}-mxnet{other}.states")
+    with pytest.raises(ValueError, match=rf"saved with MXNet {OTHER}, and this is MXNet"):
+        trainer.load_states(DATA / f"{name}-mxnet{OTHER}.states")
     trainer.load_states(DATA / f"{name}-mxnet{GENERATION}.states")
     assert (trainer.optimizer.momentum, trainer.optimizer.lr) == (0.5, 0.5)
     layer.weight.grad()[:] = 2
@@ -104,60 +101,42 @@ def test_momentum_and_master_copy_of_this_mxnet_alone(dtype, name):
 # --- trainers that a file does not fit -----------------------------------------------------------
 
 
-def changed(change):
-    """A training that differs in one thing from that of a file."""
-    momentum, sizes = {"momentum": 0.9}, (3, 4, 2)
-    if change == "optimizer":
-        return Training("adam")
-    if change == "scheduler":
-        momentum["lr_scheduler"] = mx.lr_scheduler.FactorScheduler(5)
-    elif change == "no momentum":
-        momentum = {}
-    elif change == "shape":
-        sizes = (3, 5, 2)
-    elif change == "number":
-        sizes = (3, 4, 4, 2)
-    run = Training(settings=momentum, sizes=sizes)
-    if change == "dtype":
-        run.net.cast("float64")
-        run.use(run.net.collect_params(), "sgd", momentum)
-    elif change == "frozen":
-        run.net[0].bias.grad_req = "null"
-    return run
+MOMENTUM = {"momentum": 0.9}
+OF_MOMENTUM = r"state of parameter 0 .* is .* and must be .*: was it saved with another momentum"
+#: What is another in a training than in that of a file, and what is said.
+CHANGES = {
+    "optimizer": ({"optimizer": "adam", "settings": {}}, "the optimizer was SGD and is Adam here"),
+    "scheduler": (
+        {"settings": {**MOMENTUM, "lr_scheduler": mx.lr_scheduler.FactorScheduler(5)}},
+        "its lr_scheduler was none and is FactorScheduler here",
+    ),
+    "no momentum": ({"settings": {}}, OF_MOMENTUM),
+    "shape": ({"sizes": (3, 5, 2)}, r"was float32 \(4, 3\) and is float32 \(5, 3\) here"),
+    "number": ({"sizes": (3, 4, 4, 2)}, "it has 4 parameters, and there are 6"),
+    "dtype": ({"dtype": "float64"}, "was float32 .* and is float64"),
+    "frozen": ({"frozen": True}, "was with gradients, here it is not"),
+}
 
 
-MOMENTUM = r"state of parameter 0 \(.*\) is .* and must be .*: was it saved with another momentum"
-
-
-@pytest.mark.parametrize(
-    "change, message",
-    [
-        ("optimizer", "the optimizer was SGD and is Adam here"),
-        ("scheduler", "its lr_scheduler was none and is FactorScheduler here"),
-        ("no momentum", MOMENTUM),
-        ("shape", r"was float32 \(4, 3\) and is float32 \(5, 3\) here"),
-        ("number", "it has 4 parameters, and there are 6"),
-        ("dtype", "was float32 .* and is float64"),
-        ("frozen", "was with gradients, here it is not"),
-    ],
-)
-def test_what_does_not_fit(change, message, tmp_path):
-    run = changed("nothing")
+@pytest.mark.parametrize("name", CHANGES)
+def test_what_does_not_fit(name, tmp_path):
+    change, message = CHANGES[name]
+    run, other = Training(settings=MOMENTUM), Training(**{"settings": MOMENTUM, **change})
     run.step(2)
     run.refresh()
     run.save(tmp_path / "states")
-    refused(changed(change), (tmp_path / "states").read_bytes(), tmp_path / "states", message)
-    if change in ("no momentum", "shape"):  # of gluon.Trainer
+    refused(other, (tmp_path / "states").read_bytes(), tmp_path / "states", message)
+    if name in ("no momentum", "shape"):  # of gluon.Trainer
         run.save_as_gluon(tmp_path / "plain")
-        message = MOMENTUM if change == "no momentum" else "state of parameter 0 .* and must be"
-        refused(changed(change), (tmp_path / "plain").read_bytes(), tmp_path / "plain", message)
+        message = OF_MOMENTUM if name == "no momentum" else "state of parameter 0 .* and must be"
+        refused(other, (tmp_path / "plain").read_bytes(), tmp_path / "plain", message)
 
 
 def test_what_is_known_only_after_the_initialization_is_checked_then(tmp_path):
     Training("adam", sizes=(3, 4)).save(tmp_path / "states")
     run = Training("adam", sizes=(0, 4))
     run.load(tmp_path / "states")
-    run.net((mx.np if GENERATION == "2" else mx.nd).ones((1, 5)))
+    run.net(array(np.ones((1, 5)), "float32"))
     with pytest.raises(ValueError, match=r"was float32 \(4, 3\) and is float32 \(4, 5\) here"):
         run.step()
     assert not run.trainer._all_updaters[0].states
@@ -178,16 +157,16 @@ def test_a_dict_in_another_order(tmp_path):
         run.use(given, "sgd", {"momentum": 0.9})
         return run
 
-    def momenta(run, *layers):
-        places = {id(p): place for place, p in enumerate(run.trainer._params)}
-        return [run.states[0][places[id(run.net[n].weight)]].asnumpy() for n in layers]
+    def momenta(run):
+        places = [run.trainer._params.index(layer.weight) for layer in run.net]
+        return [run.states[0][place].asnumpy() for place in places]
 
     first, second = make("ab"), make("ba")
     first.step(2)
     first.save(tmp_path / "states")
     second.load(tmp_path / "states")
-    assert_same(momenta(first, 0, 1), momenta(second, 1, 0))
-    assert np.abs(np.subtract(*momenta(first, 0, 1))).max() > 0
+    assert_unchanged(momenta(first), momenta(second)[::-1])
+    assert np.abs(np.subtract(*momenta(first))).max() > 0
 
 
 def described(names):
@@ -260,7 +239,7 @@ for number in range(100_000):
 """
 
 
-@pytest.mark.parametrize("count", [3, pytest.param(50, marks=slow)])
+@pytest.mark.parametrize("count", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_killed_while_saving(count, tmp_path):
     """Whenever it is killed, the file is whole, and it is the last that was saved or the next."""
     path, rng, found = tmp_path / "states", random.Random(3), set()

@@ -1,6 +1,6 @@
 """The same program with `gluon.Trainer`, to the last bit: without a snapshot, or coefficient 0.
 
-Every public member and every argument; casts; what is logged.
+Every public member and every argument.
 """
 
 import inspect
@@ -10,21 +10,22 @@ import pytest
 from kit import assert_unchanged
 from loops import plain_step, svrg_step
 from mxnet import autograd, gluon
-from problems import Dense, array, contexts, parameters, values
+from problems import Dense, Partly, contexts, parameters
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=14)
+PARTLY = Partly("classification", hidden=(5,), seed=14)
 BATCHES, TWO = PROBLEM.batches(5), contexts(2)
 
 
 class Program:
     """A network with one of the trainers."""
 
-    def __init__(self, svrg, snapshot=False, devices=None, params=None, **kwargs):
+    def __init__(self, svrg, snapshot=False, devices=None, params=None, problem=PROBLEM, **kwargs):
         mx.random.seed(3)
         self.svrg, self.snapshot = svrg, snapshot
-        self.net = PROBLEM.network("float32", devices)
+        self.net = problem.network("float32", devices)
         params = params(self.net) if params else self.net.collect_params()
         kwargs.setdefault("optimizer", "sgd")
         if kwargs["optimizer"] == "sgd":
@@ -32,7 +33,7 @@ class Program:
         if svrg:
             kwargs["coefficient"] = 0.0
         self.trainer = (SVRGTrainer if svrg else gluon.Trainer)(params, **kwargs)
-        self.loss_of = PROBLEM.closure(self.net, "float32", devices)
+        self.loss_of = problem.closure(self.net, "float32", devices)
         self.take_snapshot()
 
     def take_snapshot(self):
@@ -201,53 +202,9 @@ def test_all_members_and_arguments_are_tested():
 
 @pytest.mark.parametrize("snapshot", [False, True])
 def test_parameters_that_no_loss_reaches(snapshot):
-    """With `ignore_stale_grad`, they stay where they are."""
-    found = []
-    for cls in (gluon.Trainer, SVRGTrainer):
-        mx.random.seed(2)
-        body, *heads = (gluon.nn.Dense(n, in_units=k) for n, k in ((5, 4), (1, 5), (1, 5)))
-        for layer in (body, *heads):
-            layer.initialize(mx.init.Normal(0.5))
-        params = [p for layer in (body, *heads) for p in (layer.weight, layer.bias)]
-        own = {"coefficient": 0} if cls is SVRGTrainer else {}
-        settings = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}
-        trainer = cls(params, "sgd", settings, **own)
-
-        def loss_of(index, chosen=(0, 1), body=body, heads=heads):
-            hidden = body(array(PROBLEM.X[index], "float32"))
-            return sum((heads[number](hidden) - 1) ** 2 for number in chosen)
-
-        take = svrg_step if cls is SVRGTrainer else plain_step
-        if cls is SVRGTrainer and snapshot:
-            trainer.update_full_grads(loss_of, [(index,) for index in BATCHES])
-        take(trainer, lambda: loss_of(BATCHES[0]), 5)
-        for number, index in enumerate(BATCHES[1:]):
-            chosen = (number % 2,)
-            take(trainer, lambda: loss_of(index, chosen), 5, ignore_stale_grad=True)
-        found.append([p.data().asnumpy() for p in params])
-    assert_unchanged(*found)
-
-
-# --- where gluon.Trainer goes on -----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("hybridize", [None, {}])
-@pytest.mark.parametrize("when", [0, 1])
-@pytest.mark.filterwarnings("ignore:Currently the model has been hybridized:UserWarning")
-def test_a_cast_there_and_back(when, hybridize):
-    """float32 to float64 and back loses nothing: before the first step, and between steps."""
-    found = []
-    for casts in (False, True):
-        net = PROBLEM.network("float32", hybridize=hybridize)
-        settings = {"learning_rate": 0.1, "momentum": 0.9}
-        trainer = SVRGTrainer(net.collect_params(), "sgd", settings)
-        loss_of = PROBLEM.closure(net, "float32")
-        for _ in range(2):
-            trainer.update_full_grads(loss_of, BATCHES)
-            for number, index in enumerate(BATCHES):
-                if casts and number == when:
-                    net.cast("float64")
-                    net.cast("float32")
-                trainer.step(len(index), closure=lambda: loss_of(index))
-        found.append(values(net))
+    """With `ignore_stale_grad`, they stay where they are; others have momentum and decay."""
+    settings, found = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}, []
+    for svrg in (False, True):
+        program = Program(svrg, snapshot, problem=PARTLY, optimizer_params=settings)
+        found.append([array for _ in range(2) for array in program.train(ignore_stale_grad=True)])
     assert_unchanged(*found)

@@ -25,31 +25,14 @@ make = partial(kit.make, PROBLEM)
 
 
 def test_counters():
+    """Before the first snapshot; those of each method are in `test_methods`."""
     _, loss_of, trainer = make()
     assert isinstance(trainer, gluon.Trainer) and trainer
-    assert trainer.snapshot is None and trainer.full_grads is None
-
-    def counters():
-        return trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations
-
-    def step(count):
-        trainer.step(count, closure=lambda: loss_of(ALL[:count]))
-
-    assert counters() == (0, 0, 0)
-    step(5)
-    assert counters() == (0, 0, 5)
-    trainer.update_full_grads(loss_of, BATCHES)
-    assert counters() == (1, 0, 28)
-    step(3), step(3)
-    assert counters() == (1, 2, 40)
-    trainer.coefficient = 0  # one gradient a step
-    step(3)
-    assert counters() == (1, 3, 43)
-    trainer.update_full_grads(loss_of, BATCHES)
-    assert counters() == (2, 0, 66)
-    step(3)
-    trainer.discard_snapshot()
-    assert counters() == (2, 0, 69) and trainer.snapshot is None
+    for count in (0, 5, 10):
+        counters = trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations
+        assert counters == (0, 0, count)
+        assert trainer.snapshot is None and trainer.full_grads is None
+        trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     for name in ("num_snapshots", "inner_steps", "grad_evaluations", "snapshot", "full_grads"):
         with pytest.raises(AttributeError):
             setattr(trainer, name, 3)
@@ -94,44 +77,7 @@ def test_the_snapshot_comes_first():
     np.testing.assert_allclose(seen[0] + 1, seen[1])
 
 
-def test_at_snapshot():
-    net, loss_of, trainer = make()
-    X = array(PROBLEM.X)
-    trainer.update_full_grads(loss_of, BATCHES)
-    then = net(X).asnumpy()
-    trainer.step(6, closure=lambda: loss_of(ALL[:6]))
-    now = net(X).asnumpy()
-    assert not np.array_equal(then, now)
-    with trainer.at_snapshot():
-        np.testing.assert_array_equal(net(X).asnumpy(), then)
-    np.testing.assert_array_equal(net(X).asnumpy(), now)
-    with pytest.raises(KeyError), trainer.at_snapshot():
-        raise KeyError
-    np.testing.assert_array_equal(net(X).asnumpy(), now)
-
-
-def test_a_backward_at_the_snapshot_leaves_no_mark_behind():
-    """With two heads in turn, the pass for one must not take the other's for touched."""
-    weights = [gluon.Parameter(name, shape=(3,), dtype="float64") for name in "ab"]
-    for weight in weights:
-        weight.initialize(mx.init.One())
-    X = array(np.arange(12.0).reshape(4, 3))
-
-    def loss_of(head, row):
-        return (weights[head].data() * X[row] + weights[head].data() ** 3).sum()
-
-    trainer = SVRGTrainer(weights, "sgd", {"learning_rate": 0.01})
-    trainer.update_full_grads(loss_of, [(0, 0), (1, 1), (0, 2), (1, 3)])
-    with trainer.at_snapshot():
-        with autograd.record():
-            loss = loss_of(1, 1)
-        loss.backward()
-    trainer.correct_grads(lambda: loss_of(0, 2))
-    (mean,) = trainer.full_grads[weights[1]]  # of one loss entry: v of what it does not touch
-    np.testing.assert_allclose(weights[1].grad().asnumpy(), mean.asnumpy())
-
-
-def test_the_gradients_and_their_marks_survive_a_refresh():
+def test_gradients_and_their_marks_survive_a_refresh_and_an_error():
     net, loss_of, trainer = make()
     with autograd.record():
         loss = loss_of(ALL[:5])
@@ -141,9 +87,13 @@ def test_the_gradients_and_their_marks_survive_a_refresh():
         trainer.update_full_grads(loss_of, BATCHES)
         assert_unchanged(before, kit.gradients(net))
     trainer.discard_snapshot()
+    with pytest.raises(ZeroDivisionError):
+        trainer.correct_grads(lambda: 1 / 0)
     trainer.step(5)  # they are fresh
     trainer.update_full_grads(loss_of, BATCHES)
     trainer.discard_snapshot()
+    with pytest.raises(ZeroDivisionError):
+        trainer.correct_grads(lambda: 1 / 0)
     with pytest.raises(UserWarning, match="has not been updated"):
         trainer.step(5)  # and now they are not
 

@@ -2,155 +2,41 @@
 
 import contextlib
 import gc
-import sys
 import threading
 import weakref
 
 import kit
 import mxnet as mx
-import numpy as np
 import pytest
-from kit import assert_unchanged, everything
+from kit import assert_unchanged
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-from problems import Dense, array, distance, parameters, values
+from problems import Dense, array
 
-from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
+from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
-ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(3)
+BATCHES = PROBLEM.batches(3)
 DEADLINE = 60  # seconds, for what takes one
 PAUSE = 0.5  # seconds, in which another thread begins
-PLACES = 50
-
-
-class Interrupt(BaseException):
-    """As KeyboardInterrupt, that would end the tests."""
-
-
-def begun(cls=SVRGTrainer):
-    """A trainer with a snapshot or a table, whose network has moved."""
-    net, loss_of, trainer = kit.make(PROBLEM, cls=cls, rate=0.01)
-    trainer.update_full_grads(loss_of, BATCHES)
-    step(trainer, loss_of)
-    return net, loss_of, trainer
-
-
-def step(trainer, loss_of, closure=None, number=0):
-    row = {"batch_index": number} if isinstance(trainer, SAGATrainer) else {}
-    closure = closure or (lambda: loss_of(BATCHES[number]))
-    trainer.step(3, closure=closure, **row)
-
-
-def assert_usable(net, loss_of, trainer):
-    """It has the gradient of its snapshot, and another refresh and another step work."""
-    if trainer.snapshot is not None and type(trainer) is SVRGTrainer:
-        there = [trainer.snapshot[p][0].asnumpy() for p in parameters(net)]
-        expected = [g / len(ALL) for g in PROBLEM.gradient(there, ALL)[0]]
-        assert distance(kit.full_gradients(trainer, net), expected) < 1e-9
-    step(trainer, loss_of)
-    before = values(net)
-    trainer.update_full_grads(loss_of, BATCHES)
-    expected = [g / len(ALL) for g in PROBLEM.gradient(before, ALL)[0]]
-    assert distance(kit.full_gradients(trainer, net), expected) < 1e-9
-    assert_unchanged(before, values(net))
-    step(trainer, loss_of)
-    assert distance(values(net), before) > 0
 
 
 # --- interrupts ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("good_calls", [0, 1])
-@pytest.mark.parametrize("cls", [SVRGTrainer, SAGATrainer, STORMTrainer])
-def test_an_interrupt_in_the_closure_or_the_data(cls, good_calls):
-    net, loss_of, trainer = begun(cls)
-    before = everything(trainer, net)
-
-    def closure(*args):
-        calls.append(args)
-        if len(calls) > good_calls:
-            raise KeyboardInterrupt
-        return loss_of(*(args or BATCHES[:1]))
-
-    def data():
-        yield from BATCHES[:good_calls]
-        raise KeyboardInterrupt
-
-    for call in (
-        lambda: step(trainer, loss_of, closure),
-        lambda: trainer.update_full_grads(closure, BATCHES),
-        lambda: trainer.update_full_grads(loss_of, data()),
-    ):
-        if cls is SAGATrainer and good_calls and call.__code__.co_names[0] == "step":
-            continue  # a step calls its closure once
-        calls = []
-        with pytest.raises(KeyboardInterrupt):
-            call()
-        assert_unchanged(before, everything(trainer, net))
-    assert_usable(net, loss_of, trainer)
-
-
-class Places:
-    """Raises at one of the places of the package where Python handles interrupts."""
-
-    def __init__(self, place=None):
-        self.place, self.passed = place, 0
-
-    def __call__(self, frame, event, argument):
-        name = frame.f_globals.get("__name__", "")
-        if event in ("call", "c_return") and name.startswith("gluon_svrg"):
-            self.passed += 1
-            if self.passed - 1 == self.place:
-                raise Interrupt
-
-    @contextlib.contextmanager
-    def watched(self):
-        sys.setprofile(self)
-        try:
-            yield
-        finally:
-            sys.setprofile(None)
-
-
-def interrupted(call, places):
-    """Interrupt a call at random places, each time anew."""
-    call()
-    everywhere = Places()
-    with everywhere.watched():
-        call()
-    for place in np.random.RandomState(0).randint(0, everywhere.passed, places):
-        with contextlib.suppress(Interrupt), Places(place).watched():
-            call()
-        autograd.set_recording(False)  # MXNet's own, at the end of `autograd.record`
-        autograd.set_training(False)
-        yield place
-
-
-# What an interrupt meets inside of a destructor, Python reports and drops.
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("cls", [SVRGTrainer, SAGATrainer])
-def test_interrupts_at_random_places_of_a_refresh(cls):
-    net, loss_of, trainer = begun(cls)
-    live = values(net)
-    for _ in interrupted(lambda: trainer.update_full_grads(loss_of, BATCHES), PLACES):
-        assert_unchanged(live, values(net))
-        assert_usable(net, loss_of, trainer)
-        PROBLEM.assign(net, live)
-
-
 def test_gradients_are_put_back_though_mxnet_records():
     """After an interrupt at the end of `autograd.record`, it still does."""
-    net, loss_of, trainer = begun()
+    net, loss_of, trainer = kit.make(PROBLEM)
+    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
     before = kit.gradients(net)
 
     def data():
         yield BATCHES[0]
         autograd.set_recording(True)
-        raise Interrupt
+        raise KeyboardInterrupt
 
     try:
-        with pytest.raises(Interrupt):
+        with pytest.raises(KeyboardInterrupt):
             trainer.update_full_grads(loss_of, data())
     finally:
         autograd.set_recording(False)

@@ -93,6 +93,7 @@ def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
 
 KNOWN = r"MXNet has no kvstore '.*Known are .*'dist_async'.*'dist_sync'.*'horovod'.*'local'"
 NAMES = [(name, devices) for name in ("devise", "dist-sync", "horovood", "") for devices in (1, 2)]
+HAS_NCCL = mx.runtime.Features().is_enabled("NCCL")
 SARAH, UPDATE = {"cls": SARAHTrainer}, {"update_on_kvstore": True}
 
 
@@ -100,6 +101,7 @@ SARAH, UPDATE = {"cls": SARAHTrainer}, {"update_on_kvstore": True}
     "kvstore, devices, settings, message",
     [
         *((name, devices, {}, KNOWN) for name, devices in NAMES),  # MXNet takes another or none
+        *([] if HAS_NCCL else [("nccl", 1, {}, "built with NCCL")]),
         (None, 2, {}, r"kvstore=None with 2 devices.*drift apart"),
         ("device", 1, UPDATE, "update_on_kvstore=True with one device"),
         ("dist_async", 1, {"update_on_kvstore": False}, "=False with kvstore='dist_async'"),
@@ -183,23 +185,35 @@ def test_without_horovod():
         make(kvstore="horovod")
 
 
-def test_the_warning_of_a_worker_alone_points_to_the_users_line(monkeypatch):
-    monkeypatch.setenv("HOROVOD_SIZE", "2")
+@pytest.mark.parametrize(
+    "variables", [{"HOROVOD_SIZE": "2"}, {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}]
+)
+def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monkeypatch):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
     net = PROBLEM.network()
-    with pytest.warns(UserWarning, match="one of 2 workers") as warned:
+    with pytest.warns(UserWarning, match="one of 2 workers.*exchanges nothing") as warned:
         SVRGTrainer(net.collect_params(), "sgd")
     assert [one.filename for one in warned] == [__file__]
 
 
 @pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
-@pytest.mark.parametrize("kind", ["gradient", "weight"])
-def test_sparse_parameters_and_horovod(kind):
-    layer = gluon.nn.Embedding(5, 2, sparse_grad=True)
-    if kind == "weight":
+@pytest.mark.parametrize(
+    "kvstore, is_weight, message",
+    [
+        ("horovod", False, "is sparse, and kvstore='horovod' cannot exchange"),
+        ("horovod", True, "is sparse, and kvstore='horovod' cannot exchange"),
+        ("dist_sync", False, "is sparse, and kvstore='dist_sync' cannot exchange"),  # it crashes
+    ],
+)
+def test_sparse_parameters_that_are_refused(kvstore, is_weight, message):
+    if is_weight:
         layer = gluon.contrib.nn.SparseEmbedding(5, 2)
+    else:
+        layer = gluon.nn.Embedding(5, 2, sparse_grad=True)
     layer.initialize()
-    with pytest.raises(ValueError, match="is sparse, and kvstore='horovod' cannot exchange"):
-        SVRGTrainer(layer.collect_params(), "sgd", kvstore="horovod")
+    with pytest.raises(ValueError, match=message):
+        SVRGTrainer(layer.collect_params(), "sgd", kvstore=kvstore)
 
 
 ALONE = """

@@ -1,14 +1,12 @@
 """The losses of a closure: their order, their number, their random numbers, their sum."""
 
 import itertools
-import warnings
-from contextlib import contextmanager
 
 import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, everything
+from kit import assert_unchanged, everything, noticed
 from mxnet import gluon
 from plays import PROBLEM, TWO, WITH_STORED, Play, each_method, ways
 from problems import IS_NUMPY_LIKE, Dense, array
@@ -18,17 +16,6 @@ from gluon_svrg import SVRGTrainer
 #: Approximate MARS takes one gradient of a minibatch, and has none before to compare it with.
 COMPARING = {name: case for name, case in WITH_STORED.items() if case.gradients > 1 or case.indexed}
 comparing = pytest.mark.parametrize("case", COMPARING.values(), ids=COMPARING)
-
-
-@contextmanager
-def noticed():
-    """The texts of the package's warnings; MXNet's own are of other categories."""
-    texts = []
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        warnings.simplefilter("always", UserWarning)
-        yield texts
-    texts += [str(w.message) for w in caught]
 
 
 # --- order ---------------------------------------------------------------------------------------

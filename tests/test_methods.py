@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything
 from loops import plain_step, split_at
-from mxnet import gluon
+from mxnet import autograd, gluon
 from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
-from problems import Dense, contexts, distance, parameters, values
+from problems import Dense, contexts, distance, flat, parameters, values
 
 from gluon_svrg.variance import variance
 
@@ -126,6 +126,29 @@ def test_plain_without_a_snapshot(name, devices, between):
     assert_plain(CASES[name], "sgd", devices, between)
 
 
+@each_method
+def test_never_silently_plain(case):
+    """The user's own backward gives no estimate, except where the method is the plain optimizer."""
+    play = Play(case)
+    trainer, message = play.trainer, r"needs .* gradients.*: pass step\(.* correct_grads"
+    calls = (lambda: trainer.step(5), trainer.allreduce_grads, lambda: trainer.update(5))
+    for action in (None, play.refresh, None, trainer.discard_snapshot):
+        if action:
+            action()
+        for call in calls:
+            with autograd.record():
+                loss = play.loss_of(BATCHES[0])
+            loss.backward()
+            before = everything(trainer, play.net)
+            if case.needs_refresh and not trainer.has_snapshot:
+                call()
+                continue
+            with pytest.raises(RuntimeError, match=message):
+                call()
+            assert_unchanged(before, everything(trainer, play.net))
+        play.step_alone(0)
+
+
 # --- variance, counters, history -----------------------------------------------------------------
 
 
@@ -141,11 +164,11 @@ def test_variance_and_bias(case, split):
     assert_unchanged(before, everything(play.trainer, play.net))
 
     counts = np.array(list(map(len, BATCHES)), dtype=float)
-    plain = [_flat(PROBLEM.gradient(play.twin.weights, index)[0]) for index in BATCHES]
+    plain = [flat(PROBLEM.gradient(play.twin.weights, index)[0]) for index in BATCHES]
     estimates = []
     for number, index in enumerate(BATCHES):
         twin, row = copy.deepcopy(play.twin), (0, number)
-        estimates.append(_flat(twin.advance(twin.estimate(index, row), [index], [row])))
+        estimates.append(flat(twin.advance(twin.estimate(index, row), [index], [row])))
     plain, estimates = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
     for name, rows in (("plain", plain), ("estimate", estimates)):
         centred = rows - np.average(rows, axis=0, weights=counts)
@@ -154,10 +177,6 @@ def test_variance_and_bias(case, split):
     bias = np.linalg.norm(np.average(estimates - plain, axis=0, weights=counts))
     np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-10)
     assert (found.bias < 1e-9) == (case.trainer in ("SVRGTrainer", "SAGATrainer"))
-
-
-def _flat(grads):
-    return np.concatenate([np.ravel(grad) for grad in grads])
 
 
 @each_method
@@ -194,6 +213,7 @@ def test_the_history_has_a_line_for_each_refresh(case, tmp_path):
         mean_loss = play.refresh()
         gradient = [g / 23 for g in PROBLEM.gradient(now, everyone)[0]]
         assert mean_loss == pytest.approx(losses(everyone).asnumpy().mean(dtype="float64"), 1e-6)
+        assert play.distance() < 1e-10  # a rate that is set takes effect in the next step
         line = {
             "data_passes": play.trainer.grad_evaluations / 23,
             "steps": steps,
@@ -228,17 +248,18 @@ class Normed(Dense):
 
 
 def fail_everywhere(play, number):
-    """In the closure, at each of its calls, and in the data; nothing changes."""
+    """In the closure, at each of its calls, and in the data, also by Ctrl-C; nothing changes."""
     trainer, net, index = play.trainer, play.net, BATCHES[number]
     before, grads = everything(trainer, net), _grads(net)
     is_plain = play.case.needs_refresh and not trainer.has_snapshot
-    for good_calls in range(1 if is_plain else play.case.gradients):
-        bad = kit.failing(play.loss_of, good_calls)
-        with pytest.raises(KeyError, match="mine"):
-            play.step_alone(number, closure=lambda: bad(index))
-        assert_unchanged(before, everything(trainer, net))
-    with pytest.raises(KeyError, match="mine"):
-        play.refresh_alone(kit.failing(play.loss_of, 3), BATCHES)
+    for error in (KeyError, KeyboardInterrupt):
+        for good_calls in range(1 if is_plain else play.case.gradients):
+            bad = kit.failing(play.loss_of, good_calls, error)
+            with pytest.raises(error, match="mine"):
+                play.step_alone(number, closure=lambda: bad(index))
+            assert_unchanged(before, everything(trainer, net))
+        with pytest.raises(error, match="mine"):
+            play.refresh_alone(kit.failing(play.loss_of, 3, error), BATCHES)
     with pytest.raises(IndexError, match="out of bounds"):
         play.refresh_alone(play.loss_of, [*BATCHES, np.array([99])])
     assert_unchanged(before, everything(trainer, net))

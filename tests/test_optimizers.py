@@ -77,31 +77,6 @@ def test_registry(name):
     compare(lambda cls, params: cls(params, name, settings), **precision(name))
 
 
-def test_excluded_optimizers_fail_with_gluon_trainer_too():
-    net = PROBLEM.network()
-    (name,) = EXCLUDED
-    trainer = gluon.Trainer(net.collect_params(), name)
-    with pytest.raises(AssertionError):
-        feed(trainer, net, PROBLEM.gradient(PROBLEM.initial, np.arange(5))[0], 5)
-
-
-def test_a_registered_optimizer_of_ones_own():
-    @mx.optimizer.Optimizer.register
-    class HalfStep(mx.optimizer.Optimizer):
-        def create_state(self, index, weight):
-            return None
-
-        def update(self, index, weight, grad, state):  # 1.9.1, one parameter; 2.0, lists
-            is_list = isinstance(index, (list, tuple))
-            for i, w, g in zip(index, weight, grad) if is_list else [(index, weight, grad)]:
-                w -= 0.5 * self._get_lr(i) * self.rescale_grad * g
-
-        step = update
-
-    compare(lambda cls, params: cls(params, "halfstep", {"learning_rate": 0.1}))
-    del mx.optimizer.Optimizer.opt_registry["halfstep"]
-
-
 # --- settings ------------------------------------------------------------------------------------
 
 LARS = {"momentum": 0.9, "eta": 0.1}
@@ -116,6 +91,7 @@ OF_VERSION = (
     "name, settings",
     [
         ("sgd", {"clip_gradient": 0.05}),
+        ("sgd", {"momentum": 0.9, "multi_precision": True}),
         ("sgd", {"momentum": 0.5, "clip_gradient": 0.02, "wd": 0.1}),
         ("lars", {"lazy_update": True}),
         ("lars", {**LARS, "lazy_update": False, "wd": 0.01}),
@@ -125,12 +101,9 @@ OF_VERSION = (
     ids=str,
 )
 def test_settings(name, settings):
-    compare(lambda cls, params: cls(params, name, {"learning_rate": 0.1, **settings}))
-
-
-def test_multi_precision_of_float32():
-    settings = {"learning_rate": 0.1, "momentum": 0.9, "multi_precision": True}
-    compare(lambda cls, params: cls(params, "sgd", settings), tolerance=1e-5, dtype="float32")
+    is_float32 = settings.get("multi_precision")
+    precision = {"tolerance": 1e-5, "dtype": "float32"} if is_float32 else {}
+    compare(lambda cls, params: cls(params, name, {"learning_rate": 0.1, **settings}), **precision)
 
 
 def test_multipliers():
@@ -152,22 +125,3 @@ def test_a_scheduler(name):
         return cls(params, name, {"momentum": 0.9, "lr_scheduler": scheduler})
 
     assert compare(make).learning_rate < 0.2 * 0.7**4
-
-
-def test_the_learning_rate_takes_effect_in_the_next_step():
-    """Without a snapshot, and with one."""
-    net = PROBLEM.network()
-    loss_of = PROBLEM.closure(net)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    twin, optimizer = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial), oracle.SGD(0)
-    for number in range(12):
-        rate = 0.01 * (number + 1)
-        if number == 6:
-            trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-            twin.refresh(PROBLEM.batches(7))
-        trainer.learning_rate = rate
-        assert trainer.learning_rate == rate
-        index, optimizer = PROBLEM.batches(5)[number % 5], oracle.SGD(rate)
-        trainer.step(len(index), closure=lambda: loss_of(index))
-        twin.step(optimizer, index)
-    assert distance(values(net), twin.weights) < 1e-12

@@ -130,10 +130,10 @@ def test_the_rate_of_barzilai_and_borwein_is_the_inverse_of_the_curvature(curvat
     for shift in (0, 0.3, 0.4, 0):
         twin.weights[0] += shift
         twin.refresh([0])
-        found.append(rate.refresh(twin.snapshot, twin.full_grad, steps))
+        found.append(rate.refresh(twin.reference, twin.mean, steps))
     assert found[0] == 0.25
     assert found[1:] == [pytest.approx(1 / (steps * (curvature + wd)))] * 3
-    assert rate.refresh([w + 1 for w in twin.snapshot], [-twin.full_grad[0]], steps) == found[-1]
+    assert rate.refresh([w + 1 for w in twin.reference], [-twin.mean[0]], steps) == found[-1]
 
 
 # --- proximal operators --------------------------------------------------------------------------
@@ -169,4 +169,3 @@ def test_proximal_operators_find_the_minimum(numbers, rate, strength, ridge, axi
                 assert value >= lowest * (1 - 1e-15)
     np.testing.assert_array_equal(oracle.l1(w, rate, strength)[np.abs(w) <= rate * strength], 0)
     np.testing.assert_array_equal(oracle.box(w, rate, -0.5, ridge), np.clip(w, -0.5, ridge))
-    np.testing.assert_array_equal(oracle.non_negative(w, rate), np.clip(w, 0, None))

@@ -35,7 +35,7 @@ TWINS = {
     GroupLasso(0.15): lambda w, step: oracle.group_lasso(w, step, 0.15, tuple(range(1, w.ndim))),
     GroupLasso(0.2, axis=None): lambda w, step: oracle.group_lasso(w, step, 0.2),
     Box(-0.3, 0.4): lambda w, step: oracle.box(w, step, -0.3, 0.4),
-    Box(0, math.inf): oracle.non_negative,
+    Box(0, math.inf): lambda w, step: oracle.box(w, step, 0, math.inf),
 }
 L1_TWIN = TWINS[L1(0.3)]
 FOREIGN = PROBLEM.network()[0].weight
@@ -64,7 +64,6 @@ def test_operators(w, step, one, two, low, axis):
         (GroupLasso(one, None), oracle.group_lasso(w, step, one)),
         (Box(low, low + two), oracle.box(w, step, low, low + two)),
         (Box(low, math.inf), oracle.box(w, step, low, np.inf)),
-        (Box(0, math.inf), oracle.non_negative(w, step)),
     ]:
         for dtype, bound in (("float64", 1e-12), ("float32", 1e-5)):
             found = applied(operator, w, step, dtype)
@@ -209,8 +208,8 @@ def test_keys_that_are_parameters_and_a_list_of_parameters(as_list):
     trainer = SVRGTrainer([*params.values()] if as_list else params, "sgd", prox=choice)
     trainer.set_learning_rate(RATE)
     one_epoch(trainer, PROBLEM.closure(net))
-    box = partial(oracle.box, low=0, high=1)
-    assert_is_plain_twin(net, [L1_TWIN, box, oracle.non_negative, None])
+    twins = [partial(oracle.box, low=0, high=high) for high in (1, math.inf)]
+    assert_is_plain_twin(net, [L1_TWIN, *twins, None])
 
 
 def test_parameters_that_the_optimizer_leaves_alone():

@@ -1,42 +1,17 @@
-"""SARAH, STORM and MARS: identities, and what is not common to all methods."""
+"""SARAH, STORM and MARS: what is not common to all methods."""
 
 import kit
-import mxnet as mx
-import numpy as np
-import oracle
 import pytest
 from kit import assert_unchanged
-from mxnet import gluon
 from plays import BATCHES, CASES, PROBLEM, TWO, Play, mars
-from problems import contexts, distance, parameters, values
+from problems import distance, parameters, values
 
-from gluon_svrg import MARSTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer, schedule
+from gluon_svrg import MARSTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer
 
-ALL = np.arange(len(PROBLEM.X))
 RATE = {"learning_rate": 0.2}
 METHODS = {name: CASES[name] for name in ("SARAH", "STORM", "MARS", "approximate MARS")}
 METHODS["approximate MARS of matrices"] = mars(gamma=0.1, exact=False, clip=0.2)
 each_method = pytest.mark.parametrize("case", METHODS.values(), ids=METHODS)
-
-
-# --- identities ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("devices", [None, contexts(3)])
-@pytest.mark.parametrize("is_page", [False, True])
-def test_gradient_descent_is_inside(devices, is_page):
-    """SARAH with full minibatches; PAGE that always refreshes."""
-    net, loss_of, trainer = kit.make(PROBLEM, devices=devices, cls=SARAHTrainer, settings=RATE)
-    descent, optimizer = oracle.Method(PROBLEM.gradient, PROBLEM.initial), oracle.SGD(**RATE)
-    coin = schedule.Loopless(1.0)
-    for number in range(12):
-        if coin.due(trainer) and (is_page or not number):
-            trainer.update_full_grads(loss_of, [ALL])
-        index = BATCHES[number % 5] if is_page else ALL
-        trainer.step(len(index), closure=lambda: loss_of(index))
-        descent.step(optimizer, ALL)
-    # MXNet rounds 1 / batch_size to float32, and 5 is not 23
-    assert distance(values(net), descent.weights) < (1e-8 if is_page else 1e-12)
 
 
 # --- what can be seen ----------------------------------------------------------------------------
@@ -80,27 +55,6 @@ def check_mean(play):
     assert distance(found, expected) < 1e-12
 
 
-def test_vectors_are_left_to_the_plain_optimizer():
-    """To the last bit, where the weights do not move either."""
-    settings = {"optimizer_params": RATE, "clip": 0.01, "gamma": 0.5}
-    play, twin = Play(METHODS["MARS"], dtype="float32", **settings), PROBLEM.network("float32")
-    loss_of, plain = PROBLEM.closure(twin, "float32"), gluon.Trainer(twin.collect_params(), "sgd")
-    for number, index in enumerate(BATCHES):
-        play.correct(number)
-        play.trainer.allreduce_grads()
-        with mx.autograd.record():
-            loss = loss_of(index)
-        loss.backward()
-        for p, q in zip(parameters(play.net)[1::2], parameters(twin)[1::2]):
-            np.testing.assert_array_equal(p.grad().asnumpy(), q.grad().asnumpy())
-        for p, q in zip(parameters(play.net)[::2], parameters(twin)[::2]):
-            assert np.linalg.norm(p.grad().asnumpy() / len(index)) < 0.01 * (1 + 1e-5)
-            assert np.linalg.norm(q.grad().asnumpy() / len(index)) > 0.02  # there was some to clip
-        play.trainer.update(len(index))
-        plain.step(len(index))
-        PROBLEM.assign(twin, values(play.net))
-
-
 # --- what is refused -----------------------------------------------------------------------------
 
 COMPRESSION = {"compression_params": {"type": "2bit", "threshold": 0.5}}
@@ -130,24 +84,12 @@ def test_arguments_that_are_refused(cls, own, message):
 
 @each_method
 def test_calls_that_are_refused(case):
-    """A first step without a closure, too: the next one is compared with it."""
     play = Play(case)
     trainer, loss_of = play.trainer, play.loss_of
     with pytest.raises(ValueError, match="no use for stored gradients"):
         trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
     with pytest.raises(TypeError, match="batch_index names a stored gradient"):
         trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
-    for action in (lambda: None, trainer.discard_snapshot, play.refresh):
-        action()
-        if action is not play.refresh and case.needs_refresh:
-            continue
-        with mx.autograd.record():
-            loss = loss_of(BATCHES[0])
-        loss.backward()
-        for call in (lambda: trainer.step(5), trainer.allreduce_grads, lambda: trainer.update(5)):
-            with pytest.raises(RuntimeError, match=r"pass step\(batch_size, closure=\.\.\."):
-                call()
-        play.update(0)
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,8 @@
 import mxnet as mx
 import numpy as np
 import pytest
-from saving_kit import Chain, Training, assert_same, both_go_on
+from kit import assert_unchanged
+from saving_kit import Chain, Training, both_go_on
 
 from gluon_svrg import saving
 from gluon_svrg.saving import values
@@ -78,7 +79,7 @@ def test_an_optimizer_of_ones_own(save, tmp_path):
         one.own == other.own and other.own["seen"][4] == (True,) and type(other.own[3]) is np.int64
     )
     assert type(other.array) is mx.nd.NDArray
-    assert_same([one.array.asnumpy(), one.columns], [other.array.asnumpy(), other.columns])
+    assert_unchanged([one.array.asnumpy(), one.columns], [other.array.asnumpy(), other.columns])
     both_go_on(first, second)
     assert not OwnOptimizer.ran
     first.states[0][1][1][1].append(1)
@@ -104,12 +105,12 @@ def test_from_some_devices_to_others(then, now, name, update_on_kvstore, tmp_pat
     second.step(4, seed=2)
     for parameter in second.in_order():
         one, *others = (data.asnumpy() for data in parameter.list_data())
-        assert_same([one] * len(others), others)
+        assert_unchanged([one] * len(others), others)
     counts = second.optimizer._all_index_update_counts
     assert {n for device in range(now) for n in counts[device].values()} == {7}
     if then == now and not update_on_kvstore:
         first.step(4, seed=2)
-        assert_same(first.weights(), second.weights())
+        assert_unchanged(first.weights(), second.weights())
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path):

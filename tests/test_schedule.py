@@ -1,4 +1,4 @@
-"""Schedules: against their formulas, in plain loops, saved with the trainer."""
+"""Schedules and samplers: against their formulas, in plain loops, saved with the trainer."""
 
 import math
 from functools import partial
@@ -6,10 +6,11 @@ from functools import partial
 import kit
 import numpy as np
 import pytest
+from loops import plain_step
 from mxnet import gluon
 from problems import Dense
 
-from gluon_svrg import schedule
+from gluon_svrg import SVRGTrainer, schedule
 from gluon_svrg.schedule import Cosine, EveryEpochs, EverySteps, Linear, Loopless, Until
 
 PROBLEM = Dense("classification", seed=21)
@@ -74,24 +75,64 @@ def test_the_coins_of_loopless():
     assert 0.1 < len(made) / 200 < 0.3
 
 
-@pytest.mark.parametrize("make_one", [partial(Loopless, 0.3), partial(EveryEpochs, 5)])
-@pytest.mark.parametrize("is_asked_first", [True, False])
-def test_what_a_schedule_remembers_is_saved_with_the_trainer(make_one, is_asked_first, tmp_path):
-    """Its settings, too: the file knows which coins were tossed."""
+@pytest.mark.parametrize("by", ["discard", "a file without a snapshot", "a file of gluon.Trainer"])
+@pytest.mark.parametrize("refresh", [EverySteps(5), EverySteps(5, factor=2), Loopless(1e-9)])
+def test_a_trainer_without_a_snapshot_is_asked_for_one(refresh, by, tmp_path):
     _, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
-    straight, resumed, other = make_one(), make_one(), make()[2]
-    if isinstance(resumed, Loopless):
-        resumed = Loopless(0.3, seed=99)
-    for _ in range(17):
-        straight.due(trainer)
+    assert not refresh.due(trainer)
+    if by == "discard":
+        trainer.discard_snapshot()
+    else:
+        is_plain = by == "a file of gluon.Trainer"
+        _, other_loss_of, other = make(cls=gluon.Trainer if is_plain else SVRGTrainer)
+        plain_step(other, lambda: other_loss_of(BATCHES[0]), 5)
+        other.save_states(str(tmp_path / "states"))
+        trainer.load_states(tmp_path / "states")
+    for _ in range(2):
+        assert refresh.due(trainer)
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+    trainer.update_full_grads(loss_of, BATCHES)
+    assert not refresh.due(trainer)
+
+
+def ask(thing, trainer, count):
+    """Draws of a sampler, or coins of a schedule."""
+    if isinstance(thing, sampler):
+        return [list(thing) for _ in range(count)]
+    return [thing.due(trainer) for _ in range(17 * count)]
+
+
+#: What remembers something: for the trainer that saves it, and for the one that resumes.
+REMEMBERING = {
+    "epochs": lambda resumes: [EveryEpochs(5)],
+    "settings": lambda resumes: [Loopless(0.3, seed=99 if resumes else 0)],
+    "two seeds": lambda resumes: [Loopless(0.5, seed=1), Loopless(0.5, seed=2)],
+    "an order": lambda resumes: [Loopless(0.5), Loopless(0.5)],
+    "draws": lambda resumes: [sampler(100, lambda draw: 5 * 2**draw, seed=n) for n in (3, 4)],
+}
+
+
+@pytest.mark.parametrize("register_first", [True, False])
+@pytest.mark.parametrize("make_all", REMEMBERING.values(), ids=REMEMBERING)
+def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, tmp_path):
+    """Two of a kind are known by their seeds, or by their order."""
+    saved, resumed = make_all(False), make_all(True)
+    _, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES)
+    for count, one in enumerate(saved, 1):
+        trainer.register(one)
+        ask(one, trainer, count)
     trainer.save_states(tmp_path / "states")
-    expected = [straight.due(trainer) for _ in range(30)]
-    if is_asked_first:
-        resumed.due(other)
-    other.load_states(tmp_path / "states")
-    assert [resumed.due(other) for _ in range(30)] == expected
-    assert len({*expected}) == 2
+    expected = [ask(one, trainer, 2) for one in saved]
+    _, _, trainer = make()
+    if not register_first:
+        trainer.load_states(tmp_path / "states")
+    for one in resumed:
+        trainer.register(one)
+    if register_first:
+        trainer.load_states(tmp_path / "states")
+    assert [ask(one, trainer, 2) for one in resumed[::-1]] == expected[::-1]
 
 
 def test_a_refresh_schedule_needs_a_trainer():

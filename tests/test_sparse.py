@@ -131,26 +131,6 @@ def test_one_gradient_that_accumulates():
         np.testing.assert_allclose(these, those, atol=1e-6)
 
 
-@needs_sparse
-def test_sparse_gradients_of_dense_weights_are_refused_with_servers():
-    """`gluon.Trainer` crashes the server there."""
-    net = gluon.nn.Embedding(5, 2, sparse_grad=True)
-    net.initialize()
-    with pytest.raises(ValueError, match="is sparse, and kvstore='dist_sync' cannot exchange"):
-        SVRGTrainer(net.collect_params(), "sgd", kvstore="dist_sync")
-
-
-@pytest.mark.skipif(HAS_SPARSE, reason="this is about MXNet 2.0")
-def test_mxnet_2_refuses_them_itself():
-    with pytest.raises(AssertionError, match="sparse feature is not supported"):
-        gluon.nn.Embedding(5, 2, sparse_grad=True)
-    for kind in ("stype", "grad_stype"):
-        weight = gluon.Parameter("weight", shape=(5, 2), **{kind: "row_sparse"})
-        with pytest.raises(ValueError, match="row_sparse is not supported"):
-            weight.initialize()
-            weight.data()
-
-
 @pytest.fixture
 def classic_arrays():
     """On MXNet 2.0 a parameter can be sparse where NumPy's interface is turned off."""

@@ -114,7 +114,7 @@ def test_the_rate_of_barzilai_and_borwein(kind, wd, devices):
         whole = problem.batches(7 + epoch % 2)
         trainer.update_full_grads(loss_of, whole)
         twin.refresh(whole)
-        rates.refresh(twin.snapshot, twin.full_grad, len(sizes) and sizes[-1])
+        rates.refresh(twin.reference, twin.mean, len(sizes) and sizes[-1])
         optimizer.learning_rate = rates.learning_rate * (0.8 if epoch else 1)
         expected = optimizer.learning_rate  # rounded to float32 where it is the user's own
         assert trainer.learning_rate == pytest.approx(expected, rel=1e-7 if epoch == 0 else 1e-9)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import gluon
-from problems import Dense, array, contexts, parameters, values
+from problems import Dense, array, contexts, flat, parameters, values
 
 from gluon_svrg import SAGATrainer, SVRGTrainer
 from gluon_svrg.variance import variance
@@ -18,10 +18,6 @@ PROBLEM = Dense("classification", hidden=(5,), seed=22)
 ALL = np.arange(len(PROBLEM.X))
 TWO = contexts(2)
 make = partial(kit.make, PROBLEM, rate=0.3)
-
-
-def flat(grads):
-    return np.concatenate([g.ravel() for g in grads])
 
 
 def by_numpy(now, there, batches, coefficient):

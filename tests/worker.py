@@ -17,7 +17,7 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 from plays import WITH_STORED, Play
-from problems import Dense, array, parameters
+from problems import Dense, Tied, array, parameters
 
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.prox import L1
@@ -32,24 +32,6 @@ def minibatches(rank, workers):
     ends = [np.round(edges * len(index)).astype(int) for index in everything]
     shares = [index[cut[rank] : cut[rank + 1]] for index, cut in zip(everything, ends)]
     return shares, [len(index) for index in everything]
-
-
-class Tied(Dense):
-    """Its hidden layers are the same one. Keys of parameters have gaps in MXNet 2.0."""
-
-    def network(self, dtype="float64", devices=None, **kwargs):
-        settings = {"in_units": 4, "activation": "tanh", "dtype": dtype}
-        first = gluon.nn.Dense(4, **settings)
-        if hasattr(first, "share_parameters"):
-            same = gluon.nn.Dense(4, **settings).share_parameters(first.collect_params())
-        else:
-            same = gluon.nn.Dense(4, **settings, params=first.params)
-        net, last = gluon.nn.HybridSequential(), gluon.nn.Dense(3, in_units=4, dtype=dtype)
-        net.add(first, same, last)
-        for layer in (first, last):
-            layer.initialize(ctx=devices)
-        self.assign(net, self.initial)
-        return net
 
 
 class Images(Dense):
