@@ -19,6 +19,8 @@ def main(folder, what, kvstore="dist_sync"):
             (folder / f"reached-{who.rank}").write_text("")
             if what == "raise" and who.rank == 0:
                 raise ValueError("mine")
+            if what == "early" and who.rank == 1:
+                sys.exit()
         if what == "uneven" and step == 5 + who.rank:
             play.refresh()
         play.update(step % 4)

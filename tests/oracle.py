@@ -258,3 +258,10 @@ class SGD:
             v *= momentum
             v -= rate * (rescale * g + wd * w)
             w += v
+
+
+class ServerSGD(SGD):
+    """The same on servers. Workers divide by the batch size before, in float64."""
+
+    def step(self, weights, grads, batch_size):
+        super().step(weights, [grad / batch_size for grad in grads], 1)

@@ -86,6 +86,7 @@ ENDS = [
     *(("stopped", role) for role in ("worker", "server", "scheduler")),
     ("raise", "worker"),
     ("uneven", "worker"),
+    ("early", "worker"),
     *((name, "launcher") for name in ("SIGINT", "SIGTERM", "SIGKILL")),
 ]
 CASES = [(engine, *way) for engine in SERVED for way in ENDS]
@@ -97,7 +98,7 @@ PLAIN += [("launch", "uneven", "worker"), ("launch", "SIGKILL", "launcher")]
 @pytest.mark.parametrize("engine, what, who", cases(CASES, PLAIN))
 def test_ends(engine, what, who, job, tmp_path, marker):
     """All processes of the job end, and its status is not 0."""
-    is_silent = what in ("stopped", "uneven")
+    is_silent = what in ("stopped", "uneven", "early")
     # Steps need no scheduler, but the end of a worker does.
     program = "short" if (what, who) == ("stopped", "scheduler") else what
     kvstore = "horovod" if engine == "horovodrun" else "dist_sync"

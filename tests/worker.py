@@ -16,7 +16,8 @@ import kit
 import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
-from plays import WITH_STORED, Play
+from oracle import ServerSGD
+from plays import SETTINGS, WITH_STORED, Play
 from problems import Dense, Tied, array, parameters
 
 from gluon_svrg import SVRGTrainer
@@ -173,6 +174,8 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
     play = Play(WITH_STORED[name], PROBLEM, how, where, kvstore=chosen, **settings)
     play.shares = [minibatches(rank, who.num_workers)[0] for rank in range(who.num_workers)]
     play.rank, distances = who.rank, []
+    if settings.get("update_on_kvstore"):
+        play.optimizer = ServerSGD(**SETTINGS)
     if late and who.rank == 1:
         send = play.trainer._workers.sum_arrays
         play.trainer._workers.sum_arrays = lambda arrays: (time.sleep(0.1), send(arrays))
@@ -331,12 +334,16 @@ def overtaken(kvstore="dist_sync"):
     return who, found_in([layer.weight])
 
 
-def asynchronous(kvstore="dist_async", epochs=2):
-    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients."""
+def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
+    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients.
+
+    With the coefficient 0, the steps are those of SGD.
+    """
     who, chosen = make_kvstore(kvstore)
     net = PROBLEM.network()
     loss_of, rng = PROBLEM.closure(net), np.random.RandomState(who.rank)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, kvstore=chosen)
+    settings = {"kvstore": chosen, "coefficient": coefficient}
+    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, **settings)
     shares, _ = minibatches(who.rank, who.num_workers)
     mine, found = np.concatenate(shares), {}
     for epoch in range(epochs):

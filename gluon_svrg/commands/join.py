@@ -65,8 +65,7 @@ def run(options: argparse.Namespace) -> int:
         roles.die_with(os.getppid())
         os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
     except (ImportError, OSError, ValueError) as error:
-        options.error(str(error))
-        raise  # for mypy: `error` has ended the process
+        return options.error(str(error))  # which ends the process
 
 
 class Rank(NamedTuple):

@@ -37,10 +37,6 @@ def add_to(commands: Any) -> None:
 def run(options: argparse.Namespace) -> int:
     """Run the job; return the exit status of what has failed first, or 0."""
     names = roles.names(options)
-    try:
-        commands = {name: roles.command(name, options) for name in names}
-    except (ImportError, ValueError) as error:
-        options.error(str(error))
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
@@ -51,9 +47,10 @@ def run(options: argparse.Namespace) -> int:
     try:
         for name in names:
             variables = roles.variables(name, options, _HOST, port, _HOST)
-            job.start(name, commands[name], {"OMP_NUM_THREADS": "1", **variables})
+            command = roles.command(name, options)
+            job.start(name, command, {"OMP_NUM_THREADS": "1", **variables})
         name, code = job.wait()
-    except OSError as error:  # of a file that cannot be executed
+    except (ImportError, OSError, ValueError) as error:  # the command cannot run
         options.error(str(error))
     except KeyboardInterrupt as interrupt:
         name, code = "the launcher", -interrupt.args[0]
