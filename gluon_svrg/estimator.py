@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, Callable, Iterable
 
 from mxnet.gluon.contrib.estimator import BatchProcessor
@@ -16,7 +15,7 @@ from mxnet.gluon.contrib.estimator.event_handler import (
 from mxnet.gluon.utils import split_and_load
 
 from . import _arguments, _mxnet
-from .saving import EpochCount
+from .passes.method import Method
 from .schedule import EveryEpochs
 from .trainer import VarianceReducedTrainer
 
@@ -56,10 +55,7 @@ class SVRGBatchProcessor(BatchProcessor):
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
         """Leave the estimate of a minibatch in `Parameter.grad`; MXNet's handler takes the step."""
-        trainer = estimator.trainer
-        if isinstance(trainer, VarianceReducedTrainer):
-            trainer._check_estimator()
-        if not self._has_handler and getattr(trainer, "_needs_refresh", True):
+        if _method_of(estimator).needs_refresh and not self._has_handler:
             raise RuntimeError(
                 "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
                 "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
@@ -143,33 +139,22 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
                 f"{type(train_data).__name__}. Pass the DataLoader that you train with."
             )
         if not hasattr(update_freq, "due"):
-            if isinstance(update_freq, bool) or not isinstance(update_freq, Integral):
-                raise TypeError(
-                    "update_freq must be a whole number of epochs or a refresh schedule, got "
-                    f"{type(update_freq).__name__}."
-                )
-            update_freq = EveryEpochs(_arguments.whole(update_freq, "update_freq"))
+            name = "update_freq (epochs, or a refresh schedule)"
+            update_freq = EveryEpochs(_arguments.whole(update_freq, name))
         self.train_data = train_data
         self.schedule = update_freq
         self.progress = progress
         self.priority = priority
-        self._count = EpochCount()
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Check that all parts are there."""
-        if not isinstance(estimator.trainer, VarianceReducedTrainer):
-            raise TypeError(
-                f"FullGradHandler needs an SVRGTrainer, got {type(estimator.trainer).__name__}. "
-                "Pass Estimator(..., trainer=SVRGTrainer(net.collect_params(), ...))."
-            )
-        estimator.trainer._check_estimator()
+        _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
             raise RuntimeError(
                 "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "
                 "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
         estimator.batch_processor._has_handler = True
-        self._count = estimator.trainer.epoch_count
 
     def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Take no more full gradients."""
@@ -178,7 +163,7 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot."""
         if isinstance(self.schedule, EveryEpochs):
-            is_time = self._count.epochs % self.schedule.epochs == 0
+            is_time = estimator.trainer.epoch_count.epochs % self.schedule.epochs == 0
             if is_time or estimator.trainer.wants_snapshot:
                 self._refresh(estimator)
 
@@ -189,7 +174,7 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Count the epoch."""
-        self._count.epochs += 1
+        estimator.trainer.epoch_count.epochs += 1
 
     def _refresh(self, estimator: Any) -> None:
         trainer = estimator.trainer
@@ -198,7 +183,24 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
         for line in trainer.history[-1:] if trainer.has_snapshot else ():
             estimator.logger.info(
                 "[Epoch %d] full gradient: mean loss %.6f, gradient norm %.6f",
-                self._count.epochs,
+                trainer.epoch_count.epochs,
                 line["mean_loss"],
                 line["gradient_norm"],
             )
+
+
+def _method_of(estimator: Any) -> Method:
+    """The method of an `Estimator`'s trainer; raise if there is none that it can train with."""
+    trainer = estimator.trainer
+    name = type(trainer).__name__
+    if not isinstance(trainer, VarianceReducedTrainer):
+        raise TypeError(
+            f"SVRGBatchProcessor needs an SVRGTrainer, got {name}. Pass Estimator(..., "
+            "trainer=SVRGTrainer(net.collect_params(), ...))."
+        )
+    if trainer._method.needs_table:
+        raise TypeError(
+            f"{name} needs batch_index, the position of each minibatch, which an Estimator does "
+            "not tell. Write the loop yourself, or use SVRGTrainer."
+        )
+    return trainer._method

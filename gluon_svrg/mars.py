@@ -30,10 +30,11 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import trainer
+from .passes.arrays import Columns
 from .passes.combine import scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
-from .recursive import NEEDS_CLOSURE, Next, Recursive
+from .recursive import NEEDS_CLOSURE, Recursive
 from .trainer import VarianceReducedTrainer
 
 
@@ -92,12 +93,10 @@ class MARS(Recursive):
         if not self.has_reference or not s or (chosen is not None and not any(chosen)):
             return AS_IT_IS
         if self.keeps_weights:
-            return Terms(a=1 + s, b=-s, reference=self.reference, only=chosen)
+            return Terms(a=1 + s, b=-s, reference=self.point, only=chosen)
         return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
-    def next_state(
-        self, live: LiveGradients, scale: float, entries: float | NDArray
-    ) -> Next | None:
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Columns:
         """Compute m for the next step, and clip."""
         following = super().next_state(live, scale, entries)
         if self.clip is not None:
@@ -169,8 +168,7 @@ class MARSTrainer(VarianceReducedTrainer):
     next step uses the gradient of its minibatch.
 
     The trainer needs twice the memory of the parameters in addition, with ``exact=True`` three
-    times. It holds two copies of what changes with a step, so a step that AMP skips, or that raises
-    an exception, changes nothing.
+    times.
 
     References
     ----------

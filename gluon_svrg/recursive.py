@@ -7,11 +7,10 @@ or that raises an exception, changes nothing.
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Sequence
 
 from mxnet.ndarray import NDArray
 
-from .passes import states
 from .passes.arrays import Columns, zero
 from .passes.combine import assign
 from .passes.full_pass import FullGradient
@@ -25,24 +24,10 @@ NEEDS_CLOSURE = (
 )
 
 
-class Next(NamedTuple):
-    """The state that a step leaves for the next one, apart from the weights."""
-
-    mean: Columns  # m
-    in_objective: list[bool]  # per parameter: whether any loss so far depends on it
-
-
 class Recursive(Method):
     """A method whose reference is the previous step.
 
     Frozen values are not kept: both passes of a step compute with the current ones.
-
-    Attributes
-    ----------
-    keeps_weights, keeps_mean : bool
-        Whether it needs the reference, and m.
-    reference : Point or None
-        The weights before the last step.
     """
 
     moves = True
@@ -52,20 +37,7 @@ class Recursive(Method):
 
     def __init__(self) -> None:
         super().__init__()
-        # Replaced by each step: besides `mean`, which is m
-        self.reference: Point | None = None
-        self._reached: list[bool] = []  # per parameter: whether any loss so far depends on it
-        self._other: Point | None = None  # memory for the next reference
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether there was a step, or a refresh, to compare the next minibatch with."""
-        return bool(self._reached)
-
-    @property
-    def point(self) -> Point | None:
-        """The weights before the last step."""
-        return self.reference
+        self._other: Point | None = None  # the weights before the next step
 
     def bind(self) -> None:
         """Bind to new arrays of the parameters."""
@@ -74,8 +46,8 @@ class Recursive(Method):
 
     def discard(self) -> None:
         """Start over at the next step."""
-        self.reference, self._other, self.mean = None, None, []
-        self.in_objective, self._reached = (), []
+        super().discard()
+        self._other = None
 
     def treated(self) -> Sequence[bool] | None:
         """A flag for each parameter that the method treats; None if it treats all."""
@@ -85,24 +57,11 @@ class Recursive(Method):
 
     def refresh(self, full: FullGradient) -> None:
         """Start over at the current weights: m is the full gradient."""
-        if self.keeps_weights and self.reference is None:
-            self.reference = Point.copied(self.network, frozen=False)
-        elif self.reference is not None:
-            self.reference.move()
-        if self.keeps_mean:
-            self._leave_out(full.mean)
-            self.mean = full.mean
-        self._take(list(full.reached))
+        super().refresh(full)
+        self._leave_out(self.mean)
 
-    def next_state(
-        self, live: LiveGradients, scale: float, entries: float | NDArray
-    ) -> Next | None:
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Columns:
         """Compute m for the next step."""
-        if isinstance(entries, NDArray):  # the losses of other workers may depend on any parameter
-            reached = [True] * len(self.network.trainable)
-        else:
-            before = self._reached or [False] * len(live.reached)
-            reached = [a or b for a, b in zip(before, live.reached)]
         target: Columns = []
         if self.keeps_mean:
             target = self.network.take_spare()
@@ -112,7 +71,7 @@ class Recursive(Method):
                 row = [column.only(chosen) for column in (mean, total, before)]
                 assign(row, (0, self.mean_terms(live.total_scale, entries)))
             self._leave_out(target)
-        return Next(target, reached)
+        return target
 
     def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
         """The terms of ``m = V / C``, where V, the second column, has a scale."""
@@ -125,55 +84,15 @@ class Recursive(Method):
             for column in mean:
                 zero(array for array, is_treated in zip(column, chosen) if not is_treated)
 
-    def before_update(self, following: Next) -> None:
+    def before_update(self) -> None:
         """Copy the weights, which are about to move, to the next reference."""
-        if self.keeps_weights and self._other is None:
-            self._other = Point.copied(self.network, frozen=False)
-        elif self._other is not None:
-            self._other.move()
+        if self.keeps_weights:
+            self._other = Point.copied(self.network, frozen=False, memory=self._other)
 
     def moved(self, live: LiveGradients) -> None:
         """Put the next state in place of the last one, whose memory is used again."""
-        self.reference, self._other = self._other, self.reference
+        super().moved(live)
+        self.point, self._other = self._other, self.point
         if self.keeps_mean:
             self.network.give_spare(self.mean)
-            self.mean = live.following.mean
-        self._take(live.following.in_objective)
-
-    def _take(self, reached: list[bool]) -> None:
-        self._reached = reached
-        self.in_objective = reached if self.keeps_mean else ()
-
-    # --- files ---------------------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any] | None:
-        """The state, which is the same on all devices."""
-        if not self.has_reference:
-            return None
-        weights, mean = None, None
-        if self.reference is not None:
-            weights = states.of_point(self.reference)
-        if self.keeps_mean:
-            mean = states.by_number(self.network, self.mean[0])
-        flags = states.by_number(self.network, self._reached)
-        return {"weights": weights, "mean": mean, "in_objective": flags}
-
-    def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        for name, what, is_kept in (
-            ("weights", "weights before the last step", self.keeps_weights),
-            ("mean", "mean gradient", self.keeps_mean),
-        ):
-            if (state[name] is not None) != is_kept:
-                verb = "lacks" if is_kept else "has"
-                yield f"it {verb} the {what}, unlike this method as it is set up here"
-            elif is_kept:
-                yield from states.problems(self.network, state[name], what, summed=name == "mean")
-
-    def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        if self.keeps_weights:
-            self.reference = states.to_point(self.network, state["weights"])
-        if self.keeps_mean:
-            self.mean = states.to_columns(self.network, state["mean"])
-        self._take(states.in_order(self.network, state["in_objective"]))
+            self.mean = live.following

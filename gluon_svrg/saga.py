@@ -17,7 +17,7 @@ new ``m`` (SAG). Rows that were never visited are zero, and are not counted in `
 
 from __future__ import annotations
 
-from typing import Any, Iterator, NamedTuple, Sequence
+from typing import Any, Iterator, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
@@ -32,27 +32,13 @@ from .passes.live_gradients import LiveGradients
 from .passes.method import Method
 from .passes.points import Point
 from .passes.random_lock import Losses
-from .passes.table import RESHUFFLED, Row, TakenAt
-from .passes.warnings import warn
+from .passes.table import Row, TakenAt
 from .trainer import VarianceReducedTrainer
 
 NO_ROW = (
     "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), "
     "or call correct_grads(closure, batch_index=...) before."
 )
-OTHER_DATA = (
-    "The losses of minibatch {index}, computed again at the weights of its first visit, differ by "
-    "{difference:.2g} of their size from those of then. batch_index must be the position of the "
-    "minibatch in the data, the same in each epoch: was the data reshuffled? If the network draws "
-    "random numbers (dropout), pass lock_random=True."
-)
-
-
-class Next(NamedTuple):
-    """The state that a step leaves for the next one, apart from the rows."""
-
-    mean: Columns  # m
-    entries: float | NDArray  # N
 
 
 class SAGA(Method):
@@ -64,6 +50,8 @@ class SAGA(Method):
     can_store_grads = True
     not_corrected = NO_ROW
     has_reference = True  # unvisited rows are zero
+    keeps_mean = True
+    mean_is = "mean of the table"
 
     def __init__(self) -> None:
         super().__init__()
@@ -72,16 +60,8 @@ class SAGA(Method):
         self._entries: float | NDArray = 0.0  # N; an array if there are several workers
         # Replaced at each refresh
         self._is_complete = False  # no more rows will come
-        # Until the losses of a row were computed again
-        self._taken_at: TakenAt | None = None  # the weights of the refresh, or of the first visit
-        self._first: int | None = None  # the minibatch of that visit
         # Replaced with the network's arrays
         self._spare: list[Columns] = []  # memory for rows
-
-    @property
-    def has_state(self) -> bool:
-        """Whether there is a row."""
-        return bool(self.table)
 
     # --- a minibatch ---------------------------------------------------------------------------
 
@@ -99,11 +79,6 @@ class SAGA(Method):
                 f"batch_index is {batch_index}, and the gradients of {len(self.table)} minibatches "
                 f"are stored: 0 to {len(self.table) - 1}, by their position in the data."
             )
-        if batch_index < 0:
-            raise IndexError(
-                f"batch_index is {batch_index}. It must be the position of the minibatch in the "
-                "data, 0 or more."
-            )
         if not self._spare:
             self._spare.append(zeros_like(self.network.live))
         if not self.mean:
@@ -111,27 +86,12 @@ class SAGA(Method):
         b = 0.0 if stored is None else -1.0
         return Terms(b=b, k=1.0, reference=stored, mean=self.mean, copy_to=self._spare[-1])
 
-    def check(self, row: Row, closure: Any) -> None:
-        """Compute the losses of a row again: the first after a refresh, or the first of all."""
-        taken_at, first = self._taken_at, self._first
-        if taken_at is None or first not in (None, row.position):
-            return
-        is_same = first is not None or taken_at.point.is_current()
-        difference = taken_at.difference(row, closure) if is_same else 0
-        if difference and first is None:
-            raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
-        if difference is not None:
-            self._taken_at = None
-        if difference:
-            warn(OTHER_DATA.format(index=row.position, difference=difference))
-
     def row(self, found: Estimate, index: int) -> Row:
         """g, which becomes a row when the weights have moved."""
         row = Row(index, self._spare.pop(), found.recorded.counts, found.seed)
         if self.table:
             return row
-        self._taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
-        self._first = index
+        self.taken_at = TakenAt.now(Point.copied(self.network, frozen=True), index)
         return row._replace(losses=Losses.of(found.recorded.losses))
 
     # --- the state that changes with a step ----------------------------------------------------
@@ -140,16 +100,15 @@ class SAGA(Method):
         """The loss entries of rows that are not in the table yet."""
         return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
 
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Next:
-        """Compute m after the step, and leave the optimizer its gradient."""
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
+        """Compute m and N after the step, and leave the optimizer its gradient."""
         added: Any
         if isinstance(entries, NDArray):
             entries, added = entries.split(2, axis=0)
         else:
             (added,) = self.numbers(live.rows)
-        before, after = self._entries, self._entries
-        if not self._is_complete:
-            after = before + added
+        before = self._entries
+        after = before if self._is_complete else before + added
         share = 1.0 if self._is_complete else before / after
         # Where V is of one minibatch on one device, V - C m is g - r, which is there already.
         is_there = len(self.network.live) == len(live.rows) == 1 and live.total is self.network.live
@@ -161,22 +120,21 @@ class SAGA(Method):
             divisor = after * scale if is_there else after
             steps = [(0, ((1.0 / divisor, 0), (share, 1)))]
             assign([target, now, total], *([] if is_there else [(0, move)]), *steps)
-        self._give(mean, entries * scale)
-        return Next(mean, after)
-
-    def _give(self, mean: Columns, factor: float | NDArray) -> None:
-        """Leave V, the estimate, to the optimizer."""
+        if self.replaces_grads:
+            for target, now in zip(self.network.live, mean):
+                assign([target, now], (0, ((1.0 * (entries * scale), 1),)))
+        return mean, after
 
     def moved(self, live: LiveGradients) -> None:
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
+        if not self._is_complete:  # a refresh knows all losses
+            super().moved(live)
         self._spare += [self.table[index].grads for index in live.rows if index in self.table]
         self.table.update(live.rows)
         self.network.give_spare(self.mean)
         self.mean, self._entries = live.following
-        before = self.in_objective or [False] * len(live.reached)
-        self.in_objective = [a or b for a, b in zip(before, live.reached)]
-        if self._first is None:
-            self._taken_at = None  # the weights are no longer those of the refresh
+        if self.taken_at is not None and self.taken_at.visit is None:
+            self.taken_at = None  # the step after a refresh has checked it
 
     # --- a new table ---------------------------------------------------------------------------
 
@@ -184,33 +142,30 @@ class SAGA(Method):
         """Take over the gradients of all minibatches at the current weights."""
         self.discard()
         self.table = {row.position: row for row in full.rows}
-        self.mean, self._entries = full.mean, float(full.all_entries)
-        self.in_objective, self._is_complete = full.reached, True
-        self._taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
+        super().refresh(full)
+        self._entries, self._is_complete = float(full.all_entries), True
+        self.taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""
-        self.table, self.mean, self._spare = {}, [], []
-        self._entries, self.in_objective = 0.0, ()
-        self._is_complete, self._taken_at, self._first = False, None, None
+        super().discard()
+        self.table, self._spare = {}, []
+        self._entries, self._is_complete = 0.0, False
 
     def bind(self) -> None:
         """Bind to new arrays of the parameters."""
         if not self.network.fits(self.mean):
             self.discard()  # its memory is for other arrays
-        self._spare, self._taken_at = [], None
+        self._spare, self.taken_at = [], None
 
     # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """The table and its mean; None if it is empty."""
-        if not self.table:
-            return None
-        entries = self._entries
-        return {
-            "mean": states.by_number(self.network, self.mean[0]),
+        state, entries = super().state(), self._entries
+        return state and {
+            **state,
             "entries": float(entries.asscalar() if isinstance(entries, NDArray) else entries),
-            "in_objective": states.by_number(self.network, self.in_objective),
             "is_complete": self._is_complete,
             "indices": list(self.table),
             "table": states.table_state(self.network, list(self.table.values())),
@@ -219,31 +174,24 @@ class SAGA(Method):
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned. One of 0.3.0 has the sum of the rows for m."""
         yield from states.table_problems(self.network, state["table"])
-        mean = state.get("mean", state.get("sum"))
-        yield from states.problems(self.network, mean, "mean of the table", summed=True)
+        yield from super().problems({"mean": state.get("sum"), **state})
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a table."""
         self.discard()
+        super().assign({"mean": state.get("sum"), **state})
         self._entries, self._is_complete = state["entries"], state["is_complete"]
-        self.mean = states.to_columns(self.network, state["mean" if "mean" in state else "sum"])
         if "mean" not in state:
             for column in self.mean:
                 assign([column], (0, ((1.0 / self._entries, 0),)))
         rows = states.rows_of(self.network, state["table"], state["indices"])
         self.table = {row.position: row for row in rows}
-        self.in_objective = states.in_order(self.network, state["in_objective"])
 
 
 class SAG(SAGA):
     """The optimizer gets the mean of the table."""
 
     replaces_grads = True
-
-    def _give(self, mean: Columns, factor: float | NDArray) -> None:
-        """Leave ``C m``, with the new m, to the optimizer."""
-        for live, now in zip(self.network.live, mean):
-            assign([live, now], (0, ((1.0 * factor, 1),)))
 
     def handed_over(
         self, v: list[np.ndarray], entries: int, batch_index: int | None

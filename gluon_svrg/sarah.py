@@ -32,7 +32,7 @@ class SARAH(Recursive):
         """``v = g - r + c m``."""
         if not self.has_reference:
             return None
-        return Terms(b=-1.0, k=1.0, reference=self.reference, mean=self.mean)
+        return Terms(b=-1.0, k=1.0, reference=self.point, mean=self.mean)
 
 
 @trainer
@@ -63,9 +63,8 @@ class SARAHTrainer(VarianceReducedTrainer):
     values. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
     an estimate after a step.
 
-    The trainer needs four times the memory of the parameters in addition. It holds two copies of
-    what changes with a step, so one that AMP skips, or that raises an exception, changes nothing.
-    Rounding errors accumulate from step to step, until the next refresh.
+    The trainer needs four times the memory of the parameters in addition. Rounding errors
+    accumulate from step to step, until the next refresh.
 
     References
     ----------

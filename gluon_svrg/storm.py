@@ -46,7 +46,7 @@ class STORM(Recursive):
         rest = 1 - self.mixing
         if not self.has_reference or not rest:
             return AS_IT_IS
-        return Terms(b=-rest, k=rest, reference=self.reference, mean=self.mean)
+        return Terms(b=-rest, k=rest, reference=self.point, mean=self.mean)
 
 
 @trainer
@@ -79,9 +79,8 @@ class STORMTrainer(VarianceReducedTrainer):
     gradient of the formula, an estimate. `update_full_grads` starts over and sets it to the full
     gradient. `discard_snapshot` also starts over: the next step uses the gradient of its minibatch.
 
-    The trainer needs four times the memory of the parameters in addition. It holds two copies of
-    what changes with a step, so one that AMP skips, or that raises an exception, changes nothing.
-    Rounding errors fade away: each step keeps ``1 - mixing`` of the earlier ones.
+    The trainer needs four times the memory of the parameters in addition. Rounding errors fade
+    away: each step keeps ``1 - mixing`` of the earlier ones.
 
     References
     ----------

@@ -28,8 +28,7 @@ from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.method import Method
-from .passes.points import Point
-from .passes.table import RESHUFFLED, Row, TakenAt
+from .passes.table import Row, TakenAt
 from .trainer import VarianceReducedTrainer
 
 #: A number, or a function from the snapshot's index to a number.
@@ -44,16 +43,14 @@ class SVRG(Method):
 
     needs_refresh = True
     can_store_grads = True
+    keeps_weights = keeps_frozen = keeps_mean = True
+    weights_are, mean_is, mean_key = "snapshot", "full gradient", "full_grads"
 
     def __init__(self, coefficient: Schedule = 1.0, barzilai_borwein: bool = False) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
         self._sets_rate = _arguments.flag(barzilai_borwein, "barzilai_borwein")
-        # Replaced at each snapshot: besides `mean`, which is mu
-        self.snapshot: Point | None = None  # the weights and frozen values
         self.table: list[Row] | None = None  # r - c mu of all minibatches
-        self._taken_at: TakenAt | None = None  # where the rows of the table were taken
-        self._is_checked = True  # whether one of them has been checked
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
@@ -82,10 +79,10 @@ class SVRG(Method):
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
         alpha = float(np.float32(self.coefficient.value))
-        if self.snapshot is None or not alpha:
+        if self.point is None or not alpha:
             return None
         if batch_index is None:
-            return Terms(b=-alpha, k=alpha, reference=self.snapshot, mean=self.mean)
+            return Terms(b=-alpha, k=alpha, reference=self.point, mean=self.mean)
         return Terms(b=-alpha, reference=self._row(batch_index))
 
     def _row(self, index: int) -> Row:
@@ -94,7 +91,7 @@ class SVRG(Method):
                 "batch_index needs the gradients of all minibatches at the snapshot. Call "
                 "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
             )
-        if not 0 <= index < len(self.table):
+        if index >= len(self.table):
             raise IndexError(
                 f"batch_index is {index}, and the gradients of {len(self.table)} minibatches are "
                 f"stored: 0 to {len(self.table) - 1}, by their position in the data of "
@@ -102,38 +99,15 @@ class SVRG(Method):
             )
         return self.table[index]
 
-    def check(self, row: Row, closure: Any) -> None:
-        """Compute the losses of the first row after a refresh again, at the snapshot."""
-        if self._is_checked or self._taken_at is None:
-            return
-        difference = self._taken_at.difference(row, closure)
-        if difference:
-            raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
-        self._is_checked = difference is not None
-
     # --- the snapshot --------------------------------------------------------------------------
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether there is a snapshot."""
-        return self.snapshot is not None
-
-    @property
-    def point(self) -> Point | None:
-        """The snapshot."""
-        return self.snapshot
 
     def refresh(self, full: FullGradient) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
         for row in full.rows:
             _center(row, full.mean)
-        if self.snapshot is None:
-            self.snapshot = Point.copied(self.network, frozen=True)
-        else:
-            self.snapshot.move()
-        self.mean, self.in_objective = full.mean, full.reached
-        self.table, self._is_checked = full.rows or None, False
-        self._taken_at = TakenAt.now(self.snapshot) if full.rows else None
+        super().refresh(full)
+        self.table = full.rows or None
+        self.taken_at = TakenAt.now(self.point) if self.point and full.rows else None
 
     def learning_rate(self, full: FullGradient, optimizer: Any, steps: int) -> float | None:
         """The rate of Barzilai and Borwein, from the last snapshot and the current weights.
@@ -147,14 +121,14 @@ class SVRG(Method):
         but not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``. None if
         that is not positive. A momentum moves the weights ``1 / (1 - momentum)`` times as far.
         """
-        if not self._sets_rate or self.snapshot is None:
+        if not self._sets_rate or self.point is None:
             return None
         squared = product = 0.0
         wds = _mxnet.weight_decays(
             optimizer, list(map(self.network.parameters.index, self.network.trainable))
         )
         now = [row[0] for row in map(_mxnet.all_rows, self.network.trainable)]
-        then = [row[0] for row in self.snapshot.weights]
+        then = [row[0] for row in self.point.weights]
         for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
             w, mu, new_w, new_mu = (a.asnumpy().astype("float64").ravel() for a in arrays)
             dw = new_w - w
@@ -163,37 +137,27 @@ class SVRG(Method):
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
 
-    def discard(self) -> None:
-        """Forget the snapshot and free its memory."""
-        self.snapshot, self.table, self._taken_at = None, None, None
-        self.mean, self.in_objective = [], ()
-
     # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """The snapshot. All devices hold the same, except for states that operators change."""
-        if self.snapshot is None:
+        """The snapshot. Devices hold the same, except for states that operators change."""
+        state = super().state()
+        if state is None or self.point is None:
             return None
         parameters = states.parameters(self.network, trainable=False).items()
-        frozen = (
+        state["frozen"] = saving.ByParameter(
             (n, list(row if _mxnet.is_auxiliary(p) else row[:1]))
-            for (n, p), row in zip(parameters, self.snapshot.frozen or ())
+            for (n, p), row in zip(parameters, self.point.frozen or ())
         )
-        table = None if self.table is None else states.table_state(self.network, self.table)
-        if table is not None and self._taken_at is not None:
-            table["outside"] = self._taken_at.outside
-        return {
-            "weights": states.of_point(self.snapshot),
-            "full_grads": states.by_number(self.network, self.mean[0]),
-            "frozen": saving.ByParameter(frozen),
-            "in_objective": states.by_number(self.network, self.in_objective),
-            "table": table,
-        }
+        state["table"] = None
+        if self.table is not None and self.taken_at is not None:
+            table = states.table_state(self.network, self.table)
+            state["table"] = {**table, "outside": self.taken_at.outside}
+        return state
 
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
-        yield from states.problems(self.network, state["weights"], "snapshot")
-        yield from states.problems(self.network, state["full_grads"], "full gradient", summed=True)
+        yield from super().problems(state)
         frozen = states.parameters(self.network, trainable=False)
         frozen = {n: p for n, p in frozen.items() if n in state["frozen"]}
         yield from saving.array_problems(state["frozen"], "frozen values", frozen)
@@ -203,15 +167,11 @@ class SVRG(Method):
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a snapshot. Its table is checked again: the data may have changed."""
-        snapshot = states.to_point(self.network, state["weights"], state["frozen"])
-        self.mean = states.to_columns(self.network, state["full_grads"])
-        self.in_objective = states.in_order(self.network, state["in_objective"])
+        super().assign(state)
         table = state["table"]
-        self.table, self._is_checked = None, False
-        if table is not None:
+        if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
-            self._taken_at = TakenAt(snapshot, table.get("outside"))
-        self.snapshot = snapshot
+            self.taken_at = TakenAt(self.point, table.get("outside"))
 
 
 def _center(row: Row, mean: Columns) -> None:
@@ -253,11 +213,10 @@ class Coefficient:
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
         saved, live = state["schedule"], self.state()["schedule"]
-        was, is_now = map(_kind, (saved, live))
-        if was != is_now:
-            yield f"the coefficient was {was} and is {is_now} here"
-        elif isinstance(saved, saving.SavedObject):
+        if isinstance(saved, saving.SavedObject):
             yield from saving.object_problems(saved, live, "the coefficient")
+        elif type(saved) is not type(live):
+            yield f"the coefficient was a {_kind(saved)} and is a {_kind(live)} here"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
@@ -280,11 +239,7 @@ def _at(schedule: Schedule, index: int) -> float:
 
 
 def _kind(schedule: Any) -> str:
-    if isinstance(schedule, saving.SavedObject):
-        return schedule.class_name
-    if isinstance(schedule, (float, str)):
-        return "a number" if isinstance(schedule, float) else schedule
-    return type(schedule).__name__
+    return schedule if isinstance(schedule, str) else type(schedule).__name__
 
 
 @trainer

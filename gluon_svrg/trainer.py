@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager
 from math import prod
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -27,7 +27,7 @@ from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
 from .passes.progress import Progress
-from .passes.random_lock import RandomLock, losses_at
+from .passes.random_lock import RandomLock, losses_at, start
 from .passes.table import Row
 from .passes.warnings import warn
 from .prox import ProxArgument, ProximalOperators
@@ -48,10 +48,6 @@ _IN_A_ROW = 5  # minibatches of one loss entry, before that is taken for a mean
 
 class VarianceReducedTrainer(KVStoreTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
-
-    It says what happens in which order. Its parts own what they change: the method, the network's
-    arrays, what the live gradients hold, the random lock, the proximal operators, and states that
-    were loaded. The kvstore is that of its base class.
 
     Parameters
     ----------
@@ -118,9 +114,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
-        self._prox: ProximalOperators | None = None
-        if prox is not None:
-            self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
+        operators = (prox, params, optimizer, optimizer_params)
+        self._prox = None if prox is None else ProximalOperators(*operators)
         self._lock = RandomLock(lock_random)
         super().__init__(
             params,
@@ -142,7 +137,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         # For the user's block, and for warnings
         self._is_at_snapshot = False
         self._of_one_entry = 0  # minibatches in a row
-        self._warned: set[str] = set()
+        self._returns_output = False
 
     def __repr__(self) -> str:
         method = self._method
@@ -227,18 +222,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if self._must_start_kvstore():
                 self._start_kvstore()
         if self._method.replaces_grads:
-            self._live.check_unchanged("step", self._scale_of_grads)
+            self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._look_at_batch_size(batch_size)
         self._live.show_marks(ignore_stale_grad)
-        if self._scales_losses and self._overflows_on_kvstore():
-            self._loss_scale.skip()
-        else:
-            try:
+        with self._updating():
+            if self._scales_losses and self._overflows_on_kvstore():
+                self._loss_scale.skip()
+            else:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
-            except BaseException:
-                self._on_not_updated()
-                raise
-        self._finish_step()
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -304,7 +295,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         loss = found.recorded.loss
-        if isinstance(loss, (list, tuple)):
+        if isinstance(loss, (list, tuple)) and not self._returns_output:
             self._look_at_losses(loss)
         return loss
 
@@ -318,7 +309,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         is_half: bool,
     ) -> Estimate:
         """Add an estimate to the gradients that accumulate, or leave it alone."""
-        before = self._network.accumulated() if self._network.accumulating else ()
+        before = [(grad, grad.copy()) for grad in self._network.accumulating]
         try:
             found, row = self._estimate(closure, terms, scale), None
             if batch_index is not None:
@@ -343,13 +334,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 seed = lock.new_seed() if lock.locked else None
             return estimate(here, closure, terms, seed, scale)
         try:
-            if lock.mode is not False:
-                self._method.check(row, closure)
+            if lock.mode is not False and self._method.taken_at is not None:
+                self._method.taken_at.check(row, closure)
             seed = lock.new_seed() if row.seed is None else row.seed
             return estimate(here, closure, terms, seed, scale)
         finally:
             if row.seed is not None:
-                lock.move_on()  # what is drawn next is not the same each time
+                start(lock.next_seed())  # what is drawn next is not the same each time
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice; if they differ, lock the random numbers.
@@ -379,7 +370,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_intact("allreduce_grads")
         if self._method.replaces_grads:
-            self._live.check_unchanged("allreduce_grads", self._scale_of_grads)
+            self._live.check_unchanged("allreduce_grads", self._loss_scale.of_live_grads)
         super().allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -401,8 +392,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._live.check_reduced()
         self._check_intact("update")
         self._live.show_marks(ignore_stale_grad)
-        super().update(batch_size, ignore_stale_grad)
-        self._finish_step()
+        with self._updating():
+            super().update(batch_size, ignore_stale_grad)
 
     # `gluon.Trainer` calls these, in this order, in a step.
 
@@ -411,7 +402,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         live = self._live
         if live.awaits_reduction:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
-            live.reduce(self._scale_of_grads, entries, self._workers.sum_arrays)
+            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
@@ -425,16 +416,17 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self._prox is not None:
             self._prox.apply(self._network.parameters, self.optimizer)
 
-    def _on_not_updated(self) -> None:
-        """Keep the method's old state."""
-        self._live.drop()
-
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
         return self._network.is_elsewhere
 
-    def _finish_step(self) -> None:
-        self._live.drop()  # of a step that was skipped
+    @contextmanager
+    def _updating(self) -> Iterator[None]:
+        """Count a step, unless the block raises; without an update, keep the method's old state."""
+        try:
+            yield
+        finally:
+            self._live.drop()
         self._progress.steps += 1
         self._progress.inner_steps += self._method.has_reference
 
@@ -506,22 +498,21 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _look_at_batch_size(self, batch_size: float) -> None:
         """Warn if losses of one entry, probably means already, are divided once more."""
+        if self._of_one_entry == _IN_A_ROW:
+            return  # it has warned
         is_one = self._live.entries == 1 and batch_size > self._workers.size
         self._of_one_entry = self._of_one_entry + 1 if is_one else 0
         if self._of_one_entry == _IN_A_ROW:
-            self._warn_once(LOSS_IS_ONE.format(count=_IN_A_ROW, batch_size=batch_size), "one")
+            warn(LOSS_IS_ONE.format(count=_IN_A_ROW, batch_size=batch_size))
 
     def _look_at_losses(self, loss: Loss) -> None:
         """Warn if an output of the network is returned beside its loss."""
         shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
         for device, shape in shapes:
             if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
-                self._warn_once(RETURNS_OUTPUT.format(one=shape[:1], other=shape), "output")
-
-    def _warn_once(self, text: str, what: str) -> None:
-        if what not in self._warned:
-            self._warned.add(what)
-            warn(text)
+                self._returns_output = True
+                warn(RETURNS_OUTPUT.format(one=shape[:1], other=shape))
+                return
 
     # --- a refresh -----------------------------------------------------------------------------
 
@@ -576,17 +567,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         Notes
         -----
-        The full gradient is the mean over all loss entries of all batches and devices. The pass
-        waits for the device once. With ``lock_random='auto'`` it also waits at each of the first
-        three minibatches, whose losses it computes twice to detect random numbers. The gradients in
-        `Parameter.grad` and the marks of stale gradients do not change. If an exception is raised,
-        nothing changes: weights, auxiliary states, counters and the previous snapshot stay. In
-        addition to the parameters, this needs three times their memory, four times at its peak, and
-        a copy of the frozen ones.
+        The pass waits for the device once, and with ``lock_random='auto'`` at each of the first
+        three minibatches. The gradients in `Parameter.grad` and the marks of stale gradients do not
+        change. If an exception is raised, nothing changes: weights, auxiliary states, counters and
+        the previous snapshot stay. In addition to the parameters, this needs three times their
+        memory, four times at its peak, and a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
-        self._method.check_store_grads(stored, type(self).__name__)
+        if stored and not self._method.can_store_grads:
+            raise ValueError(
+                f"store_grads=True: {type(self).__name__} compares each minibatch with the step "
+                "before, and has no use for stored gradients. Leave it out."
+            )
         self._check_outside("update_full_grads")
         if self._is_over():
             self.discard_snapshot()
@@ -662,7 +655,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     # --- the snapshot --------------------------------------------------------------------------
 
-    def at_snapshot(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def at_snapshot(self) -> Iterator[None]:
         """Let the network compute at the snapshot, inside a ``with`` block.
 
         All of the trainer's parameters have the snapshot's values, including frozen ones and
@@ -688,15 +682,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if point is None:
             raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
         self._bind()
-        return self._computing_at(point)
-
-    @contextmanager
-    def _computing_at(self, point: Point) -> Iterator[None]:
-        """Let the network compute at a point; backward writes or adds as the user has set."""
-        if self._is_at_snapshot:
-            raise RuntimeError("at_snapshot() is in force already. Leave one of the blocks out.")
         network, self._is_at_snapshot = self._network, True
-        try:
+        try:  # backward writes or adds as the user has set
             for p, weights, grads in zip(network.trainable, point.weights, network.live_grads):
                 _mxnet.put_gradients_into([weights], [grads], p.grad_req)
             with point.entered():
@@ -754,21 +741,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             for parameter, grads in rows
         }
 
-    @property
-    def _needs_refresh(self) -> bool:
-        """Whether this is the plain optimizer until a refresh, for `gluon_svrg.estimator`."""
-        return self._method.needs_refresh
-
-    def _check_estimator(self) -> None:
-        """Raise if Gluon's `Estimator` cannot train with this."""
-        if self._method.needs_table:
-            raise TypeError(
-                f"{type(self).__name__} needs batch_index, the position of each minibatch, which "
-                "an Estimator does not tell. Write the loop yourself, or use SVRGTrainer."
-            )
-
-    def _check_compares(self, name: str) -> None:
-        """Raise if there is nothing to compare gradients with, for `gluon_svrg.variance`."""
+    def _begin_comparison(self, name: str) -> Method:
+        """The method, bound and with a state, to compare its gradients with plain ones."""
         self._check_outside(name)
         method = self._method
         if not self._is_in_force() or not method.has_state:
@@ -784,6 +758,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
                 "mixing=1). Change this setting first."
             )
+        return method
 
     # --- counters and settings -----------------------------------------------------------------
 
@@ -856,11 +831,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def lock_random(self, value: bool | str) -> None:
         self._lock = RandomLock(value)
         self._progress.compared = False
-
-    @property
-    def _scale_of_grads(self) -> float:
-        """The scale of the live gradients."""
-        return self._loss_scale.of_live_grads if self._scales_losses else 1.0
 
     @property
     def _loss_scale(self) -> _mxnet.LossScale:

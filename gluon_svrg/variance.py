@@ -164,10 +164,10 @@ def variance(
             f"variance() needs a trainer of this package, got {type(trainer).__name__}: it "
             "compares the gradients of SVRGTrainer and others with plain ones."
         )
-    trainer._check_compares("variance")
-    method, network, locked = trainer._method, trainer._network, trainer._lock.locked
+    method = trainer._begin_comparison("variance")
+    network, locked = method.network, trainer._lock.locked
     here, scale = Point.here(network), trainer._loss_scale.value
-    moments: _Moments | None = None
+    moments = _Moments([array.size for array in network.live[0]])
     with ExitStack() as stack:
         if locked:  # later random numbers do not depend on the data
             stack.callback(start, draw_seed())
@@ -177,6 +177,7 @@ def variance(
             inputs, index = arguments(batch), number if method.needs_table else None
             terms, seed = method.terms(index, {}), number + 1 if locked else None
             assert terms is not None
+            coefficient = abs(terms.b or terms.k) or 1.0
             reference = terms.reference
             if isinstance(reference, Row) and reference.seed is not None:
                 seed = reference.seed
@@ -189,15 +190,10 @@ def variance(
                     reference.check_counts(recorded.counts)
                     then = _means(reference.grads, recorded.entries)
             v = method.handed_over(list(_estimates(terms, plain, then)), recorded.entries, index)
-            # The subtracted term, so that v = g - coefficient * control.
-            coefficient = abs(terms.b or terms.k) or 1.0
-            if moments is None:
-                moments = _Moments(list(map(len, plain)), coefficient)
-            control = [(g - x) / coefficient for g, x in zip(plain, v)]
-            moments.add(recorded.entries, plain, control)
-    if moments is None:
+            moments.add(recorded.entries, plain, v)
+    if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
-    return moments.result(network.trainable, _distance(here, method.point))
+    return moments.result(network.trainable, coefficient, _distance(here, method.point))
 
 
 def _estimates(
@@ -218,8 +214,7 @@ def _estimates(
 def _distance(here: Point, there: Point | None) -> float:
     if there is None:
         return float("nan")
-    pairs = zip(here.weights, there.weights)
-    return float(np.sqrt(sum(np.sum((_values(a[0]) - _values(b[0])) ** 2) for a, b in pairs)))
+    return _norm([_values(a[0]) - _values(b[0]) for a, b in zip(here.weights, there.weights)])
 
 
 def _values(array: NDArray) -> np.ndarray:
@@ -245,60 +240,62 @@ def _means(sums: Columns, divisor: float) -> list[np.ndarray]:
 
 
 class _Moments:
-    """Weighted first and second moments of the gradient and of the control variate."""
+    """Sums over minibatches of plain gradients g, and of d = g - v, the difference to estimates."""
 
-    def __init__(self, sizes: list[int], coefficient: float) -> None:
-        self._coefficient = coefficient
-        self._entries = 0.0
-        self.minibatches = 0
-        # Per parameter: sums of vectors, and of squares and products.
-        self._plain, self._control, self._plain_unit, self._estimate_unit = (
+    def __init__(self, sizes: list[int]) -> None:
+        self.minibatches = self._entries = 0
+        # Per parameter: sums of vectors, of those of length 1, and of g^2, d^2 and g d
+        self._plain, self._difference, *self._units = (
             [np.zeros(size) for size in sizes] for _ in range(4)
         )
+        self._squares = np.zeros((len(sizes), 3))
         self._with_direction = [0, 0]  # plain gradients and estimates that are not zero
-        self._squares = np.zeros((len(sizes), 3))  # plain^2, control^2, plain * control
 
-    def add(self, count: int, plain: list[np.ndarray], control: list[np.ndarray]) -> None:
+    def add(self, count: int, plain: list[np.ndarray], estimate: list[np.ndarray]) -> None:
         """Add a minibatch, weighted by its number of entries."""
         self.minibatches += 1
         self._entries += count
-        estimate = [g - self._coefficient * c for g, c in zip(plain, control)]
-        for n, (vector, units) in enumerate(
-            ((plain, self._plain_unit), (estimate, self._estimate_unit))
-        ):
-            norm = np.sqrt(sum(np.dot(x, x) for x in vector))
+        for n, vector in enumerate((plain, estimate)):
+            norm = _norm(vector)
             if norm > 0:
                 self._with_direction[n] += 1
-                for unit, x in zip(units, vector):
+                for unit, x in zip(self._units[n], vector):
                     unit += x / norm
-        for k, (g, c) in enumerate(zip(plain, control)):
+        for k, (g, v) in enumerate(zip(plain, estimate)):
             self._plain[k] += count * g
-            self._control[k] += count * c
-            self._squares[k] += count * np.array([np.dot(g, g), np.dot(c, c), np.dot(g, c)])
+            self._difference[k] += count * (g - v)
+            self._squares[k] += count * _products(g, g - v)
 
-    def result(self, parameters: list[Parameter], distance: float) -> Variance:
-        """Turn sums into variances."""
-        means = [[x / self._entries for x in sums] for sums in (self._plain, self._control)]
-        central = self._squares / self._entries
-        for k, (g, c) in enumerate(zip(*means)):
-            central[k] -= [np.dot(g, g), np.dot(c, c), np.dot(g, c)]
-        plain, control, both = np.maximum(central.sum(axis=0), [0, 0, -np.inf])
-        estimate = max(plain - 2 * self._coefficient * both + self._coefficient**2 * control, 0.0)
+    def result(self, parameters: list[Parameter], coefficient: float, distance: float) -> Variance:
+        """Turn sums into variances; ``d`` is the coefficient times the subtracted term."""
+        means = [[x / self._entries for x in sums] for sums in (self._plain, self._difference)]
+        central = self._squares / self._entries - list(map(_products, *means))
+        plain, difference, both = np.maximum(central.sum(axis=0), [0, 0, -np.inf])
+        estimate = max(plain - 2 * both + difference, 0.0)
         return Variance(
             plain=float(plain),
             estimate=float(estimate),
             ratio=_ratio(estimate, plain),
-            bias=self._coefficient * float(np.sqrt(sum(np.dot(c, c) for c in means[1]))),
-            cosine_distance_plain=_cosine_distance(self._plain_unit, self._with_direction[0]),
-            cosine_distance_estimate=_cosine_distance(self._estimate_unit, self._with_direction[1]),
-            best_coefficient=_ratio(both, control),
+            bias=_norm(means[1]),
+            cosine_distance_plain=_cosine_distance(self._units[0], self._with_direction[0]),
+            cosine_distance_estimate=_cosine_distance(self._units[1], self._with_direction[1]),
+            best_coefficient=coefficient * _ratio(both, difference),
             best_coefficients={
-                parameter: _ratio(row[2], row[1]) for parameter, row in zip(parameters, central)
+                parameter: coefficient * _ratio(row[2], row[1])
+                for parameter, row in zip(parameters, central)
             },
             distance=distance,
-            gradient_norm=float(np.sqrt(sum(np.dot(g, g) for g in means[0]))),
+            gradient_norm=_norm(means[0]),
             minibatches=self.minibatches,
         )
+
+
+def _norm(vector: list[np.ndarray]) -> float:
+    return float(np.sqrt(sum(np.dot(x, x) for x in vector)))
+
+
+def _products(g: np.ndarray, d: np.ndarray) -> np.ndarray:
+    return np.array([np.dot(g, g), np.dot(d, d), np.dot(g, d)])
 
 
 def _cosine_distance(units: list[np.ndarray], count: int) -> float:

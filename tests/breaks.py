@@ -30,7 +30,7 @@ BREAKS = {
     ],
     "saga.py": [
         ("share = 1.0 if self._is_complete", "share = 1.0 if True", "methods trajectory[SAGA"),
-        ("(0, ((1.0 * factor, 1),))", "(0, ((2.0 * factor, 1),))", "methods trajectory[SAG-"),
+        ("(0, ((1.0 * (entries", "(0, ((2.0 * (entries", "methods trajectory[SAG-"),
     ],
     "sarah.py": [("Terms(b=-1.0, k=1.0,", "Terms(b=-1.0, k=0.9,", "methods trajectory[SARAH")],
     "storm.py": [("rest = 1 - self.mixing", "rest = self.mixing", "methods trajectory[STORM")],
@@ -40,7 +40,6 @@ BREAKS = {
     ],
     "recursive.py": [
         ("1.0 / (entries * scale), 1", "1.0 / entries, 1", "methods does_not_matter[STORM-step"),
-        ("a or b for a, b in", "b for a, b in", "halves reaches_moves_by_its_mean[SARAH"),
     ],
     # A step and a refresh
     "passes/estimate.py": [
@@ -52,7 +51,12 @@ BREAKS = {
     ],
     "passes/live_gradients.py": [
         ("self.entries += found", "self.entries = found", "halves a_clip_between"),
-        ("self._method.in_objective", "self.reached", "halves reaches_moves_by_its_mean[SVRG"),
+        ("(self._method.in_objective)", "([])", "halves reaches_moves_by_its_mean[SVRG"),
+        (
+            "map(or_, before, self",
+            "map(or_, self.reached, self",
+            "halves reaches_moves_by_its_mean[SARAH",
+        ),
         ("sum_arrays(dict(", "(lambda _: 0)(dict(", "workers method_in_each_way"),
     ],
     "passes/network.py": [
@@ -69,8 +73,8 @@ BREAKS = {
     ],
     "trainer.py": [
         (
-            'old state."""\n        self._live.drop()',
-            'old state."""',
+            "finally:\n            self._live.drop()",
+            "finally:\n            pass",
             "methods step_without_an_update",
         ),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
@@ -100,11 +104,13 @@ BREAKS = {
     ],
     "variance.py": [
         ("self._plain[k] += count * g", "self._plain[k] += g", "variance against_numpy"),
+        ("self._squares[k] += count *", "self._squares[k] +=", "variance against_numpy"),
+        ("coefficient * _ratio(both", "_ratio(both", "variance against_numpy"),
         ("in units) - count", "in units)", "variance against_numpy"),
     ],
     "estimator.py": [
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),
-        ("self._count.epochs += 1", "pass", "estimator loop_by_hand"),
+        ("estimator.trainer.epoch_count.epochs += 1", "pass", "estimator loop_by_hand"),
     ],
     "commands/compare.py": [("math.pi * done", "math.pi", "compare 'twin and 0-sgd-decay'")],
 }

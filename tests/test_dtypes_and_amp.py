@@ -87,6 +87,17 @@ def test_the_estimate_in_float16(devices, coefficient):
         np.testing.assert_allclose(found, v, rtol=1e-2, atol=1e-1)
 
 
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+def test_a_clip_in_each_dtype(dtype):
+    weight, loss_of = elementwise(dtype)
+    trainer = MARSTrainer([weight], "sgd", clip=0.01, include_vectors=True)
+    trainer.correct_grads(lambda: loss_of(np.arange(5)))
+    trainer.allreduce_grads()
+    expected = gradient(np.ones(4), np.arange(5))
+    expected *= 5 * 0.01 / np.linalg.norm(expected)
+    np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-2)
+
+
 def test_a_sum_that_float16_cannot_hold():
     """The full gradient is the mean of many: their sum, in float16, would be infinite."""
     weight, loss_of = elementwise("float16", scale=100.0)

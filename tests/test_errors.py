@@ -249,7 +249,7 @@ def test_a_snapshot_in_a_snapshot():
         pass
     begun.refresh()
     first, second = begun.trainer.at_snapshot(), begun.trainer.at_snapshot()
-    with first, pytest.raises(RuntimeError, match="is in force already"), second:
+    with first, pytest.raises(RuntimeError, match="called inside"), second:
         pass
 
 

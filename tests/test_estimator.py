@@ -208,10 +208,10 @@ def test_saga_is_refused_before_a_pass(handles):
 @pytest.mark.parametrize(
     ("data", "value", "error", "message"),
     [
-        *((loader(), v, TypeError, "must be a whole number of epochs") for v in (None, 2.0, True)),
-        (loader(), "2", TypeError, "update_freq must be a whole number of epochs"),
-        (loader(), 0, ValueError, "update_freq must be 1 or more, got 0"),
-        (loader(), -1, ValueError, "update_freq must be 1 or more, got -1"),
+        *((loader(), v, TypeError, "must be a whole number, got") for v in (None, 2.0, True)),
+        (loader(), "2", TypeError, "update_freq .* schedule.* must be a whole number, got str"),
+        (loader(), 0, ValueError, "update_freq .* must be 1 or more, got 0"),
+        (loader(), -1, ValueError, "update_freq .* must be 1 or more, got -1"),
         (None, 2, TypeError, "needs the data for the full gradient, got NoneType"),
     ],
 )

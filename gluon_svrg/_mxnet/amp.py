@@ -29,7 +29,9 @@ class LossScale:
 
     @property
     def of_live_grads(self) -> float:
-        """The scale of the live gradients: 1 after ``amp.unscale``. Only under AMP."""
+        """The scale of the live gradients: 1 after ``amp.unscale``."""
+        if not self.is_on:
+            return 1.0
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
     def skip(self) -> None:

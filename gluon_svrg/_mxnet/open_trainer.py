@@ -37,10 +37,7 @@ class OpenTrainer(Trainer):
         """Called before the optimizer moves the weights; the update can still fail."""
 
     def _on_updated(self) -> None:
-        """Called when the optimizer has moved the weights."""
-
-    def _on_not_updated(self) -> None:
-        """Called when the update was skipped (mixed precision), or has raised an exception."""
+        """Called when the optimizer has moved the weights, not where AMP has skipped the update."""
 
     def _optimizer_for_kvstore(self) -> Any:
         """The optimizer for the kvstore, if the kvstore updates."""
@@ -91,17 +88,15 @@ class OpenTrainer(Trainer):
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         scaler = self.__dict__.pop("_amp_loss_scaler", None)
-        moves = False
         try:
             if scaler is not None and scaler.has_overflow(self._params):
                 return
             self._on_update()
             super()._update(ignore_stale_grad)  # raises if a gradient is stale
-            moves = True
         finally:
             if scaler is not None:
                 self._amp_loss_scaler = scaler
-            (self._on_updated if moves else self._on_not_updated)()
+        self._on_updated()
 
     def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:
         if full_idx or not self._has_all_rows():

@@ -182,21 +182,18 @@ def _scaling_to_norm(count: int) -> CachedOp:
 
 def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None:
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
-    groups: dict[str, list[NDArray]] = {}
-    for array, dtype in zip(arrays, arrays.dtypes):
-        groups.setdefault(dtype if array.stype == "default" else "", []).append(array)
-    for dtype, group in groups.items():
-        where = _mxnet.device_of(group[0])
-        limit = mx.nd.full((1, 1), most, ctx=where, dtype="float64")
-        if isinstance(entries, NDArray):
-            limit = limit * entries.as_in_context(where).astype("float64").reshape((1, 1))
+    limit = entries * most
+    groups: dict[Any, list[NDArray]] = {}
+    for n, (array, dtype) in enumerate(zip(arrays, arrays.dtypes)):
+        is_plain = array.stype == "default" and dtype == SUMMED_IN[dtype]
+        groups.setdefault((SUMMED_IN[dtype], -1 if is_plain else n), []).append(array)
+    for (dtype, n), group in groups.items():
+        here = _mxnet.device_of(group[0])
+        if isinstance(limit, NDArray):
+            most_here = limit.as_in_context(here).astype(dtype).reshape((1, 1))
         else:
-            limit = limit * entries
-        if dtype in ("float32", "float64"):
-            flat = [array.reshape((1, -1)) for array in group]
-            _scaling_to_norm(len(flat))(limit.astype(dtype), *flat, out=flat)
-            continue
-        for array in group:
-            wide = dense(array).astype("float32").reshape((1, -1))
-            _scaling_to_norm(1)(limit.astype("float32"), wide, out=wide)
-            store(wide.reshape(array.shape).astype(array.dtype), array)
+            most_here = mx.nd.full((1, 1), limit, ctx=here, dtype=dtype)
+        flat = [dense(array).astype(dtype, copy=False).reshape((1, -1)) for array in group]
+        _scaling_to_norm(len(flat))(most_here, *flat, out=flat)
+        if n >= 0:  # an array that is wide or dense for this
+            store(flat[0].reshape(group[0].shape).astype(group[0].dtype), group[0])

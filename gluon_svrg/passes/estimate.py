@@ -24,7 +24,6 @@ from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Flags
@@ -44,7 +43,7 @@ class Terms(NamedTuple):
 
     a: float = 1.0
     b: float = 0.0
-    k: float | NDArray = 0.0  # an array only where the reference is no point
+    k: float = 0.0
     reference: Point | Row | None = None  # where r is; None if b is 0
     mean: Columns | None = None  # m; None if k is 0
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
@@ -145,10 +144,10 @@ def estimate(
     if there is None:
         network.check_hidden()
     for n, count in enumerate(recorded.counts):
-        if there is not None:
-            _combine_at_weights(network, n, terms)
+        if terms.copy_to is not None:
+            _combine_and_copy(network, n, terms, count, scale)
         elif terms is not AS_IT_IS:
-            _combine_with_row(network, n, terms, count, scale)
+            _combine_at_weights(network, n, terms, count * scale, scale)
     passes = 1 if there is None else 2
     return Estimate(recorded, passes * recorded.entries, reached, seed)
 
@@ -202,39 +201,41 @@ def _combine_at_reference(network: Network, device: int, terms: Terms, count: fl
         assign(columns, (1, ((terms.k / terms.b * count, 2), (1.0, 0))))
 
 
-def _combine_at_weights(network: Network, device: int, terms: Terms) -> None:
-    """Assign ``live = a g + b spare``, where the live gradients hold g."""
-    columns = _columns(network, device, terms)
-    if abs(terms.b) == 1:
-        assign(columns, (0, ((terms.a, 0), (terms.b, 1))))
-    else:
-        assign(columns, (1, ((terms.b, 1),)), (0, ((terms.a, 0), (1.0, 1))))
-
-
-def _combine_with_row(
-    network: Network, device: int, terms: Terms, count: int, scale: float
+def _combine_at_weights(
+    network: Network, device: int, terms: Terms, count: float, scale: float
 ) -> None:
-    """Assign ``live = a g + b r + k c m``, where the live gradients hold g and r is a row.
+    """Assign ``live = a g + b r + k c m``, where the live gradients hold g.
 
-    With a row and m, the spare memory holds ``a g + b r`` afterwards.
+    If r is that of a point, all but g is in the spare memory. Otherwise there is r, of unscaled
+    losses, or m.
     """
     columns, row = _columns(network, device, terms), terms.reference
-    assert not isinstance(row, Point)
-    b, mean = terms.b * scale, ((terms.k * count * scale, 2),)
-    if terms.copy_to is None and row is not None:
+    if isinstance(row, Point):
+        factor, number = terms.b, 1
+    elif row is not None:
         columns.append(row.grads[device])
-        if abs(b) == 1:
-            assign(columns, (0, ((terms.a, 0), (b, 2))))
-        else:
-            assign(columns, (1, ((b, 2),)), (0, ((terms.a, 0), (1.0, 1))))
-    elif terms.copy_to is None:
-        last = ((terms.a, 0), (1.0, 1)) if count else ((terms.a, 0),)
-        assign(columns, (1, mean), (0, last))
+        factor, number = terms.b * scale, 2
     else:
-        columns.append(terms.copy_to[device])
-        terms_of_row = [(terms.a, 0)]
-        if row is not None:
-            columns.append(row.grads[device])
-            terms_of_row.append((b, 4))
-        last = (*mean, (1.0, 1)) if count else ((1.0, 1),)
-        assign(columns, (3, ((1 / scale, 0),)), (1, tuple(terms_of_row)), (0, last))
+        factor, number = terms.k * count, 2
+    if abs(factor) == 1:
+        assign(columns, (0, ((terms.a, 0), (factor, number))))
+    else:
+        assign(columns, (1, ((factor, number),)), (0, ((terms.a, 0), (1.0, 1))))
+
+
+def _combine_and_copy(
+    network: Network, device: int, terms: Terms, count: int, scale: float
+) -> None:
+    """Copy g, and assign ``live = a g + b r + k c m``, where the live gradients hold g.
+
+    The spare memory holds ``a g + b r`` afterwards.
+    """
+    columns, row = _columns(network, device, terms), terms.reference
+    assert terms.copy_to is not None and not isinstance(row, Point)
+    columns.append(terms.copy_to[device])
+    at_row = [(terms.a, 0)]
+    if row is not None:
+        columns.append(row.grads[device])
+        at_row.append((terms.b * scale, 4))
+    last = ((terms.k * count * scale, 2), (1.0, 1)) if count else ((1.0, 1),)
+    assign(columns, (3, ((1 / scale, 0),)), (1, tuple(at_row)), (0, last))

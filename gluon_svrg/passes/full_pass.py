@@ -74,11 +74,9 @@ def full_gradient(
         looks = number < REPEATED and lock.mode == "auto"
         with network.outside.protected(gradients=True, search=number == 0):
             while True:
-                earlier = None
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
                 seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None
-                if looks:
-                    earlier = losses_at(here, closure, inputs, seed)
+                earlier = losses_at(here, closure, inputs, seed) if looks else None
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
                 if earlier is None:
                     break

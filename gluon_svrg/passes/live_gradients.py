@@ -72,8 +72,10 @@ class LiveGradients:
         self.entries = 0  # C: the loss entries of these minibatches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, Any] = {}  # what the method keeps of each, by its index
-        self.following: Any = None  # the method's state after the update, since the reduction
-        self.total_scale = 1.0  # of `total`, since the reduction
+        # Since the reduction
+        self.following: Any = None  # the method's state after the update
+        self.in_objective: list[bool] = []  # what its losses may depend on then
+        self.total_scale = 1.0  # of `total`
         self._hides_marks = False  # an estimate is held, so that marks show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
@@ -165,7 +167,7 @@ class LiveGradients:
         """
         if self._hides_marks:
             self._network.show_marks(self.reached)
-            if ignore_stale_grad:
+            if ignore_stale_grad and self._method.mean:
                 self._network.show_marks(self._method.in_objective)
 
     # --- the update ----------------------------------------------------------------------------
@@ -193,8 +195,11 @@ class LiveGradients:
             numbers = map(network.parameters.index, network.trainable)
             sum_arrays(dict(zip(numbers, self._apart[0])))
             copy_from_first(self._apart)
+        before = self._method.in_objective or self.reached
+        self.in_objective = list(map(or_, before, self.reached))
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
+            self.in_objective = [True] * len(self.reached)  # losses of others may depend on any
         self.total_scale = 1.0 if self._is_apart else scale
         self.following = self._method.next_state(self, scale, entries)
         self.stage = REDUCED
@@ -202,7 +207,7 @@ class LiveGradients:
     def prepare_update(self) -> None:
         """Complete the next state with the weights that are about to move."""
         if self.following is not None:
-            self._method.before_update(self.following)
+            self._method.before_update()
 
     def end(self) -> None:
         """Let the method's next state take effect: the weights have moved."""

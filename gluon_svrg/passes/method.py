@@ -7,7 +7,7 @@ A trainer calls, in this order::
     terms(batch_index, rows)  before each minibatch: v = a g + b r + k c m
     row(found, batch_index)   when v is computed: what to keep of the minibatch
     next_state(live, ...)     when v is summed over devices and workers
-    before_update(following)  just before the optimizer moves the weights
+    before_update()           just before the optimizer moves the weights
     moved(live)               after it has moved them: the next state takes effect
 
 Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
@@ -16,18 +16,19 @@ before its update is in the `LiveGradients`, which are dropped as a whole if the
 
 from __future__ import annotations
 
-from numbers import Integral
 from typing import Any, Iterator, Sequence, Sized
 
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from .. import _arguments, saving
+from . import states
 from .arrays import Columns
 from .estimate import Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
 from .points import Point
-from .table import Row
+from .table import TakenAt
 
 NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
@@ -47,6 +48,12 @@ class Method:
     can_store_grads = False  # whether gradients of minibatches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
     not_corrected = NOT_CORRECTED  # the message if a step begins without an estimate
+    keeps_weights = False  # whether it keeps a point
+    keeps_frozen = False  # whether that has frozen values too
+    keeps_mean = False  # whether it keeps m
+    weights_are = "weights before the last step"
+    mean_is = "mean gradient"
+    mean_key = "mean"  # in a file
 
     network: Network  # its parameters, from the trainer
 
@@ -54,8 +61,10 @@ class Method:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
         self.coefficient: Any = None  # how much of the correction is used, if there is a choice
         self.table: Sized | None = None  # the stored gradients of minibatches
-        self.mean: Columns = []  # m
-        self.in_objective: Sequence[bool] = ()  # per parameter: whether m moves it
+        self.taken_at: TakenAt | None = None  # where its rows were taken, if one is to be checked
+        self.point: Point | None = None  # the weights of the reference, if it keeps them
+        self.mean: Columns = []  # m, if it keeps that
+        self.in_objective: list[bool] = []  # per parameter: whether losses so far depend on it
 
     # --- the arguments of its trainer ----------------------------------------------------------
 
@@ -69,55 +78,40 @@ class Method:
                 "gradient, so an error would stay forever. Leave compression_params out."
             )
 
-    def checked_index(self, index: Any, name: str, trainer: str) -> int | None:
+    def checked_index(self, index: Any, name: str, trainer: str) -> int:
         """The index of a minibatch as Python's own integer; raise if it cannot be one."""
-        if index is None and self.needs_table:
+        if index is None:
             raise TypeError(
                 f"{name}() needs batch_index=..., the position of the minibatch, with the closure: "
                 "it names the row of the table that holds the last gradient of this minibatch, and "
                 "that this step replaces. Keep the minibatches in a list, and shuffle their "
                 "positions."
             )
-        if index is None:
-            return None
         if not self.can_store_grads:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        if isinstance(index, bool) or not isinstance(index, Integral):
-            raise TypeError(
-                f"batch_index must be the position of a minibatch, an integer, got "
-                f"{type(index).__name__}."
-            )
-        return int(index)
-
-    def check_store_grads(self, store_grads: bool, trainer: str) -> None:
-        """Raise if gradients are to be stored, and the method has no use for them."""
-        if store_grads and not self.can_store_grads:
-            raise ValueError(
-                f"store_grads=True: {trainer} compares each minibatch with the step before, and "
-                "has no use for stored gradients. Leave it out."
-            )
+        return _arguments.whole(index, "batch_index, the position of a minibatch,", low=0)
 
     # --- the reference -------------------------------------------------------------------------
 
     @property
     def has_reference(self) -> bool:
         """Whether there is a reference to compare a minibatch's gradient with."""
-        return False
+        return bool(self.in_objective)
 
     @property
     def has_state(self) -> bool:
         """Whether the method keeps anything that belongs to the parameters' arrays."""
-        return self.has_reference
-
-    @property
-    def point(self) -> Point | None:
-        """The weights of the reference, if the method keeps any."""
-        return None
+        return bool(self.in_objective)
 
     def refresh(self, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
+        if self.keeps_weights:
+            self.point = Point.copied(self.network, frozen=self.keeps_frozen, memory=self.point)
+        if self.keeps_mean:
+            self.mean = full.mean
+        self.in_objective = full.reached
 
     def learning_rate(self, full: FullGradient, optimizer: Any, steps: int) -> float | None:
         """The learning rate that a refresh sets, some steps after the last one; None to keep it."""
@@ -125,6 +119,8 @@ class Method:
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
+        self.point, self.mean, self.in_objective = None, [], []
+        self.table, self.taken_at = None, None
 
     def bind(self) -> None:
         """Bind to new arrays of the parameters."""
@@ -139,9 +135,6 @@ class Method:
         None if its gradient is left as it is.
         """
         return None
-
-    def check(self, row: Row, closure: Any) -> None:
-        """Check once whether a minibatch is the one whose gradient is stored."""
 
     def row(self, found: Estimate, index: int) -> Any:
         """What to keep of a minibatch with an index until the update."""
@@ -163,11 +156,12 @@ class Method:
         """
         return None
 
-    def before_update(self, following: Any) -> None:
+    def before_update(self) -> None:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
     def moved(self, live: Any) -> None:
         """Let the next state take effect."""
+        self.in_objective = live.in_objective
 
     def handed_over(
         self, v: list[np.ndarray], entries: int, batch_index: int | None
@@ -178,12 +172,32 @@ class Method:
     # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """The state as plain data; None if there is no reference."""
-        return None
+        """The state as plain data; None if there is none. All devices hold the same."""
+        if not self.has_state:
+            return None
+        return {
+            "weights": None if self.point is None else states.of_point(self.point),
+            self.mean_key: states.by_number(self.network, self.mean[0]) if self.mean else None,
+            "in_objective": states.by_number(self.network, self.in_objective),
+        }
 
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state from a file cannot be assigned."""
-        return iter(())
+        for name, what, is_kept in (
+            ("weights", self.weights_are, self.keeps_weights),
+            (self.mean_key, self.mean_is, self.keeps_mean),
+        ):
+            if (state.get(name) is not None) != is_kept:
+                verb = "lacks" if is_kept else "has"
+                yield f"it {verb} the {what}, unlike this method as it is set up here"
+            elif is_kept:
+                parameters, is_mean = states.parameters(self.network), name != "weights"
+                yield from saving.array_problems(state[name], what, parameters, is_mean)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
+        if self.keeps_weights:
+            self.point = states.to_point(self.network, state["weights"], state.get("frozen"))
+        if self.keeps_mean:
+            self.mean = states.to_columns(self.network, state[self.mean_key])
+        self.in_objective = states.in_order(self.network, state["in_objective"])

@@ -61,8 +61,13 @@ class Network:
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
-        for parameter in self.trainable:
-            self._keep_buffers(parameter)
+        for p in self.trainable:
+            # A change of ``grad_req`` makes new buffers. But a network hybridized with
+            # ``static_shape=True`` that computes with other weights would write the last ones.
+            last, now = self._buffers.get(p), _mxnet.gradients(p)
+            if last is not None and last is not now and _kinds(last) == _kinds(now):
+                put_back([now], [last])
+                _mxnet.put_gradients(p, last)
         self.note_buffers()
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
@@ -72,23 +77,11 @@ class Network:
         self.aliases = [[_mxnet.guard(w.detach()) for w in row] for row in self.weights]
         self.mark(self.aliases)
         self._were = list(map(_described, self.parameters))
-        data, gradients = (map(f, self.parameters) for f in (_mxnet.data, _mxnet.gradients))
-        self._lists = [*data, *gradients]
+        self._lists = [*map(_mxnet.data, self.parameters), *map(_mxnet.gradients, self.parameters)]
 
     def note_buffers(self) -> None:
         """Remember the gradient buffers that backward has written at the weights themselves."""
         self._buffers.update(zip(self.parameters, map(_mxnet.gradients, self.parameters)))
-
-    def _keep_buffers(self, parameter: Parameter) -> None:
-        """Give a parameter its last gradient buffers again, if they fit.
-
-        A change of ``grad_req`` makes new buffers. But a network hybridized with
-        ``static_shape=True`` that computes with other weights would go on to write the last ones.
-        """
-        last, now = self._buffers.get(parameter), _mxnet.gradients(parameter)
-        if last is not None and last is not now and _kinds(last) == _kinds(now):
-            put_back([now], [last])
-            _mxnet.put_gradients(parameter, last)
 
     def mark(self, weights: Arrays) -> None:
         """Let backward write the gradients of arrays like the weights to the live gradients."""
@@ -139,10 +132,6 @@ class Network:
         )
 
     # --- what the user has in the live gradients -----------------------------------------------
-
-    def accumulated(self) -> list[tuple[NDArray, NDArray]]:
-        """The gradients under ``grad_req='add'``, each with a copy of what is there now."""
-        return [(grad, grad.copy()) for grad in self.accumulating]
 
     @contextmanager
     def grads_kept(self) -> Iterator[None]:

@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import zlib
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Iterable, Iterator, Sequence
+from itertools import chain
+from typing import Iterable, Iterator
 
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
@@ -39,7 +40,11 @@ class Outside:
         """
         if not self._is_searched:
             return None
-        return fingerprint(_mxnet.data(p) for p in self._found if not _mxnet.is_auxiliary(p))
+        found = 0
+        arrays = (_mxnet.data(p) for p in self._found if not _mxnet.is_auxiliary(p))
+        for piece in chain.from_iterable(map(pieces, chain.from_iterable(arrays))):
+            found = zlib.crc32(piece.tobytes(), found)
+        return found
 
     def protected(
         self, *, gradients: bool = False, search: bool = False
@@ -85,13 +90,3 @@ class Outside:
                 put_back([before], [now])
                 _mxnet.take_fresh([values])
                 _mxnet.mark([values], [fresh])
-
-
-def fingerprint(arrays: Iterable[Sequence[NDArray]]) -> int:
-    """A checksum that shows whether arrays have changed. Waits for the device."""
-    found = 0
-    for row in arrays:
-        for array in row:
-            for piece in pieces(array):
-                found = zlib.crc32(piece.tobytes(), found)
-    return found

@@ -47,8 +47,11 @@ class Point:
         return cls(network, aliases, moves_states=moves_states)
 
     @classmethod
-    def copied(cls, network: Network, *, frozen: bool) -> Point:
-        """Copies of the current weights, and perhaps of the frozen values."""
+    def copied(cls, network: Network, *, frozen: bool, memory: Point | None = None) -> Point:
+        """Copies of the current weights, and perhaps of the frozen values, in new memory or old."""
+        if memory is not None:
+            memory.move()
+            return memory
         weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
         values = copies(map(_mxnet.data, network.frozen)) if frozen else None
         return cls(network, weights, values)

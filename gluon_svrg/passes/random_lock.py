@@ -108,13 +108,10 @@ class RandomLock:
 
     def new_seed(self) -> int | None:
         """Draw a seed for one pair of passes, if the lock is on."""
-        return self._next_seed() if self.locked else None
+        return self.next_seed() if self.locked else None
 
-    def move_on(self) -> None:
-        """Seed MXNet anew, so that it does not repeat the numbers of an earlier seed."""
-        start(self._next_seed())
-
-    def _next_seed(self) -> int:
+    def next_seed(self) -> int:
+        """Draw a seed."""
         self._count += 1
         sequence = np.random.SeedSequence([self._drawn_base(), self._count])
         return int(sequence.generate_state(1)[0] >> 1)

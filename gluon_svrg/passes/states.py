@@ -10,7 +10,6 @@ from typing import Any, Iterator, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
 
 from .. import _mxnet, saving
 from .arrays import Column, Columns
@@ -53,29 +52,14 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
     Frozen values are lists of one array, for all devices, or of one for each.
     """
     point = Point.copied(network, frozen=frozen is not None)
-    _put(in_order(network, weights), point.weights)
-    here = parameters(network, trainable=False)
-    for number, arrays in zip(here, point.frozen or ()):
-        if number in frozen:
-            for array, value in zip(arrays, chain(frozen[number], repeat(frozen[number][-1]))):
-                _put([value], [[array]])
-    return point
-
-
-def _put(values: Sequence[Any], arrays: Sequence[Sequence[NDArray]]) -> None:
-    """Assign values to the arrays of parameters."""
-    for value, row in zip(values, arrays):
-        for array in row:
+    kept = [([value], row) for value, row in zip(in_order(network, weights), point.weights)]
+    rows = zip(parameters(network, trainable=False), point.frozen or ())
+    kept += [(frozen[number], row) for number, row in rows if number in frozen]
+    for values, row in kept:
+        for array, value in zip(row, chain(values, repeat(values[-1]))):
             new = _mxnet.to_ndarray(np.asarray(value), _mxnet.device_of(array))
             new.copyto(_mxnet.classic(array))
-
-
-def problems(network: Network, state: Any, what: str, *, summed: bool = False) -> Iterator[str]:
-    """Tell where a state has no finite array like each trainable parameter.
-
-    Sums of gradients are wider than float16.
-    """
-    yield from saving.array_problems(state, what, parameters(network), summed)
+    return point
 
 
 # --- tables ------------------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from .arrays import Columns
 from .closure import Loss
 from .points import Point
 from .random_lock import Losses, losses_at
+from .warnings import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: at the "
@@ -17,6 +18,12 @@ RESHUFFLED = (
     "random by other means than MXNet's random numbers: was the data reshuffled? batch_index must "
     "be the position of the minibatch in the data. Keep the minibatches in a list, and shuffle "
     "their positions. lock_random=False omits this check."
+)
+OTHER_DATA = (
+    "The losses of minibatch {index}, computed again at the weights of its first visit, differ by "
+    "{difference:.2g} of their size from those of then. batch_index must be the position of the "
+    "minibatch in the data, the same in each epoch: was the data reshuffled? If the network draws "
+    "random numbers (dropout), pass lock_random=True."
 )
 
 
@@ -41,32 +48,43 @@ class Row(NamedTuple):
             )
 
 
-class TakenAt(NamedTuple):
+class TakenAt:
     """The weights at which rows were taken, until the losses of one were computed there again."""
 
-    point: Point
-    outside: int | None  # a checksum of others' weights then
+    def __init__(self, point: Point, outside: int | None, visit: int | None = None) -> None:
+        self.outside = outside  # a checksum of others' weights then
+        self.visit = visit  # the minibatch of that row, if not all rows were taken at a refresh
+        self._point: Point | None = point
 
     @classmethod
-    def now(cls, point: Point) -> TakenAt:
+    def now(cls, point: Point, visit: int | None = None) -> TakenAt:
         """At the current weights, which the point has."""
-        return cls(point, point.network.outside.fingerprint())
+        return cls(point, point.network.outside.fingerprint(), visit)
 
-    def difference(self, row: Row, closure: Callable[[], Loss]) -> float | None:
-        """How much the losses of a minibatch differ from those of a row, relative to their size.
+    def check(self, row: Row, closure: Callable[[], Loss]) -> None:
+        """Compute the losses of the first row again; raise, or warn, if they are others.
 
-        Computes them once more. 0 if they differ by rounding, or cannot be compared as others'
-        weights have changed; None if one is not finite. Waits for the device.
+        Not if others' weights have changed. If a loss is not finite, the next row is the first.
+        Waits for the device.
         """
-        outside = self.point.network.outside
-        if outside.fingerprint() not in (None, self.outside):
-            return 0.0
-        if row.losses is None or not np.isfinite(row.losses.total):
-            return None
-        with outside.protected():
-            counts, losses = losses_at(self.point, closure, (), row.seed)
-        row.check_counts(counts)
-        return row.losses.difference(losses) if np.isfinite(losses.total) else None
+        point = self._point
+        if point is None or self.visit not in (None, row.position):
+            return
+        outside = point.network.outside
+        if outside.fingerprint() in (None, self.outside):
+            if row.losses is None or not np.isfinite(row.losses.total):
+                return
+            with outside.protected():
+                counts, losses = losses_at(point, closure, (), row.seed)
+            row.check_counts(counts)
+            if not np.isfinite(losses.total):
+                return
+            difference = row.losses.difference(losses)
+            if difference and self.visit is None:
+                raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
+            if difference:
+                warn(OTHER_DATA.format(index=row.position, difference=difference))
+        self._point = None
 
 
 def _entries(counts: Sequence[int]) -> str:
