@@ -150,10 +150,7 @@ MISTAKES = {
     },
     UserWarning: {
         "a rate": (lambda b: scheduled().set_learning_rate(1), BY_SCHEDULER),
-        "a rate by assignment": (
-            lambda b: setattr(scheduled(), "learning_rate", 1),
-            BY_SCHEDULER,
-        ),
+        "a rate, set": (lambda b: setattr(scheduled(), "learning_rate", 1), BY_SCHEDULER),
     },
     OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
 }
@@ -181,11 +178,7 @@ BAD = {
     "detached": (lambda loss: loss.detach(), RuntimeError, "depends on no parameter"),
     "unrelated": (unrelated, ValueError, "none of the trainer's parameters"),
     "used up": (lambda loss: loss.backward() or loss, RuntimeError, r"backward\(\) itself"),
-    "not computed": (
-        lambda loss: array(np.ones(loss.shape)),
-        RuntimeError,
-        "cannot be differentiated",
-    ),
+    "not computed": (lambda loss: array(np.ones(loss.shape)), RuntimeError, "cannot be differ"),
     "elsewhere": (
         lambda loss: loss.copyto(contexts(4)[3]),
         ValueError,
@@ -243,13 +236,9 @@ def test_inside_other_blocks(name):
     begun.step()
 
 
-def test_a_snapshot_in_a_snapshot():
+def test_there_is_no_snapshot():
     begun = Begun(held=False)
     with pytest.raises(RuntimeError, match="There is no snapshot"), begun.trainer.at_snapshot():
-        pass
-    begun.refresh()
-    first, second = begun.trainer.at_snapshot(), begun.trainer.at_snapshot()
-    with first, pytest.raises(RuntimeError, match="called inside"), second:
         pass
 
 

@@ -344,8 +344,6 @@ def test_where_the_kvstore_updates():
     settings = {"devices": TWO, "update_on_kvstore": True, "prox": L1(0.1)}
     with pytest.raises(ValueError, match=r"A prox needs .*Leave that out"):
         make(**settings)
-    with pytest.raises(ValueError, match=r"STORMTrainer needs the reduced gradient"):
-        make(cls=STORMTrainer, **settings)
     with pytest.raises(ValueError, match=r"A prox needs .*kvstore='dist_async' never reduces"):
         make(kvstore="dist_async", prox=L1(0.1))
     for update_on_kvstore in (None, False):

@@ -73,7 +73,6 @@ COMPRESSION = {"compression_params": {"type": "2bit", "threshold": 0.5}}
         (MARSTrainer, {"exact": "no"}, "exact must be True or False, got 'no'"),
         (SAGTrainer, COMPRESSION, "SAGTrainer cannot compress gradients"),
         (SAGATrainer, {"update_on_kvstore": True}, "SAGATrainer needs the reduced gradient"),
-        (SARAHTrainer, {"update_on_kvstore": True}, "SARAHTrainer needs the reduced gradient"),
         (STORMTrainer, {"kvstore": "dist_async"}, "STORMTrainer needs the reduced gradient"),
     ],
 )
