@@ -19,7 +19,7 @@ def number(value: Any, name: str, low: int = 0, high: float = inf, open_low: boo
     return found
 
 
-def whole(value: Any, name: str, low: int = 1) -> int:
+def whole(value: Any, name: str, low: float = 1) -> int:
     """A whole number from low on; raise a TypeError or a ValueError if it is none."""
     if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")

@@ -74,10 +74,10 @@ class SAGA(Method):
                 "moves once an update. Call update(), or step() without a closure, before."
             )
         stored = self.table.get(batch_index)
-        if stored is None and self._is_complete:
+        if batch_index < 0 or (stored is None and self._is_complete):
             raise IndexError(
                 f"batch_index is {batch_index}, and the gradients of {len(self.table)} minibatches "
-                f"are stored: 0 to {len(self.table) - 1}, by their position in the data."
+                "are stored. It must be the position of a minibatch in the data, 0 or more."
             )
         if not self._spare:
             self._spare.append(zeros_like(self.network.live))

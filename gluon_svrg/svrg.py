@@ -91,7 +91,7 @@ class SVRG(Method):
                 "batch_index needs the gradients of all minibatches at the snapshot. Call "
                 "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
             )
-        if index >= len(self.table):
+        if not 0 <= index < len(self.table):
             raise IndexError(
                 f"batch_index is {index}, and the gradients of {len(self.table)} minibatches are "
                 f"stored: 0 to {len(self.table) - 1}, by their position in the data of "
@@ -213,10 +213,10 @@ class Coefficient:
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
         saved, live = state["schedule"], self.state()["schedule"]
-        if isinstance(saved, saving.SavedObject):
+        if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
             yield from saving.object_problems(saved, live, "the coefficient")
         elif type(saved) is not type(live):
-            yield f"the coefficient was a {_kind(saved)} and is a {_kind(live)} here"
+            yield f"the coefficient was {_kind(saved)} and is {_kind(live)} here"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
@@ -239,7 +239,9 @@ def _at(schedule: Schedule, index: int) -> float:
 
 
 def _kind(schedule: Any) -> str:
-    return schedule if isinstance(schedule, str) else type(schedule).__name__
+    if isinstance(schedule, (float, str)):
+        return "a number" if isinstance(schedule, float) else f"a {schedule}"
+    return getattr(schedule, "class_name", type(schedule).__name__)
 
 
 @trainer

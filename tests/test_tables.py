@@ -78,7 +78,7 @@ def test_the_progress_bar_shows_the_bytes(capfd):
     "index, error, message",
     [
         (5, IndexError, "batch_index is 5, and the gradients of 5 minibatches are stored"),
-        (-1, ValueError, "batch_index, .*, must be 0 or more, got -1"),
+        (-1, IndexError, "batch_index is -1"),
         (1.0, TypeError, "batch_index, .*, must be a whole number, got float"),
         (True, TypeError, "got bool"),
         (4, ValueError, "Minibatch 4 had 3 loss entries when its gradient .* returned 5"),
@@ -102,7 +102,7 @@ def test_a_wrong_index(case, index, error, message):
 @both
 def test_indices_without_a_refresh(case):
     play = Play(case, how="add")
-    with pytest.raises(ValueError, match=r"batch_index, the position of a .* 0 or more, got -1"):
+    with pytest.raises(IndexError, match=r"batch_index is -1, .* position of a minibatch"):
         play.trainer.correct_grads(lambda: play.loss_of(BATCHES[0]), batch_index=-1)
     play.correct(0)
     with pytest.raises(ValueError, match=r"batch_index=0 was used since the last update already"):

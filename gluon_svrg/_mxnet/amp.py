@@ -83,6 +83,8 @@ class LossScale:
         """Describe why a state cannot be assigned."""
         if not self.is_on:
             yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
+        elif not set(state["scaler"]) <= set(vars(self._scaler)):
+            yield "the state of its loss scaler belongs to another kind of scaler"
 
     def assign(self, state: Any) -> None:
         """Assign a state to scaler and trainer."""

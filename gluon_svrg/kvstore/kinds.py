@@ -32,7 +32,10 @@ def kind_of(kvstore: Any) -> type[Workers]:
     if "dist" in name and not is_in_python:
         return AsynchronousServers if "async" in name else SynchronousServers
     is_horovod = kvstore == "horovod" or isinstance(kvstore, HorovodKVStore)
-    return Collective if is_horovod or (is_in_python and kvstore.num_workers > 1) else Workers
+    try:
+        return Collective if is_horovod or (is_in_python and kvstore.num_workers > 1) else Workers
+    except NotImplementedError:  # as of MXNet's base class: a kvstore of one process
+        return Workers
 
 
 def _is_in_python(kvstore: Any) -> bool:

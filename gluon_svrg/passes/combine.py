@@ -18,7 +18,7 @@ from mxnet.ndarray import CachedOp, NDArray
 from .. import _mxnet
 from .arrays import SUMMED_IN, Column, Columns, dense, store
 
-_SMALL = 2**16  # numbers
+_SMALL = 2**13  # numbers: 32 kB of float32
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
@@ -95,7 +95,8 @@ class Assignment:
             order += [variable.name for variable in row.values()]
         graph = mx.sym.Group(heads)
         assert graph.list_inputs() == order, "MXNet orders inputs as it comes to them"
-        # Memory of its own for intermediate results makes a call quicker, by a fifth.
+        # Memory of its own for intermediate results makes a call quicker, by a fifth. Each factor
+        # has its operator, and each operator keeps its memory: so only where that is nothing.
         is_small = sum(prod(array.shape) for array in columns[0]) <= _SMALL
         flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", is_small)]
         self._operator = CachedOp(graph, flags)

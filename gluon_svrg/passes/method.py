@@ -91,7 +91,7 @@ class Method:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        return _arguments.whole(index, "batch_index, the position of a minibatch,", low=0)
+        return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
 
     # --- the reference -------------------------------------------------------------------------
 
