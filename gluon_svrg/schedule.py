@@ -17,17 +17,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Callable, Iterator
+from typing import TYPE_CHECKING, Any, Callable, Iterator, Union
 
 import numpy as np
 from mxnet.gluon.data import Sampler
 
-from . import _arguments
+from . import _arguments, saving
 
 if TYPE_CHECKING:
     from .trainer import VarianceReducedTrainer
 
 __all__ = ["Cosine", "EveryEpochs", "EverySteps", "Linear", "Loopless", "PartialSampler", "Until"]
+
+#: Of the coefficient: a number, or a function from the snapshot's index to a number.
+Schedule = Union[float, Callable[[int], float]]
 
 
 @dataclass
@@ -345,3 +348,67 @@ class PartialSampler(Sampler):
         wanted = self.num_samples
         count = wanted(self.draws) if callable(wanted) else wanted
         return count if self.replacement else min(count, self.length)
+
+
+class Coefficient:
+    """The coefficient in force (`value`), and the schedule of the next: a part of a file."""
+
+    def __init__(self, schedule: Schedule) -> None:
+        self.change(schedule, 0)
+
+    def change(self, schedule: Schedule, index: int) -> None:
+        """Change to another schedule, in force for the snapshot of an index."""
+        self.value, self._schedule = _at(schedule, index), schedule
+
+    def at(self, index: int) -> float:
+        """Ask the schedule for the coefficient of a snapshot."""
+        return _at(self._schedule, index)
+
+    def is_over(self, num_snapshots: int) -> bool:
+        """Whether the schedule wants no more snapshots."""
+        is_over = getattr(self._schedule, "is_over", None)
+        return is_over is not None and bool(is_over(num_snapshots))
+
+    # --- a part of a file ----------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any]:
+        """The coefficient, and its schedule: a number, an object, or the word "function"."""
+        schedule: Any = self._schedule
+        if not callable(schedule):
+            schedule = float(schedule)
+        elif hasattr(schedule, "__name__"):
+            schedule = "function"
+        return {"schedule": schedule, "coefficient": self.value}
+
+    def problems(self, state: Any) -> Iterator[str]:
+        """Tell why a state cannot be assigned."""
+        saved, live = state["schedule"], self.state()["schedule"]
+        if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
+            yield from saving.object_problems(saved, live, "the coefficient")
+        elif type(saved) is not type(live):
+            yield f"the coefficient was {_kind(saved)} and is {_kind(live)} here"
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
+        schedule = state["schedule"]
+        if isinstance(schedule, saving.SavedObject):
+            saving.assign_object(schedule, self._schedule)
+        elif isinstance(schedule, float):
+            self._schedule = schedule
+        self.value = state["coefficient"]
+
+
+def _at(schedule: Schedule, index: int) -> float:
+    value = schedule(index) if callable(schedule) else schedule
+    if isinstance(value, str):
+        raise TypeError(
+            f"coefficient must be a number or a schedule, got {value!r}. For alpha-SVRG pass "
+            "coefficient=gluon_svrg.schedule.Linear(0.75, num_snapshots)."
+        )
+    return _arguments.number(value, "coefficient (1 is SVRG, 0 the plain optimizer)")
+
+
+def _kind(schedule: Any) -> str:
+    if isinstance(schedule, (float, str)):
+        return "a number" if isinstance(schedule, float) else f"a {schedule}"
+    return getattr(schedule, "class_name", type(schedule).__name__)

@@ -15,7 +15,7 @@ With stored gradients, a table has ``r - c mu`` of each minibatch, and a step ta
 from __future__ import annotations
 
 import math
-from typing import Any, Callable, Iterator, Union
+from typing import Any, Iterator
 
 import numpy as np
 
@@ -29,10 +29,8 @@ from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.method import Method
 from .passes.table import Row, TakenAt
+from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
-
-#: A number, or a function from the snapshot's index to a number.
-Schedule = Union[float, Callable[[int], float]]
 
 
 class SVRG(Method):
@@ -178,70 +176,6 @@ def _center(row: Row, mean: Columns) -> None:
     """Turn a row r into ``r - c mu``, in place."""
     for count, grads, means in zip(row.counts, row.grads, mean):
         assign([grads, means], (0, ((1.0, 0), (-float(count), 1))))
-
-
-class Coefficient:
-    """The coefficient in force (`value`), and the schedule of the next: a part of a file."""
-
-    def __init__(self, schedule: Schedule) -> None:
-        self.change(schedule, 0)
-
-    def change(self, schedule: Schedule, index: int) -> None:
-        """Change to another schedule, in force for the snapshot of an index."""
-        self.value, self._schedule = _at(schedule, index), schedule
-
-    def at(self, index: int) -> float:
-        """Ask the schedule for the coefficient of a snapshot."""
-        return _at(self._schedule, index)
-
-    def is_over(self, num_snapshots: int) -> bool:
-        """Whether the schedule wants no more snapshots."""
-        is_over = getattr(self._schedule, "is_over", None)
-        return is_over is not None and bool(is_over(num_snapshots))
-
-    # --- a part of a file ----------------------------------------------------------------------
-
-    def state(self) -> dict[str, Any]:
-        """The coefficient, and its schedule: a number, an object, or the word "function"."""
-        schedule: Any = self._schedule
-        if not callable(schedule):
-            schedule = float(schedule)
-        elif hasattr(schedule, "__name__"):
-            schedule = "function"
-        return {"schedule": schedule, "coefficient": self.value}
-
-    def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        saved, live = state["schedule"], self.state()["schedule"]
-        if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
-            yield from saving.object_problems(saved, live, "the coefficient")
-        elif type(saved) is not type(live):
-            yield f"the coefficient was {_kind(saved)} and is {_kind(live)} here"
-
-    def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        schedule = state["schedule"]
-        if isinstance(schedule, saving.SavedObject):
-            saving.assign_object(schedule, self._schedule)
-        elif isinstance(schedule, float):
-            self._schedule = schedule
-        self.value = state["coefficient"]
-
-
-def _at(schedule: Schedule, index: int) -> float:
-    value = schedule(index) if callable(schedule) else schedule
-    if isinstance(value, str):
-        raise TypeError(
-            f"coefficient must be a number or a schedule, got {value!r}. For alpha-SVRG pass "
-            "coefficient=gluon_svrg.schedule.Linear(0.75, num_snapshots)."
-        )
-    return _arguments.number(value, "coefficient (1 is SVRG, 0 the plain optimizer)")
-
-
-def _kind(schedule: Any) -> str:
-    if isinstance(schedule, (float, str)):
-        return "a number" if isinstance(schedule, float) else f"a {schedule}"
-    return getattr(schedule, "class_name", type(schedule).__name__)
 
 
 @trainer

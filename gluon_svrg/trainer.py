@@ -29,7 +29,7 @@ from .passes.points import Point
 from .passes.progress import Progress
 from .passes.random_lock import RandomLock, losses_at, start
 from .passes.table import Row
-from .passes.warnings import warn
+from .passes.warn import warn
 from .prox import ProxArgument, ProximalOperators
 
 RETURNS_OUTPUT = (

@@ -87,7 +87,7 @@ BREAKS = {
     "kvstore/workers.py": [
         ("range(0, len(total), BLOCK)", "range(0, 1, BLOCK)", "workers test_parameters[")
     ],
-    "saving/container.py": [
+    "saving/file_format.py": [
         ("if not first or content[", "if not first and content[", "files damaged_files")
     ],
     "saving/files.py": [

@@ -16,7 +16,7 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from .closure import Loss, check_repeatable, record
-from .warnings import warn
+from .warn import warn
 
 RANDOM = (
     "The losses of the same minibatch at the same weights, computed twice, differ by {difference}. "

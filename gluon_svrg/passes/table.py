@@ -10,7 +10,7 @@ from .arrays import Columns
 from .closure import Loss
 from .points import Point
 from .random_lock import Losses, losses_at
-from .warnings import warn
+from .warn import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: at the "

@@ -12,7 +12,7 @@ by position; they come back by the positions that the parameters have here. Arra
 read-only NumPy arrays, objects (schedulers, schedules) as `SavedObject`.
 """
 
-from .container import write_bytes
+from .file_format import write_bytes
 from .files import StateFiles
 from .objects import EpochCount, Registered, assign_object, object_problems
 from .optimizer import OptimizerSettings, OptimizerStates

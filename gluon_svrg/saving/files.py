@@ -11,7 +11,7 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 
 from .. import __version__, _mxnet
-from . import container, pickles
+from . import file_format, pickles
 from .optimizer import settings
 from .parameters import Description, match, misfits
 from .values import decode
@@ -50,7 +50,7 @@ class StateFiles:
             "parameters": self._described(),
         }
         states = {name: part.state() for name, part in parts.items()}
-        container.write(path, header, {**states, **self.waiting})
+        file_format.write(path, header, {**states, **self.waiting})
 
     def load(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> set[str]:
         """Read and check a file, assign what needs no arrays, and return the names of its parts.
@@ -89,8 +89,8 @@ class StateFiles:
 
     def _read(self, content: bytes) -> tuple[dict[str, Any], list[Description]]:
         """The states, and what the parameters of this trainer were in the file."""
-        if content.startswith(container.MAGIC):
-            header, parts, arrays = container.unpack(content)
+        if content.startswith(file_format.MAGIC):
+            header, parts, arrays = file_format.unpack(content)
             self._check_origin(header["mxnet"], header["method"])
             then = [Description(*row) for row in header["parameters"]]
             positions = match(then, self._described())

@@ -17,7 +17,7 @@ import numpy as np
 from mxnet.lr_scheduler import LRScheduler
 from mxnet.optimizer import Optimizer
 
-from .container import view
+from .file_format import view
 from .values import MAX_DEPTH, NOT_SAVED, SavedArray, SavedObject, is_key, saved_array
 
 _MOST_OPERATIONS = 500_000  # and as many values: these take two seconds
