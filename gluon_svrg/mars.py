@@ -30,7 +30,7 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import trainer
-from .passes.arrays import Columns
+from .passes.arrays import Mean
 from .passes.combine import scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
@@ -96,7 +96,7 @@ class MARS(Recursive):
             return Terms(a=1 + s, b=-s, reference=self.point, only=chosen)
         return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Columns:
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step, and clip."""
         following = super().next_state(live, scale, entries)
         if self.clip is not None:
@@ -106,10 +106,11 @@ class MARS(Recursive):
         return following
 
     def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
-        """The mean gradient of this step, which is part of V: ``m = (V + s C m) / ((1 + s) C)``."""
-        if not self.has_reference or not self.s:
+        """The gradient of this step, which is part of V: ``C m = (V + s C m) / (1 + s)``."""
+        if self.mean is None or not self.s:
             return super().mean_terms(scale, entries)
-        return ((1.0 / ((1 + self.s) * scale * entries), 1), (self.s / (1 + self.s), 2))
+        share = entries / self.mean.entries
+        return ((1.0 / ((1 + self.s) * scale), 1), (self.s / (1 + self.s) * share, 2))
 
     def handed_over(
         self, v: list[np.ndarray], entries: int, batch_index: int | None

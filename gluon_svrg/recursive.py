@@ -11,7 +11,7 @@ from typing import Any, Sequence
 
 from mxnet.ndarray import NDArray
 
-from .passes.arrays import Columns, zero
+from .passes.arrays import Columns, Mean, zero
 from .passes.combine import assign
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
@@ -58,30 +58,30 @@ class Recursive(Method):
     def refresh(self, full: FullGradient) -> None:
         """Start over at the current weights: m is the full gradient."""
         super().refresh(full)
-        self._leave_out(self.mean)
+        if self.mean is not None:
+            self._leave_out(self.mean.sums)
 
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Columns:
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step."""
-        target: Columns = []
+        sums: Columns = []
         if self.keeps_mean:
-            target = self.network.take_spare()
-            chosen = self.treated()
-            for n, (total, mean) in enumerate(zip(live.total, target)):
-                before = self.mean[n] if self.mean else mean
-                row = [column.only(chosen) for column in (mean, total, before)]
+            sums = self.network.take_spare()
+            for n, (target, total) in enumerate(zip(sums, live.total)):
+                before = target if self.mean is None else self.mean.sums[n]
+                row = [column.only(self.treated()) for column in (target, total, before)]
                 assign(row, (0, self.mean_terms(live.total_scale, entries)))
-            self._leave_out(target)
-        return target
+            self._leave_out(sums)
+        return Mean(sums, entries)
 
     def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
-        """The terms of ``m = V / C``, where V, the second column, has a scale."""
-        return ((1.0 / (entries * scale), 1),)
+        """The terms of C m, which is V; the second column holds V, with a scale."""
+        return ((1.0 / scale, 1),)
 
-    def _leave_out(self, mean: Columns) -> None:
+    def _leave_out(self, sums: Columns) -> None:
         """Set the mean gradient of parameters to zero that the method does not treat."""
         chosen = self.treated()
         if chosen is not None:
-            for column in mean:
+            for column in sums:
                 zero(array for array, is_treated in zip(column, chosen) if not is_treated)
 
     def before_update(self) -> None:
@@ -94,5 +94,5 @@ class Recursive(Method):
         super().moved(live)
         self.point, self._other = self._other, self.point
         if self.keeps_mean:
-            self.network.give_spare(self.mean)
+            self.network.give_spare([] if self.mean is None else self.mean.sums)
             self.mean = live.following

@@ -9,10 +9,11 @@
 reduction, with ``V`` and ``C`` the sums of ``v`` and ``c`` over all devices, workers and
 micro-batches, and ``N`` the loss entries of all rows::
 
-    m += (V - C m) / N,      row = g
+    N m += V - C m,      row = g
 
-so that ``m`` stays the mean of the table. The optimizer gets ``V`` (SAGA) or ``C m`` with the
-new ``m`` (SAG). Rows that were never visited are zero, and are not counted in ``N``.
+so that ``N m``, which is kept, stays the *sum* of the table. The optimizer gets ``V`` (SAGA) or
+``C m`` with the new ``m`` (SAG). Rows that were never visited are zero, and are not counted in
+``N``.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from mxnet.ndarray import NDArray
 
 from ._docstrings import trainer
 from .passes import states
-from .passes.arrays import Columns, zeros_like
+from .passes.arrays import Columns, Mean, zeros_like
 from .passes.combine import assign
 from .passes.estimate import Estimate, Terms
 from .passes.full_pass import FullGradient
@@ -42,7 +43,7 @@ NO_ROW = (
 
 
 class SAGA(Method):
-    """The table, and its mean."""
+    """The table, and its sum."""
 
     moves = True
     keeps_errors = True
@@ -51,13 +52,12 @@ class SAGA(Method):
     not_corrected = NO_ROW
     has_reference = True  # unvisited rows are zero
     keeps_mean = True
-    mean_is = "mean of the table"
+    mean_is, mean_key = "sum of the table", "sum"
 
     def __init__(self) -> None:
         super().__init__()
-        # Replaced at each refresh, changed by each step: besides `mean`, which is m
+        # Replaced at each refresh, changed by each step: besides `mean`, whose sum is N m
         self.table: dict[int, Row] = {}
-        self._entries: float | NDArray = 0.0  # N; an array if there are several workers
         # Replaced at each refresh
         self._is_complete = False  # no more rows will come
         # Replaced with the network's arrays
@@ -81,10 +81,7 @@ class SAGA(Method):
             )
         if not self._spare:
             self._spare.append(zeros_like(self.network.live))
-        if not self.mean:
-            self.mean = zeros_like(self.network.live)
-        b = 0.0 if stored is None else -1.0
-        return Terms(b=b, k=1.0, reference=stored, mean=self.mean, copy_to=self._spare[-1])
+        return Terms(b=-1.0, k=1.0, reference=stored, mean=self.mean, copy_to=self._spare[-1])
 
     def row(self, found: Estimate, index: int) -> Row:
         """g, which becomes a row when the weights have moved."""
@@ -98,32 +95,37 @@ class SAGA(Method):
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
+        if self._is_complete:
+            return (0,)
         return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
-        """Compute m and N after the step, and leave the optimizer its gradient."""
+        """Compute N m and N after the step, and leave the optimizer its gradient."""
         added: Any
         if isinstance(entries, NDArray):
             entries, added = entries.split(2, axis=0)
         else:
             (added,) = self.numbers(live.rows)
-        before = self._entries
-        after = before if self._is_complete else before + added
-        share = 1.0 if self._is_complete else before / after
+        network, mean = self.network, self.mean
         # Where V is of one minibatch on one device, V - C m is g - r, which is there already.
-        is_there = len(self.network.live) == len(live.rows) == 1 and live.total is self.network.live
+        is_there = len(network.live) == len(live.rows) == 1 and live.total is network.live
         is_there = is_there and not isinstance(entries, NDArray)
-        mean = self.network.take_spare()
-        for target, now, total in zip(mean, self.mean, live.total):
-            # V - C m first: it is zero where g is the row, so that m does not drift.
-            move = ((-1.0 * entries, 1), (1.0 / live.total_scale, 2))
-            divisor = after * scale if is_there else after
-            steps = [(0, ((1.0 / divisor, 0), (share, 1)))]
-            assign([target, now, total], *([] if is_there else [(0, move)]), *steps)
+        sums = network.take_spare()
+        for n, (target, total) in enumerate(zip(sums, live.total)):
+            if mean is None:
+                assign([target, total], (0, ((1.0 / live.total_scale, 1),)))
+            elif is_there:
+                assign([target, mean.sums[n]], (0, ((1.0 / scale, 0), (1.0, 1))))
+            else:
+                # V - C m first: it is zero where g is the row, so that the sum does not drift.
+                moves = (-1.0 * (entries / mean.entries), 2), (1.0 / live.total_scale, 1)
+                assign([target, total, mean.sums[n]], (0, moves), (0, ((1.0, 0), (1.0, 2))))
+        if mean is not None:
+            added = mean.entries if self._is_complete else mean.entries + added
         if self.replaces_grads:
-            for target, now in zip(self.network.live, mean):
-                assign([target, now], (0, ((1.0 * (entries * scale), 1),)))
-        return mean, after
+            for target, now in zip(network.live, sums):
+                assign([target, now], (0, ((1.0 * (entries * scale / added), 1),)))
+        return Mean(sums, added)
 
     def moved(self, live: LiveGradients) -> None:
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
@@ -131,8 +133,8 @@ class SAGA(Method):
             super().moved(live)
         self._spare += [self.table[index].grads for index in live.rows if index in self.table]
         self.table.update(live.rows)
-        self.network.give_spare(self.mean)
-        self.mean, self._entries = live.following
+        self.network.give_spare([] if self.mean is None else self.mean.sums)
+        self.mean = live.following
         if self.taken_at is not None and self.taken_at.visit is None:
             self.taken_at = None  # the step after a refresh has checked it
 
@@ -143,47 +145,45 @@ class SAGA(Method):
         self.discard()
         self.table = {row.position: row for row in full.rows}
         super().refresh(full)
-        self._entries, self._is_complete = float(full.all_entries), True
+        self.mean, self._is_complete = Mean(full.mean.sums, float(full.all_entries)), True
+        for column in self.mean.sums:
+            assign([column], (0, ((self.mean.entries / full.mean.entries, 0),)))
         self.taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""
         super().discard()
         self.table, self._spare = {}, []
-        self._entries, self._is_complete = 0.0, False
+        self._is_complete = False
 
     def bind(self) -> None:
         """Bind to new arrays of the parameters."""
-        if not self.network.fits(self.mean):
+        if self.mean is None or not self.network.fits(self.mean.sums):
             self.discard()  # its memory is for other arrays
         self._spare, self.taken_at = [], None
 
     # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """The table and its mean; None if it is empty."""
-        state, entries = super().state(), self._entries
+        """The table and its sum; None if it is empty."""
+        state = super().state()
         return state and {
             **state,
-            "entries": float(entries.asscalar() if isinstance(entries, NDArray) else entries),
             "is_complete": self._is_complete,
             "indices": list(self.table),
             "table": states.table_state(self.network, list(self.table.values())),
         }
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned. One of 0.3.0 has the sum of the rows for m."""
+        """Tell why a state cannot be assigned."""
         yield from states.table_problems(self.network, state["table"])
-        yield from super().problems({"mean": state.get("sum"), **state})
+        yield from super().problems(state)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a table."""
         self.discard()
-        super().assign({"mean": state.get("sum"), **state})
-        self._entries, self._is_complete = state["entries"], state["is_complete"]
-        if "mean" not in state:
-            for column in self.mean:
-                assign([column], (0, ((1.0 / self._entries, 0),)))
+        super().assign(state)
+        self._is_complete = state["is_complete"]
         rows = states.rows_of(self.network, state["table"], state["indices"])
         self.table = {row.position: row for row in rows}
 
@@ -197,10 +197,9 @@ class SAG(SAGA):
         self, v: list[np.ndarray], entries: int, batch_index: int | None
     ) -> list[np.ndarray]:
         """The mean of the table when the row has moved."""
-        before = self._entries
-        before = float(before.asscalar() if isinstance(before, NDArray) else before)
+        before = 0.0 if self.mean is None else float(self.mean.entries)
         after = before + (entries if batch_index not in self.table else 0)
-        means = [array.asnumpy().astype("float64").ravel() for array in self.mean[0]]
+        means: Any = [0.0] * len(v) if self.mean is None else self.mean.vectors()
         return [(before * m + entries * (x - m)) / after for m, x in zip(means, v)]
 
 

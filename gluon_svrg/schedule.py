@@ -358,7 +358,12 @@ class Coefficient:
 
     def change(self, schedule: Schedule, index: int) -> None:
         """Change to another schedule, in force for the snapshot of an index."""
-        self.value, self._schedule = _at(schedule, index), schedule
+        self.set(_at(schedule, index))
+        self._schedule = schedule
+
+    def set(self, value: float) -> None:
+        """Put a coefficient in force; in the formula it is rounded to float32."""
+        self.value, self.rounded = value, float(np.float32(value))
 
     def at(self, index: int) -> float:
         """Ask the schedule for the coefficient of a snapshot."""
@@ -395,7 +400,7 @@ class Coefficient:
             saving.assign_object(schedule, self._schedule)
         elif isinstance(schedule, float):
             self._schedule = schedule
-        self.value = state["coefficient"]
+        self.set(state["coefficient"])
 
 
 def _at(schedule: Schedule, index: int) -> float:

@@ -23,7 +23,7 @@ from . import _arguments, _mxnet, saving
 from ._docstrings import trainer
 from .kvstore import kinds
 from .passes import states
-from .passes.arrays import Columns
+from .passes.arrays import Mean, vector
 from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
@@ -76,7 +76,7 @@ class SVRG(Method):
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
-        alpha = float(np.float32(self.coefficient.value))
+        alpha = self.coefficient.rounded
         if self.point is None or not alpha:
             return None
         if batch_index is None:
@@ -119,16 +119,16 @@ class SVRG(Method):
         but not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``. None if
         that is not positive. A momentum moves the weights ``1 / (1 - momentum)`` times as far.
         """
-        if not self._sets_rate or self.point is None:
+        if not self._sets_rate or self.point is None or self.mean is None:
             return None
         squared = product = 0.0
         wds = _mxnet.weight_decays(
             optimizer, list(map(self.network.parameters.index, self.network.trainable))
         )
-        now = [row[0] for row in map(_mxnet.all_rows, self.network.trainable)]
-        then = [row[0] for row in self.point.weights]
-        for wd, *arrays in zip(wds, then, self.mean[0], now, full.mean[0]):
-            w, mu, new_w, new_mu = (a.asnumpy().astype("float64").ravel() for a in arrays)
+        now = [vector(row[0]) for row in map(_mxnet.all_rows, self.network.trainable)]
+        then = [vector(row[0]) for row in self.point.weights]
+        means = self.mean.vectors(), full.mean.vectors()
+        for wd, w, new_w, mu, new_mu in zip(wds, then, now, *means):
             dw = new_w - w
             squared += float(np.dot(dw, dw))
             product += float(np.dot(dw, new_mu - mu + wd * dw))
@@ -172,10 +172,10 @@ class SVRG(Method):
             self.taken_at = TakenAt(self.point, table.get("outside"))
 
 
-def _center(row: Row, mean: Columns) -> None:
+def _center(row: Row, mean: Mean) -> None:
     """Turn a row r into ``r - c mu``, in place."""
-    for count, grads, means in zip(row.counts, row.grads, mean):
-        assign([grads, means], (0, ((1.0, 0), (-float(count), 1))))
+    for count, grads, sums in zip(row.counts, row.grads, mean.sums):
+        assign([grads, sums], (0, ((1.0, 0), (-count / mean.entries, 1))))
 
 
 @trainer

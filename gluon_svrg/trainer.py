@@ -225,11 +225,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._look_at_batch_size(batch_size)
         self._live.show_marks(ignore_stale_grad)
-        with self._updating():
+        try:
             if self._scales_losses and self._overflows_on_kvstore():
                 self._loss_scale.skip()
             else:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
+        finally:
+            self._live.drop()  # without an update, the method keeps its state
+        self._progress.count_step(self._method.has_reference)
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -392,8 +395,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._live.check_reduced()
         self._check_intact("update")
         self._live.show_marks(ignore_stale_grad)
-        with self._updating():
+        try:
             super().update(batch_size, ignore_stale_grad)
+        finally:
+            self._live.drop()
+        self._progress.count_step(self._method.has_reference)
 
     # `gluon.Trainer` calls these, in this order, in a step.
 
@@ -402,7 +408,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         live = self._live
         if live.awaits_reduction:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
-            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
+            scale = self._loss_scale.of_live_grads if self._scales_losses else 1.0
+            live.reduce(scale, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
@@ -419,16 +426,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
         return self._network.is_elsewhere
-
-    @contextmanager
-    def _updating(self) -> Iterator[None]:
-        """Count a step, unless the block raises; without an update, keep the method's old state."""
-        try:
-            yield
-        finally:
-            self._live.drop()
-        self._progress.steps += 1
-        self._progress.inner_steps += self._method.has_reference
 
     # --- before a step -------------------------------------------------------------------------
 
@@ -630,7 +627,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._live.drop()
         self._method.refresh(full)
         if alpha is not None:
-            self._method.coefficient.value = alpha
+            self._method.coefficient.set(alpha)
         if rate is not None:
             self.set_learning_rate(rate)
         progress = self._progress
@@ -686,9 +683,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         try:  # backward writes or adds as the user has set
             for p, weights, grads in zip(network.trainable, point.weights, network.live_grads):
                 _mxnet.put_gradients_into([weights], [grads], p.grad_req)
-            with point.entered():
-                yield
+            point.enter()
+            yield
         finally:
+            point.leave()
             network.note_overwritten(_mxnet.take_fresh(point.weights))
             network.mark(point.weights)
             self._is_at_snapshot = False
@@ -733,11 +731,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         The *mean* over all loss entries of all data, or the method's estimate of it; for float16
         parameters in float32.
         """
-        if not self._is_in_force() or not self._method.has_state or not self._method.mean:
+        mean = self._method.mean if self._is_in_force() and self._method.has_state else None
+        if mean is None:
             return None
-        rows = zip(self._network.trainable, zip(*self._method.mean))
+        rows = zip(self._network.trainable, zip(*mean.copies()))
         return {
-            parameter: [_mxnet.like(grad.copy(), _mxnet.data(parameter)[0]) for grad in grads]
+            parameter: [_mxnet.like(grad, _mxnet.data(parameter)[0]) for grad in grads]
             for parameter, grads in rows
         }
 

@@ -8,10 +8,8 @@ from typing import Any, Callable, Iterable, Iterator, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
 
-from . import _mxnet
-from .passes.arrays import Columns, dense
+from .passes.arrays import Columns, vector
 from .passes.closure import Loss, Recorded, check_closure
 from .passes.data import arguments, check_data, one_pass
 from .passes.estimate import Terms, differentiate
@@ -200,25 +198,22 @@ def _estimates(
     terms: Terms, plain: list[np.ndarray], then: list[np.ndarray] | None
 ) -> Iterator[np.ndarray]:
     """``a g + b r + k m`` for each parameter, all of them means."""
+    means = terms.mean and terms.mean.vectors()
     for n, g in enumerate(plain):
         v = g
         if terms.only is None or terms.only[n]:
             v = terms.a * g
             if then is not None:
                 v = v + terms.b * then[n]
-            if terms.mean is not None:
-                v = v + terms.k * terms.mean[0][n].asnumpy().astype("float64").ravel()
+            if means is not None:
+                v = v + terms.k * means[n]
         yield v
 
 
 def _distance(here: Point, there: Point | None) -> float:
     if there is None:
         return float("nan")
-    return _norm([_values(a[0]) - _values(b[0]) for a, b in zip(here.weights, there.weights)])
-
-
-def _values(array: NDArray) -> np.ndarray:
-    return dense(_mxnet.classic(array)).asnumpy().astype("float64").ravel()
+    return _norm([vector(a[0]) - vector(b[0]) for a, b in zip(here.weights, there.weights)])
 
 
 def _mean_grad(
@@ -236,7 +231,7 @@ def _mean_grad(
 
 def _means(sums: Columns, divisor: float) -> list[np.ndarray]:
     """Sums over all devices, divided by a number, per parameter."""
-    return [np.sum(list(map(_values, row)), axis=0) / divisor for row in zip(*sums)]
+    return [np.sum(list(map(vector, row)), axis=0) / divisor for row in zip(*sums)]
 
 
 class _Moments:
@@ -255,11 +250,11 @@ class _Moments:
         """Add a minibatch, weighted by its number of entries."""
         self.minibatches += 1
         self._entries += count
-        for n, vector in enumerate((plain, estimate)):
-            norm = _norm(vector)
+        for n, gradient in enumerate((plain, estimate)):
+            norm = _norm(gradient)
             if norm > 0:
                 self._with_direction[n] += 1
-                for unit, x in zip(self._units[n], vector):
+                for unit, x in zip(self._units[n], gradient):
                     unit += x / norm
         for k, (g, v) in enumerate(zip(plain, estimate)):
             self._plain[k] += count * g

@@ -19,7 +19,7 @@ from problems import array
 from saving_kit import DATA, GENERATION, OTHER, Chain, Training, refused
 
 from gluon_svrg import SAGATrainer, SVRGTrainer, saving
-from gluon_svrg.saving import container
+from gluon_svrg.saving import file_format
 from gluon_svrg.saving.parameters import Description, match
 
 
@@ -55,16 +55,16 @@ def test_other_formats_methods_and_parts(run, content, tmp_path):
         other = content.replace(b"states 2", b"states " + number, 1)
         message = f"it has format {number.decode()}, and this version of gluon_svrg reads format 2"
         refused(run, other, path, message)
-    header, _, _ = container.unpack(content)
+    header, _, _ = file_format.unpack(content)
     for states, message in [
         ({"optimizer": {}}, "its optimizer is malformed"),
         ({"optimizer_states": {"states": {"x": 1}}}, "it has a state for parameter x"),
         ({"newer": 1}, "it has a state of 'newer', and this trainer has none"),
         ({"method": {}}, "it lacks the snapshot, .* its method is malformed"),
     ]:
-        container.write(path, header, states)
+        file_format.write(path, header, states)
         refused(run, path.read_bytes(), path, f"does not fit this trainer: {message}")
-    container.write(path, {}, {})
+    file_format.write(path, {}, {})
     refused(run, path.read_bytes(), path, "cannot be loaded: it is damaged: KeyError")
     SAGATrainer(run.net.collect_params(), "sgd").save_states(path)
     refused(run, path.read_bytes(), path, "it was saved with SAGA, and this trainer uses SVRG")
@@ -77,7 +77,7 @@ def test_other_formats_methods_and_parts(run, content, tmp_path):
         refused(run, foreign, path, message)
     with pytest.raises(FileNotFoundError):
         run.load(tmp_path / "nothing")
-    container.write(path, header, {"newer": None})
+    file_format.write(path, header, {"newer": None})
     run.load(str(path))  # it may have less
 
 
@@ -231,10 +231,10 @@ def test_an_error_leaves_the_old_file_and_names_it(tmp_path):
 
 
 SAVING = """
-import signal; import sys; import numpy as np; from gluon_svrg.saving import container
+import signal; import sys; import numpy as np; from gluon_svrg.saving import file_format
 signal.alarm(300)
 for number in range(100_000):
-    container.write(sys.argv[1], {}, {"number": number, "array": np.full(200_000, number)})
+    file_format.write(sys.argv[1], {}, {"number": number, "array": np.full(200_000, number)})
     print(number, flush=True)
 """
 
@@ -257,7 +257,7 @@ def test_killed_while_saving(count, tmp_path):
             process.wait(30)
         last = int([*printed, *process.stdout.readlines()][-1])
         process.stdout.close()
-        _, states, (array,) = container.unpack(path.read_bytes())
+        _, states, (array,) = file_format.unpack(path.read_bytes())
         assert states["number"] in (last, last + 1) and np.all(array == states["number"])
         found.add(states["number"])
     assert min(found) >= 2

@@ -5,13 +5,13 @@ from __future__ import annotations
 import ctypes
 from contextlib import nullcontext
 from functools import lru_cache
-from typing import Any, Iterable, List, Sequence
+from typing import Any, Callable, Iterable, List, Sequence
 
 import mxnet as mx
 import numpy as np
 from mxnet.base import _LIB, MXNetError, check_call
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
+from mxnet.ndarray import CachedOp, NDArray
 
 HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
 
@@ -75,6 +75,35 @@ def dtype_name(array: NDArray) -> str:
 @lru_cache(maxsize=None)
 def _name_of(dtype: Any) -> str:
     return str(np.dtype(dtype))
+
+
+_invoke = _LIB.MXInvokeCachedOp if HAS_DEVICES else _LIB.MXInvokeCachedOpEx
+
+
+def prepared(
+    operator: CachedOp, device: Any, inputs: Sequence[int], outputs: Sequence[int]
+) -> Callable[[], None]:
+    """Make a call of a compiled operator, with arrays by their handles, that can be repeated.
+
+    ``CachedOp.__call__`` does the same, and takes twice as long for a few small arrays.
+    """
+    where = (device.device_typeid, device.device_id) if HAS_DEVICES else ()
+    count, arrays = ctypes.c_int(len(outputs)), (ctypes.c_void_p * len(outputs))(*outputs)
+    results, types = ctypes.c_void_p(ctypes.addressof(arrays)), ctypes.c_void_p()
+    arguments = (
+        operator.handle,
+        len(inputs),
+        (ctypes.c_void_p * len(inputs))(*inputs),
+        *where,
+        ctypes.byref(count),
+        ctypes.byref(results),
+        ctypes.byref(types),
+    )
+
+    def call(_memory: Any = arrays) -> None:
+        check_call(_invoke(*arguments))
+
+    return call
 
 
 def is_refused_backward(error: MXNetError) -> bool:

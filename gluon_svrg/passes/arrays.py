@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Iterable, Iterator, List, Sequence
+from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -38,6 +38,16 @@ class Column(List[NDArray]):
         description = tuple((a.dtype, a.stype, a.shape) for a in self)
         return _kinds.setdefault(description, len(_kinds))
 
+    @cached_property
+    def handles(self) -> list[int]:
+        """MXNet's names for them."""
+        return [array.handle.value for array in self]
+
+    @cached_property
+    def device(self) -> Any:
+        """Where they are."""
+        return _mxnet.device_of(self[0])
+
     def only(self, chosen: Sequence[bool] | None) -> Column:
         """Those with a flag; all of them if there are no flags."""
         if chosen is None:
@@ -47,6 +57,29 @@ class Column(List[NDArray]):
 
 #: A column for each device.
 Columns = List[Column]
+
+
+class Mean(NamedTuple):
+    """A mean per loss entry, kept as the sum over some entries.
+
+    Minibatches mostly have one size. A sum over as many entries is added without a product.
+    """
+
+    sums: Columns
+    entries: Any  # a number, or an array of one
+
+    def copies(self) -> list[list[NDArray]]:
+        """The mean, per device and parameter."""
+        return [[array / float(self.entries) for array in column] for column in self.sums]
+
+    def vectors(self) -> list[np.ndarray]:
+        """The mean in float64, a vector per parameter. Waits for the device."""
+        return [vector(array) / float(self.entries) for array in self.sums[0]]
+
+
+def vector(array: NDArray) -> np.ndarray:
+    """The entries of an array in float64. Waits for it."""
+    return dense(classic(array)).asnumpy().astype("float64").ravel()
 
 
 def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:
@@ -84,11 +117,6 @@ def zero(arrays: Iterable[NDArray]) -> None:
             store(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
     if flat:
         mx.nd.reset_arrays(*flat, num_arrays=len(flat))
-
-
-def copies(arrays: Iterable[Sequence[NDArray]]) -> list[list[NDArray]]:
-    """Copies of arrays, in lists of lists."""
-    return [[array.copy() for array in row] for row in arrays]
 
 
 def put_back(before: Iterable[Sequence[NDArray]], targets: Iterable[Sequence[NDArray]]) -> None:

@@ -74,7 +74,7 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
             "def loss_of(X, y), write update_full_grads(loss_of, data), and "
             "step(batch_size, closure=lambda: loss_of(X, y))."
         ) from error
-    losses = _losses(loss)
+    losses = (loss,) if isinstance(loss, NDArray) else _losses(loss)
     counts = _entries(losses, devices)
     return Recorded(loss, losses, counts, sum(counts))
 
@@ -119,8 +119,7 @@ def _explain(error: MXNetError) -> None:
 
 
 def _losses(loss: Loss) -> tuple[NDArray, ...]:
-    if isinstance(loss, NDArray):
-        return (loss,)
+    """Several losses as a tuple; raise if a closure has returned anything else."""
     if loss is None:
         raise TypeError("The closure returned None instead of the loss. End it with `return loss`.")
     if not isinstance(loss, (list, tuple)):

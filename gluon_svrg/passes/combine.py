@@ -66,6 +66,11 @@ def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[
     return [_cast(F, values[n], SUMMED_IN[dtypes[n]], dtypes[n]) for n in are_assigned(steps)]
 
 
+def is_unit(factor: Any) -> bool:
+    """Whether a factor needs no product: 1 or -1."""
+    return _is(factor, 1) or _is(factor, -1)
+
+
 def _is(factor: Any, number: int) -> bool:
     return isinstance(factor, float) and factor == number
 
@@ -83,7 +88,7 @@ def _times(F: Any, factor: Any, x: Any) -> Any:
     return F.dot(here, x.reshape((1, -1))).reshape(x.shape)
 
 
-class Assignment:
+class Compiled:
     """Steps for columns of dense arrays of some kinds, compiled; all factors are numbers."""
 
     def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column]) -> None:
@@ -100,16 +105,22 @@ class Assignment:
         is_small = sum(prod(array.shape) for array in columns[0]) <= _SMALL
         flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", is_small)]
         self._operator = CachedOp(graph, flags)
+        self._last: Any = None, None  # the handles of the last call, and the call
 
-    def __call__(self, columns: Sequence[Sequence[NDArray]]) -> None:
-        """Assign, in columns with these dtypes."""
-        inputs = zip(*map(columns.__getitem__, self._read))
-        outputs = zip(*map(columns.__getitem__, self._assigned))
-        self._operator(*chain.from_iterable(inputs), out=list(chain.from_iterable(outputs)))
+    def __call__(self, columns: Sequence[Column]) -> None:
+        """Assign, in columns of these kinds."""
+        handles = [columns[number].handles for number in self._read + self._assigned]
+        before, call = self._last
+        if before != handles:
+            inputs = list(chain(*zip(*handles[: len(self._read)])))
+            outputs = list(chain(*zip(*handles[len(self._read) :])))
+            call = _mxnet.prepared(self._operator, columns[0].device, inputs, outputs)
+            self._last = handles, call
+        call()
 
 
 _MOST, _FEW = 256, 32
-_known: dict[Any, Assignment | None] = {}  # None where it was made once
+_known: dict[Any, Compiled | None] = {}  # None where it was made once
 _kind_of = attrgetter("kind")
 
 
@@ -140,17 +151,16 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     if is_known:
         key = steps, tuple(map(_kind_of, columns))
         known = _known.get(key)
+        if known is None:
+            if len(_known) > _MOST:
+                _known.clear()
+            is_wanted = key in _known or len(columns[0]) <= _FEW
+            if is_wanted and all(column.is_dense for column in columns):
+                known = Compiled(steps, columns)
+            _known[key] = known
         if known is not None:
             known(columns)
             return
-        if len(_known) > _MOST:
-            _known.clear()
-        is_wanted = key in _known or len(columns[0]) <= _FEW
-        if is_wanted and all(column.is_dense for column in columns):
-            _known[key] = known = Assignment(steps, columns)
-            known(columns)
-            return
-        _known[key] = None
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
         dtypes = tuple(column.dtypes[n] for column in columns)

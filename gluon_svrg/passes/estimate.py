@@ -19,7 +19,6 @@ A row of a table takes the place of the first pass.
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -27,15 +26,13 @@ from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Flags
-from .arrays import Column, Columns, zero
+from .arrays import Column, Columns, Mean, zero
 from .closure import Loss, Recorded, check_repeatable, record
-from .combine import assign
+from .combine import assign, is_unit
 from .network import Network
 from .points import Point
 from .random_lock import start
 from .table import Row
-
-_NOTHING = nullcontext()
 
 
 class Terms(NamedTuple):
@@ -45,7 +42,7 @@ class Terms(NamedTuple):
     b: float = 0.0
     k: float = 0.0
     reference: Point | Row | None = None  # where r is; None if b is 0
-    mean: Columns | None = None  # m; None if k is 0
+    mean: Mean | None = None  # m; None without it
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
@@ -129,25 +126,29 @@ def estimate(
         The factor of the losses (mixed precision), and so of v.
     """
     network, reference, there = here.network, terms.reference, None
+    columns = [_columns(network, n, terms) for n in range(len(network.devices))]
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, Point):
-        with network.outside.protected() if network.outside.may_move else _NOTHING:
-            there, _ = differentiate(reference, closure, (), seed, scale)
+        at_reference = partial(differentiate, reference, closure, (), seed, scale)
+        if network.outside.may_move:
+            with network.outside.protected():
+                there, _ = at_reference()
+        else:
+            there, _ = at_reference()
         network.check_hidden()
-        for n, count in enumerate(there.counts):
-            _combine_at_reference(network, n, terms, count * scale)
+        for these, count in zip(columns, there.counts):
+            _combine_at_reference(these, terms, count * scale)
         check = partial(check_repeatable, there.counts)
     elif reference is not None:
         check = reference.check_counts
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
-    for n, count in enumerate(recorded.counts):
-        if terms.copy_to is not None:
-            _combine_and_copy(network, n, terms, count, scale)
-        elif terms is not AS_IT_IS:
-            _combine_at_weights(network, n, terms, count * scale, scale)
+    if terms is not AS_IT_IS:
+        combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
+        for these, count in zip(columns, recorded.counts):
+            combine(these, terms, count, scale)
     passes = 1 if there is None else 2
     return Estimate(recorded, passes * recorded.entries, reached, seed)
 
@@ -167,11 +168,14 @@ def differentiate(
     """
     if seed is not None:
         start(seed)
-    with point.entered():
+    try:
+        point.enter()
         recorded = record(closure, batch, point.network.devices)
         if check is not None:
             check(recorded.counts)
         recorded.backward(scale)
+    finally:
+        point.leave()
     touched = _mxnet.take_fresh(point.weights)
     reached = check_dependent(touched)
     if not all(map(all, touched)):
@@ -183,59 +187,58 @@ def differentiate(
 # --- the assignments after each pass, on one device ---------------------------------------------
 # Each is a chain in which only the first factor differs from 1 and -1, see `assign`.
 
+LIVE, SPARE, MEAN, ROW, COPY = range(5)  # the columns
+
 
 def _columns(network: Network, device: int, terms: Terms) -> list[Column]:
-    """The live gradients, the spare memory and m, of the parameters that the terms are for."""
-    found = [network.live[device], network.spare[device]]
-    if terms.mean is not None:
-        found.append(terms.mean[device])
+    """The columns on a device, of the parameters that the terms are for; live where not needed."""
+    live, row = network.live[device], terms.reference
+    found = [
+        live,
+        network.spare[device],
+        live if terms.mean is None else terms.mean.sums[device],
+        row.grads[device] if isinstance(row, Row) else live,
+        live if terms.copy_to is None else terms.copy_to[device],
+    ]
     return found if terms.only is None else [column.only(terms.only) for column in found]
 
 
-def _combine_at_reference(network: Network, device: int, terms: Terms, count: float) -> None:
+def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> None:
     """Assign ``spare = r + (k / b) c m``, where the live gradients hold r."""
-    columns = _columns(network, device, terms)
     if terms.mean is None or not count:
-        assign(columns, (1, ((1.0, 0),)))
+        assign(columns, (SPARE, ((1.0, LIVE),)))
     else:
-        assign(columns, (1, ((terms.k / terms.b * count, 2), (1.0, 0))))
+        at_mean = terms.k / terms.b * (count / terms.mean.entries), MEAN
+        pair = ((1.0, LIVE), at_mean) if is_unit(at_mean[0]) else (at_mean, (1.0, LIVE))
+        assign(columns, (SPARE, pair))
 
 
-def _combine_at_weights(
-    network: Network, device: int, terms: Terms, count: float, scale: float
-) -> None:
+def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
     """Assign ``live = a g + b r + k c m``, where the live gradients hold g.
 
     If r is that of a point, all but g is in the spare memory. Otherwise there is r, of unscaled
     losses, or m.
     """
-    columns, row = _columns(network, device, terms), terms.reference
-    if isinstance(row, Point):
-        factor, number = terms.b, 1
-    elif row is not None:
-        columns.append(row.grads[device])
-        factor, number = terms.b * scale, 2
+    if isinstance(terms.reference, Point):
+        factor, number = terms.b, SPARE
+    elif terms.reference is not None:
+        factor, number = terms.b * scale, ROW
+    elif terms.mean is not None:
+        factor, number = terms.k * (count * scale / terms.mean.entries), MEAN
+    if is_unit(factor):
+        assign(columns, (LIVE, ((terms.a, LIVE), (factor, number))))
     else:
-        factor, number = terms.k * count, 2
-    if abs(factor) == 1:
-        assign(columns, (0, ((terms.a, 0), (factor, number))))
-    else:
-        assign(columns, (1, ((factor, number),)), (0, ((terms.a, 0), (1.0, 1))))
+        assign(columns, (SPARE, ((factor, number),)), (LIVE, ((terms.a, LIVE), (1.0, SPARE))))
 
 
-def _combine_and_copy(
-    network: Network, device: int, terms: Terms, count: int, scale: float
-) -> None:
+def _combine_and_copy(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
     """Copy g, and assign ``live = a g + b r + k c m``, where the live gradients hold g.
 
     The spare memory holds ``a g + b r`` afterwards.
     """
-    columns, row = _columns(network, device, terms), terms.reference
-    assert terms.copy_to is not None and not isinstance(row, Point)
-    columns.append(terms.copy_to[device])
-    at_row = [(terms.a, 0)]
-    if row is not None:
-        columns.append(row.grads[device])
-        at_row.append((terms.b * scale, 4))
-    last = ((terms.k * count * scale, 2), (1.0, 1)) if count else ((1.0, 1),)
-    assign(columns, (3, ((1 / scale, 0),)), (1, tuple(at_row)), (0, last))
+    at_row, last = [(terms.a, LIVE)], [(1.0, SPARE)]
+    if terms.reference is not None:
+        at_row.append((terms.b * scale, ROW))
+    if terms.mean is not None and count:
+        last.insert(0, (terms.k * (count * scale / terms.mean.entries), MEAN))
+    assign(columns, (COPY, ((1 / scale, LIVE),)), (SPARE, tuple(at_row)), (LIVE, tuple(last)))

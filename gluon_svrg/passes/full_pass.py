@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, NamedTuple, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .arrays import Columns, copy_from_first, norm, sum_to_first, zeros_like
+from .arrays import Mean, copy_from_first, norm, sum_to_first, zeros_like
 from .closure import Loss
 from .combine import assign
 from .data import arguments
@@ -30,7 +30,7 @@ QUEUED = 64
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Columns  # in the memory of the pass
+    mean: Mean  # in the memory of the pass; of as many entries as the first device had at first
     norm: float  # of the mean
     mean_loss: float  # of all workers
     reached: list[bool]  # per parameter: whether any loss depends on it
@@ -65,7 +65,7 @@ def full_gradient(
         If the result is not finite.
     """
     here, total = Point.here(network), zeros_like(network.live)
-    entries, reached, is_seeded = 0, [False] * len(network.trainable), False
+    entries, together, reached, is_seeded = 0, 0, [False] * len(network.trainable), False
     rows: list[Row] = []
     queue: deque[Sequence[NDArray]] = deque()  # losses that the device may still compute
     losses: list[Losses] = []  # those of earlier minibatches
@@ -92,7 +92,7 @@ def full_gradient(
             for target, live in zip(grads, network.live):
                 assign([target, live], (0, ((1 / scale, 1),)))
             rows.append(Row(number, grads, recorded.counts, seed))
-        entries += recorded.entries
+        entries, together = entries + recorded.entries, together or recorded.counts[0]
         reached = list(map(or_, reached, its_reached))
         queue.append([loss.detach() for loss in recorded.losses])
         if len(queue) > QUEUED:
@@ -108,9 +108,10 @@ def full_gradient(
     sum_to_first(total)
     numbers = map(network.parameters.index, network.trainable)
     workers.sum(dict(zip(numbers, total[0])))
-    assign([total[0]], (0, ((1 / (sums[0] * scale), 0),)))
+    together = together or 1
+    assign([total[0]], (0, ((together / (sums[0] * scale), 0),)))
     copy_from_first(total)
-    size = norm(total[0])
+    size = norm(total[0]) / together
     if not np.isfinite(size):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
@@ -118,7 +119,7 @@ def full_gradient(
             "values in the data."
         )
     return FullGradient(
-        total,
+        Mean(total, together),
         size,
         float(sums[1] / sums[0]),
         [count > 0 for count in sums[2:]],

@@ -15,7 +15,7 @@ they are reduced, and where gradients accumulate, perhaps with others.
 
 from __future__ import annotations
 
-from itertools import chain
+from itertools import chain, compress, repeat
 from operator import is_, or_
 from typing import Any, Callable
 
@@ -88,10 +88,12 @@ class LiveGradients:
         Where gradients accumulate and the method's state moves, this waits for the device. Raises a
         RuntimeError if only a part would be overwritten.
         """
+        if self.stage == NOTHING:
+            return
         kinds = {p.grad_req for p in self._network.parameters} - {"null"}
         if "add" not in kinds:
             self.drop()
-        elif self._is_moving and self.stage != NOTHING:
+        elif self._is_moving:
             if len(kinds) > 1:
                 raise RuntimeError(SOME_ADD)
             if not norm(chain(*self._network.live)) and norm(chain(*self._apart)):
@@ -111,7 +113,7 @@ class LiveGradients:
 
         In one half of a step, the user can change the gradients before the update.
         """
-        if self._is_moving and (is_half or self._network.accumulating):
+        if (is_half or self._network.accumulating) and self._is_moving:
             if not self._network.fits(self._apart):
                 self._apart = zeros_like(self._network.live)
             for kept, live in zip(self._apart, self._network.live):
@@ -166,9 +168,11 @@ class LiveGradients:
         If it ignores stale ones, parameters that only the mean gradient moves are updated, too.
         """
         if self._hides_marks:
-            self._network.show_marks(self.reached)
+            shown = self.reached
             if ignore_stale_grad and self._method.mean:
-                self._network.show_marks(self._method.in_objective)
+                shown = list(map(or_, shown, self._method.in_objective))
+            weights = compress(self._network.weights, shown)
+            _mxnet.mark(weights, repeat([True] * len(self._network.devices)))
 
     # --- the update ----------------------------------------------------------------------------
 

@@ -23,7 +23,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _arguments, saving
 from . import states
-from .arrays import Columns
+from .arrays import Mean
 from .estimate import Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
@@ -63,7 +63,7 @@ class Method:
         self.table: Sized | None = None  # the stored gradients of minibatches
         self.taken_at: TakenAt | None = None  # where its rows were taken, if one is to be checked
         self.point: Point | None = None  # the weights of the reference, if it keeps them
-        self.mean: Columns = []  # m, if it keeps that
+        self.mean: Mean | None = None  # m, if it keeps that
         self.in_objective: list[bool] = []  # per parameter: whether losses so far depend on it
 
     # --- the arguments of its trainer ----------------------------------------------------------
@@ -91,6 +91,8 @@ class Method:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
+        if type(index) is int:  # the rest takes Python longer to tell
+            return index
         return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
 
     # --- the reference -------------------------------------------------------------------------
@@ -119,7 +121,7 @@ class Method:
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
-        self.point, self.mean, self.in_objective = None, [], []
+        self.point, self.mean, self.in_objective = None, None, []
         self.table, self.taken_at = None, None
 
     def bind(self) -> None:
@@ -177,7 +179,8 @@ class Method:
             return None
         return {
             "weights": None if self.point is None else states.of_point(self.point),
-            self.mean_key: states.by_number(self.network, self.mean[0]) if self.mean else None,
+            self.mean_key: self.mean and states.by_number(self.network, self.mean.sums[0]),
+            "entries": self.mean and float(self.mean.entries),
             "in_objective": states.by_number(self.network, self.in_objective),
         }
 
@@ -199,5 +202,6 @@ class Method:
         if self.keeps_weights:
             self.point = states.to_point(self.network, state["weights"], state.get("frozen"))
         if self.keeps_mean:
-            self.mean = states.to_columns(self.network, state[self.mean_key])
+            sums = states.to_columns(self.network, state[self.mean_key])
+            self.mean = Mean(sums, state.get("entries", 1.0))  # 0.3.0 kept the mean itself
         self.in_objective = states.in_order(self.network, state["in_objective"])

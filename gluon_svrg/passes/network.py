@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
-from itertools import compress, repeat
 from operator import is_
 from typing import Any, Iterator, Sequence
 
@@ -38,6 +37,7 @@ class Network:
         self.trainable: list[Parameter] = []  # with gradients
         self.frozen: list[Parameter] = []  # without
         self.weights: Arrays = []  # the trainable parameters' values
+        self.frozen_values: Arrays = []  # those of the others
         self.aliases: Arrays = []  # other arrays with the memory of the values
         self.live_grads: Arrays = []  # the gradient buffers
         self.live: Columns = []  # the same as columns
@@ -70,6 +70,7 @@ class Network:
                 _mxnet.put_gradients(p, last)
         self.note_buffers()
         self.weights = [_mxnet.data(p) for p in self.trainable]
+        self.frozen_values = [_mxnet.data(p) for p in self.frozen]
         self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
         self.live = columns(self.live_grads)
         adds = (g for p, g in zip(self.trainable, self.live_grads) if p.grad_req == "add")
@@ -177,10 +178,6 @@ class Network:
                 "so that the trainer cannot compute at other weights. Call Parameter.data() inside "
                 "the closure."
             )
-
-    def show_marks(self, reached: Sequence[bool]) -> None:
-        """Mark live gradients as `gluon.Trainer` expects: fresh on all devices."""
-        _mxnet.mark(compress(self.weights, reached), repeat([True] * len(self.devices)))
 
 
 def check_dtypes(parameters: Sequence[Parameter]) -> None:

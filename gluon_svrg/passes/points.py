@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Iterator
-
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import are_equal, columns, copies
+from .arrays import are_equal, columns
 from .combine import copy
 from .network import Network
 
@@ -53,7 +50,7 @@ class Point:
             memory.move()
             return memory
         weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
-        values = copies(map(_mxnet.data, network.frozen)) if frozen else None
+        values = [[v.copy() for v in row] for row in network.frozen_values] if frozen else None
         return cls(network, weights, values)
 
     def bind(self) -> None:
@@ -64,10 +61,19 @@ class Point:
                 row[:] = [_mxnet.guard(_mxnet.unguarded(value).detach()) for value in row]
             for row in self.frozen or ():
                 row[:] = [value.detach() for value in row]
-        self._moving = [i for i, p in enumerate(network.frozen) if _mxnet.is_auxiliary(p)]
-        if self._moves_states:
-            self._moving = []
-        self._scratch = copies(_mxnet.data(network.frozen[i]) for i in self._moving)
+        rows = list(network.frozen_values if self.frozen is None else self.frozen)
+        self._states: list[tuple[NDArray, NDArray]] = []  # those that operators change, and copies
+        for i, parameter in enumerate(network.frozen):
+            if _mxnet.is_auxiliary(parameter) and not self._moves_states:
+                copies = [value.copy() for value in rows[i]]
+                self._states += zip(rows[i], copies)
+                rows[i] = copies
+        self._parameters, self._arrays = list(network.trainable), list(self.weights)
+        self._own = list(network.weights)
+        if self.frozen or self._states:
+            self._parameters += network.frozen
+            self._arrays += rows
+            self._own += network.frozen_values
         network.mark(self.weights)
 
     def is_current(self) -> bool:
@@ -87,32 +93,14 @@ class Point:
                 )
                 copy(columns(list(live)), columns(kept))
 
-    @contextmanager
-    def entered(self) -> Iterator[None]:
-        """Let the network compute here inside a block."""
-        network = self.network
-        parameters, arrays = network.trainable, self.weights
-        if self.frozen or self._scratch:
-            parameters, arrays = self._with_frozen()
-        before = list(map(_mxnet.data, parameters))
-        was_elsewhere = network.is_elsewhere
-        try:
-            network.is_elsewhere = self._is_elsewhere
-            _mxnet.put(parameters, arrays)
-            yield
-        finally:
-            _mxnet.put(parameters, before)
-            network.is_elsewhere = was_elsewhere
+    def enter(self) -> None:
+        """Let the network compute here, until `leave`, which also ends what was not completed."""
+        for value, copy_of_it in self._states:
+            value.copyto(copy_of_it)
+        self.network.is_elsewhere = self._is_elsewhere
+        _mxnet.put(self._parameters, self._arrays)
 
-    def _with_frozen(self) -> tuple[list[Any], list[list[NDArray]]]:
-        network = self.network
-        parameters, arrays = list(network.trainable), list(self.weights)
-        if self.frozen is not None:
-            parameters += network.frozen
-            arrays += self.frozen
-        moving = [network.frozen[i] for i in self._moving]
-        values = [self.frozen[i] for i in self._moving] if self.frozen else map(_mxnet.data, moving)
-        for row, scratch in zip(values, self._scratch):
-            for value, target in zip(row, scratch):
-                value.copyto(target)
-        return parameters + moving, arrays + self._scratch
+    def leave(self) -> None:
+        """Let the network compute with the parameters' own values again."""
+        _mxnet.put(self._parameters, self._own)
+        self.network.is_elsewhere = False

@@ -152,8 +152,11 @@ def losses_at(
     Losses are recorded, as a network that is compiled for that would be compiled anew otherwise.
     """
     start(seed)
-    with point.entered():
+    try:
+        point.enter()
         recorded = record(closure, inputs, point.network.devices)
+    finally:
+        point.leave()
     return recorded.counts, Losses.of(recorded.losses)
 
 
