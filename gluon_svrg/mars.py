@@ -112,16 +112,15 @@ class MARS(Recursive):
         share = entries / self.mean.entries
         return ((1.0 / ((1 + self.s) * scale), 1), (self.s / (1 + self.s) * share, 2))
 
-    def handed_over(
-        self, v: list[np.ndarray], entries: int, batch_index: int | None
-    ) -> list[np.ndarray]:
+    def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """Clip."""
-        norms = [float(np.linalg.norm(part)) for part in v]
-        chosen = self.treated() or [True] * len(v)
-        return [
-            part * (self.clip / norm) if flag and self.clip and norm > self.clip else part
-            for part, flag, norm in zip(v, chosen, norms)
-        ]
+        ends = np.cumsum([grad.size for grad in self.network.live[0]])
+        parts = np.split(v, ends[:-1])
+        for part, is_treated in zip(parts, self.treated() or [True] * len(parts)):
+            norm = np.linalg.norm(part)
+            if is_treated and self.clip and norm > self.clip:
+                part *= self.clip / norm
+        return v
 
 
 @trainer

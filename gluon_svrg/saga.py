@@ -193,14 +193,12 @@ class SAG(SAGA):
 
     replaces_grads = True
 
-    def handed_over(
-        self, v: list[np.ndarray], entries: int, batch_index: int | None
-    ) -> list[np.ndarray]:
+    def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """The mean of the table when the row has moved."""
-        before = 0.0 if self.mean is None else float(self.mean.entries)
-        after = before + (entries if batch_index not in self.table else 0)
-        means: Any = [0.0] * len(v) if self.mean is None else self.mean.vectors()
-        return [(before * m + entries * (x - m)) / after for m, x in zip(means, v)]
+        assert self.mean is not None
+        before, mean = float(self.mean.entries), self.mean.vector()
+        after = before + (0 if batch_index in self.table else entries)
+        return (before * mean + entries * (v - mean)) / after
 
 
 @trainer

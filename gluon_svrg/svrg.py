@@ -121,17 +121,12 @@ class SVRG(Method):
         """
         if not self._sets_rate or self.point is None or self.mean is None:
             return None
-        squared = product = 0.0
-        wds = _mxnet.weight_decays(
-            optimizer, list(map(self.network.parameters.index, self.network.trainable))
-        )
-        now = [vector(row[0]) for row in map(_mxnet.all_rows, self.network.trainable)]
-        then = [vector(row[0]) for row in self.point.weights]
-        means = self.mean.vectors(), full.mean.vectors()
-        for wd, w, new_w, mu, new_mu in zip(wds, then, now, *means):
-            dw = new_w - w
-            squared += float(np.dot(dw, dw))
-            product += float(np.dot(dw, new_mu - mu + wd * dw))
+        trainable, then = self.network.trainable, [row[0] for row in self.point.weights]
+        wds = _mxnet.weight_decays(optimizer, list(map(self.network.parameters.index, trainable)))
+        dw = vector(row[0] for row in map(_mxnet.all_rows, trainable)) - vector(then)
+        dmu = full.mean.vector() - self.mean.vector()
+        squared = float(dw @ dw)
+        product = float(dw @ (dmu + np.repeat(wds, [array.size for array in then]) * dw))
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
 

@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Sequence
+from typing import Any, Callable, Iterable
 
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .passes.arrays import Columns, vector
-from .passes.closure import Loss, Recorded, check_closure
+from .passes.arrays import Column, Columns, vector
+from .passes.closure import Loss, check_closure
 from .passes.data import arguments, check_data, one_pass
-from .passes.estimate import Terms, differentiate
+from .passes.estimate import differentiate
 from .passes.points import Point
 from .passes.random_lock import draw_seed, start
 from .passes.table import Row
@@ -163,143 +163,114 @@ def variance(
             "compares the gradients of SVRGTrainer and others with plain ones."
         )
     method = trainer._begin_comparison("variance")
-    network, locked = method.network, trainer._lock.locked
-    here, scale = Point.here(network), trainer._loss_scale.value
-    moments = _Moments([array.size for array in network.live[0]])
+    network, locked, scale = method.network, trainer._lock.locked, trainer._loss_scale.value
+    here, moments = Point.here(network), _Moments(network.live[0])
+    m: Any = 0.0 if method.mean is None else method.mean.vector()
     with ExitStack() as stack:
-        if locked:  # later random numbers do not depend on the data
-            stack.callback(start, draw_seed())
+        # Later random numbers do not depend on the data.
+        stack.callback(start, draw_seed() if locked else None)
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
         for number, batch in enumerate(batches):
-            inputs, index = arguments(batch), number if method.needs_table else None
-            terms, seed = method.terms(index, {}), number + 1 if locked else None
+            inputs, seed = arguments(batch), number + 1 if locked else None
+            index = number if method.needs_table else None
+            terms = method.terms(index, {})
             assert terms is not None
-            coefficient = abs(terms.b or terms.k) or 1.0
-            reference = terms.reference
+            coefficient, reference = abs(terms.b or terms.k), terms.reference
             if isinstance(reference, Row) and reference.seed is not None:
                 seed = reference.seed
             with network.outside.protected(gradients=True, search=True):
-                plain, recorded = _mean_grad(here, closure, inputs, scale, seed)
-                then = None
+                recorded, _ = differentiate(here, closure, inputs, seed, scale)
+                g = _mean(network.live, recorded.entries * scale)
+                v = terms.a * g + terms.k * m
                 if isinstance(reference, Point):
-                    then, _ = _mean_grad(reference, closure, inputs, scale, seed)
+                    there, _ = differentiate(reference, closure, inputs, seed, scale)
+                    v += terms.b * _mean(network.live, there.entries * scale)
                 elif reference is not None:
                     reference.check_counts(recorded.counts)
-                    then = _means(reference.grads, recorded.entries)
-            v = method.handed_over(list(_estimates(terms, plain, then)), recorded.entries, index)
-            moments.add(recorded.entries, plain, v)
+                    v += terms.b * _mean(reference.grads, recorded.entries)
+                network.check_hidden()
+            if terms.only is not None:
+                v = np.where(np.repeat(terms.only, moments.sizes), v, g)
+            moments.add(recorded.entries, g, method.handed_over(v, recorded.entries, index))
     if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
     return moments.result(network.trainable, coefficient, _distance(here, method.point))
 
 
-def _estimates(
-    terms: Terms, plain: list[np.ndarray], then: list[np.ndarray] | None
-) -> Iterator[np.ndarray]:
-    """``a g + b r + k m`` for each parameter, all of them means."""
-    means = terms.mean and terms.mean.vectors()
-    for n, g in enumerate(plain):
-        v = g
-        if terms.only is None or terms.only[n]:
-            v = terms.a * g
-            if then is not None:
-                v = v + terms.b * then[n]
-            if means is not None:
-                v = v + terms.k * means[n]
-        yield v
+def _mean(sums: Columns, divisor: float) -> Any:
+    """The sum over all devices, divided by a number: a vector of all parameters."""
+    return sum(map(vector, sums)) / divisor
 
 
 def _distance(here: Point, there: Point | None) -> float:
     if there is None:
         return float("nan")
-    return _norm([vector(a[0]) - vector(b[0]) for a, b in zip(here.weights, there.weights)])
-
-
-def _mean_grad(
-    point: Point,
-    closure: Callable[..., Loss],
-    inputs: Sequence[Any],
-    scale: float,
-    seed: int | None,
-) -> tuple[list[np.ndarray], Recorded]:
-    """The mean gradient of a minibatch over all devices, per parameter, and its losses."""
-    recorded, _ = differentiate(point, closure, inputs, seed, scale)
-    point.network.check_hidden()
-    return _means(point.network.live, recorded.entries * scale), recorded
-
-
-def _means(sums: Columns, divisor: float) -> list[np.ndarray]:
-    """Sums over all devices, divided by a number, per parameter."""
-    return [np.sum(list(map(vector, row)), axis=0) / divisor for row in zip(*sums)]
+    now, then = (vector(row[0] for row in point.weights) for point in (here, there))
+    return float(np.linalg.norm(now - then))
 
 
 class _Moments:
     """Sums over minibatches of plain gradients g, and of d = g - v, the difference to estimates."""
 
-    def __init__(self, sizes: list[int]) -> None:
+    def __init__(self, grads: Column) -> None:
+        self.sizes = [grad.size for grad in grads]
         self.minibatches = self._entries = 0
-        # Per parameter: sums of vectors, of those of length 1, and of g^2, d^2 and g d
-        self._plain, self._difference, *self._units = (
-            [np.zeros(size) for size in sizes] for _ in range(4)
-        )
-        self._squares = np.zeros((len(sizes), 3))
+        self._plain, self._difference, *self._units = np.zeros((4, sum(self.sizes)))
+        self._squares = np.zeros((len(grads), 3))
         self._with_direction = [0, 0]  # plain gradients and estimates that are not zero
 
-    def add(self, count: int, plain: list[np.ndarray], estimate: list[np.ndarray]) -> None:
+    def add(self, count: int, g: np.ndarray, v: np.ndarray) -> None:
         """Add a minibatch, weighted by its number of entries."""
+        d = g - v
         self.minibatches += 1
         self._entries += count
-        for n, gradient in enumerate((plain, estimate)):
-            norm = _norm(gradient)
+        self._plain += count * g
+        self._difference += count * d
+        self._squares += count * self._products(g, d)
+        for n, x in enumerate((g, v)):
+            norm = np.linalg.norm(x)
             if norm > 0:
+                self._units[n] += x / norm
                 self._with_direction[n] += 1
-                for unit, x in zip(self._units[n], gradient):
-                    unit += x / norm
-        for k, (g, v) in enumerate(zip(plain, estimate)):
-            self._plain[k] += count * g
-            self._difference[k] += count * (g - v)
-            self._squares[k] += count * _products(g, g - v)
 
     def result(self, parameters: list[Parameter], coefficient: float, distance: float) -> Variance:
         """Turn sums into variances; ``d`` is the coefficient times the subtracted term."""
-        means = [[x / self._entries for x in sums] for sums in (self._plain, self._difference)]
-        central = self._squares / self._entries - list(map(_products, *means))
-        plain, difference, both = np.maximum(central.sum(axis=0), [0, 0, -np.inf])
-        estimate = max(plain - 2 * both + difference, 0.0)
+        means = self._plain / self._entries, self._difference / self._entries
+        central = self._squares / self._entries - self._products(*means)
+        plain, difference, both = central.sum(axis=0).tolist()
+        estimate, plain = max(plain - 2 * both + difference, 0.0), max(plain, 0.0)
         return Variance(
-            plain=float(plain),
-            estimate=float(estimate),
+            plain=plain,
+            estimate=estimate,
             ratio=_ratio(estimate, plain),
-            bias=_norm(means[1]),
+            bias=float(np.linalg.norm(means[1])),
             cosine_distance_plain=_cosine_distance(self._units[0], self._with_direction[0]),
             cosine_distance_estimate=_cosine_distance(self._units[1], self._with_direction[1]),
             best_coefficient=coefficient * _ratio(both, difference),
             best_coefficients={
                 parameter: coefficient * _ratio(row[2], row[1])
-                for parameter, row in zip(parameters, central)
+                for parameter, row in zip(parameters, central.tolist())
             },
             distance=distance,
-            gradient_norm=_norm(means[0]),
+            gradient_norm=float(np.linalg.norm(means[0])),
             minibatches=self.minibatches,
         )
 
-
-def _norm(vector: list[np.ndarray]) -> float:
-    return float(np.sqrt(sum(np.dot(x, x) for x in vector)))
-
-
-def _products(g: np.ndarray, d: np.ndarray) -> np.ndarray:
-    return np.array([np.dot(g, g), np.dot(d, d), np.dot(g, d)])
+    def _products(self, g: np.ndarray, d: np.ndarray) -> np.ndarray:
+        """For each parameter, the sums of g^2, d^2 and g d over its entries."""
+        ends = np.cumsum(self.sizes)[:-1]
+        parts = zip(np.split(g, ends), np.split(d, ends))
+        return np.array([[x @ x, y @ y, x @ y] for x, y in parts])
 
 
-def _cosine_distance(units: list[np.ndarray], count: int) -> float:
-    """Compute it from the norm of the sum of all unit vectors, which has all cosines in it."""
+def _cosine_distance(unit_sum: np.ndarray, count: int) -> float:
+    """Compute it from the sum of unit vectors, whose squared norm has all cosines in it."""
     if count < 2:
         return float("nan")
-    cosines = sum(np.dot(u, u) for u in units) - count
+    cosines = unit_sum @ unit_sum - count
     return float(1 - cosines / (count * (count - 1)))
 
 
 def _ratio(part: float, whole: float) -> float:
-    return float(part / whole) if whole > 0 else float("nan")
+    return part / whole if whole > 0 else float("nan")

@@ -72,14 +72,15 @@ class Mean(NamedTuple):
         """The mean, per device and parameter."""
         return [[array / float(self.entries) for array in column] for column in self.sums]
 
-    def vectors(self) -> list[np.ndarray]:
-        """The mean in float64, a vector per parameter. Waits for the device."""
-        return [vector(array) / float(self.entries) for array in self.sums[0]]
+    def vector(self) -> np.ndarray:
+        """The mean as `vector` has it. Waits for the device."""
+        return vector(self.sums[0]) / float(self.entries)
 
 
-def vector(array: NDArray) -> np.ndarray:
-    """The entries of an array in float64. Waits for it."""
-    return dense(classic(array)).asnumpy().astype("float64").ravel()
+def vector(arrays: Iterable[NDArray]) -> np.ndarray:
+    """The entries of arrays, one after the other, in float64. Waits for them."""
+    flat = [dense(classic(array)).asnumpy().ravel() for array in arrays]
+    return np.concatenate(flat).astype("float64")
 
 
 def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:

@@ -165,10 +165,11 @@ class Method:
         """Let the next state take effect."""
         self.in_objective = live.in_objective
 
-    def handed_over(
-        self, v: list[np.ndarray], entries: int, batch_index: int | None
-    ) -> list[np.ndarray]:
-        """What the optimizer would get for an estimate v of a minibatch, which is a mean."""
+    def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
+        """What the optimizer would get for an estimate v, the *mean* over a minibatch's entries.
+
+        A vector of all parameters, which the method may change.
+        """
         return v
 
     # --- files ---------------------------------------------------------------------------------
