@@ -51,8 +51,7 @@ class Variance:
     best_coefficients : dict
         The same for each parameter separately.
     distance : float
-        Norm of the difference between the weights and the snapshot, or between the weights and
-        those before the last step; nan for a table, which has no weights.
+        Distance from the weights to the snapshot, or to those before the last step; nan for tables.
     gradient_norm : float
         Norm of the mean gradient at the current weights.
     minibatches : int
@@ -77,16 +76,11 @@ class Variance:
 
     @property
     def noise(self) -> float:
-        """Noise over signal of the plain gradient of one minibatch, at the current weights.
+        """Noise over signal of the plain gradient of one minibatch: ``plain / gradient_norm ** 2``.
 
         Less variance can speed a step up by a factor of ``1 + noise`` at most. Where this is below
         the cost of a method's gradients, the method loses, however small `ratio` is. It falls about
-        as the size of minibatches grows.
-
-        Returns
-        -------
-        float
-            ``plain / gradient_norm ** 2``; inf where the mean gradient is zero.
+        as the size of minibatches grows. It is inf where the mean gradient is zero.
         """
         signal = self.gradient_norm**2
         return self.plain / signal if signal > 0 else float("inf")
@@ -101,7 +95,8 @@ def variance(
 ) -> Variance:
     """Compute the variance of the plain gradient and of a method's estimate over a data set.
 
-    This makes one pass over the data, with two gradients for each minibatch. It changes nothing in
+    This makes one pass over the data, with two gradients for each minibatch. It needs ten times the
+    memory of the parameters in float64, whatever the number of minibatches. It changes nothing in
     the trainer or the network. MXNet cannot save the state of its generator, so under the random
     lock later random numbers continue from a seed that is drawn first.
 
@@ -124,18 +119,11 @@ def variance(
 
     Raises
     ------
-    RuntimeError
-        If there is nothing to compare gradients with.
     IndexError
         If a refresh filled a table, and the data has more minibatches.
-    ValueError
-        If there is no data.
     TypeError, ValueError, RuntimeError
-        As `SVRGTrainer.correct_grads`.
-
-    Notes
-    -----
-    Needs ten times the memory of the parameters, whatever the number of minibatches.
+        As `SVRGTrainer.correct_grads`; also a RuntimeError if there is nothing to compare gradients
+        with, and a ValueError if there is no data.
 
     Examples
     --------
@@ -151,23 +139,19 @@ def variance(
     ...     return gluon.loss.L2Loss()(net(X), y)
     >>> trainer = SVRGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
     >>> mean_loss = trainer.update_full_grads(loss_of, data)
-    >>> found = variance(trainer, loss_of, data)
-    >>> found.ratio < 1e-6  # at the snapshot
+    >>> variance(trainer, loss_of, data).ratio < 1e-6  # at the snapshot
     True
     """
     check_closure(closure)
     check_data(data, closure)
     if not isinstance(trainer, VarianceReducedTrainer):
-        raise TypeError(
-            f"variance() needs a trainer of this package, got {type(trainer).__name__}: it "
-            "compares the gradients of SVRGTrainer and others with plain ones."
-        )
+        name = type(trainer).__name__
+        raise TypeError(f"variance() needs an SVRGTrainer, or another of this package, got {name}.")
     method = trainer._begin_comparison("variance")
     network, locked, scale = method.network, trainer._lock.locked, trainer._loss_scale.value
     here, moments = Point.here(network), _Moments(network.live[0])
     m: Any = 0.0 if method.mean is None else method.mean.vector()
     with ExitStack() as stack:
-        # Later random numbers do not depend on the data.
         stack.callback(start, draw_seed() if locked else None)
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
@@ -182,7 +166,7 @@ def variance(
             with network.outside.protected(gradients=True, search=True):
                 recorded, _ = differentiate(here, closure, inputs, seed, scale)
                 g = _mean(network.live, recorded.entries * scale)
-                v = terms.a * g + terms.k * m
+                v = terms.a * g + terms.k * m  # + b r, if there is a reference
                 if isinstance(reference, Point):
                     there, _ = differentiate(reference, closure, inputs, seed, scale)
                     v += terms.b * _mean(network.live, there.entries * scale)
@@ -195,19 +179,16 @@ def variance(
             moments.add(recorded.entries, g, method.handed_over(v, recorded.entries, index))
     if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
-    return moments.result(network.trainable, coefficient, _distance(here, method.point))
+    distance = float("nan")
+    if method.point is not None:
+        now, then = (vector(row[0] for row in point.weights) for point in (here, method.point))
+        distance = float(np.linalg.norm(now - then))
+    return moments.result(network.trainable, coefficient, distance)
 
 
 def _mean(sums: Columns, divisor: float) -> Any:
     """The sum over all devices, divided by a number: a vector of all parameters."""
     return sum(map(vector, sums)) / divisor
-
-
-def _distance(here: Point, there: Point | None) -> float:
-    if there is None:
-        return float("nan")
-    now, then = (vector(row[0] for row in point.weights) for point in (here, there))
-    return float(np.linalg.norm(now - then))
 
 
 class _Moments:
@@ -238,6 +219,7 @@ class _Moments:
         """Turn sums into variances; ``d`` is the coefficient times the subtracted term."""
         means = self._plain / self._entries, self._difference / self._entries
         central = self._squares / self._entries - self._products(*means)
+        best = [coefficient * _ratio(row[2], row[1]) for row in central.tolist()]
         plain, difference, both = central.sum(axis=0).tolist()
         estimate, plain = max(plain - 2 * both + difference, 0.0), max(plain, 0.0)
         return Variance(
@@ -248,10 +230,7 @@ class _Moments:
             cosine_distance_plain=_cosine_distance(self._units[0], self._with_direction[0]),
             cosine_distance_estimate=_cosine_distance(self._units[1], self._with_direction[1]),
             best_coefficient=coefficient * _ratio(both, difference),
-            best_coefficients={
-                parameter: coefficient * _ratio(row[2], row[1])
-                for parameter, row in zip(parameters, central.tolist())
-            },
+            best_coefficients=dict(zip(parameters, best)),
             distance=distance,
             gradient_norm=float(np.linalg.norm(means[0])),
             minibatches=self.minibatches,

@@ -25,18 +25,18 @@ BREAKS = {
     # The formulas
     "svrg.py": [
         ("Terms(b=-alpha, k=alpha,", "Terms(b=-alpha, k=1.0,", "methods trajectory[alpha-SVRG"),
-        ("(-float(count), 1)", "(-1.0, 1)", "methods trajectory[stored"),
+        ("(-count / mean", "(-1.0 / mean", "methods trajectory[stored"),
         ("rate * (1 - optimizer.momentum)", "rate", "svrg rate_of_barzilai"),
     ],
     "saga.py": [
-        ("share = 1.0 if self._is_complete", "share = 1.0 if True", "methods trajectory[SAGA"),
+        ("mean.entries if self._is_complete", "mean.entries if True", "methods trajectory[SAGA"),
         ("(0, ((1.0 * (entries", "(0, ((2.0 * (entries", "methods trajectory[SAG-"),
     ],
     "sarah.py": [("Terms(b=-1.0, k=1.0,", "Terms(b=-1.0, k=0.9,", "methods trajectory[SARAH")],
     "storm.py": [("rest = 1 - self.mixing", "rest = self.mixing", "methods trajectory[STORM")],
     "mars.py": [
         ("scale_to_norm(treated, self.clip * scale, entries)", "pass", "methods trajectory[MARS"),
-        ("(self.s / (1 + self.s), 2)", "(self.s, 2)", "methods trajectory[approximate"),
+        ("self.s / (1 + self.s) * share", "self.s * share", "methods trajectory[approximate"),
     ],
     "recursive.py": [
         ("1.0 / (entries * scale), 1", "1.0 / entries, 1", "methods does_not_matter[STORM-step"),
@@ -103,10 +103,10 @@ BREAKS = {
         ("(trainer.num_snapshots - 1)", "trainer.num_snapshots", "schedule test_refreshes")
     ],
     "variance.py": [
-        ("self._plain[k] += count * g", "self._plain[k] += g", "variance against_numpy"),
-        ("self._squares[k] += count *", "self._squares[k] +=", "variance against_numpy"),
+        ("self._plain += count * g", "self._plain += g", "variance against_numpy"),
+        ("self._squares += count *", "self._squares +=", "variance against_numpy"),
         ("coefficient * _ratio(both", "_ratio(both", "variance against_numpy"),
-        ("in units) - count", "in units)", "variance against_numpy"),
+        ("unit_sum - count", "unit_sum", "variance against_numpy"),
     ],
     "estimator.py": [
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),
