@@ -5,16 +5,11 @@ from __future__ import annotations
 from typing import Any, Callable, Iterable
 
 from mxnet.gluon.contrib.estimator import BatchProcessor
-from mxnet.gluon.contrib.estimator.event_handler import (
-    BatchBegin,
-    EpochBegin,
-    EpochEnd,
-    TrainBegin,
-    TrainEnd,
-)
+from mxnet.gluon.contrib.estimator import event_handler as events
 from mxnet.gluon.utils import split_and_load
 
 from . import _arguments, _mxnet
+from .passes.data import check_data
 from .passes.method import Method
 from .schedule import EveryEpochs
 from .trainer import VarianceReducedTrainer
@@ -25,7 +20,7 @@ __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 class SVRGBatchProcessor(BatchProcessor):
     """Computes the SVRG estimate of each minibatch, so that the `Estimator` makes a step with it.
 
-    Use it together with a `FullGradHandler` and an `SVRGTrainer`, or with an `STORMTrainer` or
+    Use it together with a `FullGradHandler` and an `SVRGTrainer`, or with a `STORMTrainer` or
     `MARSTrainer` alone.
 
     Examples
@@ -49,9 +44,7 @@ class SVRGBatchProcessor(BatchProcessor):
     (2, 10)
     """
 
-    def __init__(self) -> None:
-        super().__init__()
-        self._has_handler = False  # a `FullGradHandler`, from the start to the end of a training
+    _has_handler = False  # whether a `FullGradHandler` takes part in this epoch
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
         """Leave the estimate of a minibatch in `Parameter.grad`; MXNet's handler takes the step."""
@@ -60,9 +53,8 @@ class SVRGBatchProcessor(BatchProcessor):
                 "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
                 "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
             )
-        data, label = self._get_data_and_label(
-            train_batch, _mxnet.devices_of_estimator(estimator), batch_axis
-        )
+        devices = _mxnet.devices_of_estimator(estimator)
+        data, label = self._get_data_and_label(train_batch, devices, batch_axis)
         predictions: list[Any] = []
 
         def closure() -> list[Any]:
@@ -90,10 +82,8 @@ class SVRGBatchProcessor(BatchProcessor):
         )
 
 
-class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
-    """Takes the snapshot and the full gradient when they are due.
-
-    The handler logs the mean loss and the norm of the gradient at each snapshot.
+class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, events.BatchBegin):
+    """Takes the snapshot and full gradient when due, and logs the mean loss and gradient norm.
 
     Parameters
     ----------
@@ -117,12 +107,10 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
 
     Examples
     --------
-    A refresh at the start of each fifth epoch:
+    `SVRGBatchProcessor` shows a complete program. A refresh at the start of each fifth epoch:
 
     >>> from gluon_svrg.estimator import FullGradHandler
     >>> handler = FullGradHandler([], update_freq=5)
-
-    `SVRGBatchProcessor` shows a complete program.
     """
 
     def __init__(
@@ -133,18 +121,13 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
         progress: bool = False,
         priority: int = -3000,
     ) -> None:
-        if not hasattr(train_data, "__iter__") and not hasattr(train_data, "__getitem__"):
-            raise TypeError(
-                f"FullGradHandler needs the data for the full gradient, got "
-                f"{type(train_data).__name__}. Pass the DataLoader that you train with."
-            )
+        check_data(train_data, lambda *batch: None)  # the closure comes later
         if not hasattr(update_freq, "due"):
             name = "update_freq (epochs, or a refresh schedule)"
             update_freq = EveryEpochs(_arguments.whole(update_freq, name))
         self.train_data = train_data
         self.schedule = update_freq
-        self.progress = progress
-        self.priority = priority
+        self.progress, self.priority = progress, priority
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Check that all parts are there."""
@@ -154,14 +137,10 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
                 "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "
                 "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
-        estimator.batch_processor._has_handler = True
-
-    def train_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Take no more full gradients."""
-        estimator.batch_processor._has_handler = False
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot."""
+        estimator.batch_processor._has_handler = True
         if isinstance(self.schedule, EveryEpochs):
             is_time = estimator.trainer.epoch_count.epochs % self.schedule.epochs == 0
             if is_time or estimator.trainer.wants_snapshot:
@@ -174,18 +153,18 @@ class FullGradHandler(TrainBegin, TrainEnd, EpochBegin, EpochEnd, BatchBegin):
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Count the epoch."""
+        estimator.batch_processor._has_handler = False
         estimator.trainer.epoch_count.epochs += 1
 
     def _refresh(self, estimator: Any) -> None:
         trainer = estimator.trainer
         closure = estimator.batch_processor.loss_of(estimator, estimator.batch_axis)
         trainer.update_full_grads(closure, self.train_data, progress=self.progress)
-        for line in trainer.history[-1:] if trainer.has_snapshot else ():
+        if trainer.has_snapshot:
+            found = trainer.history[-1]
             estimator.logger.info(
-                "[Epoch %d] full gradient: mean loss %.6f, gradient norm %.6f",
-                trainer.epoch_count.epochs,
-                line["mean_loss"],
-                line["gradient_norm"],
+                f"[Epoch {trainer.epoch_count.epochs}] full gradient: mean loss "
+                f"{found['mean_loss']:.6f}, gradient norm {found['gradient_norm']:.6f}"
             )
 
 

@@ -212,7 +212,7 @@ def test_saga_is_refused_before_a_pass(handles):
         (loader(), "2", TypeError, "update_freq .* schedule.* must be a whole number, got str"),
         (loader(), 0, ValueError, "update_freq .* must be 1 or more, got 0"),
         (loader(), -1, ValueError, "update_freq .* must be 1 or more, got -1"),
-        (None, 2, TypeError, "needs the data for the full gradient, got NoneType"),
+        (None, 2, TypeError, "data must be a DataLoader, .*, got NoneType"),
     ],
 )
 def test_bad_arguments(data, value, error, message):
