@@ -159,17 +159,12 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    Every step needs a closure, even the first. ``has_snapshot`` tells whether there was a step or
-    a refresh. With ``exact=True``, ``snapshot`` and ``at_snapshot`` have the weights before the
-    last step, without frozen ones: both passes of a step use the current frozen values. With
-    ``exact=False`` they do not exist. Then ``full_grads`` is the mean gradient of the last
-    minibatch, zero for parameters that are left alone; with ``exact=True`` it is None.
-    `update_full_grads` starts over: the current weights become the reference, and with
-    ``exact=False`` its gradient is the full gradient. `discard_snapshot` also starts over: the
-    next step uses the gradient of its minibatch.
-
-    The trainer needs twice the memory of the parameters in addition, with ``exact=True`` three
-    times.
+    Every step needs a closure, even the first. With ``exact=True`` there is a `snapshot`, and no
+    `full_grads`. With ``exact=False`` it is the other way round: these are the mean gradient of the
+    last minibatch, zero for parameters that are left alone. `update_full_grads` starts over: the
+    current weights, or the full gradient, are compared with next. `discard_snapshot` also starts
+    over: the next step uses the gradient of its minibatch. The trainer needs twice the memory of
+    the parameters in addition, with ``exact=True`` three times.
 
     References
     ----------

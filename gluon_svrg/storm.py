@@ -73,14 +73,11 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    Every step needs a closure, even the first. ``has_snapshot`` tells whether there was a step or
-    a refresh. ``snapshot`` and ``at_snapshot`` have the weights before the last step, without
-    frozen ones: both passes of a step use the current frozen values. ``full_grads`` is the mean
-    gradient of the formula, an estimate. `update_full_grads` starts over and sets it to the full
-    gradient. `discard_snapshot` also starts over: the next step uses the gradient of its minibatch.
-
-    The trainer needs four times the memory of the parameters in addition. Rounding errors fade
-    away: each step keeps ``1 - mixing`` of the earlier ones.
+    Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula, an
+    estimate. `update_full_grads` starts over and sets it to the full gradient. `discard_snapshot`
+    also starts over: the next step uses the gradient of its minibatch. Rounding errors fade away:
+    each step keeps ``1 - mixing`` of the earlier ones. The trainer needs four times the memory of
+    the parameters in addition.
 
     References
     ----------
