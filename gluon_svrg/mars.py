@@ -100,9 +100,8 @@ class MARS(Recursive):
         """Compute m for the next step, and clip."""
         following = super().next_state(live, scale, entries)
         if self.clip is not None:
-            for column in self.network.live:
-                treated = column.only(self.treated())
-                scale_to_norm(treated, self.clip * scale, entries)
+            for column in (live.only(self.treated()) for live in self.network.live):
+                scale_to_norm(column, self.clip * scale, entries)
         return following
 
     def mean_terms(self, scale: float, entries: float | NDArray) -> Any:

@@ -117,14 +117,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         operators = (prox, params, optimizer, optimizer_params)
         self._prox = None if prox is None else ProximalOperators(*operators)
         self._lock = RandomLock(lock_random)
+        why = name if method.moves else "A prox" if prox is not None else ""
         super().__init__(
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            name if method.moves else "A prox" if prox is not None else "",
+            params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
         )
         self._method, self._network = method, Network(self._all_parameters)
         method.network = self._network

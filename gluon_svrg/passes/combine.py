@@ -176,35 +176,33 @@ def copy(these: Columns, targets: Columns) -> None:
 
 
 @lru_cache(maxsize=8)
-def _scaling_to_norm(count: int) -> CachedOp:
+def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
     """An operator for many products at once: ``x * min(1, most / norm(x))`` for each x.
 
-    It takes ``most``, of shape (1, 1), then each x, of shape (1, n). All of it is products of
-    matrices, see `_times`. Results may replace the x.
+    It takes ``most``, of shape (1, 1), then each x. All of it is products of matrices, see
+    `_times`. Results may replace the x.
     """
     most, heads = mx.sym.Variable("most"), []
-    for n in range(count):
-        x = mx.sym.Variable(f"x{n}")
-        norm = mx.sym.sqrt(mx.sym.dot(x, x, transpose_b=True))
-        product = mx.sym.dot(mx.sym.minimum(mx.sym.broadcast_div(most, norm), 1.0), x)
-        heads.append(mx.sym.identity(product))  # `dot` may not write to x
-    return CachedOp(mx.sym.Group(heads), [("forward_bulk_size", len(heads) * 8)])
+    for n, dtype in enumerate(dtypes):
+        x, wide = mx.sym.Variable(f"x{n}"), SUMMED_IN[dtype]
+        row = mx.sym.cast(x, dtype=wide).reshape((1, -1))
+        norm = mx.sym.sqrt(mx.sym.dot(row, row, transpose_b=True))
+        factor = mx.sym.minimum(mx.sym.broadcast_div(mx.sym.cast(most, dtype=wide), norm), 1.0)
+        product = mx.sym.reshape_like(mx.sym.dot(factor, row), x)
+        heads.append(mx.sym.identity(_cast(mx.sym, product, wide, dtype)))  # `dot` would write to x
+    return CachedOp(mx.sym.Group(heads), [("forward_bulk_size", len(heads) * 12)])
 
 
 def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None:
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
+    if not arrays:
+        return
     limit = entries * most
-    groups: dict[Any, list[NDArray]] = {}
-    for n, (array, dtype) in enumerate(zip(arrays, arrays.dtypes)):
-        is_plain = array.stype == "default" and dtype == SUMMED_IN[dtype]
-        groups.setdefault((SUMMED_IN[dtype], -1 if is_plain else n), []).append(array)
-    for (dtype, n), group in groups.items():
-        here = _mxnet.device_of(group[0])
-        if isinstance(limit, NDArray):
-            most_here = limit.as_in_context(here).astype(dtype).reshape((1, 1))
-        else:
-            most_here = mx.nd.full((1, 1), limit, ctx=here, dtype=dtype)
-        flat = [dense(array).astype(dtype, copy=False).reshape((1, -1)) for array in group]
-        _scaling_to_norm(len(flat))(most_here, *flat, out=flat)
-        if n >= 0:  # an array that is wide or dense for this
-            store(flat[0].reshape(group[0].shape).astype(group[0].dtype), group[0])
+    if not isinstance(limit, NDArray):
+        limit = mx.nd.full((1, 1), limit, dtype="float64")
+    values = list(map(dense, arrays))
+    limit = limit.as_in_context(arrays.device).reshape((1, 1))
+    _scaling_to_norm(arrays.dtypes)(limit, *values, out=values)
+    for value, array in zip(values, arrays):
+        if value is not array:
+            store(value, array)

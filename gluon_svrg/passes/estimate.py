@@ -104,11 +104,7 @@ def check_dependent(touched: Flags) -> list[bool]:
 
 
 def estimate(
-    here: Point,
-    closure: Callable[[], Loss],
-    terms: Terms,
-    seed: int | None,
-    scale: float,
+    here: Point, closure: Callable[[], Loss], terms: Terms, seed: int | None, scale: float
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients.
 

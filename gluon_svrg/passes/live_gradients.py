@@ -178,10 +178,7 @@ class LiveGradients:
         return self._is_moving and self.stage == HELD
 
     def reduce(
-        self,
-        scale: float,
-        entries: float | NDArray,
-        sum_arrays: Callable[[dict[int, NDArray]], None],
+        self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]
     ) -> None:
         """Let the method compute its next state from V and C, see `Method.next_state`."""
         network = self._network
