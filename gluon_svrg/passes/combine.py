@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
-from math import prod
 from operator import attrgetter
 from typing import Any, Sequence, Tuple
 
@@ -17,8 +16,6 @@ from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
 from .arrays import SUMMED_IN, Column, Columns, dense, store
-
-_SMALL = 2**13  # numbers: 32 kB of float32
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
@@ -92,18 +89,17 @@ class Compiled:
     """Steps for columns of dense arrays of some kinds, compiled; all factors are numbers."""
 
     def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column]) -> None:
-        self._read, self._assigned = are_read(steps), are_assigned(steps)
-        heads, order = [], []
-        for n, row_dtypes in enumerate(zip(*(column.dtypes for column in columns))):
-            row = {number: mx.sym.Variable(f"x{n}_{number}") for number in self._read}
-            heads += results(mx.sym, steps, row, row_dtypes)
-            order += [variable.name for variable in row.values()]
+        read, heads = are_read(steps), []
+        for dtypes in zip(*(column.dtypes for column in columns)):
+            row = {number: mx.sym.Variable(str(number)) for number in read}
+            heads += results(mx.sym, steps, row, dtypes)
         graph = mx.sym.Group(heads)
-        assert graph.list_inputs() == order, "MXNet orders inputs as it comes to them"
+        order = list(map(int, graph.list_inputs()))  # as MXNet comes to them, array by array
+        self._read, self._assigned = order[: len(read)], are_assigned(steps)
+        assert order == self._read * len(columns[0])
         # Memory of its own for intermediate results makes a call quicker, by a fifth. Each factor
         # has its operator, and each operator keeps its memory: so only where that is nothing.
-        is_small = sum(prod(array.shape) for array in columns[0]) <= _SMALL
-        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", is_small)]
+        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", columns[0].is_small)]
         self._operator = CachedOp(graph, flags)
         self._last: Any = None, None  # the handles of the last call, and the call
 
@@ -125,20 +121,11 @@ _kind_of = attrgetter("kind")
 
 
 def assign(columns: Sequence[Column], *steps: Step) -> None:
-    """Assign sums of multiples of columns on one device, to columns.
+    """Assign sums of multiples of columns, all of equal shapes and on one device, to columns.
 
-    Parameters
-    ----------
-    columns : sequence of Column
-        Columns of equal shapes.
-    *steps
-        Each has the number of the column to assign to, and the terms of the sum: a factor, and the
-        number of a column. A factor is a number, or an array of one number, which stays on its
-        device. Later steps see what earlier ones have assigned. Only the first term of a step may
-        be the column itself.
+    A factor is a number, or an array of one number, which stays on its device. Later steps see what
+    earlier ones have assigned. Only the first term of a step may be the column itself.
 
-    Notes
-    -----
     Most data have minibatches of two sizes, so factors come again and again. Steps for many arrays,
     which take some milliseconds to compile, are compiled when they come for the second time.
     Compiled, intermediate results need no memory where at most the first factor of each step
