@@ -172,18 +172,13 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import mxnet as mx
+    A loop as for `SVRGTrainer`, without refreshes:
+
     >>> from mxnet import gluon
     >>> from gluon_svrg import MARSTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = MARSTrainer(net.collect_params(), 'adam', {'learning_rate': 0.01}, beta=0.9)
-    >>> def loss_of(X, y):
-    ...     return gluon.loss.L2Loss()(net(X), y)
-    >>> for X, y in data:
-    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = MARS

@@ -86,18 +86,13 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import mxnet as mx
+    A loop as for `SVRGTrainer`, without refreshes:
+
     >>> from mxnet import gluon
     >>> from gluon_svrg import STORMTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
-    >>> def loss_of(X, y):
-    ...     return gluon.loss.L2Loss()(net(X), y)
-    >>> for X, y in data:
-    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = STORM
