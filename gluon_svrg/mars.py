@@ -100,9 +100,8 @@ class MARS(Recursive):
         """Compute m for the next step, and clip."""
         following = super().next_state(live, scale, entries)
         if self.clip is not None:
-            for column in self.network.live:
-                treated = column.only(self.treated())
-                scale_to_norm(treated, self.clip * scale, entries)
+            for column in (live.only(self.treated()) for live in self.network.live):
+                scale_to_norm(column, self.clip * scale, entries)
         return following
 
     def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
@@ -158,17 +157,12 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    Every step needs a closure, even the first. ``has_snapshot`` tells whether there was a step or
-    a refresh. With ``exact=True``, ``snapshot`` and ``at_snapshot`` have the weights before the
-    last step, without frozen ones: both passes of a step use the current frozen values. With
-    ``exact=False`` they do not exist. Then ``full_grads`` is the mean gradient of the last
-    minibatch, zero for parameters that are left alone; with ``exact=True`` it is None.
-    `update_full_grads` starts over: the current weights become the reference, and with
-    ``exact=False`` its gradient is the full gradient. `discard_snapshot` also starts over: the
-    next step uses the gradient of its minibatch.
-
-    The trainer needs twice the memory of the parameters in addition, with ``exact=True`` three
-    times.
+    Every step needs a closure, even the first. With ``exact=True`` there is a `snapshot`, and no
+    `full_grads`. With ``exact=False`` it is the other way round: these are the mean gradient of the
+    last minibatch, zero for parameters that are left alone. `update_full_grads` starts over: the
+    current weights, or the full gradient, are compared with next. `discard_snapshot` also starts
+    over: the next step uses the gradient of its minibatch. The trainer needs twice the memory of
+    the parameters in addition, with ``exact=True`` three times.
 
     References
     ----------
@@ -177,18 +171,13 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import mxnet as mx
+    A loop as for `SVRGTrainer`, without refreshes:
+
     >>> from mxnet import gluon
     >>> from gluon_svrg import MARSTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = MARSTrainer(net.collect_params(), 'adam', {'learning_rate': 0.01}, beta=0.9)
-    >>> def loss_of(X, y):
-    ...     return gluon.loss.L2Loss()(net(X), y)
-    >>> for X, y in data:
-    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = MARS

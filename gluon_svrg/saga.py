@@ -81,7 +81,14 @@ class SAGA(Method):
             )
         if not self._spare:
             self._spare.append(zeros_like(self.network.live))
-        return Terms(b=-1.0, k=1.0, reference=stored, mean=self.mean, copy_to=self._spare[-1])
+        return Terms(
+            b=-1.0,
+            k=1.0,
+            reference=stored,
+            mean=self.mean,
+            copy_to=self._spare[-1],
+            adds_to_sum=self._adds_at_once,
+        )
 
     def row(self, found: Estimate, index: int) -> Row:
         """g, which becomes a row when the weights have moved."""
@@ -92,6 +99,11 @@ class SAGA(Method):
         return row._replace(losses=Losses.of(found.recorded.losses))
 
     # --- the state that changes with a step ----------------------------------------------------
+
+    @property
+    def _adds_at_once(self) -> bool:
+        """Whether a step adds to the sum before it knows V: this saves a call, and takes memory."""
+        return len(self.network.live) == 1 and self.network.live[0].is_small
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
@@ -107,19 +119,22 @@ class SAGA(Method):
         else:
             (added,) = self.numbers(live.rows)
         network, mean = self.network, self.mean
+        sums = network.take_spare()
         # Where V is of one minibatch on one device, V - C m is g - r, which is there already.
         is_there = len(network.live) == len(live.rows) == 1 and live.total is network.live
         is_there = is_there and not isinstance(entries, NDArray)
-        sums = network.take_spare()
-        for n, (target, total) in enumerate(zip(sums, live.total)):
-            if mean is None:
+        if is_there and self._adds_at_once:
+            pass  # so is the sum
+        elif mean is None:
+            for target, total in zip(sums, live.total):
                 assign([target, total], (0, ((1.0 / live.total_scale, 1),)))
-            elif is_there:
-                assign([target, mean.sums[n]], (0, ((1.0 / scale, 0), (1.0, 1))))
-            else:
-                # V - C m first: it is zero where g is the row, so that the sum does not drift.
-                moves = (-1.0 * (entries / mean.entries), 2), (1.0 / live.total_scale, 1)
-                assign([target, total, mean.sums[n]], (0, moves), (0, ((1.0, 0), (1.0, 2))))
+        elif is_there:
+            assign([sums[0], mean.sums[0]], (0, ((1.0 / scale, 0), (1.0, 1))))
+        else:
+            # V - C m first: it is zero where g is the row, so that the sum does not drift.
+            move = (-1.0 * (entries / mean.entries), 2), (1.0 / live.total_scale, 1)
+            for row in zip(sums, live.total, mean.sums):
+                assign(row, (0, move), (0, ((1.0, 0), (1.0, 2))))
         if mean is not None:
             added = mean.entries if self._is_complete else mean.entries + added
         if self.replaces_grads:

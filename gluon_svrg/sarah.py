@@ -58,13 +58,9 @@ class SARAHTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    ``has_snapshot`` tells whether there was a refresh. ``snapshot`` and ``at_snapshot`` have the
-    weights before the last step, without frozen ones: both passes of a step use the current frozen
-    values. ``full_grads`` is the mean gradient of the formula: the full gradient after a refresh,
-    an estimate after a step.
-
-    The trainer needs four times the memory of the parameters in addition. Rounding errors
-    accumulate from step to step, until the next refresh.
+    `full_grads` is the mean gradient of the formula: the full gradient after a refresh, an estimate
+    after a step. Rounding errors accumulate from step to step, until the next refresh. The trainer
+    needs four times the memory of the parameters in addition.
 
     References
     ----------

@@ -73,14 +73,11 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    Every step needs a closure, even the first. ``has_snapshot`` tells whether there was a step or
-    a refresh. ``snapshot`` and ``at_snapshot`` have the weights before the last step, without
-    frozen ones: both passes of a step use the current frozen values. ``full_grads`` is the mean
-    gradient of the formula, an estimate. `update_full_grads` starts over and sets it to the full
-    gradient. `discard_snapshot` also starts over: the next step uses the gradient of its minibatch.
-
-    The trainer needs four times the memory of the parameters in addition. Rounding errors fade
-    away: each step keeps ``1 - mixing`` of the earlier ones.
+    Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula, an
+    estimate. `update_full_grads` starts over and sets it to the full gradient. `discard_snapshot`
+    also starts over: the next step uses the gradient of its minibatch. Rounding errors fade away:
+    each step keeps ``1 - mixing`` of the earlier ones. The trainer needs four times the memory of
+    the parameters in addition.
 
     References
     ----------
@@ -89,18 +86,13 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import mxnet as mx
+    A loop as for `SVRGTrainer`, without refreshes:
+
     >>> from mxnet import gluon
     >>> from gluon_svrg import STORMTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
     >>> trainer = STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
-    >>> def loss_of(X, y):
-    ...     return gluon.loss.L2Loss()(net(X), y)
-    >>> for X, y in data:
-    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
     """
 
     _method_class = STORM

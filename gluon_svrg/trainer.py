@@ -117,14 +117,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         operators = (prox, params, optimizer, optimizer_params)
         self._prox = None if prox is None else ProximalOperators(*operators)
         self._lock = RandomLock(lock_random)
+        why = name if method.moves else "A prox" if prox is not None else ""
         super().__init__(
-            params,
-            optimizer,
-            optimizer_params,
-            kvstore,
-            compression_params,
-            update_on_kvstore,
-            name if method.moves else "A prox" if prox is not None else "",
+            params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
         )
         self._method, self._network = method, Network(self._all_parameters)
         method.network = self._network
@@ -293,7 +288,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._network.note_buffers()
             self._live.hold_plain(found)
         else:
-            found = self._hold_estimate(closure, terms, batch_index, scale, is_half=name != "step")
+            found = self._hold_estimate(closure, terms, batch_index, scale, name)
         if scales:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
@@ -303,21 +298,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
         return loss
 
     def _hold_estimate(
-        self,
-        closure: Callable[[], Loss],
-        terms: Terms,
-        batch_index: int | None,
-        scale: float,
-        *,
-        is_half: bool,
+        self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
     ) -> Estimate:
         """Add an estimate to the gradients that accumulate, or leave it alone."""
         before = [(grad, grad.copy()) for grad in self._network.accumulating]
         try:
-            found, row = self._estimate(closure, terms, scale), None
-            if batch_index is not None:
-                row = self._method.row(found, batch_index)
-            self._live.hold(found, row, batch_index, scale, is_half=is_half)
+            found = self._estimate(closure, terms, scale)
+            row = None if index is None else self._method.row(found, index)
+            self._live.hold(found, row, scale, is_half=name != "step")
         except BaseException:
             for grad, value in before:
                 value.copyto(grad)
@@ -392,7 +380,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
             As `allreduce_grads`.
         """
         _check_batch_size(batch_size)
-        self._live.check_reduced()
+        if self._live.awaits_reduction:
+            raise RuntimeError(
+                "update() needs allreduce_grads() before, even on one device: "
+                f"{type(self._method).__name__} takes its mean gradient there, before gradients "
+                "are clipped."
+            )
         self._check_intact("update")
         self._live.show_marks(ignore_stale_grad)
         try:
@@ -415,11 +408,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the parts see the weights before the optimizer moves them."""
         if self._prox is not None:
             self._prox.note_moving(self._network.parameters)
-        self._live.prepare_update()
+        if self._live.following is not None:
+            self._method.before_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
-        self._live.end()
+        if self._live.following is not None:
+            self._method.moved(self._live)
         if self._prox is not None:
             self._prox.apply(self._network.parameters, self.optimizer)
 
@@ -656,7 +651,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def at_snapshot(self) -> Iterator[None]:
         """Let the network compute at the snapshot, inside a ``with`` block.
 
-        All of the trainer's parameters have the snapshot's values, including frozen ones and
+        All of the trainer's parameters have the values of `snapshot`, for SVRG with frozen ones and
         auxiliary states. Do not assign values there. A backward leaves its gradients in
         `Parameter.grad` as usual.
 
@@ -705,7 +700,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @property
     def has_snapshot(self) -> bool:
-        """Whether there is a snapshot; a loaded one may wait until parameters are initialized."""
+        """Whether there is a snapshot; a loaded one may wait until parameters are initialized.
+
+        For STORM and MARS: whether there was a step or a refresh.
+        """
         has_one = self._method.has_reference or self._files.has_reference
         return has_one and not self._method.needs_table
 
@@ -716,7 +714,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @property
     def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
-        """Copies of the snapshot's values, per parameter and device. None without a snapshot."""
+        """Copies of the snapshot's values, per parameter and device. None without a snapshot.
+
+        For SARAH, STORM and exact MARS these are the weights before the last step, without frozen
+        ones: both passes of a step use the current frozen values.
+        """
         point = self._method.point if self._is_in_force() else None
         if point is None:
             return None
@@ -793,33 +795,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate. Can be set."""
+        """The optimizer's learning rate. Can be set, unless the optimizer has a scheduler."""
         return Trainer.learning_rate.fget(self)
 
     @learning_rate.setter
     def learning_rate(self, value: float) -> None:
         self.set_learning_rate(value)
-
-    def set_learning_rate(self, lr: float) -> None:
-        """Set the optimizer's learning rate.
-
-        Parameters
-        ----------
-        lr : float
-            The new learning rate.
-
-        Raises
-        ------
-        UserWarning
-            If the optimizer has a scheduler, as in `gluon.Trainer`.
-        """
-        scheduler = getattr(self.optimizer, "lr_scheduler", None)
-        if scheduler is not None:
-            raise UserWarning(
-                f"The learning rate is that of the optimizer's {type(scheduler).__name__}, and "
-                "cannot be set. Change trainer.optimizer.lr_scheduler, or leave lr_scheduler out."
-            )
-        super().set_learning_rate(lr)
 
     @property
     def lock_random(self) -> bool | str:
@@ -862,8 +843,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         --------
         export_optimizer_states : The part that `gluon.Trainer` can load.
         """
-        self._check_outside("save_states")
-        self._check_states_are_here("save_states")
+        self._check_files("save_states")
         if self._is_ready:
             self._apply_loaded()
         self._files.save(fname, self._parts())
@@ -889,8 +869,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         OSError
             If the file cannot be read.
         """
-        self._check_outside("load_states")
-        self._check_states_are_here("load_states")
+        self._check_files("load_states")
         if "counters" not in self._files.load(fname, self._parts()):
             self._progress.inner_steps = 0  # of gluon.Trainer
         self._live.drop()
@@ -911,8 +890,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         OSError
             If the file cannot be written.
         """
-        self._check_outside("export_optimizer_states")
-        self._check_states_are_here("export_optimizer_states")
+        self._check_files("export_optimizer_states")
         if not self._is_ready:
             raise RuntimeError(
                 "There are no optimizer states to export before the parameters are initialized. "
@@ -946,6 +924,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
         self._registered.add(self._epoch_count)
         return self._epoch_count
+
+    def _check_files(self, name: str) -> None:
+        """Raise if states cannot be saved or loaded here."""
+        self._check_outside(name)
+        self._check_states_are_here(name)
 
     @property
     def _is_ready(self) -> bool:

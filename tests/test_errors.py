@@ -98,7 +98,7 @@ def unrelated(loss):
     return x * 2
 
 
-BY_SCHEDULER = r"of the optimizer's FactorScheduler, and .*Change trainer\.optimizer\.lr_scheduler"
+BY_SCHEDULER = "LRScheduler of the optimizer has already been defined"
 ONE = r"The data is a \w+ of arrays.* this is one minibatch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.

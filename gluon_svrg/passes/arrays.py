@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property
+from math import prod
 from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
 
 import mxnet as mx
@@ -14,8 +15,7 @@ from .._mxnet import classic
 
 #: Dtypes of parameters, and the dtypes in which their gradients are summed.
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
-
-
+SMALL = 2**13  # numbers: 32 kB of float32
 _kinds: dict[Any, int] = {}
 
 
@@ -37,6 +37,11 @@ class Column(List[NDArray]):
         """A number, the same for all columns with these dtypes, storage types and shapes."""
         description = tuple((a.dtype, a.stype, a.shape) for a in self)
         return _kinds.setdefault(description, len(_kinds))
+
+    @cached_property
+    def is_small(self) -> bool:
+        """Whether a call takes longer than its arithmetic, and their memory is next to nothing."""
+        return sum(prod(array.shape) for array in self) <= SMALL
 
     @cached_property
     def handles(self) -> list[int]:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from functools import lru_cache
 from itertools import chain
-from math import prod
 from operator import attrgetter
 from typing import Any, Sequence, Tuple
 
@@ -17,8 +16,6 @@ from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
 from .arrays import SUMMED_IN, Column, Columns, dense, store
-
-_SMALL = 2**13  # numbers: 32 kB of float32
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
@@ -92,18 +89,17 @@ class Compiled:
     """Steps for columns of dense arrays of some kinds, compiled; all factors are numbers."""
 
     def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column]) -> None:
-        self._read, self._assigned = are_read(steps), are_assigned(steps)
-        heads, order = [], []
-        for n, row_dtypes in enumerate(zip(*(column.dtypes for column in columns))):
-            row = {number: mx.sym.Variable(f"x{n}_{number}") for number in self._read}
-            heads += results(mx.sym, steps, row, row_dtypes)
-            order += [variable.name for variable in row.values()]
+        read, heads = are_read(steps), []
+        for dtypes in zip(*(column.dtypes for column in columns)):
+            row = {number: mx.sym.Variable(str(number)) for number in read}
+            heads += results(mx.sym, steps, row, dtypes)
         graph = mx.sym.Group(heads)
-        assert graph.list_inputs() == order, "MXNet orders inputs as it comes to them"
+        order = list(map(int, graph.list_inputs()))  # as MXNet comes to them, array by array
+        self._read, self._assigned = order[: len(read)], are_assigned(steps)
+        assert order == self._read * len(columns[0])
         # Memory of its own for intermediate results makes a call quicker, by a fifth. Each factor
         # has its operator, and each operator keeps its memory: so only where that is nothing.
-        is_small = sum(prod(array.shape) for array in columns[0]) <= _SMALL
-        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", is_small)]
+        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", columns[0].is_small)]
         self._operator = CachedOp(graph, flags)
         self._last: Any = None, None  # the handles of the last call, and the call
 
@@ -125,20 +121,11 @@ _kind_of = attrgetter("kind")
 
 
 def assign(columns: Sequence[Column], *steps: Step) -> None:
-    """Assign sums of multiples of columns on one device, to columns.
+    """Assign sums of multiples of columns, all of equal shapes and on one device, to columns.
 
-    Parameters
-    ----------
-    columns : sequence of Column
-        Columns of equal shapes.
-    *steps
-        Each has the number of the column to assign to, and the terms of the sum: a factor, and the
-        number of a column. A factor is a number, or an array of one number, which stays on its
-        device. Later steps see what earlier ones have assigned. Only the first term of a step may
-        be the column itself.
+    A factor is a number, or an array of one number, which stays on its device. Later steps see what
+    earlier ones have assigned. Only the first term of a step may be the column itself.
 
-    Notes
-    -----
     Most data have minibatches of two sizes, so factors come again and again. Steps for many arrays,
     which take some milliseconds to compile, are compiled when they come for the second time.
     Compiled, intermediate results need no memory where at most the first factor of each step
@@ -176,35 +163,33 @@ def copy(these: Columns, targets: Columns) -> None:
 
 
 @lru_cache(maxsize=8)
-def _scaling_to_norm(count: int) -> CachedOp:
+def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
     """An operator for many products at once: ``x * min(1, most / norm(x))`` for each x.
 
-    It takes ``most``, of shape (1, 1), then each x, of shape (1, n). All of it is products of
-    matrices, see `_times`. Results may replace the x.
+    It takes ``most``, of shape (1, 1), then each x. All of it is products of matrices, see
+    `_times`. Results may replace the x.
     """
     most, heads = mx.sym.Variable("most"), []
-    for n in range(count):
-        x = mx.sym.Variable(f"x{n}")
-        norm = mx.sym.sqrt(mx.sym.dot(x, x, transpose_b=True))
-        product = mx.sym.dot(mx.sym.minimum(mx.sym.broadcast_div(most, norm), 1.0), x)
-        heads.append(mx.sym.identity(product))  # `dot` may not write to x
-    return CachedOp(mx.sym.Group(heads), [("forward_bulk_size", len(heads) * 8)])
+    for n, dtype in enumerate(dtypes):
+        x, wide = mx.sym.Variable(f"x{n}"), SUMMED_IN[dtype]
+        row = mx.sym.cast(x, dtype=wide).reshape((1, -1))
+        norm = mx.sym.sqrt(mx.sym.dot(row, row, transpose_b=True))
+        factor = mx.sym.minimum(mx.sym.broadcast_div(mx.sym.cast(most, dtype=wide), norm), 1.0)
+        product = mx.sym.reshape_like(mx.sym.dot(factor, row), x)
+        heads.append(mx.sym.identity(_cast(mx.sym, product, wide, dtype)))  # `dot` would write to x
+    return CachedOp(mx.sym.Group(heads), [("forward_bulk_size", len(heads) * 12)])
 
 
 def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None:
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
+    if not arrays:
+        return
     limit = entries * most
-    groups: dict[Any, list[NDArray]] = {}
-    for n, (array, dtype) in enumerate(zip(arrays, arrays.dtypes)):
-        is_plain = array.stype == "default" and dtype == SUMMED_IN[dtype]
-        groups.setdefault((SUMMED_IN[dtype], -1 if is_plain else n), []).append(array)
-    for (dtype, n), group in groups.items():
-        here = _mxnet.device_of(group[0])
-        if isinstance(limit, NDArray):
-            most_here = limit.as_in_context(here).astype(dtype).reshape((1, 1))
-        else:
-            most_here = mx.nd.full((1, 1), limit, ctx=here, dtype=dtype)
-        flat = [dense(array).astype(dtype, copy=False).reshape((1, -1)) for array in group]
-        _scaling_to_norm(len(flat))(most_here, *flat, out=flat)
-        if n >= 0:  # an array that is wide or dense for this
-            store(flat[0].reshape(group[0].shape).astype(group[0].dtype), group[0])
+    if not isinstance(limit, NDArray):
+        limit = mx.nd.full((1, 1), limit, dtype="float64")
+    values = list(map(dense, arrays))
+    limit = limit.as_in_context(arrays.device).reshape((1, 1))
+    _scaling_to_norm(arrays.dtypes)(limit, *values, out=values)
+    for value, array in zip(values, arrays):
+        if value is not array:
+            store(value, array)

@@ -44,6 +44,7 @@ class Terms(NamedTuple):
     reference: Point | Row | None = None  # where r is; None if b is 0
     mean: Mean | None = None  # m; None without it
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
+    adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
 
@@ -104,26 +105,12 @@ def check_dependent(touched: Flags) -> list[bool]:
 
 
 def estimate(
-    here: Point,
-    closure: Callable[[], Loss],
-    terms: Terms,
-    seed: int | None,
-    scale: float,
+    here: Point, closure: Callable[[], Loss], terms: Terms, seed: int | None, scale: float
 ) -> Estimate:
-    """Leave ``v = a g + b r + k c m`` in the live gradients.
+    """Leave ``v = a g + b r + k c m`` in the live gradients, where g is the gradient here.
 
-    Parameters
-    ----------
-    here : Point
-        The current weights.
-    closure : callable
-        Returns the loss of the minibatch.
-    terms : Terms
-        The formula of the method.
-    seed : int or None
-        Of the random numbers of both passes, if these are locked.
-    scale : float
-        The factor of the losses (mixed precision), and so of v.
+    Both passes draw their random numbers from the seed, if there is one. The scale is the factor of
+    the losses (mixed precision), and so of v.
     """
     network, reference, there = here.network, terms.reference, None
     columns = [_columns(network, n, terms) for n in range(len(network.devices))]
@@ -234,11 +221,15 @@ def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: 
 def _combine_and_copy(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
     """Copy g, and assign ``live = a g + b r + k c m``, where the live gradients hold g.
 
-    The spare memory holds ``a g + b r`` afterwards.
+    The spare memory holds ``a g + b r`` afterwards, or what becomes of the sum of m by that.
     """
     at_row, last = [(terms.a, LIVE)], [(1.0, SPARE)]
     if terms.reference is not None:
         at_row.append((terms.b * scale, ROW))
     if terms.mean is not None and count:
         last.insert(0, (terms.k * (count * scale / terms.mean.entries), MEAN))
-    assign(columns, (COPY, ((1 / scale, LIVE),)), (SPARE, tuple(at_row)), (LIVE, tuple(last)))
+    steps = [(COPY, ((1 / scale, LIVE),)), (SPARE, tuple(at_row)), (LIVE, tuple(last))]
+    if terms.adds_to_sum:
+        unscaled, before = (1 / scale, SPARE), ((1.0, MEAN),) if terms.mean is not None else ()
+        steps.append((SPARE, (unscaled, *before)))
+    assign(columns, *steps)

@@ -53,16 +53,8 @@ def full_gradient(
 
     The workers, each with a part of the data, sum numbers by ``reach`` and arrays by ``sum``. This
     overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
-    losses of the first minibatches are computed twice; if two differ, the lock is turned on.
-
-    Raises
-    ------
-    ValueError
-        If there is no data, or a loss depends on no parameter.
-    RuntimeError
-        If a minibatch has other losses each time although random numbers are locked.
-    FloatingPointError
-        If the result is not finite.
+    losses of the first minibatches are computed twice; if two differ, the lock is turned on. Raises
+    a FloatingPointError if the result is not finite.
     """
     here, total = Point.here(network), zeros_like(network.live)
     entries, together, reached, is_seeded = 0, 0, [False] * len(network.trainable), False

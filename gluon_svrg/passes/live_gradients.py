@@ -2,9 +2,9 @@
 
 ::
 
-    nothing --hold--> held --reduce--> reduced --end--> nothing
-                      held --hold--> held                where gradients accumulate
-                      held or reduced --drop--> nothing  where no update comes
+    nothing --hold--> held --reduce--> reduced
+                      held --hold--> held       where gradients accumulate
+    held or reduced --drop--> nothing           after the update, or where none comes
 
 No other file writes this state. It ends as a whole, together with the method's next state.
 
@@ -27,13 +27,10 @@ from .combine import assign
 from .estimate import Estimate
 from .method import Method
 from .network import Network
+from .table import Row
 
 NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
 
-NOT_REDUCED = (
-    "update() needs allreduce_grads() before, even on one device: {method} takes its mean gradient "
-    "there, before gradients are clipped."
-)
 CHANGED = (
     "{name}() finds other gradients than correct_grads() has left, and {method} computes the "
     "gradient of the optimizer when gradients are reduced, so that the change would be lost. Clip "
@@ -65,13 +62,14 @@ class LiveGradients:
     def __init__(self, method: Method, network: Network) -> None:
         self._method, self._network = method, network
         self._apart: Columns = []  # memory for V
-        self._forget()
+        self.drop()
 
-    def _forget(self) -> None:
+    def drop(self) -> None:
+        """Forget all, and the method's next state: the update is over, or does not come."""
         self.stage = NOTHING
         self.entries = 0  # C: the loss entries of these minibatches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
-        self.rows: dict[int, Any] = {}  # what the method keeps of each, by its index
+        self.rows: dict[int, Row] = {}  # what the method keeps of each, by its index
         # Since the reduction
         self.following: Any = None  # the method's state after the update
         self.in_objective: list[bool] = []  # what its losses may depend on then
@@ -106,9 +104,7 @@ class LiveGradients:
         """Whether the method's state moves with the next step."""
         return self._method.moves and (self._method.has_reference or self._method.needs_closure)
 
-    def hold(
-        self, found: Estimate, row: Any, index: int | None, scale: float, *, is_half: bool
-    ) -> None:
+    def hold(self, found: Estimate, row: Row | None, scale: float, *, is_half: bool) -> None:
         """Hold the estimate of a minibatch, which is in the live gradients alone.
 
         In one half of a step, the user can change the gradients before the update.
@@ -120,8 +116,8 @@ class LiveGradients:
                 before = ((1.0, 0),) if self._is_apart else ()
                 assign([kept, live], (0, (*before, (1 / scale, 1))))
             self._is_apart = True
-        if index is not None and row is not None:
-            self.rows[index] = row
+        if row is not None:
+            self.rows[row.position] = row
         self.hold_plain(found)
         self._hides_marks = True
 
@@ -157,11 +153,6 @@ class LiveGradients:
                 method = type(self._method).__name__
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
-    def check_reduced(self) -> None:
-        """Raise if the method needs the reduction, and there was none."""
-        if self.awaits_reduction:
-            raise RuntimeError(NOT_REDUCED.format(method=type(self._method).__name__))
-
     def show_marks(self, ignore_stale_grad: bool) -> None:
         """Mark the gradients as `gluon.Trainer` expects.
 
@@ -187,10 +178,7 @@ class LiveGradients:
         return self._is_moving and self.stage == HELD
 
     def reduce(
-        self,
-        scale: float,
-        entries: float | NDArray,
-        sum_arrays: Callable[[dict[int, NDArray]], None],
+        self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]
     ) -> None:
         """Let the method compute its next state from V and C, see `Method.next_state`."""
         network = self._network
@@ -207,22 +195,6 @@ class LiveGradients:
         self.total_scale = 1.0 if self._is_apart else scale
         self.following = self._method.next_state(self, scale, entries)
         self.stage = REDUCED
-
-    def prepare_update(self) -> None:
-        """Complete the next state with the weights that are about to move."""
-        if self.following is not None:
-            self._method.before_update()
-
-    def end(self) -> None:
-        """Let the method's next state take effect: the weights have moved."""
-        if self.following is not None:
-            self._method.moved(self)
-        self._forget()
-
-    def drop(self) -> None:
-        """Forget all, and the method's next state: no update has come."""
-        if self.stage != NOTHING:
-            self._forget()
 
     def release(self) -> None:
         """Forget all, and keep no memory."""

@@ -28,7 +28,7 @@ from .estimate import Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
 from .points import Point
-from .table import TakenAt
+from .table import Row, TakenAt
 
 NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
@@ -138,7 +138,7 @@ class Method:
         """
         return None
 
-    def row(self, found: Estimate, index: int) -> Any:
+    def row(self, found: Estimate, index: int) -> Row | None:
         """What to keep of a minibatch with an index until the update."""
         return None
 
