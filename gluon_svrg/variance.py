@@ -181,8 +181,8 @@ def variance(
         raise ValueError("There was no data to compute a variance over.")
     distance = float("nan")
     if method.point is not None:
-        now, then = (vector(row[0] for row in point.weights) for point in (here, method.point))
-        distance = float(np.linalg.norm(now - then))
+        now, then = ([row[0] for row in point.weights] for point in (here, method.point))
+        distance = float(np.linalg.norm(vector(now) - vector(then)))
     return moments.result(network.trainable, coefficient, distance)
 
 
