@@ -37,7 +37,7 @@ RETURNS_OUTPUT = (
     "differentiated: if one is the output of the network, return the loss alone, and keep the "
     "output by other means."
 )
-LOSS_IS_ONE = (
+MEAN_LOSS = (
     "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
     "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
     "minibatch, call step(1). If it is the sum over the samples, this is right, and the warning "
@@ -218,7 +218,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 self._start_kvstore()
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
-        self._look_at_batch_size(batch_size)
+        self._warn_of_mean_loss(batch_size)
         self._live.show_marks(ignore_stale_grad)
         try:
             if self._scales_losses and self._overflows_on_kvstore():
@@ -294,7 +294,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._progress.grad_evaluations += found.differentiated
         loss = found.recorded.loss
         if isinstance(loss, (list, tuple)) and not self._returns_output:
-            self._look_at_losses(loss)
+            self._warn_of_output(loss)
         return loss
 
     def _hold_estimate(
@@ -488,16 +488,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     # --- what trains, but probably not as it was meant to --------------------------------------
 
-    def _look_at_batch_size(self, batch_size: float) -> None:
+    def _warn_of_mean_loss(self, batch_size: float) -> None:
         """Warn if losses of one entry, probably means already, are divided once more."""
         if self._of_one_entry == _IN_A_ROW:
             return  # it has warned
         is_one = self._live.entries == 1 and batch_size > self._workers.size
         self._of_one_entry = self._of_one_entry + 1 if is_one else 0
         if self._of_one_entry == _IN_A_ROW:
-            warn(LOSS_IS_ONE.format(count=_IN_A_ROW, batch_size=batch_size))
+            warn(MEAN_LOSS.format(count=_IN_A_ROW, batch_size=batch_size))
 
-    def _look_at_losses(self, loss: Loss) -> None:
+    def _warn_of_output(self, loss: Loss) -> None:
         """Warn if an output of the network is returned beside its loss."""
         shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
         for device, shape in shapes:

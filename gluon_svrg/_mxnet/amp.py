@@ -35,13 +35,13 @@ class LossScale:
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
     def skip(self) -> None:
-        """Lower the scale for an overflow that the scaler itself cannot see."""
+        """Lower the scale for a step whose overflow the scaler itself cannot see."""
         scaler = self._scaler
         scaler._loss_scale = scaler._next_loss_scale
         scaler._next_loss_scale, scaler._unskipped = scaler._loss_scale / 2, 0
 
     def halve(self, data: Any) -> bool:
-        """Halve the scale at once, before a pass over the data is repeated; False if it is 1.
+        """Halve the scale for a full gradient that overflowed; False if it is 1.
 
         Raises a FloatingPointError if the data can be iterated over only once.
         """
