@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 from math import prod
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -31,7 +31,6 @@ class Recorded(NamedTuple):
             mx.autograd.backward(list(self.losses), heads)
         except MXNetError as error:
             _explain(error)
-            raise
 
 
 def check_closure(closure: Any) -> None:
@@ -64,7 +63,6 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
             loss = closure(*batch)
     except MXNetError as error:
         _explain(error)
-        raise
     except TypeError as error:
         if takes(closure, batch):
             raise
@@ -86,7 +84,6 @@ def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: b
             closure(*batch)
     except MXNetError as error:
         _explain(error)
-        raise
 
 
 def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
@@ -94,10 +91,9 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     if tuple(before) != tuple(counts):
         raise RuntimeError(
             f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
-            "when it was called again. Either it draws a minibatch: do that before the step, not "
-            "inside the closure. Or the number of its losses depends on the weights, as with hard "
-            "examples that a mask selects: multiply the losses by the mask instead, so that their "
-            "number stays."
+            "when it was called again. If it draws a minibatch, do that before the step. If a mask "
+            "selects some losses, multiply all by the mask instead: their number must not depend "
+            "on the weights."
         )
 
 
@@ -107,38 +103,32 @@ def _filled(loss: NDArray, value: float) -> NDArray:
         return make(loss.shape, value, ctx=_mxnet.device_of(loss), dtype=loss.dtype)
 
 
-def _explain(error: MXNetError) -> None:
-    """Explain the error if MXNet refuses to run backward."""
-    if _mxnet.is_refused_backward(error):
-        raise RuntimeError(
-            "The loss of the closure cannot be differentiated: either the closure called "
-            "backward() itself, or its loss depends on no parameter (was it detached, turned "
-            "into a number, or computed under autograd.pause()?). The closure computes the "
-            "loss and returns it; the trainer records it and runs backward."
-        ) from error
+def _explain(error: MXNetError) -> NoReturn:
+    """Raise the error, with an explanation if MXNet refuses to run backward."""
+    if not _mxnet.is_refused_backward(error):
+        raise error
+    raise RuntimeError(
+        "The loss of the closure cannot be differentiated: either the closure called backward() "
+        "itself, which is left to the trainer, or its loss depends on no parameter (was it "
+        "detached, turned into a number, or computed under autograd.pause()?)."
+    ) from error
 
 
 def _losses(loss: Loss) -> tuple[NDArray, ...]:
     """Several losses as a tuple; raise if a closure has returned anything else."""
-    if loss is None:
-        raise TypeError("The closure returned None instead of the loss. End it with `return loss`.")
-    if not isinstance(loss, (list, tuple)):
-        raise TypeError(
-            f"The closure returned {type(loss).__name__}, expected the loss: an NDArray, or a list "
-            "or tuple of NDArrays (one per device or task)."
-        )
-    for item in loss:
-        if not isinstance(item, NDArray):
-            raise TypeError(
-                f"The closure returned a {type(loss).__name__} with {type(item).__name__} in it, "
-                "expected nothing but losses (NDArrays): what is returned is what is "
-                "differentiated. Return predictions and metrics by other means."
-            )
-    if not loss:
-        raise ValueError(
-            f"The closure returned an empty {type(loss).__name__}, expected at least one loss."
-        )
-    return tuple(loss)
+    found = "None" if loss is None else type(loss).__name__
+    if isinstance(loss, (list, tuple)):
+        if not loss:
+            raise ValueError(f"The closure returned an empty {found}, expected at least one loss.")
+        strange = [item for item in loss if not isinstance(item, NDArray)]
+        if not strange:
+            return tuple(loss)
+        found = f"a {found} with {type(strange[0]).__name__} in it"
+    raise TypeError(
+        f"The closure returned {found}, expected the loss: an NDArray, or a list or tuple of "
+        "NDArrays (one per device or task), which are all differentiated. End the closure with "
+        "`return loss`, and return predictions and metrics by other means."
+    )
 
 
 def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ...]:
