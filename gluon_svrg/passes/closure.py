@@ -72,7 +72,7 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
             "def loss_of(X, y), write update_full_grads(loss_of, data), and "
             "step(batch_size, closure=lambda: loss_of(X, y))."
         ) from error
-    losses = (loss,) if isinstance(loss, NDArray) else _losses(loss)
+    losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
     counts = _entries(losses, devices)
     return Recorded(loss, losses, counts, sum(counts))
 
@@ -114,26 +114,19 @@ def _explain(error: MXNetError) -> NoReturn:
     ) from error
 
 
-def _losses(loss: Loss) -> tuple[NDArray, ...]:
-    """Several losses as a tuple; raise if a closure has returned anything else."""
-    found = "None" if loss is None else type(loss).__name__
-    if isinstance(loss, (list, tuple)):
-        if not loss:
-            raise ValueError(f"The closure returned an empty {found}, expected at least one loss.")
-        strange = [item for item in loss if not isinstance(item, NDArray)]
-        if not strange:
-            return tuple(loss)
-        found = f"a {found} with {type(strange[0]).__name__} in it"
-    raise TypeError(
-        f"The closure returned {found}, expected the loss: an NDArray, or a list or tuple of "
-        "NDArrays (one per device or task), which are all differentiated. End the closure with "
-        "`return loss`, and return predictions and metrics by other means."
-    )
-
-
 def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ...]:
+    """Count the loss entries per device; raise if there is none, or anything else than losses."""
+    if not losses:
+        raise ValueError("The closure returned an empty tuple or list, expected at least one loss.")
     counts: list[int] = [0] * len(devices)
     for loss in losses:
+        if not isinstance(loss, NDArray):
+            raise TypeError(
+                f"The closure returned {type(loss).__name__} where a loss is expected: an NDArray, "
+                "or a list or tuple of NDArrays (one per device or task), which are all "
+                "differentiated. End it with `return loss`, and return predictions and metrics by "
+                "other means."
+            )
         device = _mxnet.device_of(loss)
         if device not in devices:
             raise ValueError(

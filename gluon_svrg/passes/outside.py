@@ -18,11 +18,7 @@ from .arrays import pieces, put_back
 
 
 class Outside:
-    """The parameters outside a trainer that were found so far.
-
-    They are found while a closure runs: at the first minibatch of each refresh, and at the first
-    pass at all.
-    """
+    """Those found so far: at the first minibatch of each refresh, and at the first pass at all."""
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)
