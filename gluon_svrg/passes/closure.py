@@ -15,6 +15,8 @@ from .. import _mxnet
 #: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
 
+MASK = "If a mask selects losses, multiply all by the mask instead: their number must not change."
+
 
 class Recorded(NamedTuple):
     """The losses of one minibatch, recorded and not yet differentiated."""
@@ -46,10 +48,8 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
     """Whether a closure can be called with such arguments, as far as one can tell."""
     try:
         signature(closure).bind(*inputs)
-    except TypeError:
-        return False
-    except ValueError:  # a function of C has no signature
-        pass
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # a function of C has no signature
     return True
 
 
@@ -88,12 +88,10 @@ def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: b
 
 def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     """Raise if the loss entries of a closure differ between two calls."""
-    if tuple(before) != tuple(counts):
+    if before != counts:
         raise RuntimeError(
             f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
-            "when it was called again. If it draws a minibatch, do that before the step. If a mask "
-            "selects some losses, multiply all by the mask instead: their number must not depend "
-            "on the weights."
+            f"when it was called again. If it draws a minibatch, do that before the step. {MASK}"
         )
 
 
@@ -122,10 +120,10 @@ def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ..
     for loss in losses:
         if not isinstance(loss, NDArray):
             raise TypeError(
-                f"The closure returned {type(loss).__name__} where a loss is expected: an NDArray, "
-                "or a list or tuple of NDArrays (one per device or task), which are all "
-                "differentiated. End it with `return loss`, and return predictions and metrics by "
-                "other means."
+                f"The closure returned {type(loss).__name__}, alone or in a list, expected the "
+                "loss: an NDArray, or a list or tuple of NDArrays (one per device or task). All "
+                "are differentiated. End it with `return loss`, and return predictions and metrics "
+                "by other means."
             )
         device = _mxnet.device_of(loss)
         if device not in devices:

@@ -32,7 +32,7 @@ def number_of(data: Iterable[Any]) -> int | None:
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     """Raise if the items of data are not the minibatches of a closure."""
     if callable(data) and not callable(closure):
-        raise TypeError("update_full_grads(closure, data) got these in the other order.")
+        raise TypeError("The arguments of update_full_grads(closure, data) are in the other order.")
     check_closure(closure)
     kind, arrays = type(data).__name__, (NDArray, np.ndarray)
     if isinstance(data, Dataset):
@@ -55,9 +55,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
 
 
 @contextmanager
-def one_pass(
-    data: Iterable[Any], *, progress: bool
-) -> Iterator[tuple[Iterator[Any], Callable[[str], None]]]:
+def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[Any], Any]]:
     """Iterate over data; reset it before and after if it has ``reset``.
 
     Beside the batches there is a function that shows a line beside the progress bar, if any.

@@ -18,7 +18,7 @@ from .arrays import pieces, put_back
 
 
 class Outside:
-    """Those found so far: at the first minibatch of each refresh, and at the first pass at all."""
+    """Those that were found: at the first minibatch of each refresh, and at the first pass."""
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)

@@ -31,8 +31,7 @@ NOT_REPEATABLE = (
     "RNN, before the step. Use no random numbers from outside MXNet, as custom operators do. "
     "lock_random=True and lock_random=False omit this check."
 )
-#: How far losses may differ by rounding, relative to the sum of their absolute values. For narrower
-#: dtypes than these: 1e-2.
+#: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
 ROUNDING = {"float32": 1e-4, "float64": 1e-9}
 
 
@@ -123,8 +122,6 @@ class RandomLock:
         except BaseException:
             self.locked, self._count, self._found = was_locked, count, 0.0
             raise
-
-    # --- a part of a file ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Whether it is on, and which seeds were drawn. The next ones follow from it."""

@@ -8,17 +8,17 @@ from typing import Callable, NamedTuple, Sequence
 import numpy as np
 
 from .arrays import Columns
-from .closure import Loss
+from .closure import MASK, Loss
 from .points import Point
 from .random_lock import Losses, losses_at
 from .warn import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: its "
-    "losses, computed again at the weights of then, are off by {difference:.2g} of their size. "
-    "batch_index must be the position of the minibatch in the data: was the data reshuffled? Keep "
-    "the minibatches in a list, and shuffle their positions. If the network draws random numbers "
-    "(dropout), pass lock_random=True; lock_random=False omits this check."
+    "losses, computed again at the weights of that time, are off by {difference:.2g} of their "
+    "size. batch_index must be the position of the minibatch in the data: was the data reshuffled? "
+    "Keep the minibatches in a list, and shuffle their positions. If the network draws random "
+    "numbers (dropout), pass lock_random=True; lock_random=False omits this check."
 )
 
 
@@ -37,9 +37,7 @@ class Row(NamedTuple):
             raise ValueError(
                 f"Minibatch {self.position} had {list(self.counts)} loss entries per device when "
                 f"its gradient was stored, and the closure returned {list(counts)}. batch_index "
-                "must be the position of the minibatch in the data: was it reshuffled? If a mask "
-                "selects some losses, multiply all by the mask instead: their number must not "
-                "depend on the weights."
+                f"must be the position of the minibatch in the data: was it reshuffled? {MASK}"
             )
 
 
@@ -47,7 +45,7 @@ class Row(NamedTuple):
 class TakenAt:
     """The weights at which rows were taken, until the losses of one were computed there again."""
 
-    _point: Point | None  # None once they were
+    _point: Point | None  # None once they were computed
     outside: int | None  # a checksum of others' weights then
     visit: int | None = None  # the minibatch of that row, if not all rows were taken at a refresh
 
