@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 from math import prod
-from typing import Any, Callable, NamedTuple, Sequence
+from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -14,6 +14,8 @@ from .. import _mxnet
 
 #: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
+
+MASK = "If a mask selects losses, multiply all by the mask instead: their number must not change."
 
 
 class Recorded(NamedTuple):
@@ -31,7 +33,6 @@ class Recorded(NamedTuple):
             mx.autograd.backward(list(self.losses), heads)
         except MXNetError as error:
             _explain(error)
-            raise
 
 
 def check_closure(closure: Any) -> None:
@@ -47,10 +48,8 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
     """Whether a closure can be called with such arguments, as far as one can tell."""
     try:
         signature(closure).bind(*inputs)
-    except TypeError:
-        return False
-    except ValueError:  # a function of C has no signature
-        pass
+    except (TypeError, ValueError) as error:
+        return isinstance(error, ValueError)  # a function of C has no signature
     return True
 
 
@@ -64,7 +63,6 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
             loss = closure(*batch)
     except MXNetError as error:
         _explain(error)
-        raise
     except TypeError as error:
         if takes(closure, batch):
             raise
@@ -74,7 +72,7 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
             "def loss_of(X, y), write update_full_grads(loss_of, data), and "
             "step(batch_size, closure=lambda: loss_of(X, y))."
         ) from error
-    losses = (loss,) if isinstance(loss, NDArray) else _losses(loss)
+    losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
     counts = _entries(losses, devices)
     return Recorded(loss, losses, counts, sum(counts))
 
@@ -86,18 +84,14 @@ def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: b
             closure(*batch)
     except MXNetError as error:
         _explain(error)
-        raise
 
 
 def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     """Raise if the loss entries of a closure differ between two calls."""
-    if tuple(before) != tuple(counts):
+    if before != counts:
         raise RuntimeError(
             f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
-            "when it was called again. Either it draws a minibatch: do that before the step, not "
-            "inside the closure. Or the number of its losses depends on the weights, as with hard "
-            "examples that a mask selects: multiply the losses by the mask instead, so that their "
-            "number stays."
+            f"when it was called again. If it draws a minibatch, do that before the step. {MASK}"
         )
 
 
@@ -107,43 +101,30 @@ def _filled(loss: NDArray, value: float) -> NDArray:
         return make(loss.shape, value, ctx=_mxnet.device_of(loss), dtype=loss.dtype)
 
 
-def _explain(error: MXNetError) -> None:
-    """Explain the error if MXNet refuses to run backward."""
-    if _mxnet.is_refused_backward(error):
-        raise RuntimeError(
-            "The loss of the closure cannot be differentiated: either the closure called "
-            "backward() itself, or its loss depends on no parameter (was it detached, turned "
-            "into a number, or computed under autograd.pause()?). The closure computes the "
-            "loss and returns it; the trainer records it and runs backward."
-        ) from error
-
-
-def _losses(loss: Loss) -> tuple[NDArray, ...]:
-    """Several losses as a tuple; raise if a closure has returned anything else."""
-    if loss is None:
-        raise TypeError("The closure returned None instead of the loss. End it with `return loss`.")
-    if not isinstance(loss, (list, tuple)):
-        raise TypeError(
-            f"The closure returned {type(loss).__name__}, expected the loss: an NDArray, or a list "
-            "or tuple of NDArrays (one per device or task)."
-        )
-    for item in loss:
-        if not isinstance(item, NDArray):
-            raise TypeError(
-                f"The closure returned a {type(loss).__name__} with {type(item).__name__} in it, "
-                "expected nothing but losses (NDArrays): what is returned is what is "
-                "differentiated. Return predictions and metrics by other means."
-            )
-    if not loss:
-        raise ValueError(
-            f"The closure returned an empty {type(loss).__name__}, expected at least one loss."
-        )
-    return tuple(loss)
+def _explain(error: MXNetError) -> NoReturn:
+    """Raise the error, with an explanation if MXNet refuses to run backward."""
+    if not _mxnet.is_refused_backward(error):
+        raise error
+    raise RuntimeError(
+        "The loss of the closure cannot be differentiated: either the closure called backward() "
+        "itself, which is left to the trainer, or its loss depends on no parameter (was it "
+        "detached, turned into a number, or computed under autograd.pause()?)."
+    ) from error
 
 
 def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ...]:
+    """Count the loss entries per device; raise if there is none, or anything else than losses."""
+    if not losses:
+        raise ValueError("The closure returned an empty tuple or list, expected at least one loss.")
     counts: list[int] = [0] * len(devices)
     for loss in losses:
+        if not isinstance(loss, NDArray):
+            raise TypeError(
+                f"The closure returned {type(loss).__name__}, alone or in a list, expected the "
+                "loss: an NDArray, or a list or tuple of NDArrays (one per device or task). All "
+                "are differentiated. End it with `return loss`, and return predictions and metrics "
+                "by other means."
+            )
         device = _mxnet.device_of(loss)
         if device not in devices:
             raise ValueError(

@@ -32,52 +32,47 @@ def number_of(data: Iterable[Any]) -> int | None:
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     """Raise if the items of data are not the minibatches of a closure."""
     if callable(data) and not callable(closure):
-        raise TypeError(
-            "update_full_grads(closure, data) was called with its arguments in the other order."
-        )
+        raise TypeError("The arguments of update_full_grads(closure, data) are in the other order.")
     check_closure(closure)
+    kind, arrays = type(data).__name__, (NDArray, np.ndarray)
     if isinstance(data, Dataset):
-        raise TypeError(
-            f"The data is a {type(data).__name__}, whose items are samples. Pass a DataLoader of "
-            "it, whose items are minibatches: DataLoader(dataset, batch_size=...)."
-        )
+        raise TypeError(f"The data is a {kind}, whose items are samples. Pass a DataLoader of it.")
     if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
-        raise TypeError(
-            f"The data must be a DataLoader, or a list of minibatches, got {type(data).__name__}."
-        )
+        raise TypeError(f"The data must be a DataLoader, or a list of minibatches, got {kind}.")
     if takes(closure, [None]):
         return
     if isinstance(data, DataIter):
         raise TypeError(
-            f"The data is a {type(data).__name__}, and each of its batches is one object: write "
-            "closure(batch), and take batch.data[0] and batch.label[0]."
+            f"The data is a {kind}, and each of its batches is one object: write closure(batch), "
+            "and take batch.data[0] and batch.label[0]."
         )
-    arrays = (NDArray, np.ndarray)
-    is_list = isinstance(data, (tuple, list)) and len(data) > 0
-    if isinstance(data, arrays) or (is_list and all(isinstance(item, arrays) for item in data)):
+    items = data if isinstance(data, (tuple, list)) and data else [data]
+    if all(isinstance(item, arrays) for item in items):
         raise TypeError(
-            f"The data is a {type(data).__name__} of arrays, and the closure cannot be called with "
-            "one array: this is one minibatch. Pass minibatches, of which each holds the arguments "
-            "of the closure: a DataLoader, or a list such as [(X, y)]."
+            f"The data is a {kind} of arrays, and the closure cannot be called with one array: "
+            "this is one minibatch. Pass a DataLoader, or a list of minibatches such as [(X, y)]."
         )
 
 
 @contextmanager
-def one_pass(
-    data: Iterable[Any], *, progress: bool
-) -> Iterator[tuple[Iterator[Any], Callable[[str], None]]]:
+def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[Any], Any]]:
     """Iterate over data; reset it before and after if it has ``reset``.
 
     Beside the batches there is a function that shows a line beside the progress bar, if any.
     """
     reset = getattr(data, "reset", lambda: None)
+    bar: Any = None
+    if progress:
+        try:
+            from tqdm.auto import tqdm
+        except ImportError as error:
+            raise ImportError(
+                "progress=True needs tqdm. Install it (pip install tqdm), or leave progress out."
+            ) from error
+        data = bar = tqdm(data, desc="full gradient", unit="batch", leave=False)
     reset()
     try:
-        if progress:
-            bar = _with_progress(data)
-            yield iter(bar), bar.set_postfix_str
-        else:
-            yield iter(data), lambda text: None
+        yield iter(data), getattr(bar, "set_postfix_str", lambda text: None)
     finally:
         reset()
 
@@ -89,33 +84,21 @@ def initialize(
 
     Raises a RuntimeError if no batch initializes a parameter.
     """
-    seen: list[Any] = []
-    while any(map(_mxnet.is_deferred, parameters)):
-        try:
-            batch = next(batches)
-        except StopIteration:
-            if not seen:  # no data at all, which raises its own error
-                break
-            names = [p.name for p in parameters if _mxnet.is_deferred(p)]
-            raise RuntimeError(
-                f"No minibatch initializes {', '.join(names)}: the shape is not known until the "
-                "network uses the parameter. Give it its shape (in_units, in_channels, ...), or "
-                "leave it out of the trainer."
-            ) from None
+    seen, deferred = [], list(filter(_mxnet.is_deferred, parameters))
+    for batch in batches if deferred else ():
         seen.append(batch)
         # In predict mode, oneDNN may leave weights in a layout that no kvstore can push. Without
         # a backward, a forward in train mode moves no statistics. Some layers only predict.
         for train_mode in (True, False):
-            if any(map(_mxnet.is_deferred, parameters)):
+            if deferred:
                 forward(closure, arguments(batch), train_mode=train_mode)
+                deferred = list(filter(_mxnet.is_deferred, deferred))
+        if not deferred:
+            break
+    if seen and deferred:  # no data at all raises its own error
+        raise RuntimeError(
+            f"No minibatch initializes {', '.join(p.name for p in deferred)}: the shape is not "
+            "known until the network uses the parameter. Give it its shape (in_units, "
+            "in_channels, ...), or leave it out of the trainer."
+        )
     return chain(seen, batches)
-
-
-def _with_progress(data: Iterable[Any]) -> Any:
-    try:
-        from tqdm.auto import tqdm
-    except ImportError as error:
-        raise ImportError(
-            "progress=True needs tqdm. Install it (pip install tqdm), or leave progress out."
-        ) from error
-    return tqdm(data, desc="full gradient", unit="batch", leave=False)

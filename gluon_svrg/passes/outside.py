@@ -7,25 +7,18 @@ whose statistics belong to no trainer. A pass at other weights must not change t
 from __future__ import annotations
 
 import zlib
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from itertools import chain
 from typing import Iterable, Iterator
 
 from mxnet.gluon import Parameter
-from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .arrays import pieces, put_back
 
-_NOTHING = nullcontext()
-
 
 class Outside:
-    """The parameters outside a trainer that were found so far.
-
-    They are found while a closure runs: at the first minibatch of each refresh, and at the first
-    pass at all.
-    """
+    """Those that were found: at the first minibatch of each refresh, and at the first pass."""
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)
@@ -41,52 +34,40 @@ class Outside:
         if not self._is_searched:
             return None
         found = 0
-        arrays = (_mxnet.data(p) for p in self._found if not _mxnet.is_auxiliary(p))
-        for piece in chain.from_iterable(map(pieces, chain.from_iterable(arrays))):
+        fixed = (p for p in self._found if not _mxnet.is_auxiliary(p))
+        arrays = chain.from_iterable(map(_mxnet.data, fixed))
+        for piece in chain.from_iterable(map(pieces, arrays)):
             found = zlib.crc32(piece.tobytes(), found)
         return found
 
-    def protected(
-        self, *, gradients: bool = False, search: bool = False
-    ) -> AbstractContextManager[None]:
+    @contextmanager
+    def protected(self, *, gradients: bool = False, search: bool = False) -> Iterator[None]:
         """Put their states and gradients back at the end of a block.
 
         Not all gradients, unless asked to, but those to which backward adds: the pass at the
         weights writes the others anew. A search looks for parameters that the block reads.
         """
-        search = search or not self._is_searched
-        return self._protected(gradients, search) if search or self.may_move else _NOTHING
+        with ExitStack() as stack:
 
-    @contextmanager
-    def _protected(self, gradients: bool, search: bool) -> Iterator[None]:
-        states: list[tuple[Parameter, list[NDArray]]] = []
-        grads: list[tuple[list[NDArray], list[NDArray], list[NDArray], list[bool]]] = []
+            def protect(parameter: Parameter) -> None:
+                values = _mxnet.data(parameter)
+                if _mxnet.is_auxiliary(parameter):  # operators write to copies meanwhile
+                    stack.callback(_mxnet.put, [parameter], [values])
+                    _mxnet.put([parameter], [[value.copy() for value in values]])
+                elif parameter.grad_req == "add" or (gradients and _mxnet.is_trainable(parameter)):
+                    now = _mxnet.gradients(parameter)
+                    stack.callback(_mxnet.mark, [values], _mxnet.fresh([values]))
+                    stack.callback(_mxnet.take_fresh, [values])
+                    stack.callback(put_back, [[grad.copy() for grad in now]], [now])
 
-        def protect(parameter: Parameter) -> None:
-            values = _mxnet.data(parameter)
-            if _mxnet.is_auxiliary(parameter):  # operators write to copies meanwhile
-                states.append((parameter, values))
-                _mxnet.put([parameter], [[value.copy() for value in values]])
-            elif parameter.grad_req == "add" or (gradients and _mxnet.is_trainable(parameter)):
-                now = _mxnet.gradients(parameter)
-                fresh = _mxnet.fresh([values])[0]
-                grads.append((values, now, [grad.copy() for grad in now], fresh))
+            def note(parameter: Parameter) -> None:
+                if parameter not in self._inside and parameter not in self._found:
+                    self._found[parameter] = None
+                    protect(parameter)
 
-        def note(parameter: Parameter) -> None:
-            if parameter not in self._inside and parameter not in self._found:
-                self._found[parameter] = None
-                protect(parameter)
-
-        try:
             for parameter in self._found:
                 protect(parameter)
-            with _mxnet.reads_noted(note) if search else _NOTHING:
+            search = search or not self._is_searched
+            with _mxnet.reads_noted(note) if search else nullcontext():
                 yield
             self._is_searched, self.may_move = True, bool(self._found)
-        finally:
-            for parameter, values in states:
-                _mxnet.put([parameter], [values])
-            for values, now, before, fresh in grads:
-                put_back([before], [now])
-                _mxnet.take_fresh([values])
-                _mxnet.mark([values], [fresh])

@@ -19,22 +19,20 @@ from .closure import Loss, check_repeatable, record
 from .warn import warn
 
 RANDOM = (
-    "The losses of the same minibatch at the same weights, computed twice, differ by {difference}. "
-    "If the network draws random numbers (dropout), the reference gradient adds variance unless "
-    "both draw the same numbers. From now on they do, as with lock_random=True; with "
+    "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
+    "their size. If the network draws random numbers (dropout), they add variance unless both "
+    "passes of a step draw the same. From now on they do, as with lock_random=True; with "
     "lock_random=False they would stay different."
 )
 NOT_REPEATABLE = (
-    "The losses of the same minibatch at the same weights, computed twice, differ by {difference}, "
-    "although MXNet's random numbers were the same. The closure must compute the same each time: "
-    "it must not draw a minibatch (next(iterator)), augment data, carry a state from call to call, "
-    "or use random numbers from outside MXNet (custom operators do: MXNet does not seed them). "
-    "Take the minibatch, the state and the augmentation before the step; lock_random=True and "
-    "lock_random=False omit this check."
+    "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
+    "their size, although MXNet's random numbers were the same. The closure must compute the same "
+    "each time. Draw the minibatch (next(iterator)), augment data and update a state, as of an "
+    "RNN, before the step. Use no random numbers from outside MXNet, as custom operators do. "
+    "lock_random=True and lock_random=False omit this check."
 )
-#: How far losses may differ by rounding, relative to the sum of their absolute values.
-ROUNDING = {np.dtype("float16"): 1e-2, np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
-_LARGEST = 2**31 - 1  # MXNet takes 31 bits
+#: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
+ROUNDING = {"float32": 1e-4, "float64": 1e-9}
 
 
 class Losses(NamedTuple):
@@ -52,14 +50,13 @@ class Losses(NamedTuple):
             entries = loss.asnumpy()
             total += float(entries.sum(dtype="float64"))
             size += float(np.abs(entries).sum(dtype="float64"))
-            rounding = max(rounding, ROUNDING.get(entries.dtype, 1e-2))
+            rounding = max(rounding, ROUNDING.get(entries.dtype.name, 1e-2))
         return cls(total, size, rounding)
 
     def difference(self, other: Losses) -> float:
         """How much they differ, relative to their size; 0 if by rounding, or if unknown."""
         size, rounding = max(self.size, other.size), max(self.rounding, other.rounding)
-        with np.errstate(all="ignore"):
-            relative = abs(self.total - other.total) / size if size else 0.0
+        relative = abs(self.total - other.total) / size if size else 0.0
         return relative if relative > rounding else 0.0  # a NaN proves nothing
 
 
@@ -82,28 +79,23 @@ class RandomLock:
         self.locked: bool = mode is True
         self._base: int | None = None
         self._count = 0
-        self._found = ""  # by how much losses differed, until they are computed under the lock
+        self._found = 0.0  # how much losses differed, until they are computed under the lock
 
     def is_repeated(self, first: Measured, second: Measured) -> bool:
         """Whether a minibatch has the same losses twice; if not, lock, and try again.
 
-        If they are the same under the lock, warns that it is on now.
-
-        Raises
-        ------
-        RuntimeError
-            If they differ although the lock is on, or their numbers differ.
+        Warns if they are the same since the lock is on. Raises a RuntimeError if they differ under
+        the lock, or in their number.
         """
         check_repeatable(first[0], second[0])
         difference = first[1].difference(second[1])
-        shown = f"{difference:.1%}" if difference >= 0.001 else f"{100 * difference:.1g}%"
         if difference and self.locked:
-            raise RuntimeError(NOT_REPEATABLE.format(difference=shown))
+            raise RuntimeError(NOT_REPEATABLE.format(difference))
         if difference:
-            self.locked, self._found = True, shown
+            self.locked = True
         elif self._found:
-            warn(RANDOM.format(difference=self._found))
-            self._found = ""
+            warn(RANDOM.format(self._found))
+        self._found = difference
         return not difference
 
     def new_seed(self) -> int | None:
@@ -128,10 +120,8 @@ class RandomLock:
         try:
             yield
         except BaseException:
-            self.locked, self._count, self._found = was_locked, count, ""
+            self.locked, self._count, self._found = was_locked, count, 0.0
             raise
-
-    # --- a part of a file ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """Whether it is on, and which seeds were drawn. The next ones follow from it."""
@@ -162,7 +152,7 @@ def losses_at(
 
 def draw_seed() -> int:
     """Draw a seed from MXNet's random numbers."""
-    return int(mx.nd.random.randint(0, _LARGEST, shape=(1,)).asscalar())
+    return int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())  # MXNet takes 31 bits
 
 
 def start(seed: int | None) -> None:

@@ -5,8 +5,7 @@ A file has arrays by the number of their parameter. What is the same on all devi
 
 from __future__ import annotations
 
-from itertools import chain, repeat
-from typing import Any, Iterator, Sequence
+from typing import Any, Iterable, Iterator, Sequence
 
 import numpy as np
 from mxnet.gluon import Parameter
@@ -25,7 +24,7 @@ def parameters(network: Network, *, trainable: bool = True) -> dict[int, Paramet
     return {n: p for n, p in numbered if _mxnet.is_trainable(p) is trainable}
 
 
-def by_number(network: Network, values: Sequence[Any]) -> saving.ByParameter:
+def by_number(network: Network, values: Iterable[Any]) -> saving.ByParameter:
     """Values of the trainable parameters, by number."""
     return saving.ByParameter(zip(parameters(network), values))
 
@@ -56,7 +55,7 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
     rows = zip(parameters(network, trainable=False), point.frozen or ())
     kept += [(frozen[number], row) for number, row in rows if number in frozen]
     for values, row in kept:
-        for array, value in zip(row, chain(values, repeat(values[-1]))):
+        for array, value in zip(row, values * len(row)):
             new = _mxnet.to_ndarray(np.asarray(value), _mxnet.device_of(array))
             new.copyto(_mxnet.classic(array))
     return point
@@ -67,18 +66,16 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
 
 def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:
     """Rows as plain data: arrays over all minibatches, for each parameter and device."""
-    together = [
-        [
-            np.stack([row.grads[device][n].asnumpy() for row in rows])
-            for device in range(len(network.devices))
-        ]
-        for n in range(len(network.trainable))
-    ]
+    devices = range(len(network.devices))
+
+    def together(n: int) -> list[np.ndarray]:
+        return [np.stack([row.grads[d][n].asnumpy() for row in rows]) for d in devices]
+
     return {
-        "rows": by_number(network, together),
+        "rows": by_number(network, map(together, range(len(network.trainable)))),
         "counts": [list(row.counts) for row in rows],
         "seeds": [row.seed for row in rows],
-        "losses": [None if row.losses is None else list(row.losses) for row in rows],
+        "losses": [row.losses and list(row.losses) for row in rows],
     }
 
 
@@ -86,31 +83,23 @@ def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str
     """Tell why `rows_of` cannot make rows of a state."""
     counts, devices = state["counts"], len(network.devices)
     if counts and len(counts[0]) != devices:
-        yield (
-            f"its stored gradients are for {len(counts[0])} devices, and there are {devices} here"
-            f"{hint}"
-        )
-    else:
-        what, rows = "stored gradient", len(counts)
-        yield from saving.array_problems(
-            state["rows"], what, parameters(network), True, rows, devices
-        )
+        stored = f"its stored gradients are for {len(counts[0])} devices"
+        yield f"{stored}, and there are {devices} here{hint}"
+        return
+    wanted = parameters(network), True, len(counts), devices
+    yield from saving.array_problems(state["rows"], "stored gradient", *wanted)
 
 
 def rows_of(network: Network, state: dict[str, Any], indices: Sequence[int]) -> list[Row]:
     """The rows of a state, of minibatches with some indices. Version 0.3.0 stored no losses."""
     arrays = [[np.asarray(a) for a in device] for device in in_order(network, state["rows"])]
     losses = state.get("losses") or [None] * len(state["counts"])
-    return [
-        Row(
-            index,
-            [
-                Column(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
-                for d, device in enumerate(network.devices)
-            ],
-            tuple(state["counts"][n]),
-            state["seeds"][n],
-            None if losses[n] is None else Losses(*losses[n]),
-        )
-        for n, index in enumerate(indices)
-    ]
+    rows = []
+    for n, (index, counts) in enumerate(zip(indices, state["counts"])):
+        grads = [
+            Column(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
+            for d, device in enumerate(network.devices)
+        ]
+        its_losses = losses[n] and Losses(*losses[n])
+        rows.append(Row(index, grads, tuple(counts), state["seeds"][n], its_losses))
+    return rows

@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
 from .arrays import Columns
-from .closure import Loss
+from .closure import MASK, Loss
 from .points import Point
 from .random_lock import Losses, losses_at
 from .warn import warn
 
 RESHUFFLED = (
-    "The stored gradient of minibatch {index} differs from what the closure computes now: at the "
-    "same weights, its losses are off by {difference:.2g} of their size. Unless the losses are "
-    "random by other means than MXNet's random numbers: was the data reshuffled? batch_index must "
-    "be the position of the minibatch in the data. Keep the minibatches in a list, and shuffle "
-    "their positions. lock_random=False omits this check."
-)
-OTHER_DATA = (
-    "The losses of minibatch {index}, computed again at the weights of its first visit, differ by "
-    "{difference:.2g} of their size from those of then. batch_index must be the position of the "
-    "minibatch in the data, the same in each epoch: was the data reshuffled? If the network draws "
-    "random numbers (dropout), pass lock_random=True."
+    "The stored gradient of minibatch {index} differs from what the closure computes now: its "
+    "losses, computed again at the weights of that time, are off by {difference:.2g} of their "
+    "size. batch_index must be the position of the minibatch in the data: was the data reshuffled? "
+    "Keep the minibatches in a list, and shuffle their positions. If the network draws random "
+    "numbers (dropout), pass lock_random=True; lock_random=False omits this check."
 )
 
 
@@ -40,21 +35,19 @@ class Row(NamedTuple):
         """Raise a ValueError if the loss entries of a minibatch are not those of this row."""
         if counts != self.counts:
             raise ValueError(
-                f"Minibatch {self.position} had {_entries(self.counts)} when its gradient was "
-                f"stored, and the closure returned {_entries(counts)}. batch_index must be the "
-                "position of the minibatch in the data: was it reshuffled? If the number of losses "
-                "depends on the weights, as with hard examples that a mask selects, multiply the "
-                "losses by the mask instead."
+                f"Minibatch {self.position} had {list(self.counts)} loss entries per device when "
+                f"its gradient was stored, and the closure returned {list(counts)}. batch_index "
+                f"must be the position of the minibatch in the data: was it reshuffled? {MASK}"
             )
 
 
+@dataclass
 class TakenAt:
     """The weights at which rows were taken, until the losses of one were computed there again."""
 
-    def __init__(self, point: Point, outside: int | None, visit: int | None = None) -> None:
-        self.outside = outside  # a checksum of others' weights then
-        self.visit = visit  # the minibatch of that row, if not all rows were taken at a refresh
-        self._point: Point | None = point
+    _point: Point | None  # None once they were computed
+    outside: int | None  # a checksum of others' weights then
+    visit: int | None = None  # the minibatch of that row, if not all rows were taken at a refresh
 
     @classmethod
     def now(cls, point: Point, visit: int | None = None) -> TakenAt:
@@ -80,13 +73,9 @@ class TakenAt:
             if not np.isfinite(losses.total):
                 return
             difference = row.losses.difference(losses)
+            message = RESHUFFLED.format(index=row.position, difference=difference)
             if difference and self.visit is None:
-                raise RuntimeError(RESHUFFLED.format(index=row.position, difference=difference))
+                raise RuntimeError(message)
             if difference:
-                warn(OTHER_DATA.format(index=row.position, difference=difference))
+                warn(message)
         self._point = None
-
-
-def _entries(counts: Sequence[int]) -> str:
-    total = f"{sum(counts)} loss entries"
-    return total if len(counts) < 2 else f"{total} ({', '.join(map(str, counts))} per device)"
