@@ -30,7 +30,7 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import trainer
-from .passes.arrays import Mean
+from .passes.columns import Mean
 from .passes.combine import scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients

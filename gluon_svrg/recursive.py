@@ -11,7 +11,7 @@ from typing import Any, Sequence
 
 from mxnet.ndarray import NDArray
 
-from .passes.arrays import Columns, Mean, zero
+from .passes.columns import Columns, Mean, zero
 from .passes.combine import assign
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients

@@ -25,7 +25,7 @@ from mxnet.ndarray import NDArray
 
 from ._docstrings import trainer
 from .passes import states
-from .passes.arrays import Columns, Mean, zeros_like
+from .passes.columns import Columns, Mean, zeros_like
 from .passes.combine import assign
 from .passes.estimate import Estimate, Terms
 from .passes.full_pass import FullGradient
@@ -33,7 +33,7 @@ from .passes.live_gradients import LiveGradients
 from .passes.method import Method
 from .passes.points import Point
 from .passes.random_lock import Losses
-from .passes.table import Row, TakenAt
+from .passes.rows import Row, TakenAt
 from .trainer import VarianceReducedTrainer
 
 NO_ROW = (

@@ -23,12 +23,12 @@ from . import _arguments, _mxnet, saving
 from ._docstrings import trainer
 from .kvstore import kinds
 from .passes import states
-from .passes.arrays import Mean, vector
+from .passes.columns import vector
 from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
 from .passes.method import Method
-from .passes.table import Row, TakenAt
+from .passes.rows import Row, TakenAt
 from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
 
@@ -101,8 +101,9 @@ class SVRG(Method):
 
     def refresh(self, full: FullGradient) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
-        for row in full.rows:
-            _center(row, full.mean)
+        for row in full.rows:  # which becomes r - c mu
+            for count, grads, sums in zip(row.counts, row.grads, full.mean.sums):
+                assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
         self.table = full.rows or None
         self.taken_at = TakenAt.now(self.point) if self.point and full.rows else None
@@ -165,12 +166,6 @@ class SVRG(Method):
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
             self.taken_at = TakenAt(self.point, table.get("outside"))
-
-
-def _center(row: Row, mean: Mean) -> None:
-    """Turn a row r into ``r - c mu``, in place."""
-    for count, grads, sums in zip(row.counts, row.grads, mean.sums):
-        assign([grads, sums], (0, ((1.0, 0), (-count / mean.entries, 1))))
 
 
 @trainer

@@ -17,8 +17,8 @@ from . import _arguments, _mxnet, saving
 from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import agreement
-from .passes.arrays import are_finite
 from .passes.closure import Loss, check_closure
+from .passes.columns import are_finite
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
@@ -28,7 +28,7 @@ from .passes.network import Network, check_dtypes
 from .passes.points import Point
 from .passes.progress import Progress
 from .passes.random_lock import RandomLock, losses_at, start
-from .passes.table import Row
+from .passes.rows import Row
 from .passes.warn import warn
 from .prox import ProxArgument, ProximalOperators
 

@@ -9,13 +9,13 @@ from typing import Any, Callable, Iterable
 import numpy as np
 from mxnet.gluon import Parameter
 
-from .passes.arrays import Column, Columns, vector
-from .passes.closure import Loss, check_closure
+from .passes.closure import Loss
+from .passes.columns import Column, Columns, vector
 from .passes.data import arguments, check_data, one_pass
 from .passes.estimate import differentiate
 from .passes.points import Point
 from .passes.random_lock import draw_seed, start
-from .passes.table import Row
+from .passes.rows import Row
 from .trainer import VarianceReducedTrainer
 
 __all__ = ["Variance", "variance"]
@@ -142,7 +142,6 @@ def variance(
     >>> variance(trainer, loss_of, data).ratio < 1e-6  # at the snapshot
     True
     """
-    check_closure(closure)
     check_data(data, closure)
     if not isinstance(trainer, VarianceReducedTrainer):
         name = type(trainer).__name__

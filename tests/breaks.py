@@ -72,7 +72,7 @@ BREAKS = {
         ("int(sequence.generate_state(1)[0] >> 1)", "7", "random_numbers both_passes"),
     ],
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
-    "passes/arrays.py": [
+    "passes/columns.py": [
         ('{"float16": "float32"', '{"float16": "float16"', "dtypes_and_amp float16_cannot")
     ],
     "trainer.py": [

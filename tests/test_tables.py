@@ -24,7 +24,7 @@ both = pytest.mark.parametrize("case", [TABLES["SAGA"], TABLES["SAG"]], ids=["SA
 @pytest.mark.parametrize("count, refresh, small", [(1, 0, 99), (1, 0, 0), (2, 1, 0), (3, 0, 99)])
 def test_the_mean_is_that_of_the_rows(case, count, refresh, small, monkeypatch):
     """Each row is the gradient at the weights of its last visit. Indices may have gaps."""
-    monkeypatch.setattr("gluon_svrg.passes.arrays.SMALL", small)
+    monkeypatch.setattr("gluon_svrg.passes.columns.SMALL", small)
     split, rows = split_at([0.1, 0.5][3 - count :]), {}
     play = Play(case, devices=contexts(count), split=split)
     if refresh:

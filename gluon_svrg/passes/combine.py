@@ -15,7 +15,7 @@ import mxnet as mx
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from .arrays import SUMMED_IN, Column, Columns, dense, store
+from .columns import SUMMED_IN, Column, Columns, dense, store
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]

@@ -26,13 +26,13 @@ from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Flags
-from .arrays import Column, Columns, Mean, zero
 from .closure import Loss, Recorded, check_repeatable, record
+from .columns import Column, Columns, Mean, zero
 from .combine import assign, is_unit
 from .network import Network
 from .points import Point
 from .random_lock import start
-from .table import Row
+from .rows import Row
 
 
 class Terms(NamedTuple):

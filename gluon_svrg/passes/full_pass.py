@@ -3,21 +3,23 @@
 from __future__ import annotations
 
 from collections import deque
+from contextlib import nullcontext
+from functools import partial
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from .arrays import Mean, copy_from_first, norm, sum_to_first, zeros_like
 from .closure import Loss
+from .columns import Mean, copy_from_first, norm, sum_to_first, zeros_like
 from .combine import assign
 from .data import arguments
 from .estimate import differentiate
 from .network import Network
 from .points import Point
 from .random_lock import Losses, RandomLock, losses_at
-from .table import Row
+from .rows import Row
 
 #: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
 #: in a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it
@@ -64,7 +66,9 @@ def full_gradient(
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
         looks = number < REPEATED and lock.mode == "auto"
-        with network.outside.protected(gradients=True, search=number == 0):
+        is_guarded = number == 0 or network.outside.may_move
+        protected = partial(network.outside.protected, gradients=True, search=number == 0)
+        with protected() if is_guarded else nullcontext():
             while True:
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
                 seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None

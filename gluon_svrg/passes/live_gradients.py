@@ -22,12 +22,12 @@ from typing import Any, Callable
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .arrays import Columns, copy_from_first, dense, norm, sum_to_first, zeros_like
+from .columns import Columns, copy_from_first, dense, norm, sum_to_first, zeros_like
 from .combine import assign
 from .estimate import Estimate
 from .method import Method
 from .network import Network
-from .table import Row
+from .rows import Row
 
 NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
 

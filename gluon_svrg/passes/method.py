@@ -16,6 +16,7 @@ before its update is in the `LiveGradients`, which are dropped as a whole if the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, Iterator, Sequence, Sized
 
 import numpy as np
@@ -23,12 +24,12 @@ from mxnet.ndarray import NDArray
 
 from .. import _arguments, saving
 from . import states
-from .arrays import Mean
+from .columns import Mean
 from .estimate import Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
 from .points import Point
-from .table import Row, TakenAt
+from .rows import Row, TakenAt
 
 NOT_CORRECTED = (
     "{name}() needs {method} gradients while a snapshot is held: pass "
@@ -178,11 +179,12 @@ class Method:
         """The state as plain data; None if there is none. All devices hold the same."""
         if not self.has_state:
             return None
+        point, mean, by_number = self.point, self.mean, partial(states.by_number, self.network)
         return {
-            "weights": None if self.point is None else states.of_point(self.point),
-            self.mean_key: self.mean and states.by_number(self.network, self.mean.sums[0]),
-            "entries": self.mean and float(self.mean.entries),
-            "in_objective": states.by_number(self.network, self.in_objective),
+            "weights": point and by_number([row[0] for row in point.weights]),
+            self.mean_key: mean and by_number(mean.sums[0]),
+            "entries": mean and float(mean.entries),
+            "in_objective": by_number(self.in_objective),
         }
 
     def problems(self, state: Any) -> Iterator[str]:

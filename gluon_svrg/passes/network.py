@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import SUMMED_IN, Columns, are_equal, columns, put_back, zeros_like
+from .columns import SUMMED_IN, Columns, are_equal, columns, put_back, zeros_like
 from .combine import copy
 from .outside import Outside
 

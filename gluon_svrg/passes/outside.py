@@ -14,7 +14,7 @@ from typing import Iterable, Iterator
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
-from .arrays import pieces, put_back
+from .columns import pieces, put_back
 
 
 class Outside:

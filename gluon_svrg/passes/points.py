@@ -6,7 +6,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays
-from .arrays import are_equal, columns
+from .columns import are_equal, columns
 from .combine import copy
 from .network import Network
 

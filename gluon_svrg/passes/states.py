@@ -11,11 +11,11 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .. import _mxnet, saving
-from .arrays import Column, Columns
+from .columns import Column, Columns
 from .network import Network
 from .points import Point
 from .random_lock import Losses
-from .table import Row
+from .rows import Row
 
 
 def parameters(network: Network, *, trainable: bool = True) -> dict[int, Parameter]:
@@ -38,11 +38,6 @@ def to_columns(network: Network, state: dict[int, Any]) -> Columns:
     """New columns with the arrays of a state, the same on all devices."""
     arrays = [np.asarray(a) for a in in_order(network, state)]
     return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in network.devices]
-
-
-def of_point(point: Point) -> saving.ByParameter:
-    """The weights of a point, which are the same on all devices."""
-    return by_number(point.network, [row[0] for row in point.weights])
 
 
 def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:

@@ -95,12 +95,12 @@ def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:
 
 def zeros_like(these: Columns) -> Columns:
     """Dense zeros in which gradients like these can be summed."""
-    return [Column(map(_zero_sum, column)) for column in these]
 
+    def zeros(array: NDArray) -> NDArray:
+        dtype = SUMMED_IN[_mxnet.dtype_name(array)]
+        return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
-def _zero_sum(array: NDArray) -> NDArray:
-    dtype = SUMMED_IN[_mxnet.dtype_name(array)]
-    return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
+    return [Column(map(zeros, column)) for column in these]
 
 
 def dense(array: NDArray) -> NDArray:

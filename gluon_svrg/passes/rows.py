@@ -7,8 +7,8 @@ from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
 
-from .arrays import Columns
 from .closure import MASK, Loss
+from .columns import Columns
 from .points import Point
 from .random_lock import Losses, losses_at
 from .warn import warn
