@@ -24,8 +24,10 @@ def trainer(cls: T) -> T:
     cls.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
     summary, sections = _sections(cls)
     _, inherited = _sections(base)
-    entries = inherited["Parameters"].partition("    **own")[0] + sections.pop("Parameters", "")
-    sections = {**inherited, "Parameters": entries.rstrip() + "\n\n", **sections}
+    for name in ("Parameters", "See Also"):
+        entries = inherited[name].partition("    **own")[0].rstrip()
+        inherited[name] = f"{entries}\n{sections.pop(name, '')}".rstrip() + "\n\n"
+    sections = {**inherited, **sections}
     parts = (f"    {name}\n    {'-' * len(name)}\n{text}" for name, text in sections.items())
     cls.__doc__ = (summary + "".join(parts)).rstrip() + "\n    "
     return cls

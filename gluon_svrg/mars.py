@@ -152,7 +152,6 @@ class MARSTrainer(VarianceReducedTrainer):
 
     See Also
     --------
-    mxnet.gluon.Trainer : All of its attributes and methods work here.
     SVRGTrainer : Everything that is not described here.
 
     Notes

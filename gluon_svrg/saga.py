@@ -232,7 +232,6 @@ class SAGATrainer(VarianceReducedTrainer):
     See Also
     --------
     SAGTrainer : Passes the mean of the table to the optimizer.
-    mxnet.gluon.Trainer : All of its attributes and methods work here.
 
     Notes
     -----

@@ -53,7 +53,6 @@ class SARAHTrainer(VarianceReducedTrainer):
 
     See Also
     --------
-    mxnet.gluon.Trainer : All of its attributes and methods work here.
     SVRGTrainer : Everything that is not described here.
 
     Notes

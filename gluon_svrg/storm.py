@@ -68,7 +68,6 @@ class STORMTrainer(VarianceReducedTrainer):
 
     See Also
     --------
-    mxnet.gluon.Trainer : All of its attributes and methods work here.
     SVRGTrainer : Everything that is not described here.
 
     Notes

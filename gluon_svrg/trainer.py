@@ -40,8 +40,7 @@ RETURNS_OUTPUT = (
 MEAN_LOSS = (
     "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
     "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
-    "minibatch, call step(1). If it is the sum over the samples, this is right, and the warning "
-    "has no meaning."
+    "minibatch, call step(1). If it is the sum over the samples, all is right."
 )
 _IN_A_ROW = 5  # minibatches of one loss entry, before that is taken for a mean
 
@@ -666,13 +665,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("at_snapshot")
         point = self._method.point if self._is_in_force() else None
-        if point is None and self._method.has_reference:
-            raise RuntimeError(
-                f"at_snapshot() needs a snapshot, and {type(self).__name__} keeps no weights as it "
-                "is set up here."
-            )
         if point is None:
-            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+            why = "Call update_full_grads() first."
+            if self._method.has_reference:
+                why = f"{type(self).__name__} keeps no weights as it is set up here."
+            raise RuntimeError(f"There is no snapshot. {why}")
         self._bind()
         network, self._is_at_snapshot = self._network, True
         try:  # backward writes or adds as the user has set
@@ -692,7 +689,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         A method that needs neither a refresh nor a snapshot starts over.
         """
         self._check_outside("discard_snapshot")
-        self._live.release()
+        self._live = LiveGradients(self._method, self._network)
         self._method.discard()
         self._network.release()
         self._here, self._progress.inner_steps = None, 0

@@ -19,6 +19,7 @@ A row of a table takes the place of the first pass.
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
@@ -117,12 +118,8 @@ def estimate(
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, Point):
-        at_reference = partial(differentiate, reference, closure, (), seed, scale)
-        if network.outside.may_move:
-            with network.outside.protected():
-                there, _ = at_reference()
-        else:
-            there, _ = at_reference()
+        with network.outside.protected() if network.outside.may_move else nullcontext():
+            there, _ = differentiate(reference, closure, (), seed, scale)
         network.check_hidden()
         for these, count in zip(columns, there.counts):
             _combine_at_reference(these, terms, count * scale)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import deque
 from contextlib import nullcontext
-from functools import partial
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple, Sequence
 
@@ -66,9 +65,8 @@ def full_gradient(
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
         looks = number < REPEATED and lock.mode == "auto"
-        is_guarded = number == 0 or network.outside.may_move
-        protected = partial(network.outside.protected, gradients=True, search=number == 0)
-        with protected() if is_guarded else nullcontext():
+        protected = network.outside.protected(gradients=True, search=number == 0)
+        with protected if number == 0 or network.outside.may_move else nullcontext():
             while True:
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
                 seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None

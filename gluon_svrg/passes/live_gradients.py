@@ -195,8 +195,3 @@ class LiveGradients:
         self.total_scale = 1.0 if self._is_apart else scale
         self.following = self._method.next_state(self, scale, entries)
         self.stage = REDUCED
-
-    def release(self) -> None:
-        """Forget all, and keep no memory."""
-        self.drop()
-        self._apart = []
