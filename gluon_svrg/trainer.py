@@ -226,7 +226,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
         finally:
             self._live.drop()  # without an update, the method keeps its state
-        self._progress.count_step(self._method.has_reference)
+        self._count_step()
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -391,7 +391,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
             super().update(batch_size, ignore_stale_grad)
         finally:
             self._live.drop()
-        self._progress.count_step(self._method.has_reference)
+        self._count_step()
+
+    def _count_step(self) -> None:
+        """Count a step that has raised nothing."""
+        self._progress.steps += 1
+        self._progress.inner_steps += self._method.has_reference
 
     # `gluon.Trainer` calls these, in this order, in a step.
 

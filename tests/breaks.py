@@ -25,7 +25,7 @@ BREAKS = {
     # The formulas
     "svrg.py": [
         ("Terms(b=-alpha, k=alpha,", "Terms(b=-alpha, k=1.0,", "methods trajectory[alpha-SVRG"),
-        ("(-count / mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
+        ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
         ("rate * (1 - optimizer.momentum)", "rate", "svrg rate_of_barzilai"),
     ],
     "saga.py": [
@@ -44,6 +44,7 @@ BREAKS = {
     # A step and a refresh
     "passes/estimate.py": [
         ("terms.b * (count / terms.mean.entries)", "terms.b", "methods trajectory[SVRG"),
+        ("SPARE), ((1.0, MEAN)", "SPARE), ((0.9, MEAN)", "tables mean_is_that"),
     ],
     "passes/full_pass.py": [
         ("sum_to_first(total)", "pass", "methods trajectory[SVRG-2"),

@@ -98,7 +98,6 @@ def unrelated(loss):
     return x * 2
 
 
-BY_SCHEDULER = "LRScheduler of the optimizer has already been defined"
 ONE = r"The data is a \w+ of arrays.* this is one minibatch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
@@ -148,16 +147,8 @@ MISTAKES = {
             r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
         ),
     },
-    UserWarning: {
-        "a rate": (lambda b: scheduled().set_learning_rate(1), BY_SCHEDULER),
-        "a rate, set": (lambda b: setattr(scheduled(), "learning_rate", 1), BY_SCHEDULER),
-    },
     OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
 }
-
-
-def scheduled():
-    return make(settings={"lr_scheduler": mx.lr_scheduler.FactorScheduler(5)})[2]
 
 
 @pytest.mark.parametrize(

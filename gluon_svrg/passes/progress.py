@@ -16,11 +16,6 @@ class Progress:
         self.compared = False  # whether the losses of a step were compared since the last refresh
         self.history: list[dict[str, float | None]] = []  # what was measured at each refresh
 
-    def count_step(self, has_reference: bool) -> None:
-        """Count a step, with something to compare its minibatch with or without."""
-        self.steps += 1
-        self.inner_steps += has_reference
-
     def state(self) -> dict[str, Any]:
         """All counters, and the history."""
         return dict(vars(self))
