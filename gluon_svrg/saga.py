@@ -211,7 +211,7 @@ class SAG(SAGA):
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """The mean of the table when the row has moved."""
         assert self.mean is not None
-        before, mean = float(self.mean.entries), self.mean.vector()
+        before, mean = self.mean.divisor(), self.mean.vector()
         after = before + (0 if batch_index in self.table else entries)
         return (before * mean + entries * (v - mean)) / after
 

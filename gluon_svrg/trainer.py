@@ -671,10 +671,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside("at_snapshot")
         point = self._method.point if self._is_in_force() else None
         if point is None:
-            why = "Call update_full_grads() first."
             if self._method.has_reference:
-                why = f"{type(self).__name__} keeps no weights as it is set up here."
-            raise RuntimeError(f"There is no snapshot. {why}")
+                what = f"{type(self).__name__} keeps no weights as it is set up here."
+                raise RuntimeError(f"at_snapshot() needs a snapshot, and {what}")
+            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
         self._bind()
         network, self._is_at_snapshot = self._network, True
         try:  # backward writes or adds as the user has set

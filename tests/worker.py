@@ -18,7 +18,7 @@ import numpy as np
 from mxnet import autograd, gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
-from problems import Dense, Tied, array, parameters
+from problems import Dense, Tied, array, distance, parameters
 
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.prox import L1
@@ -189,6 +189,9 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
             play.refresh()
         play.epoch(order)
         distances.append(play.distance())
+        if name in ("SAGA", "SAG", "SARAH", "STORM") and play.twin.mean is not None:
+            means = kit.full_gradients(play.trainer, play.net)
+            distances.append(distance(means, play.twin.mean))
     evaluations = np.array(play.trainer.grad_evaluations)
     return who, {
         **found_in(parameters(play.net)), "distances": distances, "evaluations": evaluations

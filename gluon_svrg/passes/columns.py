@@ -73,13 +73,18 @@ class Mean(NamedTuple):
     sums: Columns
     entries: Any  # a number, or an array of one
 
+    def divisor(self) -> float:
+        """The number of entries. Waits for the device, if it is there."""
+        entries = self.entries
+        return float(entries.asscalar() if isinstance(entries, NDArray) else entries)
+
     def copies(self) -> list[list[NDArray]]:
         """The mean, per device and parameter."""
-        return [[array / float(self.entries) for array in column] for column in self.sums]
+        return [[array / self.divisor() for array in column] for column in self.sums]
 
     def vector(self) -> np.ndarray:
         """The mean as `vector` has it. Waits for the device."""
-        return vector(self.sums[0]) / float(self.entries)
+        return vector(self.sums[0]) / self.divisor()
 
 
 def vector(arrays: Iterable[NDArray]) -> np.ndarray:

@@ -183,7 +183,7 @@ class Method:
         return {
             "weights": point and by_number([row[0] for row in point.weights]),
             self.mean_key: mean and by_number(mean.sums[0]),
-            "entries": mean and float(mean.entries),
+            "entries": mean and mean.divisor(),
             "in_objective": by_number(self.in_objective),
         }
 

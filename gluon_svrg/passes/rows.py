@@ -15,8 +15,8 @@ from .warn import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: its "
-    "losses, computed again at the weights of that time, are off by {difference:.2g} of their "
-    "size. batch_index must be the position of the minibatch in the data: was the data reshuffled? "
+    "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size. "
+    "batch_index must be the position of the minibatch in the data: was the data reshuffled? "
     "Keep the minibatches in a list, and shuffle their positions. If the network draws random "
     "numbers (dropout), pass lock_random=True; lock_random=False omits this check."
 )
@@ -73,7 +73,8 @@ class TakenAt:
             if not np.isfinite(losses.total):
                 return
             difference = row.losses.difference(losses)
-            message = RESHUFFLED.format(index=row.position, difference=difference)
+            when = "the refresh" if self.visit is None else "its first visit"
+            message = RESHUFFLED.format(index=row.position, when=when, difference=difference)
             if difference and self.visit is None:
                 raise RuntimeError(message)
             if difference:
