@@ -389,5 +389,5 @@ def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
         epoch([1, 0])
         epoch([0, 1])
     (text,) = texts
-    assert "computed again at the weights of that time" in text
+    assert "computed again at the weights of its first visit" in text
     assert "pass lock_random=True" in text

@@ -99,10 +99,7 @@ class Network:
                 return f"{p.name} is {now} now and was {was} then"
             values = _mxnet.data(p)
             if values is not known and not are_equal(values, known):
-                return (
-                    f"{p.name} has new arrays with other values, as after "
-                    "net.initialize(force_reinit=True)"
-                )
+                return f"{p.name} has other values, as after net.initialize(force_reinit=True)"
         return ""
 
     # --- memory --------------------------------------------------------------------------------
