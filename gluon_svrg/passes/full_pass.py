@@ -57,7 +57,7 @@ def full_gradient(
     losses of the first minibatches are computed twice; if two differ, the lock is turned on. Raises
     a FloatingPointError if the result is not finite.
     """
-    here, total = Point.here(network), zeros_like(network.live)
+    here, total, outside = Point.here(network), zeros_like(network.live), network.outside
     entries, together, reached, is_seeded = 0, 0, [False] * len(network.trainable), False
     rows: list[Row] = []
     queue: deque[Sequence[NDArray]] = deque()  # losses that the device may still compute
@@ -65,8 +65,8 @@ def full_gradient(
     for number, batch in enumerate(batches):
         inputs = arguments(batch)
         looks = number < REPEATED and lock.mode == "auto"
-        protected = network.outside.protected(gradients=True, search=number == 0)
-        with protected if number == 0 or network.outside.may_move else nullcontext():
+        guarded = number == 0 or outside.may_move
+        with outside.protected(gradients=True, search=not number) if guarded else nullcontext():
             while True:
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
                 seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None

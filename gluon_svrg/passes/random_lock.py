@@ -32,7 +32,7 @@ NOT_REPEATABLE = (
     "lock_random=True and lock_random=False omit this check."
 )
 #: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
-ROUNDING = {"float32": 1e-4, "float64": 1e-9}
+ROUNDING = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 
 
 class Losses(NamedTuple):
@@ -50,7 +50,7 @@ class Losses(NamedTuple):
             entries = loss.asnumpy()
             total += float(entries.sum(dtype="float64"))
             size += float(np.abs(entries).sum(dtype="float64"))
-            rounding = max(rounding, ROUNDING.get(entries.dtype.name, 1e-2))
+            rounding = max(rounding, ROUNDING.get(entries.dtype, 1e-2))
         return cls(total, size, rounding)
 
     def difference(self, other: Losses) -> float:
