@@ -104,12 +104,11 @@ class MARS(Recursive):
                 scale_to_norm(column, self.clip * scale, entries)
         return following
 
-    def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
-        """The gradient of this step, which is part of V: ``C m = (V + s C m) / (1 + s)``."""
+    def mean_terms(self, factor: float | NDArray) -> Any:
+        """The mean gradient of this step, which is part of V: ``m = (V / C + s m) / (1 + s)``."""
         if self.mean is None or not self.s:
-            return super().mean_terms(scale, entries)
-        share = entries / self.mean.entries
-        return ((1.0 / ((1 + self.s) * scale), 1), (self.s / (1 + self.s) * share, 2))
+            return super().mean_terms(factor)
+        return ((1.0 / (1 + self.s) * factor, 1), (self.s / (1 + self.s), 2))
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """Clip."""

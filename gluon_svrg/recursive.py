@@ -64,18 +64,20 @@ class Recursive(Method):
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step."""
         sums: Columns = []
+        together = entries if self.mean is None else self.mean.entries
+        together = 1.0 if isinstance(together, NDArray) else together  # a number on the host
         if self.keeps_mean:
             sums = self.network.take_spare()
             for n, (target, total) in enumerate(zip(sums, live.total)):
                 before = target if self.mean is None else self.mean.sums[n]
                 row = [column.only(self.treated()) for column in (target, total, before)]
-                assign(row, (0, self.mean_terms(live.total_scale, entries)))
+                assign(row, (0, self.mean_terms(together / (entries * live.total_scale))))
             self._leave_out(sums)
-        return Mean(sums, entries)
+        return Mean(sums, together)
 
-    def mean_terms(self, scale: float, entries: float | NDArray) -> Any:
-        """The terms of C m, which is V; the second column holds V, with a scale."""
-        return ((1.0 / scale, 1),)
+    def mean_terms(self, factor: float | NDArray) -> Any:
+        """The terms of a multiple of m, which is V times a factor; the second column holds V."""
+        return ((1.0 * factor, 1),)
 
     def _leave_out(self, sums: Columns) -> None:
         """Set the mean gradient of parameters to zero that the method does not treat."""

@@ -36,10 +36,10 @@ BREAKS = {
     "storm.py": [("rest = 1 - self.mixing", "rest = self.mixing", "methods trajectory[STORM")],
     "mars.py": [
         ("scale_to_norm(column, self.clip * scale, entries)", "pass", "methods trajectory[MARS"),
-        ("(self.s / (1 + self.s) * share", "(self.s * share", "methods trajectory[approximate"),
+        ("(self.s / (1 + self.s), 2)", "(self.s, 2)", "methods trajectory[approximate"),
     ],
     "recursive.py": [
-        ("(1.0 / scale, 1)", "(1.0, 1)", "methods does_not_matter[STORM-step"),
+        ("(entries * live.total_scale)", "entries", "methods does_not_matter[STORM-step"),
     ],
     # A step and a refresh
     "passes/estimate.py": [

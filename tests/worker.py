@@ -28,7 +28,7 @@ PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
 
 def minibatches(rank, workers):
     """This worker's uneven share of the data, and of each minibatch, as index arrays."""
-    edges = np.linspace(0, 1, workers + 1) ** 1.5
+    edges = np.linspace(0, 1, workers + 1) ** 1.3
     everything = np.array_split(np.arange(len(PROBLEM.X)), 4)
     ends = [np.round(edges * len(index)).astype(int) for index in everything]
     shares = [index[cut[rank] : cut[rank + 1]] for index, cut in zip(everything, ends)]

@@ -95,23 +95,24 @@ class Compiled:
             heads += results(mx.sym, steps, row, dtypes)
         graph = mx.sym.Group(heads)
         order = list(map(int, graph.list_inputs()))  # as MXNet comes to them, array by array
-        self._read, self._assigned = order[: len(read)], are_assigned(steps)
+        self._read = order[: len(read)]
         assert order == self._read * len(columns[0])
+        self._touched = self._read + are_assigned(steps)
         # Memory of its own for intermediate results makes a call quicker, by a fifth. Each factor
         # has its operator, and each operator keeps its memory: so only where that is nothing.
         flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", columns[0].is_small)]
         self._operator = CachedOp(graph, flags)
-        self._last: Any = None, None  # the handles of the last call, and the call
+        self._last: Any = None, None  # the device and the handles of the last call, and the call
 
     def __call__(self, columns: Sequence[Column]) -> None:
         """Assign, in columns of these kinds."""
-        handles = [columns[number].handles for number in self._read + self._assigned]
+        device, handles = columns[0].device, [columns[n].handles for n in self._touched]
         before, call = self._last
-        if before != handles:
+        if before != (device, handles):
             inputs = list(chain(*zip(*handles[: len(self._read)])))
             outputs = list(chain(*zip(*handles[len(self._read) :])))
-            call = _mxnet.prepared(self._operator, columns[0].device, inputs, outputs)
-            self._last = handles, call
+            call = _mxnet.prepared(self._operator, device, inputs, outputs)
+            self._last = (device, handles), call
         call()
 
 
@@ -172,7 +173,7 @@ def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
     most, heads = mx.sym.Variable("most"), []
     for n, dtype in enumerate(dtypes):
         x, wide = mx.sym.Variable(f"x{n}"), SUMMED_IN[dtype]
-        row = mx.sym.cast(x, dtype=wide).reshape((1, -1))
+        row = _cast(mx.sym, x, dtype, wide).reshape((1, -1))
         norm = mx.sym.sqrt(mx.sym.dot(row, row, transpose_b=True))
         factor = mx.sym.minimum(mx.sym.broadcast_div(mx.sym.cast(most, dtype=wide), norm), 1.0)
         product = mx.sym.reshape_like(mx.sym.dot(factor, row), x)

@@ -31,7 +31,7 @@ QUEUED = 64
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Mean  # in the memory of the pass; of as many entries as the first device had at first
+    mean: Mean  # in the memory of the pass; over as many entries as a first minibatch has
     norm: float  # of the mean
     mean_loss: float  # of all workers
     reached: list[bool]  # per parameter: whether any loss depends on it
@@ -58,7 +58,7 @@ def full_gradient(
     a FloatingPointError if the result is not finite.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
-    entries, together, reached, is_seeded = 0, 0, [False] * len(network.trainable), False
+    entries, together, reached, is_seeded = 0, 0.0, [False] * len(network.trainable), False
     rows: list[Row] = []
     queue: deque[Sequence[NDArray]] = deque()  # losses that the device may still compute
     losses: list[Losses] = []  # those of earlier minibatches
@@ -92,17 +92,14 @@ def full_gradient(
         if len(queue) > QUEUED:
             losses.append(Losses.of(queue.popleft()))
     if not entries:
-        raise ValueError(
-            "There was no data for the full gradient. Pass an iterable with at least one batch; a "
-            "generator that was used before is empty."
-        )
+        raise ValueError("There was no data. Pass at least one batch; a used generator is empty.")
     network.check_hidden()
     losses += map(Losses.of, queue)
-    sums = workers.reach([entries, sum(loss.total for loss in losses), *reached])
+    sums = workers.reach([entries, sum(loss.total for loss in losses), together, 1, *reached])
     sum_to_first(total)
     numbers = map(network.parameters.index, network.trainable)
     workers.sum(dict(zip(numbers, total[0])))
-    together = together or 1
+    together = sums[2] / sums[3] or 1.0  # the same on all workers
     assign([total[0]], (0, ((together / (sums[0] * scale), 0),)))
     copy_from_first(total)
     size = norm(total[0]) / together
@@ -116,7 +113,7 @@ def full_gradient(
         Mean(total, together),
         size,
         float(sums[1] / sums[0]),
-        [count > 0 for count in sums[2:]],
+        [count > 0 for count in sums[4:]],
         int(sums[0]),
         entries,
         [row._replace(losses=its_losses) for row, its_losses in zip(rows, losses)],
