@@ -167,17 +167,17 @@ def copy(these: Columns, targets: Columns) -> None:
 def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
     """An operator for many products at once: ``x * min(1, most / norm(x))`` for each x.
 
-    It takes ``most``, of shape (1, 1), then each x. All of it is products of matrices, see
-    `_times`. Results may replace the x.
+    It takes ``most``, of shape (1, 1), then each x, of shape (1, n). All of it is products of
+    matrices, see `_times`. Results may replace the x.
     """
     most, heads = mx.sym.Variable("most"), []
     for n, dtype in enumerate(dtypes):
         x, wide = mx.sym.Variable(f"x{n}"), SUMMED_IN[dtype]
-        row = _cast(mx.sym, x, dtype, wide).reshape((1, -1))
+        row = _cast(mx.sym, x, dtype, wide)
         norm = mx.sym.sqrt(mx.sym.dot(row, row, transpose_b=True))
         factor = mx.sym.minimum(mx.sym.broadcast_div(mx.sym.cast(most, dtype=wide), norm), 1.0)
-        product = mx.sym.reshape_like(mx.sym.dot(factor, row), x)
-        heads.append(mx.sym.identity(_cast(mx.sym, product, wide, dtype)))  # `dot` would write to x
+        product = _cast(mx.sym, mx.sym.dot(factor, row), wide, dtype)
+        heads.append(mx.sym.identity(product))  # `dot` would write to x
     return CachedOp(mx.sym.Group(heads), [("forward_bulk_size", len(heads) * 12)])
 
 
@@ -188,9 +188,9 @@ def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None
     limit = entries * most
     if not isinstance(limit, NDArray):
         limit = mx.nd.full((1, 1), limit, dtype="float64")
-    values = list(map(dense, arrays))
+    rows = [dense(array).reshape((1, -1)) for array in arrays]
     limit = limit.as_in_context(arrays.device).reshape((1, 1))
-    _scaling_to_norm(arrays.dtypes)(limit, *values, out=values)
-    for value, array in zip(values, arrays):
-        if value is not array:
-            store(value, array)
+    _scaling_to_norm(arrays.dtypes)(limit, *rows, out=rows)
+    for row, array in zip(rows, arrays):
+        if array.stype != "default":
+            store(row.reshape(array.shape), array)
