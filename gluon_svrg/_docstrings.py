@@ -24,6 +24,8 @@ def trainer(cls: T) -> T:
     cls.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
     summary, sections = _sections(cls)
     _, inherited = _sections(base)
+    itself = re.compile(f"    {cls.__name__} : .*\n")
+    inherited["See Also"] = itself.sub("", inherited["See Also"])
     for name in ("Parameters", "See Also"):
         entries = inherited[name].partition("    **own")[0].rstrip()
         inherited[name] = f"{entries}\n{sections.pop(name, '')}".rstrip() + "\n\n"

@@ -149,10 +149,6 @@ class MARSTrainer(VarianceReducedTrainer):
         Whether parameters of one dimension, such as biases, are corrected and clipped as well. The
         paper leaves them to the plain optimizer.
 
-    See Also
-    --------
-    SVRGTrainer : Everything that is not described here.
-
     Notes
     -----
     Every step needs a closure, even the first. With ``exact=True`` there is a `snapshot`, and no

@@ -26,7 +26,7 @@ from mxnet.ndarray import NDArray
 from ._docstrings import trainer
 from .passes import states
 from .passes.columns import Columns, Mean, zeros_like
-from .passes.combine import assign
+from .passes.combine import assign, copy
 from .passes.estimate import Estimate, Terms
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
@@ -56,9 +56,8 @@ class SAGA(Method):
 
     def __init__(self) -> None:
         super().__init__()
-        # Replaced at each refresh, changed by each step: besides `mean`, whose sum is N m
+        # Replaced at each refresh; steps change the table, and `mean`, whose sum is N m
         self.table: dict[int, Row] = {}
-        # Replaced at each refresh
         self._is_complete = False  # no more rows will come
         # Replaced with the network's arrays
         self._spare: list[Columns] = []  # memory for rows
@@ -126,8 +125,7 @@ class SAGA(Method):
         if is_there and self._adds_at_once:
             pass  # so is the sum
         elif mean is None:
-            for target, total in zip(sums, live.total):
-                assign([target, total], (0, ((1.0 / live.total_scale, 1),)))
+            copy(live.total, sums, 1.0 / live.total_scale)
         elif is_there:
             assign([sums[0], mean.sums[0]], (0, ((1.0 / scale, 0), (1.0, 1))))
         else:
@@ -138,8 +136,7 @@ class SAGA(Method):
         if mean is not None:
             added = mean.entries if self._is_complete else mean.entries + added
         if self.replaces_grads:
-            for target, now in zip(network.live, sums):
-                assign([target, now], (0, ((1.0 * (entries * scale / added), 1),)))
+            copy(sums, network.live, 1.0 * (entries * scale / added))
         return Mean(sums, added)
 
     def moved(self, live: LiveGradients) -> None:

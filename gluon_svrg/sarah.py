@@ -51,10 +51,6 @@ class SARAHTrainer(VarianceReducedTrainer):
     refresh by the toss of a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a
     refresh may then be one large minibatch.
 
-    See Also
-    --------
-    SVRGTrainer : Everything that is not described here.
-
     Notes
     -----
     `full_grads` is the mean gradient of the formula: the full gradient after a refresh, an estimate

@@ -66,10 +66,6 @@ class STORMTrainer(VarianceReducedTrainer):
         The share of the fresh gradient, 0 to 1: the ``a`` of the paper. 1 is the plain optimizer,
         0 is SARAH that starts with one minibatch.
 
-    See Also
-    --------
-    SVRGTrainer : Everything that is not described here.
-
     Notes
     -----
     Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula, an

@@ -88,6 +88,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     See Also
     --------
     mxnet.gluon.Trainer : All of its attributes and methods work here.
+    SVRGTrainer : Describes a refresh, and has a whole loop as its example.
     """
 
     _method_class: type[Method]
@@ -204,7 +205,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The second argument of step() is ignore_stale_grad, as in gluon.Trainer. Pass the "
                 "closure by its name: step(batch_size, closure=...)."
             )
-        _check_batch_size(batch_size)
+        if type(batch_size) is not int or batch_size <= 0:  # the rest takes Python longer to tell
+            _arguments.number(batch_size, "batch_size", open_low=True)
         loss = None
         if closure is not None:
             loss = self._correct(closure, batch_index, "step")
@@ -378,7 +380,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         RuntimeError
             As `allreduce_grads`.
         """
-        _check_batch_size(batch_size)
+        _arguments.number(batch_size, "batch_size", open_low=True)
         if self._live.awaits_reduction:
             raise RuntimeError(
                 "update() needs allreduce_grads() before, even on one device: "
@@ -965,12 +967,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The snapshot that was loaded waits for the parameters to be initialized. Load "
                 "them (net.load_parameters), run a forward pass, or take a step with a closure."
             )
-
-
-def _check_batch_size(batch_size: Any) -> None:
-    """Raise unless gradients can be divided by this."""
-    if type(batch_size) is not int or batch_size <= 0:  # the rest takes Python longer to tell
-        _arguments.number(batch_size, "batch_size", open_low=True)
 
 
 def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:

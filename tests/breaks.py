@@ -30,7 +30,7 @@ BREAKS = {
     ],
     "saga.py": [
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
-        ("(0, ((1.0 * (entries", "(0, ((2.0 * (entries", "methods trajectory[SAG-"),
+        ("1.0 * (entries * scale", "2.0 * (entries * scale", "methods trajectory[SAG-"),
     ],
     "sarah.py": [("Terms(b=-1.0, k=1.0,", "Terms(b=-1.0, k=0.9,", "methods trajectory[SARAH")],
     "storm.py": [("rest = 1 - self.mixing", "rest = self.mixing", "methods trajectory[STORM")],
@@ -48,6 +48,7 @@ BREAKS = {
     ],
     "passes/full_pass.py": [
         ("sum_to_first(total)", "pass", "methods trajectory[SVRG-2"),
+        ("loss += total_loss(queue)", "pass", "losses mean_of_many"),
         ("if not np.isfinite(size):", "if False:", "errors 'mistakes and NaN'"),
     ],
     "passes/live_gradients.py": [
@@ -62,12 +63,12 @@ BREAKS = {
             "map(or_, self.reached, self",
             "halves reaches_moves_by_its_mean[SARAH",
         ),
-        ("sum_arrays(dict(", "(lambda _: 0)(dict(", "workers method_in_each_way"),
+        ("sum_arrays(dict(", "(lambda _: 0)(dict(", "workers test_two_workers"),
     ],
     "passes/network.py": [
         ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]")
     ],
-    "passes/closure.py": [("(device)] += prod", "(device)] = prod", "losses several_losses")],
+    "passes/closure.py": [("[number] += prod", "[number] = prod", "losses several_losses")],
     "passes/random_lock.py": [
         ("relative if relative > rounding else 0.0", "relative", "losses samples_in_another_order"),
         ("int(sequence.generate_state(1)[0] >> 1)", "7", "random_numbers both_passes"),
@@ -90,7 +91,7 @@ BREAKS = {
     ],
     # Workers and files
     "kvstore/workers.py": [
-        ("range(0, len(total), BLOCK)", "range(0, 1, BLOCK)", "workers test_parameters[")
+        ("else len(total), BLOCK)", "else 1, BLOCK)", "workers test_two_workers")
     ],
     "saving/file_format.py": [
         ("if not first or content[", "if not first and content[", "files damaged_files")

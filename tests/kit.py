@@ -160,8 +160,8 @@ def everything(trainer, net):
     mx.nd.waitall()
     names = ("num_snapshots", "inner_steps", "grad_evaluations", "coefficient")
     found = {name: getattr(trainer, name) for name in names if hasattr(trainer, name)}
-    found["learning rate"] = trainer.learning_rate
-    found["updates"] = trainer.optimizer.num_update
+    found["learning rate"], found["updates"] = trainer.learning_rate, trainer.optimizer.num_update
+    found["modes"] = [mx.autograd.is_recording(), mx.autograd.is_training()]
     arrays = {
         f"parameter {number}": p.list_data()
         for number, p in enumerate(net.collect_params().values())

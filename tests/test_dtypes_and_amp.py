@@ -272,9 +272,10 @@ def test_the_scaler_is_saved(tmp_path):
 @pytest.mark.skipif(IS_2, reason="MXNet 2.0: amp.init('bfloat16') is a KeyError")
 def test_bfloat16_from_end_to_end():
     pytest.importorskip("sklearn")
-    program = str(Path(__file__).with_name("bfloat16.py"))
-    command = [sys.executable, "-W", "ignore", program]
+    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("bfloat16.py"))]
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    if "could not create a primitive descriptor" in done.stderr:
+        pytest.skip("oneDNN, of MXNet, has no bfloat16 on this processor")
     assert done.returncode == 0, done.stderr[-2000:]
     first, last, scale = map(float, done.stdout.split()[-3:])
     assert last < first / 2 and scale > 0

@@ -9,7 +9,7 @@ import pytest
 from kit import assert_unchanged, everything, noticed
 from mxnet import gluon
 from plays import PROBLEM, TWO, WITH_STORED, Play, each_method, ways
-from problems import IS_NUMPY_LIKE, Dense, array
+from problems import IS_NUMPY_LIKE, Dense, array, contexts
 
 from gluon_svrg import SVRGTrainer
 
@@ -190,9 +190,20 @@ def test_the_first_steps_find_it_where_there_is_no_refresh(name, bad):
 # --- sum -----------------------------------------------------------------------------------------
 
 
-def test_the_mean_of_many_losses_of_float16():
-    weight = gluon.Parameter("weight", shape=(1,), dtype="float16", init=mx.init.One())
-    weight.initialize()
+def test_the_mean_of_many_losses():
+    """In float64: of all dtypes, shapes and devices; of more minibatches than are queued."""
+    where, numbers = contexts(2), np.arange(150)
+    weight = gluon.Parameter("weight", shape=(1,), init=mx.init.One())
+    weight.initialize(ctx=where)
     trainer = SVRGTrainer([weight], "sgd")
-    losses = array(np.full(10_000, 4.5), "float16")
-    assert trainer.update_full_grads(lambda _: losses + 0 * weight.data(), range(4)) == 4.5
+
+    def loss_of(number):
+        zeros = [0 * weight.data(context) for context in where]
+        halves = array(np.full(1000, 4.5), "float16") + zeros[0].astype("float16")
+        others = [array(np.full((2, number % 3 + 1), number), "float32", c) for c in where]
+        return [halves, *(other + zero for other, zero in zip(others, zeros)), zeros[0].sum()]
+
+    counts = 2 * 2 * (numbers % 3 + 1)
+    total = 150 * 1000 * 4.5 + (counts * numbers).sum()
+    mean = trainer.update_full_grads(loss_of, numbers.tolist())
+    assert mean == total / (150 * 1001 + counts.sum())

@@ -47,15 +47,6 @@ HOROVOD = {
 }
 
 
-@pytest.fixture(
-    scope="module", params=["sharedfolder", pytest.param("horovod", marks=[slow, needs_horovod])]
-)
-def two(request, tmp_path_factory):
-    """What two workers find, by task."""
-    tasks = TASKS if request.param == "sharedfolder" else {**TASKS, **HOROVOD}
-    return run_tasks(tmp_path_factory.mktemp("two"), request.param, tasks)
-
-
 def alone(task, **settings):
     """What one process finds."""
     return getattr(worker, task)(**settings, kvstore=None)[1]
@@ -86,36 +77,42 @@ def check_many_parameters(found):
 # --- workers without servers ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", [name for name, (task, _) in TASKS.items() if task == "method"])
-def test_each_method_in_each_way(name, two):
-    """By `step`, in halves, and with micro-batches: V and C are those of all workers."""
-    check_method(two[name], 1e-10 if "MARS" in name else 1e-12)
-    if name == "SVRG, step":  # a step before the first refresh takes one gradient
-        steps = [len(np.array_split(np.arange(46), 4)[n]) for n in (1, 3, 1, 0, 2, 3, 0, 2, 1)]
-        evaluations = 2 * 46 + 2 * sum(steps) - sum(steps[:3])
-        assert sum(int(each["evaluations"]) for each in two[name]) == evaluations
-
-
-@pytest.mark.parametrize("name", SETTINGS)
-def test_every_setting_is_as_in_one_process(name, two):
+def check_one_process(found, name):
     """Workers start apart. An overflow on one worker skips the step on all of them."""
-    assert_identical(two[name])
+    assert_identical(found)
     expected = alone("training", **{**SETTINGS[name], "devices": 1})
     is_single = name in ("scaled", "overflow", "Barzilai-Borwein")  # its rates are of float32
-    assert_close(two[name][0], expected, 1e-6 if is_single else 1e-12)
-    if name == "overflow":
-        assert expected["scale"] == two["scaled"][0]["scale"] / 2
+    assert_close(found[0], expected, 1e-6 if is_single else 1e-12)
 
 
-@pytest.mark.parametrize("name", [name for name in TASKS if "fails" in name])
-def test_a_worker_that_fails_in_the_full_gradient(name, two):
-    check_failure(two[name])
+def check_evaluations(found):
+    """A step before the first refresh takes one gradient."""
+    steps = [len(np.array_split(np.arange(46), 4)[n]) for n in (1, 3, 1, 0, 2, 3, 0, 2, 1)]
+    evaluations = 2 * 46 + 2 * sum(steps) - sum(steps[:3])
+    assert sum(int(each["evaluations"]) for each in found) == evaluations
 
 
-def test_parameters(two):
-    """More than 64; those of two trainers."""
-    check_many_parameters(two["many parameters"])
-    check_method(two["two trainers"], 1e-12)
+@pytest.mark.parametrize(
+    "kvstore", ["sharedfolder", pytest.param("horovod", marks=[slow, needs_horovod])]
+)
+def test_two_workers(kvstore, tmp_path):
+    """Each method by `step`, in halves, and with micro-batches; every setting; what fails.
+
+    All in one job. What is printed last is the task that has failed.
+    """
+    found = run_tasks(tmp_path, kvstore, TASKS)
+    for name, (task, _) in TASKS.items():
+        print(name)
+        if task in ("method", "two_trainers"):
+            check_method(found[name], 1e-10 if "MARS" in name else 1e-12)
+        elif task == "training":
+            check_one_process(found[name], name)
+        elif task == "failing":
+            check_failure(found[name])
+        else:
+            check_many_parameters(found[name])
+    check_evaluations(found["SVRG, step"])
+    assert found["overflow"][0]["scale"] == found["scaled"][0]["scale"] / 2
 
 
 @slow
@@ -140,11 +137,11 @@ MOVING = ["SAGA", "SARAH", "STORM", "approximate MARS"]
 @pytest.mark.parametrize(
     "settings",
     [
-        {"workers": 3, "servers": 2},
         {"name": "SAG", "how": "halves", "late": True},
         *(
             pytest.param(settings, marks=slow, id=str(settings))
             for settings in [
+                {"workers": 3, "servers": 2},
                 *({"name": name, "how": how, "late": True}
                   for name in ("SAG", *MOVING) for how in ("halves", "add")),
                 {"name": "stored", "servers": 2},

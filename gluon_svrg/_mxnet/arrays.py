@@ -26,6 +26,8 @@ _QUICK: Any = ctypes.PyDLL(_LIB._name)
 _read, _write = _QUICK.MXNDArrayGetGradState, _QUICK.MXNDArraySetGradState
 _STALE, _FRESH = ctypes.c_int(0), ctypes.c_int(1)
 _context_of = _QUICK.MXNDArrayGetContext
+_shape_of = _QUICK.MXNDArrayGetShape64 if HAS_DEVICES else _QUICK.MXNDArrayGetShapeEx64
+_SIZES = ctypes.POINTER(ctypes.c_int64)
 _devices: dict[tuple[int, int], Any] = {}
 
 
@@ -40,6 +42,15 @@ def device_of(array: NDArray) -> Any:
         check_call(status)
     known = _devices.get((kind.value, number.value))
     return only(array.device if HAS_DEVICES else array.ctx) if known is None else known
+
+
+def shape_of(array: NDArray) -> tuple[int, ...]:
+    """The shape of an array, without the overhead of `NDArray.shape`."""
+    count, sizes = ctypes.c_int(), _SIZES()
+    status = _shape_of(array.handle, ctypes.byref(count), ctypes.byref(sizes))
+    if status:
+        check_call(status)
+    return tuple(sizes[: count.value])
 
 
 def only(device: Any) -> Any:
@@ -60,6 +71,12 @@ def is_numpy_like(array: NDArray) -> bool:
 def like(array: NDArray, other: NDArray) -> NDArray:
     """The same memory as an array with the interface of another array."""
     return array.as_np_ndarray() if is_numpy_like(other) else classic(array)
+
+
+def concatenate(arrays: Sequence[NDArray]) -> NDArray:
+    """Concatenate arrays of one dimension, one dtype and one interface."""
+    is_new = is_numpy_like(arrays[0])
+    return mx.np.concatenate(arrays) if is_new else mx.nd.concat(*arrays, dim=0)
 
 
 def to_ndarray(value: np.ndarray, device: Any) -> NDArray:
@@ -118,6 +135,13 @@ def not_traced() -> Any:
     return nullcontext() if deferred is None else deferred.context(False)
 
 
+def filled_like(array: NDArray, value: float) -> NDArray:
+    """An array like another one, filled with a number; not traced as part of a network."""
+    make = mx.np.full if is_numpy_like(array) else mx.nd.full
+    with not_traced():
+        return make(array.shape, value, ctx=device_of(array), dtype=array.dtype)
+
+
 ASSIGNED = (
     "The closure assigned values to a parameter (Parameter.set_data or param.data()[:] = ...), and "
     "the trainer calls it at other weights too: the assignment would be lost, or would damage the "
@@ -145,6 +169,23 @@ def unguarded(array: NDArray) -> NDArray:
     """Make an array, in place, accept assignments again."""
     array.__class__ = next(c for c in type(array).__mro__ if not hasattr(c, "is_guarded"))
     return array
+
+
+_set_recording, _set_training = _QUICK.MXAutogradSetIsRecording, _QUICK.MXAutogradSetIsTraining
+_ON = ctypes.c_int(1)
+
+
+def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
+    """Call a function as under ``autograd.record()``, which takes four times as long."""
+    recording, training = ctypes.c_int(), ctypes.c_int()
+    was_recording, was_training = ctypes.byref(recording), ctypes.byref(training)
+    try:
+        _set_recording(_ON, was_recording)
+        _set_training(_ON, was_training)
+        return closure(*arguments)
+    finally:
+        _set_recording(recording, was_recording)
+        _set_training(training, was_training)
 
 
 # --- gradients ---------------------------------------------------------------------------------

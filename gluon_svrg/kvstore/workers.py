@@ -55,7 +55,7 @@ class Workers:
         worker has failed: all others raise.
         """
         total = np.array(numbers, dtype="float64")
-        for start in range(0, len(total), BLOCK):
+        for start in range(0, 0 if self.is_alone else len(total), BLOCK):
             block = total[start : start + BLOCK]
             places = np.zeros((self.size, BLOCK, 4), dtype="float32")
             places[self.rank, : len(block)] = block.view("uint16").reshape(-1, 4)

@@ -23,12 +23,13 @@ class Recorded(NamedTuple):
 
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]  # the same as a tuple
+    places: tuple[tuple[int, tuple[int, ...]], ...]  # the number of its device and its shape, each
     counts: tuple[int, ...]  # the loss entries per device
     entries: int  # the sum of these
 
     def backward(self, scale: float = 1.0) -> None:
         """Differentiate the sum of all loss entries, times the scale of AMP's losses."""
-        heads = None if scale == 1 else [_filled(loss, scale) for loss in self.losses]
+        heads = None if scale == 1 else [_mxnet.filled_like(loss, scale) for loss in self.losses]
         try:
             mx.autograd.backward(list(self.losses), heads)
         except MXNetError as error:
@@ -54,13 +55,12 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
 
 
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
-    """Call a closure under ``autograd.record()``; raise unless it returns losses.
+    """Call a closure and record; raise unless it returns losses.
 
     These are an NDArray, or a list or tuple of NDArrays, on devices of the parameters.
     """
     try:
-        with mx.autograd.record():
-            loss = closure(*batch)
+        loss = _mxnet.recorded(closure, batch)
     except MXNetError as error:
         _explain(error)
     except TypeError as error:
@@ -73,8 +73,21 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
             "step(batch_size, closure=lambda: loss_of(X, y))."
         ) from error
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
-    counts = _entries(losses, devices)
-    return Recorded(loss, losses, counts, sum(counts))
+    places, counts = _places(losses, devices), [0] * len(devices)
+    for number, shape in places:
+        counts[number] += prod(shape)
+    return Recorded(loss, losses, places, tuple(counts), sum(counts))
+
+
+def total_loss(minibatches: Sequence[Recorded]) -> float:
+    """The sum of all loss entries of some minibatches, in float64. Waits for the device."""
+    alike: dict[Any, list[NDArray]] = {}  # an operator for each minibatch would take longer
+    for recorded in minibatches:
+        for loss, (number, shape) in zip(recorded.losses, recorded.places):
+            flat = loss if len(shape) == 1 else loss.reshape((-1,))
+            alike.setdefault((type(flat), flat.dtype, number), []).append(flat)
+    joined = map(_mxnet.concatenate, alike.values())
+    return float(sum(entries.asnumpy().sum(dtype="float64") for entries in joined))
 
 
 def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
@@ -95,12 +108,6 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
         )
 
 
-def _filled(loss: NDArray, value: float) -> NDArray:
-    make = mx.np.full if _mxnet.is_numpy_like(loss) else mx.nd.full
-    with _mxnet.not_traced():
-        return make(loss.shape, value, ctx=_mxnet.device_of(loss), dtype=loss.dtype)
-
-
 def _explain(error: MXNetError) -> NoReturn:
     """Raise the error, with an explanation if MXNet refuses to run backward."""
     if not _mxnet.is_refused_backward(error):
@@ -112,11 +119,11 @@ def _explain(error: MXNetError) -> NoReturn:
     ) from error
 
 
-def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ...]:
-    """Count the loss entries per device; raise if there is none, or anything else than losses."""
+def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, Any], ...]:
+    """Tell where losses are; raise if there is none, or anything else than losses."""
     if not losses:
         raise ValueError("The closure returned an empty tuple or list, expected at least one loss.")
-    counts: list[int] = [0] * len(devices)
+    found = []
     for loss in losses:
         if not isinstance(loss, NDArray):
             raise TypeError(
@@ -132,5 +139,5 @@ def _entries(losses: Sequence[NDArray], devices: Sequence[Any]) -> tuple[int, ..
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        counts[devices.index(device)] += prod(loss.shape)
-    return tuple(counts)
+        found.append((devices.index(device), _mxnet.shape_of(loss)))
+    return tuple(found)

@@ -101,11 +101,14 @@ def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:
 def zeros_like(these: Columns) -> Columns:
     """Dense zeros in which gradients like these can be summed."""
 
-    def zeros(array: NDArray) -> NDArray:
+    def empty(array: NDArray) -> NDArray:
         dtype = SUMMED_IN[_mxnet.dtype_name(array)]
-        return mx.nd.zeros(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
+        return mx.nd.empty(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
-    return [Column(map(zeros, column)) for column in these]
+    found = [Column(map(empty, column)) for column in these]
+    for column in found:
+        zero(column)
+    return found
 
 
 def dense(array: NDArray) -> NDArray:

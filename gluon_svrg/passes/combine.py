@@ -6,10 +6,10 @@ than its arithmetic: for 162 arrays of 16 by 16, a sum takes 1.2 ms by 162 calls
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain
 from operator import attrgetter
-from typing import Any, Sequence, Tuple
+from typing import Any, Callable, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import CachedOp, NDArray
@@ -53,23 +53,19 @@ def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[
             # Not `elemwise_add`, which takes twice the time on 1.9.1, and which oneDNN computes
             # wrongly where the result replaces its second argument.
             if total is None:
-                total = x if _is(factor, 1) else _times(F, factor, x)
-            elif _is(factor, -1):
+                total = x if is_one_of(factor, 1) else _times(F, factor, x)
+            elif is_one_of(factor, -1):
                 total = F.broadcast_sub(total, x)
             else:
-                total = F.broadcast_add(total, x if _is(factor, 1) else _times(F, factor, x))
-        is_copy = len(terms) == 1 and _is(terms[0][0], 1)
+                total = F.broadcast_add(total, x if is_one_of(factor, 1) else _times(F, factor, x))
+        is_copy = len(terms) == 1 and is_one_of(terms[0][0], 1)
         values[target] = F.identity(total) if is_copy else total
     return [_cast(F, values[n], SUMMED_IN[dtypes[n]], dtypes[n]) for n in are_assigned(steps)]
 
 
-def is_unit(factor: Any) -> bool:
-    """Whether a factor needs no product: 1 or -1."""
-    return _is(factor, 1) or _is(factor, -1)
-
-
-def _is(factor: Any, number: int) -> bool:
-    return isinstance(factor, float) and factor == number
+def is_one_of(factor: Any, *numbers: int) -> bool:
+    """Whether a factor is a number, and one of these, which need no product: 1 or -1."""
+    return isinstance(factor, float) and factor in numbers
 
 
 def _cast(F: Any, x: Any, was: str, dtype: str) -> Any:
@@ -132,23 +128,10 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     Compiled, intermediate results need no memory where at most the first factor of each step
     differs from 1 and -1; large arrays are then added in a third of the time.
     """
-    is_known = bool(columns[0])
-    for _, terms in steps:
-        for factor, _ in terms:
-            is_known = is_known and not isinstance(factor, NDArray)
-    if is_known:
-        key = steps, tuple(map(_kind_of, columns))
-        known = _known.get(key)
-        if known is None:
-            if len(_known) > _MOST:
-                _known.clear()
-            is_wanted = key in _known or len(columns[0]) <= _FEW
-            if is_wanted and all(column.is_dense for column in columns):
-                known = Compiled(steps, columns)
-            _known[key] = known
-        if known is not None:
-            known(columns)
-            return
+    compiled = _compiled(columns, steps)
+    if compiled is not None:
+        compiled(columns)
+        return
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
         dtypes = tuple(column.dtypes[n] for column in columns)
@@ -157,10 +140,35 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
             store(value, columns[number][n])
 
 
-def copy(these: Columns, targets: Columns) -> None:
-    """Copy columns to others of equal shapes."""
+def assignment(columns: Sequence[Column], *steps: Step) -> Callable[[], None]:
+    """Prepare an `assign` that comes for every minibatch."""
+    for _ in range(2):  # what comes for the second time is compiled
+        compiled = _compiled(columns, steps)
+    return partial(assign, columns, *steps) if compiled is None else partial(compiled, columns)
+
+
+def _compiled(columns: Sequence[Column], steps: tuple[Step, ...]) -> Compiled | None:
+    """The compiled steps for such columns, if they can be, and have come before or are few."""
+    for _, terms in steps:
+        for factor, _ in terms:
+            if isinstance(factor, NDArray):
+                return None
+    key = steps, tuple(map(_kind_of, columns))
+    known = _known.get(key)
+    if known is None and columns[0]:
+        if len(_known) > _MOST:
+            _known.clear()
+        is_wanted = key in _known or len(columns[0]) <= _FEW
+        if is_wanted and all(column.is_dense for column in columns):
+            known = Compiled(steps, columns)
+        _known[key] = known
+    return known
+
+
+def copy(these: Columns, targets: Columns, factor: Any = 1.0) -> None:
+    """Copy a multiple of columns to others of equal shapes."""
     for column, target in zip(these, targets):
-        assign([target, column], (0, ((1.0, 1),)))
+        assign([target, column], (0, ((factor, 1),)))
 
 
 @lru_cache(maxsize=8)

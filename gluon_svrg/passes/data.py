@@ -39,19 +39,19 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         raise TypeError(f"The data is a {kind}, whose items are samples. Pass a DataLoader of it.")
     if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
         raise TypeError(f"The data must be a DataLoader, or a list of minibatches, got {kind}.")
-    if takes(closure, [None]):
+    items = data if isinstance(data, (tuple, list)) and data else [data]
+    is_iterator, are_arrays = isinstance(data, DataIter), all(isinstance(x, arrays) for x in items)
+    if not (is_iterator or are_arrays) or takes(closure, [None]):
         return
-    if isinstance(data, DataIter):
+    if is_iterator:
         raise TypeError(
             f"The data is a {kind}, and each of its batches is one object: write closure(batch), "
             "and take batch.data[0] and batch.label[0]."
         )
-    items = data if isinstance(data, (tuple, list)) and data else [data]
-    if all(isinstance(item, arrays) for item in items):
-        raise TypeError(
-            f"The data is a {kind} of arrays, and the closure cannot be called with one array: "
-            "this is one minibatch. Pass a DataLoader, or a list of minibatches such as [(X, y)]."
-        )
+    raise TypeError(
+        f"The data is a {kind} of arrays, and the closure cannot be called with one array: this is "
+        "one minibatch. Pass a DataLoader, or a list of minibatches such as [(X, y)]."
+    )
 
 
 @contextmanager

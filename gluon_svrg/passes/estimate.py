@@ -29,7 +29,7 @@ from .. import _mxnet
 from .._mxnet import Flags
 from .closure import Loss, Recorded, check_repeatable, record
 from .columns import Column, Columns, Mean, zero
-from .combine import assign, is_unit
+from .combine import assign, is_one_of
 from .network import Network
 from .points import Point
 from .random_lock import start
@@ -161,11 +161,11 @@ def differentiate(
     finally:
         point.leave()
     touched = _mxnet.take_fresh(point.weights)
-    reached = check_dependent(touched)
-    if not all(map(all, touched)):
-        rows = zip(point.network.live_grads, touched)
-        zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
-    return recorded, reached
+    if all(map(all, touched)):
+        return recorded, [True] * len(touched)
+    rows = zip(point.network.live_grads, touched)
+    zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
+    return recorded, check_dependent(touched)
 
 
 # --- the assignments after each pass, on one device ---------------------------------------------
@@ -193,7 +193,7 @@ def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> 
         assign(columns, (SPARE, ((1.0, LIVE),)))
     else:
         at_mean = terms.k / terms.b * (count / terms.mean.entries), MEAN
-        pair = ((1.0, LIVE), at_mean) if is_unit(at_mean[0]) else (at_mean, (1.0, LIVE))
+        pair = ((1.0, LIVE), at_mean) if is_one_of(at_mean[0], 1, -1) else (at_mean, (1.0, LIVE))
         assign(columns, (SPARE, pair))
 
 
@@ -209,7 +209,7 @@ def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: 
         factor, number = terms.b * scale, ROW
     elif terms.mean is not None:
         factor, number = terms.k * (count * scale / terms.mean.entries), MEAN
-    if is_unit(factor):
+    if is_one_of(factor, 1, -1):
         assign(columns, (LIVE, ((terms.a, LIVE), (factor, number))))
     else:
         assign(columns, (SPARE, ((factor, number),)), (LIVE, ((terms.a, LIVE), (1.0, SPARE))))

@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-from collections import deque
 from contextlib import nullcontext
 from operator import or_
-from typing import Any, Callable, Iterable, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
-from mxnet.ndarray import NDArray
 
-from .closure import Loss
-from .columns import Mean, copy_from_first, norm, sum_to_first, zeros_like
-from .combine import assign
+from .closure import Loss, Recorded, total_loss
+from .columns import Columns, Mean, copy_from_first, norm, sum_to_first, zeros_like
+from .combine import assign, assignment, copy
 from .data import arguments
 from .estimate import differentiate
 from .network import Network
@@ -58,44 +56,45 @@ def full_gradient(
     a FloatingPointError if the result is not finite.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
-    entries, together, reached, is_seeded = 0, 0.0, [False] * len(network.trainable), False
-    rows: list[Row] = []
-    queue: deque[Sequence[NDArray]] = deque()  # losses that the device may still compute
-    losses: list[Losses] = []  # those of earlier minibatches
+    entries, together, reached = 0, 0.0, [False] * len(network.trainable)
+    add = [assignment(pair, (0, ((1.0, 0), (1.0, 1)))) for pair in zip(total, network.live)]
+    queue: list[Recorded] = []  # minibatches whose losses the device may still compute
+    loss = 0.0  # the sum of those before
+    rows: list[tuple[Columns, Recorded, int | None]] = []  # gradients, losses and seed of each
     for number, batch in enumerate(batches):
-        inputs = arguments(batch)
+        inputs, is_first = arguments(batch), number == 0
         looks = number < REPEATED and lock.mode == "auto"
-        guarded = number == 0 or outside.may_move
-        with outside.protected(gradients=True, search=not number) if guarded else nullcontext():
+        guarded = is_first or outside.may_move
+        with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
-                seed = lock.new_seed() if looks or keeps_rows or not is_seeded else None
+                seed = lock.new_seed() if is_first or looks or keeps_rows else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
                 if earlier is None:
                     break
                 if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
                     break
-        if number == 0:
+        if is_first:
             network.check_hidden()
-        is_seeded = is_seeded or seed is not None
-        for target, live in zip(total, network.live):
-            assign([target, live], (0, ((1.0, 0), (1.0, 1))))
+        for on_device in add:
+            on_device()
         if keeps_rows:
             grads = zeros_like(network.live)
-            for target, live in zip(grads, network.live):
-                assign([target, live], (0, ((1 / scale, 1),)))
-            rows.append(Row(number, grads, recorded.counts, seed))
+            copy(network.live, grads, 1 / scale)
+            rows.append((grads, recorded, seed))
         entries, together = entries + recorded.entries, together or recorded.counts[0]
-        reached = list(map(or_, reached, its_reached))
-        queue.append([loss.detach() for loss in recorded.losses])
-        if len(queue) > QUEUED:
-            losses.append(Losses.of(queue.popleft()))
+        if its_reached != reached:
+            reached = list(map(or_, reached, its_reached))
+        queue.append(recorded)
+        if len(queue) == QUEUED:
+            loss += total_loss(queue[: QUEUED // 2])
+            del queue[: QUEUED // 2]
     if not entries:
         raise ValueError("There was no data. Pass at least one batch; a used generator is empty.")
     network.check_hidden()
-    losses += map(Losses.of, queue)
-    sums = workers.reach([entries, sum(loss.total for loss in losses), together, 1, *reached])
+    loss += total_loss(queue)
+    sums = workers.reach([entries, loss, together, 1, *reached])
     sum_to_first(total)
     numbers = map(network.parameters.index, network.trainable)
     workers.sum(dict(zip(numbers, total[0])))
@@ -116,5 +115,8 @@ def full_gradient(
         [count > 0 for count in sums[4:]],
         int(sums[0]),
         entries,
-        [row._replace(losses=its_losses) for row, its_losses in zip(rows, losses)],
+        [
+            Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
+            for number, (grads, recorded, seed) in enumerate(rows)
+        ],
     )
