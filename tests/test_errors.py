@@ -60,7 +60,7 @@ class Begun:
     def assert_refused(self, call, error, message):
         """An error with this message; then training goes on from where it was."""
         before = everything(self.trainer, self.net)
-        with pytest.raises(error, match=message):
+        with noticed(), pytest.raises(error, match=message):
             call()
         assert_unchanged(before, everything(self.trainer, self.net))
 

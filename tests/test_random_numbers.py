@@ -168,7 +168,7 @@ def test_what_has_changed_since_the_refresh_is_no_difference(change):
     parameter.set_data(parameter.data() + 1)
     trainer.step(8, closure=noise(loss_of))  # nothing to compare
     trainer.update_full_grads(loss_of, BATCHES)
-    with pytest.raises(RuntimeError, match="numbers from outside MXNet"):
+    with noticed(), pytest.raises(RuntimeError, match="numbers from outside MXNet"):
         trainer.step(8, closure=noise(loss_of))
 
 

@@ -51,6 +51,11 @@ def recognized(kvstore: Any) -> Any:
     """
     if kvstore is None:
         return None
+    if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
+        raise TypeError(
+            "kvstore must be a kvstore, the name of one, or None, got a "
+            f"{type(kvstore).__name__}. Pass kvstore='device', as gluon.Trainer does."
+        )
     name = name_of(kvstore).lower()
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name

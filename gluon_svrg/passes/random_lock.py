@@ -79,13 +79,11 @@ class RandomLock:
         self.locked: bool = mode is True
         self._base: int | None = None
         self._count = 0
-        self._found = 0.0  # how much losses differed, until they are computed under the lock
 
     def is_repeated(self, first: Measured, second: Measured) -> bool:
-        """Whether a minibatch has the same losses twice; if not, lock, and try again.
+        """Whether a minibatch has the same losses twice; if not, warn and lock, to try again.
 
-        Warns if they are the same since the lock is on. Raises a RuntimeError if they differ under
-        the lock, or in their number.
+        Raises a RuntimeError if they differ under the lock, or in their number.
         """
         check_repeatable(first[0], second[0])
         difference = first[1].difference(second[1])
@@ -93,9 +91,7 @@ class RandomLock:
             raise RuntimeError(NOT_REPEATABLE.format(difference))
         if difference:
             self.locked = True
-        elif self._found:
-            warn(RANDOM.format(self._found))
-        self._found = difference
+            warn(RANDOM.format(difference))
         return not difference
 
     def new_seed(self) -> int | None:
@@ -120,7 +116,7 @@ class RandomLock:
         try:
             yield
         except BaseException:
-            self.locked, self._count, self._found = was_locked, count, 0.0
+            self.locked, self._count = was_locked, count
             raise
 
     def state(self) -> dict[str, Any]:
