@@ -53,8 +53,8 @@ def recognized(kvstore: Any) -> Any:
         return None
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
         raise TypeError(
-            "kvstore must be a kvstore, the name of one, or None, got a "
-            f"{type(kvstore).__name__}. Pass kvstore='device', as gluon.Trainer does."
+            "kvstore must be a kvstore, the name of one, or None, got "
+            f"{type(kvstore).__name__}. Leave it out for 'device', as with gluon.Trainer."
         )
     name = name_of(kvstore).lower()
     if name == "horovod":
