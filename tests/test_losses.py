@@ -192,18 +192,18 @@ def test_the_first_steps_find_it_where_there_is_no_refresh(name, bad):
 
 def test_the_mean_of_many_losses():
     """In float64: of all dtypes, shapes and devices; of more minibatches than are queued."""
-    where, numbers = contexts(2), np.arange(150)
+    where, numbers, sizes = contexts(2), np.arange(150), (100, 10_000)
     weight = gluon.Parameter("weight", shape=(1,), init=mx.init.One())
     weight.initialize(ctx=where)
     trainer = SVRGTrainer([weight], "sgd")
 
     def loss_of(number):
         zeros = [0 * weight.data(context) for context in where]
-        halves = array(np.full(1000, 4.5), "float16") + zeros[0].astype("float16")
+        halves = array(np.full(sizes[number % 2], 4.5), "float16") + zeros[0].astype("float16")
         others = [array(np.full((2, number % 3 + 1), number), "float32", c) for c in where]
         return [halves, *(other + zero for other, zero in zip(others, zeros)), zeros[0].sum()]
 
     counts = 2 * 2 * (numbers % 3 + 1)
-    total = 150 * 1000 * 4.5 + (counts * numbers).sum()
+    total = 75 * 10_100 * 4.5 + (counts * numbers).sum()
     mean = trainer.update_full_grads(loss_of, numbers.tolist())
-    assert mean == total / (150 * 1001 + counts.sum())
+    assert mean == total / (75 * 10_102 + counts.sum())

@@ -74,7 +74,9 @@ def like(array: NDArray, other: NDArray) -> NDArray:
 
 
 def concatenate(arrays: Sequence[NDArray]) -> NDArray:
-    """Concatenate arrays of one dimension, one dtype and one interface."""
+    """Concatenate arrays of one dimension, one dtype and one interface; one array is any."""
+    if len(arrays) == 1:
+        return arrays[0]
     is_new = is_numpy_like(arrays[0])
     return mx.np.concatenate(arrays) if is_new else mx.nd.concat(*arrays, dim=0)
 

@@ -9,8 +9,10 @@ from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 import mxnet as mx
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
+from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _mxnet
+from .columns import SMALL
 
 #: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
@@ -81,11 +83,13 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
 
 def total_loss(minibatches: Sequence[Recorded]) -> float:
     """The sum of all loss entries of some minibatches, in float64. Waits for the device."""
-    alike: dict[Any, list[NDArray]] = {}  # an operator for each minibatch would take longer
+    alike: dict[Any, list[NDArray]] = {}  # small ones: to read each would take longer
     for recorded in minibatches:
         for loss, (number, shape) in zip(recorded.losses, recorded.places):
-            flat = loss if len(shape) == 1 else loss.reshape((-1,))
-            alike.setdefault((type(flat), flat.dtype, number), []).append(flat)
+            is_apart = recorded.entries > SMALL or isinstance(loss, BaseSparseNDArray)
+            flat = loss if is_apart or len(shape) == 1 else loss.reshape((-1,))
+            kind = len(alike) if is_apart else (type(flat), flat.dtype, number)
+            alike.setdefault(kind, []).append(flat)
     joined = map(_mxnet.concatenate, alike.values())
     return float(sum(entries.asnumpy().sum(dtype="float64") for entries in joined))
 
