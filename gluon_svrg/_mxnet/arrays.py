@@ -74,7 +74,7 @@ def like(array: NDArray, other: NDArray) -> NDArray:
 
 
 def concatenate(arrays: Sequence[NDArray]) -> NDArray:
-    """Concatenate arrays of one dimension, one dtype and one interface; one array is any."""
+    """Concatenate arrays of one dimension, dtype and interface; leave a single array as it is."""
     if len(arrays) == 1:
         return arrays[0]
     is_new = is_numpy_like(arrays[0])
@@ -178,7 +178,7 @@ _ON = ctypes.c_int(1)
 
 
 def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call a function as under ``autograd.record()``, which takes four times as long."""
+    """Call a function as under ``autograd.record()``, which takes nearly three times as long."""
     recording, training = ctypes.c_int(), ctypes.c_int()
     was_recording, was_training = ctypes.byref(recording), ctypes.byref(training)
     try:

@@ -83,7 +83,7 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
 
 def total_loss(minibatches: Sequence[Recorded]) -> float:
     """The sum of all loss entries of some minibatches, in float64. Waits for the device."""
-    alike: dict[Any, list[NDArray]] = {}  # small ones: to read each would take longer
+    alike: dict[Any, list[NDArray]] = {}  # small ones, as reading each takes longer
     for recorded in minibatches:
         for loss, (number, shape) in zip(recorded.losses, recorded.places):
             is_apart = recorded.entries > SMALL or isinstance(loss, BaseSparseNDArray)
@@ -124,7 +124,7 @@ def _explain(error: MXNetError) -> NoReturn:
 
 
 def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, Any], ...]:
-    """Tell where losses are; raise if there is none, or anything else than losses."""
+    """Tell the device and the shape of each; raise if there is none, or one is no loss."""
     if not losses:
         raise ValueError("The closure returned an empty tuple or list, expected at least one loss.")
     found = []
