@@ -89,7 +89,10 @@ class Recursive(Method):
     def before_update(self) -> None:
         """Copy the weights, which are about to move, to the next reference."""
         if self.keeps_weights:
-            self._other = Point.copied(self.network, frozen=False, memory=self._other)
+            if self._other is None:
+                self._other = Point.copied(self.network, frozen=False)
+            else:
+                self._other.move()
 
     def moved(self, live: LiveGradients) -> None:
         """Put the next state in place of the last one, whose memory is used again."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from copy import copy
 from math import prod
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from operator import attrgetter
+from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -43,6 +45,14 @@ MEAN_LOSS = (
     "minibatch, call step(1). If it is the sum over the samples, all is right."
 )
 _IN_A_ROW = 5  # minibatches of one loss entry, before that is taken for a mean
+
+
+class _Held(NamedTuple):
+    """What a refresh replaces, as a whole."""
+
+    method: Method
+    live: LiveGradients
+    progress: Progress
 
 
 class VarianceReducedTrainer(KVStoreTrainer):
@@ -121,16 +131,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
         super().__init__(
             params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
         )
-        self._method, self._network = method, Network(self._all_parameters)
-        method.network = self._network
-        self._live = LiveGradients(method, self._network)
-        self._progress = Progress()
+        method.network = self._network = Network(self._all_parameters)
+        self._held = _Held(method, LiveGradients(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
         self._files = saving.StateFiles(type(method).__name__, self._network.parameters, params)
         # Replaced with the network's arrays
         self._here: Point | None = None  # the current weights
         # For the user's block, and for warnings
-        self._is_at_snapshot = False
+        self._block: Any = None  # of `at_snapshot`
         self._of_one_entry = 0  # minibatches in a row
         self._returns_output = False
 
@@ -146,6 +154,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if method.coefficient is not None:
             about.append(f"coefficient {method.coefficient.value:g}")
         return f"{type(self).__name__}({', '.join(about)})"
+
+    _method = property(attrgetter("_held.method"))
+    _live = property(attrgetter("_held.live"))
+    _progress = property(attrgetter("_held.progress"))
 
     # --- a step --------------------------------------------------------------------------------
 
@@ -426,7 +438,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
-        return self._network.is_elsewhere
+        return self._network.at is not None and self._network.at.is_elsewhere
 
     # --- before a step -------------------------------------------------------------------------
 
@@ -473,16 +485,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
         if job.SECONDS:
             job.rearm_timeout()
+        _mxnet.end_recording()
         if mx.autograd.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
                 "the trainer records what the closure computes by itself."
             )
-        if self._is_at_snapshot:
+        if self._network.at is not None and self._block is not None and self._block.gi_frame:
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
                 "computes with other weights. Call it after the block."
             )
+        self._network.come_back()
+        _mxnet.end_notes()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""
@@ -594,7 +609,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _refresh(
         self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool, keeps_rows: bool
     ) -> float:
-        """Make a pass over the data, then take over all of its results or none."""
+        """Make a pass over the data, and hold all of its results or none."""
         network, parameters = self._network, self._network.parameters
         coefficient = self._method.coefficient
         alpha = None if coefficient is None else coefficient.at(self.num_snapshots)
@@ -619,32 +634,34 @@ class VarianceReducedTrainer(KVStoreTrainer):
             full = full_gradient(
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
-        self._take_over(full, alpha)
-        return full.mean_loss
-
-    def _take_over(self, full: FullGradient, alpha: float | None) -> None:
-        """Turn the results of a pass into a snapshot."""
+        network.free_spare()  # the snapshot takes its memory
         rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
-        self._live.drop()
-        self._method.refresh(full)
-        if alpha is not None:
-            self._method.coefficient.set(alpha)
+        following = self._after(full, alpha, rate)
         if rate is not None:
             self.set_learning_rate(rate)
-        progress = self._progress
+        self._held = following
+        return full.mean_loss
+
+    def _after(self, full: FullGradient, alpha: float | None, rate: float | None) -> _Held:
+        """What is held after a refresh, apart from what is held now."""
+        method, progress = copy(self._method), copy(self._progress)
+        method.refresh(full)
+        if alpha is not None:
+            method.coefficient = copy(method.coefficient)
+            method.coefficient.set(alpha)
         progress.num_snapshots += 1
         progress.inner_steps, progress.compared = 0, False
         progress.grad_evaluations += full.entries
-        progress.history.append(
-            {
-                "data_passes": progress.grad_evaluations / full.entries,
-                "steps": progress.steps,
-                "mean_loss": full.mean_loss,
-                "gradient_norm": full.norm,
-                "learning_rate": float(self.learning_rate),
-                "coefficient": alpha,
-            }
-        )
+        line = {
+            "data_passes": progress.grad_evaluations / full.entries,
+            "steps": progress.steps,
+            "mean_loss": full.mean_loss,
+            "gradient_norm": full.norm,
+            "learning_rate": float(self.learning_rate if rate is None else rate),
+            "coefficient": alpha,
+        }
+        progress.history = [*progress.history, line]
+        return _Held(method, LiveGradients(method, self._network), progress)
 
     def _is_over(self) -> bool:
         """Whether no more refreshes will be made."""
@@ -653,8 +670,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     # --- the snapshot --------------------------------------------------------------------------
 
-    @contextmanager
-    def at_snapshot(self) -> Iterator[None]:
+    def at_snapshot(self) -> AbstractContextManager[None]:
         """Let the network compute at the snapshot, inside a ``with`` block.
 
         All of the trainer's parameters have the values of `snapshot`, for SVRG with frozen ones and
@@ -671,6 +687,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
             Without a snapshot, and inside another such block.
         """
         self._check_outside("at_snapshot")
+        block = self._computing_at_snapshot()
+        self._block = block.gen
+        return block
+
+    @contextmanager
+    def _computing_at_snapshot(self) -> Iterator[None]:
         point = self._method.point if self._is_in_force() else None
         if point is None:
             if self._method.has_reference:
@@ -678,17 +700,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 raise RuntimeError(f"at_snapshot() needs a snapshot, and {what}")
             raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
         self._bind()
-        network, self._is_at_snapshot = self._network, True
-        try:  # backward writes or adds as the user has set
-            for p, weights, grads in zip(network.trainable, point.weights, network.live_grads):
-                _mxnet.put_gradients_into([weights], [grads], p.grad_req)
+        try:
             point.enter()
             yield
         finally:
             point.leave()
-            network.note_overwritten(_mxnet.take_fresh(point.weights))
-            network.mark(point.weights)
-            self._is_at_snapshot = False
+            self._network.note_overwritten(_mxnet.take_fresh(point.weights))
 
     def discard_snapshot(self) -> None:
         """Go back to the plain optimizer, and free the memory of the snapshot or of the table.
@@ -696,11 +713,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         A method that needs neither a refresh nor a snapshot starts over.
         """
         self._check_outside("discard_snapshot")
-        self._live = LiveGradients(self._method, self._network)
-        self._method.discard()
+        method, progress = copy(self._method), copy(self._progress)
+        method.discard()
+        progress.inner_steps = 0
+        self._held = _Held(method, LiveGradients(method, self._network), progress)
+        self._here = None
         self._network.release()
-        self._here, self._progress.inner_steps = None, 0
-        self._files.waiting.pop("method", None)
+        self._files.discard_method(self._parts())
 
     @property
     def has_snapshot(self) -> bool:
@@ -728,7 +747,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             return None
         parameters = self._network.trainable + self._network.frozen
         values = zip(parameters, point.weights + (point.frozen or []))
-        return {parameter: [_mxnet.unguarded(v.copy()) for v in row] for parameter, row in values}
+        return {parameter: [v.copy() for v in row] for parameter, row in values}
 
     @property
     def full_grads(self) -> dict[Parameter, list[NDArray]] | None:

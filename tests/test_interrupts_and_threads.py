@@ -2,8 +2,12 @@
 
 import contextlib
 import gc
+import itertools
+import re
+import sys
 import threading
 import weakref
+from pathlib import Path
 
 import kit
 import mxnet as mx
@@ -11,8 +15,10 @@ import pytest
 from kit import assert_unchanged
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-from problems import Dense, array
+from plays import WITH_STORED
+from problems import Dense, array, parameters, values
 
+import gluon_svrg
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
@@ -41,6 +47,99 @@ def test_gradients_are_put_back_though_mxnet_records():
     finally:
         autograd.set_recording(False)
     assert_unchanged(before, kit.gradients(net))
+
+
+def interrupted(number, call):
+    """Call something, and interrupt it at a line of the package; False if it has fewer."""
+    package, lines = str(Path(gluon_svrg.__file__).parent), itertools.count(1)
+
+    def trace(frame, event, _):
+        if event == "line" and next(lines) == number:
+            raise KeyboardInterrupt
+        return trace if frame.f_code.co_filename.startswith(package) else None
+
+    sys.settrace(trace)
+    try:
+        call()
+        return False
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(None)
+
+
+class Begun:
+    """A training that has a reference, and whatever of it a file or a user sees."""
+
+    def __init__(self, case, path):
+        mx.random.seed(1)
+        self.net, self.path, self.case = PROBLEM.network("float32"), path, case
+        self.loss_of = PROBLEM.closure(self.net, "float32")
+        params, settings = parameters(self.net), {"learning_rate": 0.1, "momentum": 0.9}
+        self.trainer = case.make_trainer(params, optimizer_params=settings, lock_random=False)
+        self.refresh()
+        self.step(0)
+        self.step(1)
+
+    def refresh(self):
+        stored = {"store_grads": True} if self.case.indexed else {}
+        self.trainer.update_full_grads(self.loss_of, BATCHES, **stored)
+
+    def step(self, number):
+        closure = lambda: self.loss_of(BATCHES[number])  # noqa: E731
+        self.trainer.step(3, closure=closure, **self.case.row(number))
+
+    def look(self):
+        with self.trainer.at_snapshot():
+            self.loss_of(BATCHES[0])
+
+    def seen(self):
+        """The first call of the trainer puts right what an interrupt has left."""
+        self.trainer.save_states(self.path)
+        modes = autograd.is_recording(), autograd.is_training()
+        content = self.path.read_bytes().split(b"\n", 3)[3]  # without its checksum
+        content = re.sub(rb"dense\d+", b"", content)
+        return content, modes, [*values(self.net), *kit.gradients(self.net)]
+
+
+def is_same(these, those):
+    pairs = zip(these[2], those[2])
+    return these[:2] == those[:2] and all((a == b).all() for a, b in pairs)
+
+
+STRIDE = 37
+MANY = [pytest.param(first, marks=pytest.mark.slow) for first in range(2, STRIDE + 1)]
+
+
+@pytest.mark.parametrize("first", [1, *MANY])
+@pytest.mark.parametrize("name", ["SVRG", "stored", "SAGA", "STORM"])
+def test_an_interrupted_refresh(name, first, tmp_path):
+    """At any line: there is all of the new snapshot, or none of it."""
+    case, before = WITH_STORED[name], methods()
+    begun = Begun(case, tmp_path / "states")
+    old = begun.seen()
+    begun.refresh()
+    new, kinds = begun.seen(), []
+    for number in itertools.count(first, STRIDE):
+        begun = Begun(case, tmp_path / "states")
+        if not interrupted(number, begun.refresh):
+            break
+        now = begun.seen()
+        kinds.append(is_same(now, new))
+        assert kinds[-1] or is_same(now, old), number
+        assert methods() == before
+    assert not kinds[0] and sorted(kinds) == kinds
+
+
+def test_an_interrupted_block_at_the_snapshot(tmp_path):
+    begun = Begun(WITH_STORED["SVRG"], tmp_path / "states")
+    old = begun.seen()
+    for number in itertools.count(1):
+        if not interrupted(number, begun.look):
+            break
+        assert is_same(begun.seen(), old), number
+        begun.look()
+    assert number > 20
 
 
 # --- threads -------------------------------------------------------------------------------------

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import sys
+import threading
 from contextlib import nullcontext
 from functools import lru_cache
 from typing import Any, Callable, Iterable, List, Sequence
@@ -144,61 +146,50 @@ def filled_like(array: NDArray, value: float) -> NDArray:
         return make(array.shape, value, ctx=device_of(array), dtype=array.dtype)
 
 
-ASSIGNED = (
-    "The closure assigned values to a parameter (Parameter.set_data or param.data()[:] = ...), and "
-    "the trainer calls it at other weights too: the assignment would be lost, or would damage the "
-    "snapshot. Assign before step(), not in the forward pass, or use grad_req='null' and a "
-    "parameter of one dimension for a state that the forward pass changes."
-)
-
-
-@lru_cache(maxsize=None)
-def _guarded(cls: Any) -> Any:
-    def refuse(array: NDArray, key: Any, value: Any) -> None:
-        raise RuntimeError(ASSIGNED)
-
-    return type(cls.__name__, (cls,), {"__setitem__": refuse, "__slots__": (), "is_guarded": True})
-
-
-def guard(array: NDArray) -> NDArray:
-    """Make an array, in place, refuse assignments to its entries."""
-    cls: Any = type(array)
-    array.__class__ = _guarded(cls)
-    return array
-
-
-def unguarded(array: NDArray) -> NDArray:
-    """Make an array, in place, accept assignments again."""
-    array.__class__ = next(c for c in type(array).__mro__ if not hasattr(c, "is_guarded"))
-    return array
-
-
 _set_recording, _set_training = _QUICK.MXAutogradSetIsRecording, _QUICK.MXAutogradSetIsTraining
 _ON = ctypes.c_int(1)
+_recording: set[int] = set()  # the threads for which `recorded` has switched recording on
 
 
 def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
     """Call a function as under ``autograd.record()``, which takes nearly three times as long."""
     recording, training = ctypes.c_int(), ctypes.c_int()
     was_recording, was_training = ctypes.byref(recording), ctypes.byref(training)
+    thread = threading.get_ident()
     try:
+        _recording.add(thread)
         _set_recording(_ON, was_recording)
         _set_training(_ON, was_training)
         return closure(*arguments)
     finally:
         _set_recording(recording, was_recording)
         _set_training(training, was_training)
+        _recording.discard(thread)
+
+
+def end_recording() -> None:
+    """End what an interrupt at the end of `recorded` has left."""
+    thread = threading.get_ident()
+    if thread in _recording:
+        frame: Any = sys._getframe()
+        while frame is not None and frame.f_code is not recorded.__code__:
+            frame = frame.f_back
+        if frame is None:
+            mx.autograd.set_recording(False)
+            mx.autograd.set_training(False)
+            _recording.discard(thread)
 
 
 # --- gradients ---------------------------------------------------------------------------------
 
 
-def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_req: str) -> None:
+def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:
     """Let `backward` write the gradients of arrays to buffers ('write'), or add them ('add')."""
     flat = [array for per_device in arrays for array in per_device]
     if flat:
         flat_buffers = [buffer for per_device in buffers for buffer in per_device]
-        mx.autograd.mark_variables(flat, flat_buffers, grad_req)
+        flat_reqs = [req for req, per_device in zip(grad_reqs, arrays) for _ in per_device]
+        mx.autograd.mark_variables(flat, flat_buffers, flat_reqs)
 
 
 def fresh(arrays: Arrays) -> Flags:

@@ -109,30 +109,35 @@ def put_gradients(parameter: Parameter, gradients: list[NDArray]) -> None:
     mx.autograd.mark_variables(parameter._data, gradients, parameter.grad_req)
 
 
-_one_patch = threading.RLock()
+_check_and_get: Any = Parameter._check_and_get
+_notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
 
 
 @contextmanager
 def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
     """Call a function with each initialized parameter just before this thread reads it.
 
-    The thread reads the values that the parameter has after the call. This patches Gluon: another
-    thread that begins such a block waits for the end of this one.
+    The thread reads the values that the parameter has after the call. This patches Gluon.
     """
-    thread = threading.get_ident()
+    _notes[threading.get_ident()] = note
+    Parameter._check_and_get = _note_and_get
+    try:
+        yield
+    finally:
+        end_notes()
 
-    def check_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
-        is_read = arrays is not None and arrays is parameter._data
-        if is_read and threading.get_ident() == thread:
-            with not_traced(), mx.autograd.pause():
-                note(parameter)
-            arrays = parameter._data
-        return original(parameter, arrays, device)
 
-    with _one_patch:
-        original = Parameter._check_and_get
-        Parameter._check_and_get = check_and_get
-        try:
-            yield
-        finally:
-            Parameter._check_and_get = original
+def _note_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
+    note = _notes.get(threading.get_ident())
+    if note is not None and arrays is not None and arrays is parameter._data:
+        with not_traced(), mx.autograd.pause():
+            note(parameter)
+        arrays = parameter._data
+    return _check_and_get(parameter, arrays, device)
+
+
+def end_notes() -> None:
+    """End `reads_noted` in this thread; an interrupt may have left it on."""
+    _notes.pop(threading.get_ident(), None)
+    if not _notes:
+        Parameter._check_and_get = _check_and_get

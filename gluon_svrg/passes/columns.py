@@ -170,15 +170,37 @@ def norm(arrays: Iterable[NDArray]) -> float:
     return float(np.sqrt(sum(float(np.dot(x, x)) for x in wide)))
 
 
-def are_finite(arrays: Iterable[NDArray]) -> bool:
-    """Whether all entries of arrays are finite. Waits for them."""
+def _by_operator(operator: Any, arrays: Iterable[NDArray]) -> list[NDArray]:
+    """What an operator for many arrays at once tells of them."""
     groups: dict[Any, list[NDArray]] = {}
     for number, array in enumerate(map(dense, map(classic, arrays))):
-        # With more than 200 arrays, the operator would write beyond its memory.
+        # With more than 200 arrays, such operators would write beyond their memory.
         kind = _mxnet.device_of(array), array.dtype, number // 100
         groups.setdefault(kind, []).append(array if array.shape else array.reshape((1,)))
-    found = [mx.nd.multi_all_finite(*group, num_arrays=len(group)) for group in groups.values()]
-    return all(bool(flag.asscalar()) for flag in found)
+    return [operator(*group, num_arrays=len(group)) for group in groups.values()]
+
+
+def are_finite(arrays: Iterable[NDArray]) -> bool:
+    """Whether all entries of arrays are finite. Waits for them."""
+    return all(bool(flag.asscalar()) for flag in _by_operator(mx.nd.multi_all_finite, arrays))
+
+
+def sums_of_squares(arrays: Iterable[NDArray]) -> list[NDArray]:
+    """The sum of the squares of each array, on its device. Does not wait for it."""
+    return _by_operator(mx.nd.multi_sum_sq, arrays)
+
+
+#: How far copies of one value may differ by rounding, relative to their norm.
+_ROUNDING = {"float16": 1e-3, "float64": 1e-14}
+
+
+def are_close(these: Sequence[NDArray], those: Sequence[NDArray]) -> bool:
+    """Whether arrays of some dtype are equal, or differ by rounding. Waits for them."""
+    if are_equal(these, those):
+        return True
+    rounding = _ROUNDING.get(_mxnet.dtype_name(these[0]), 1e-6)
+    wide = [vector(arrays) for arrays in (these, those)]
+    return bool(np.linalg.norm(wide[0] - wide[1]) <= rounding * np.linalg.norm(wide[1]))
 
 
 def are_equal(these: Iterable[NDArray], those: Iterable[NDArray]) -> bool:

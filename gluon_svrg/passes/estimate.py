@@ -9,7 +9,8 @@
 ``m`` a *mean* per loss entry. A method chooses the factors, the reference and ``m``, see `Terms`.
 Each device has its own ``g``, ``r`` and ``c``.
 
-Backward only writes gradients. So a step has two passes, and one assignment after each::
+Backward only writes gradients, or adds them to zero. So a step has two passes, and one assignment
+after each::
 
     at the reference:    live = r        spare = r + (k / b) c m
     at the weights:      live = g        live = a g + b spare
@@ -145,7 +146,7 @@ def differentiate(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Write the gradient of a minibatch at a point to the live gradients.
+    """Leave the gradient of a minibatch at a point in the live gradients.
 
     What backward does not reach is set to zero. The loss entries are checked before backward,
     which moves running statistics. Returns the losses, and which parameters they depend on.
@@ -157,6 +158,7 @@ def differentiate(
         recorded = record(closure, batch, point.network.devices)
         if check is not None:
             check(recorded.counts)
+        zero(point.network.zeroed)
         recorded.backward(scale)
     finally:
         point.leave()

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
+from itertools import chain
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 
 from .closure import Loss, Recorded, total_loss
-from .columns import Columns, Mean, copy_from_first, norm, sum_to_first, zeros_like
+from .columns import Columns, Mean, copy_from_first, norm, sum_to_first, sums_of_squares, zeros_like
 from .combine import assign, assignment, copy
 from .data import arguments
 from .estimate import differentiate
@@ -24,6 +25,17 @@ from .rows import Row
 REPEATED = 3
 #: The number of minibatches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
+
+
+#: How far the sum of the squares of an array may differ when it is computed again.
+ROUNDING = 1e-5
+ASSIGNED = (
+    "The closure has assigned values to a parameter (Parameter.set_data or param.data()[:] = ...), "
+    "and the trainer calls it at other weights too: the assignment would be lost, or would damage "
+    "the snapshot. Assign before step(), not in the forward pass, or use grad_req='null' for a "
+    "state that the forward pass changes. The weights are as the closure has left them; nothing "
+    "else has changed."
+)
 
 
 class FullGradient(NamedTuple):
@@ -56,6 +68,8 @@ def full_gradient(
     a FloatingPointError if the result is not finite.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
+    weights = list(chain(*network.weights))
+    squares = sums_of_squares(weights)
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
     add = [assignment(pair, (0, ((1.0, 0), (1.0, 1)))) for pair in zip(total, network.live)]
     queue: list[Recorded] = []  # minibatches whose losses the device may still compute
@@ -94,6 +108,9 @@ def full_gradient(
         raise ValueError("There was no data. Pass at least one batch; a used generator is empty.")
     network.check_hidden()
     loss += total_loss(queue)
+    for before, after in zip(squares, sums_of_squares(weights)):
+        if not np.allclose(before.asnumpy(), after.asnumpy(), ROUNDING, 0, equal_nan=True):
+            raise RuntimeError(ASSIGNED)
     sums = workers.reach([entries, loss, together, 1, *reached])
     sum_to_first(total)
     numbers = map(network.parameters.index, network.trainable)

@@ -111,7 +111,7 @@ class Method:
     def refresh(self, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
         if self.keeps_weights:
-            self.point = Point.copied(self.network, frozen=self.keeps_frozen, memory=self.point)
+            self.point = Point.copied(self.network, frozen=self.keeps_frozen)
         if self.keeps_mean:
             self.mean = full.mean
         self.in_objective = full.reached

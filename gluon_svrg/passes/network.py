@@ -11,8 +11,8 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .._mxnet import Arrays
-from .columns import SUMMED_IN, Columns, are_equal, columns, put_back, zeros_like
+from .._mxnet import Arrays, Flags
+from .columns import SUMMED_IN, Columns, are_close, columns, put_back, zeros_like
 from .combine import copy
 from .outside import Outside
 
@@ -20,16 +20,18 @@ from .outside import Outside
 class Network:
     """The parameters whose gradients passes compute.
 
-    Backward always writes the live gradients, the parameters' own gradient buffers: it writes at
-    aliases of the weights, so that the weights' own marks and their ``grad_req`` stay.
+    Backward always changes the live gradients, the parameters' own gradient buffers. Passes are at
+    aliases of the weights, so that the weights' own marks stay.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = Outside(parameters)  # other parameters that closures read
-        self.is_elsewhere = False  # whether the network computes with copies of its weights now
+        self.at: Any = None  # the point that was entered last, until it is left
+        self._kept: Flags | None = None  # the marks of gradients that are in the spare memory
         self._buffers: dict[Parameter, list[NDArray]] = {}  # their last gradient buffers
+        self._written: set[Parameter] = set()  # those that have been under ``grad_req='write'``
         self.release()
 
     def release(self) -> None:
@@ -42,8 +44,10 @@ class Network:
         self.live_grads: Arrays = []  # the gradient buffers
         self.live: Columns = []  # the same as columns
         self.accumulating: list[NDArray] = []  # those under ``grad_req='add'``
+        self.zeroed: list[NDArray] = []  # those to which backward adds
         self._spare: Columns = []
         self._overwritten: list[Parameter] = []
+        self._adding: list[Parameter] = []  # those that have always been under ``grad_req='add'``
         self._lists: list[Any] = []  # the lists of arrays that are known
         self._were: list[str] = []  # descriptions of the parameters
 
@@ -73,9 +77,11 @@ class Network:
         self.frozen_values = [_mxnet.data(p) for p in self.frozen]
         self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
         self.live = columns(self.live_grads)
-        adds = (g for p, g in zip(self.trainable, self.live_grads) if p.grad_req == "add")
-        self.accumulating = [grad for grads in adds for grad in grads]
-        self.aliases = [[_mxnet.guard(w.detach()) for w in row] for row in self.weights]
+        pairs = list(zip(self.trainable, self.live_grads))
+        self.accumulating = [g for p, row in pairs if p.grad_req == "add" for g in row]
+        self._adding = [p for p, _ in pairs if p not in self._written and not _mxnet.is_sparse(p)]
+        self.zeroed = [g for p, row in pairs if p in self._adding for g in row]
+        self.aliases = [[w.detach() for w in row] for row in self.weights]
         self.mark(self.aliases)
         self._were = list(map(_described, self.parameters))
         self._lists = [*map(_mxnet.data, self.parameters), *map(_mxnet.gradients, self.parameters)]
@@ -83,22 +89,30 @@ class Network:
     def note_buffers(self) -> None:
         """Remember the gradient buffers that backward has written at the weights themselves."""
         self._buffers.update(zip(self.parameters, map(_mxnet.gradients, self.parameters)))
+        self._written.update(p for p in self.parameters if p.grad_req == "write")
 
     def mark(self, weights: Arrays) -> None:
-        """Let backward write the gradients of arrays like the weights to the live gradients."""
-        _mxnet.put_gradients_into(weights, self.live_grads, "write")
+        """Let backward write the gradients of arrays like the weights to the live gradients.
+
+        Where the user has always let gradients add up, it adds to zero: a layer of a network
+        hybridized with ``static_shape=True`` goes on as it began. MXNet cannot add sparse ones.
+        """
+        reqs = ["add" if p in self._adding else "write" for p in self.trainable]
+        _mxnet.put_gradients_into(weights, self.live_grads, reqs)
 
     def difference(self) -> str:
         """Describe how the parameters differ from those that are known here; empty if they do not.
 
-        A cast to the same dtype makes new arrays with the same values, which is no difference.
+        New arrays with the same values, as after a cast to the same dtype, are no difference; nor
+        is what `Parameter.reset_ctx` does, which averages the copies on several devices, and what
+        operators change by themselves.
         """
         for p, was, known in zip(self.parameters, self._were, self._lists):
             now = _described(p)
             if now != was:
                 return f"{p.name} is {now} now and was {was} then"
-            values = _mxnet.data(p)
-            if values is not known and not are_equal(values, known):
+            values, is_state = _mxnet.data(p), _mxnet.is_auxiliary(p)
+            if values is not known and not is_state and not are_close(values, known):
                 return f"{p.name} has other values, as after net.initialize(force_reinit=True)"
         return ""
 
@@ -115,6 +129,10 @@ class Network:
         """Take the spare memory, to keep something there."""
         taken, self._spare = self.spare, []
         return taken
+
+    def free_spare(self) -> None:
+        """Keep no spare memory, until it is needed."""
+        self._spare = []
 
     def give_spare(self, memory: Columns) -> None:
         """Give memory of the same kind back, in which sums of the current gradients fit."""
@@ -138,14 +156,26 @@ class Network:
         Meanwhile they are in the spare memory.
         """
         copy(self.live, self.spare)
-        fresh = _mxnet.take_fresh(self.weights)
+        self._kept = _mxnet.fresh(self.weights)
         try:
+            _mxnet.take_fresh(self.weights)
             yield
         finally:
-            with mx.autograd.pause():  # an interrupt may have left MXNet recording
-                copy(self.spare, self.live)
-            _mxnet.take_fresh(self.weights)
-            _mxnet.mark(self.weights, fresh)
+            self._put_grads_back()
+
+    def _put_grads_back(self) -> None:
+        with mx.autograd.pause():  # an interrupt may have left MXNet recording
+            copy(self.spare, self.live)
+        _mxnet.take_fresh(self.weights)
+        _mxnet.mark(self.weights, self._kept or [])
+        self._kept = None
+
+    def come_back(self) -> None:
+        """Put back what an interrupt at the end of a pass has left elsewhere."""
+        if self.at is not None:
+            self.at.leave()
+        if self._kept is not None:
+            self._put_grads_back()
 
     # --- marks ---------------------------------------------------------------------------------
 

@@ -31,7 +31,7 @@ class Point:
     ) -> None:
         self.network, self.weights, self.frozen = network, weights, frozen
         self._moves_states = moves_states
-        self._is_elsewhere = weights is not network.aliases
+        self.is_elsewhere = weights is not network.aliases
         self.bind()
 
     @classmethod
@@ -44,21 +44,18 @@ class Point:
         return cls(network, aliases, moves_states=moves_states)
 
     @classmethod
-    def copied(cls, network: Network, *, frozen: bool, memory: Point | None = None) -> Point:
-        """Copies of the current weights, and perhaps of the frozen values, in new memory or old."""
-        if memory is not None:
-            memory.move()
-            return memory
-        weights = [list(map(_mxnet.guard, _mxnet.all_rows(p))) for p in network.trainable]
+    def copied(cls, network: Network, *, frozen: bool) -> Point:
+        """Copies of the current weights, and perhaps of the frozen values."""
+        weights = list(map(_mxnet.all_rows, network.trainable))
         values = [[v.copy() for v in row] for row in network.frozen_values] if frozen else None
         return cls(network, weights, values)
 
     def bind(self) -> None:
         """Use the gradient buffers that the parameters have now."""
         network = self.network
-        if self._is_elsewhere:  # MXNet 2.0 has traced the arrays as those of another variable
+        if self.is_elsewhere:  # MXNet 2.0 has traced the arrays as those of another variable
             for row in self.weights:
-                row[:] = [_mxnet.guard(_mxnet.unguarded(value).detach()) for value in row]
+                row[:] = [value.detach() for value in row]
             for row in self.frozen or ():
                 row[:] = [value.detach() for value in row]
         rows = list(network.frozen_values if self.frozen is None else self.frozen)
@@ -83,24 +80,21 @@ class Point:
         return all(are_equal(_mxnet.data(p), values) for p, values in now)
 
     def move(self) -> None:
-        """Copy the values of the network's parameters, in place."""
-        network = self.network
-        for parameters, kept in ((network.trainable, self.weights), (network.frozen, self.frozen)):
-            if kept:
-                live = (
-                    _mxnet.all_rows(p) if _mxnet.has_sparse_values(p) else _mxnet.data(p)
-                    for p in parameters
-                )
-                copy(columns(list(live)), columns(kept))
+        """Copy the current weights, in place."""
+        rows = (
+            _mxnet.all_rows(p) if _mxnet.has_sparse_values(p) else _mxnet.data(p)
+            for p in self.network.trainable
+        )
+        copy(columns(list(rows)), columns(self.weights))
 
     def enter(self) -> None:
         """Let the network compute here, until `leave`, which also ends what was not completed."""
         for value, copy_of_it in self._states:
             value.copyto(copy_of_it)
-        self.network.is_elsewhere = self._is_elsewhere
+        self.network.at = self
         _mxnet.put(self._parameters, self._arrays)
 
     def leave(self) -> None:
         """Let the network compute with the parameters' own values again."""
         _mxnet.put(self._parameters, self._own)
-        self.network.is_elsewhere = False
+        self.network.at = None

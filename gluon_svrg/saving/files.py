@@ -74,10 +74,18 @@ class StateFiles:
 
     def apply(self, parts: Mapping[str, Any]) -> None:
         """Check and assign what waits, now that the parameters are initialized; as `load`."""
-        self._check(self.waiting, parts, *self._file)
+        hint = "Load it again, or call discard_snapshot() to train on without it."
+        path, then = self._file
+        self._check(self.waiting, parts, path, then, hint)
         for name, state in self.waiting.items():
             parts[name].assign(state)
         self.waiting = {}
+
+    def discard_method(self, parts: Mapping[str, Any]) -> None:
+        """Forget the state of a method, and what waits beside it if that fits no more."""
+        self.waiting.pop("method", None)
+        if self._problems(self.waiting, parts, self._file[1]):
+            self.waiting = {}
 
     def _described(self) -> list[Description]:
         """The parameters as they are now."""
@@ -117,8 +125,19 @@ class StateFiles:
                 "a trainer of that method"
             )
 
-    def _check(self, states: Any, parts: Mapping[str, Any], path: Any, then: Any) -> None:
+    def _check(
+        self, states: Any, parts: Mapping[str, Any], path: Any, then: Any, hint: str = ""
+    ) -> None:
         """Raise a ValueError if the content of a file does not fit."""
+        found = self._problems(states, parts, then)
+        if found:
+            raise ValueError(
+                f"{path} does not fit this trainer: {'; '.join(found[:10])}"
+                f"{'; and more' * (len(found) > 10)}. Nothing was changed. {hint}".rstrip()
+            )
+
+    def _problems(self, states: Any, parts: Mapping[str, Any], then: Any) -> list[str]:
+        """Tell why the content of a file does not fit."""
         found = [*misfits(then, self._described(), "method" in states)]
         for name, state in () if found else states.items():
             try:
@@ -128,8 +147,4 @@ class StateFiles:
                     found.append(f"it has a state of {name!r}, and this trainer has none")
             except Exception as error:  # of a state that no version has written
                 found.append(f"its {name} is malformed ({type(error).__name__}: {error!s:.100})")
-        if found:
-            raise ValueError(
-                f"{path} does not fit this trainer: {'; '.join(found[:10])}"
-                f"{'; and more' * (len(found) > 10)}. Nothing was changed."
-            )
+        return found
