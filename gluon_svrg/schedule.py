@@ -33,7 +33,7 @@ __all__ = ["Cosine", "EveryEpochs", "EverySteps", "Linear", "Loopless", "Partial
 Schedule = Union[float, Callable[[int], float]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Linear:
     """A coefficient that falls linearly, constant between snapshots, as in alpha-SVRG.
 
@@ -73,7 +73,7 @@ class Linear:
         return self.final + (self.initial - self.final) * left
 
 
-@dataclass
+@dataclass(eq=False)
 class Cosine(Linear):
     """A coefficient that falls as a half cosine, constant between snapshots.
 
@@ -98,7 +98,7 @@ class Cosine(Linear):
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
-@dataclass
+@dataclass(eq=False)
 class Until:
     """Variance reduction for the first snapshots only, then the plain optimizer at its own cost.
 
@@ -177,7 +177,7 @@ class _Refresh:
         return trainer.wants_snapshot or is_time
 
 
-@dataclass
+@dataclass(eq=False)
 class EveryEpochs(_Refresh):
     """A refresh every few epochs, at the start of the epoch.
 
@@ -214,7 +214,7 @@ class EveryEpochs(_Refresh):
         return epoch % self.epochs == 0
 
 
-@dataclass
+@dataclass(eq=False)
 class EverySteps(_Refresh):
     """A refresh after a number of steps, fixed or growing: SVRG++ [1]_ has factor 2.
 
@@ -247,7 +247,7 @@ class EverySteps(_Refresh):
         return trainer.inner_steps >= self.steps * self.factor ** (trainer.num_snapshots - 1)
 
 
-@dataclass
+@dataclass(eq=False)
 class Loopless(_Refresh):
     """A refresh at each step with a given probability: L-SVRG [1]_.
 
@@ -289,7 +289,7 @@ class Loopless(_Refresh):
         return bool(coin < self.probability)
 
 
-@dataclass
+@dataclass(eq=False)
 class PartialSampler(Sampler):
     """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
 

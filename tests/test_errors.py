@@ -201,6 +201,17 @@ def test_bad_closures(begun, method, name):
     begun.step()
 
 
+def test_before_shapes_are_known():
+    net = PROBLEM.network(deferred=True)
+    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    with pytest.raises(ValueError, match="no data"):
+        trainer.update_full_grads(PROBLEM.closure(net), iter([]))
+    for call in (lambda: trainer.step(5), lambda: trainer.update(5), trainer.allreduce_grads):
+        with pytest.raises(RuntimeError, match=r"shapes .* not known yet: .*closure"):
+            call()
+    trainer.step(5, closure=lambda: PROBLEM.closure(net)(BATCHES[0]))
+
+
 # --- where a method must not be called -----------------------------------------------------------
 
 CALLS = {

@@ -48,6 +48,10 @@ def test_until_has_the_cost_of_the_plain_optimizer_afterwards():
     assert math.isnan(mean_loss) and trainer.snapshot is None
 
 
+def test_schedules_can_be_keys():
+    assert len({Linear(1, 3), Cosine(1, 3), Until(3), EveryEpochs(2), sampler(5, 3)}) == 5
+
+
 def run(refresh, epochs):
     """The steps at which a refresh was made."""
     _, loss_of, trainer = make()

@@ -11,7 +11,7 @@ import numpy as np
 from .closure import Loss, Recorded, total_loss
 from .columns import Columns, Mean, copy_from_first, norm, sum_to_first, zeros_like
 from .combine import assign, assignment, copy
-from .data import arguments
+from .data import NO_DATA, arguments
 from .estimate import differentiate
 from .network import Network
 from .points import Point
@@ -91,7 +91,7 @@ def full_gradient(
             loss += total_loss(queue[: QUEUED // 2])
             del queue[: QUEUED // 2]
     if not entries:
-        raise ValueError("There was no data. Pass at least one batch; a used generator is empty.")
+        raise ValueError(NO_DATA)
     network.check_hidden()
     loss += total_loss(queue)
     sums = workers.reach([entries, loss, together, 1, *reached])
