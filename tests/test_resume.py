@@ -154,6 +154,19 @@ def test_wherever_the_update_is(kvstore, devices, optimizer, tmp_path):
     resumes("in mid-epoch", tmp_path, optimizer=optimizer, devices=devices, kvstore=kvstore)
 
 
+def test_the_statistics_of_each_device(tmp_path):
+    straight, resumed = Run(devices=TWO), Run(devices=TWO)
+    straight.play([0, 1, "refresh"])
+    straight.save(tmp_path)
+    resumed.load(tmp_path)
+    found = [
+        [value.asnumpy() for row in run.trainer.snapshot.values() for value in row]
+        for run in (straight, resumed)
+    ]
+    assert_unchanged(*found)
+    assert sum(not np.array_equal(*pair) for pair in zip(found[0][::2], found[0][1::2])) == 2
+
+
 @all_methods
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
 def test_files_of_0_3_0(optimizer, method, tmp_path):
