@@ -52,11 +52,7 @@ BREAKS = {
         ("sum_to_first(total)", "pass", "methods trajectory[SVRG-2"),
         ("loss += total_loss(queue)", "pass", "losses mean_of_many"),
         ("if not np.isfinite(size):", "if False:", "errors 'mistakes and NaN'"),
-        (
-            "if its_reached !=",
-            "if number < 4 and its_reached !=",
-            "halves reaches_moves_by_its_mean",
-        ),
+        ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
     "passes/live_gradients.py": [
         ("self.entries += found", "self.entries = found", "halves a_clip_between"),

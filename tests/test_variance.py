@@ -190,7 +190,7 @@ def test_errors():
 
 
 def test_dropout_under_the_lock_and_without():
-    """Under it at the reference, and with the seeds of rows, there is none; the generator goes on."""
+    """At the reference there is none under the lock. MXNet's own random numbers go on."""
     net, drawn = kit.with_dropout(), set()
     loss_of, batches = PROBLEM.closure(net, "float32"), PROBLEM.batches(7)
     for cls, lock_random in ((SVRGTrainer, True), (SAGATrainer, True), (SVRGTrainer, False)):
