@@ -285,7 +285,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         scales = self._scales_losses
         scale = self._loss_scale.value if scales else 1.0
         if terms is None:
-            found = plain(self._network.parameters, closure, scale)
+            found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
             self._network.note_buffers()
             self._live.hold_plain(found)
         else:

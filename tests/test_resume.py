@@ -126,12 +126,10 @@ def test_at_every_moment(moment, method, tmp_path):
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "approximate MARS"])
 @pytest.mark.parametrize(
-    "moment, lock",
-    [(moment, True) for moment in ("at the start", "after a refresh", "in mid-epoch")]
-    + [("in mid-epoch", "auto")],
+    "moment, lock", [*((moment, True) for moment in MOMENTS), ("in mid-epoch", "auto")]
 )
 def test_with_the_lock_on(moment, method, lock, tmp_path):
-    """The seeds of the lock go on, from the first on; a method of one gradient has none."""
+    """The seeds of the lock go on, in plain steps too; a method of one gradient has none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*random")
         resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
