@@ -23,6 +23,7 @@ import numpy as np
 from mxnet.gluon.data import Sampler
 
 from . import _arguments, saving
+from .passes.warn import warn
 
 if TYPE_CHECKING:
     from .trainer import VarianceReducedTrainer
@@ -210,6 +211,7 @@ class EveryEpochs(_Refresh):
 
     def _is_time(self, trainer: VarianceReducedTrainer) -> bool:
         trainer.register(self)
+        trainer._watch.epoch(trainer._progress.steps)
         epoch, self.epoch = self.epoch, self.epoch + 1
         return epoch % self.epochs == 0
 
@@ -360,6 +362,11 @@ class Coefficient:
         """Change to another schedule, in force for the snapshot of an index."""
         self.set(_at(schedule, index))
         self._schedule = schedule
+        if self.value > 2:
+            warn(
+                f"The coefficient is {self.value:g}. Above 2 the estimate has more variance than "
+                "the plain gradient, even at the snapshot: 1 is SVRG, and 0 the plain optimizer."
+            )
 
     def set(self, value: float) -> None:
         """Put a coefficient in force; in the formula it is rounded to float32."""

@@ -17,6 +17,7 @@ from .network import Network
 from .points import Point
 from .random_lock import Losses, RandomLock, losses_at
 from .rows import Row
+from .watch import first_shape
 
 #: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
 #: in a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it
@@ -35,6 +36,7 @@ class FullGradient(NamedTuple):
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
+    first_shape: tuple[int, ...]  # of the losses of the first minibatch, for a `Watch`
     rows: list[Row]  # the gradients of all minibatches, if they were wanted
 
 
@@ -77,6 +79,7 @@ def full_gradient(
                     break
         if is_first:
             network.check_hidden()
+            shape = first_shape(inputs, recorded)
         for on_device in add:
             on_device()
         if keeps_rows:
@@ -115,6 +118,7 @@ def full_gradient(
         [count > 0 for count in sums[4:]],
         int(sums[0]),
         entries,
+        shape,
         [
             Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
             for number, (grads, recorded, seed) in enumerate(rows)
