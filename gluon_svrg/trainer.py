@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections import deque
 from contextlib import ExitStack, contextmanager
+from inspect import signature
 from math import prod
 from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
@@ -94,7 +95,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         prox: ProxArgument = None,
         **own: Any,
     ) -> None:
-        name, method = type(self).__name__, self._method_class(**own)
+        name = type(self).__name__
+        for each in own.keys() - signature(type(self)).parameters.keys():
+            hint = _arguments.near(each, signature(type(self)).parameters)
+            if each == "update_freq":
+                hint = " Call update_full_grads() where a refresh is due, or use FullGradHandler."
+            raise TypeError(f"{name} takes no argument {each!r}.{hint}")
+        method = self._method_class(**own)
         if isinstance(params, Block):
             raise ValueError(
                 f"The first argument of {name} is the network. Pass its parameters: "

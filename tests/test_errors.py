@@ -135,6 +135,7 @@ MISTAKES = {
         "a lock": (lambda b: b.set(lock_random="yes"), "True, False or 'auto', got 'yes'"),
         "a size of 0": (lambda b: b.step(size=0), "batch_size must be finite, above 0, got 0"),
         "a size of nan": (lambda b: b.step(size=float("nan")), "batch_size must be"),
+        "NumPy": (lambda b: b.refresh(data=[(PROBLEM.X, PROBLEM.y)]), "no array of MXNet, such as"),
         "a size to update with": (lambda b: b.trainer.update(0), "batch_size must be"),
     },
     FloatingPointError: {
@@ -147,6 +148,10 @@ MISTAKES = {
             lambda b: b.refresh(other_minibatches(b)),
             r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
         ),
+    },
+    mx.base.MXNetError: {
+        "a dtype": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "float32"))), "have one dtype"),
+        "integers": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "uint8"))), "have one dtype"),
     },
     OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
 }
@@ -208,6 +213,8 @@ def test_before_shapes_are_known():
     trainer = SVRGTrainer(net.collect_params(), "sgd")
     with pytest.raises(ValueError, match="no data"):
         trainer.update_full_grads(PROBLEM.closure(net), iter([]))
+    with pytest.raises(TypeError, match=r"with the 2 items of a batch, but its signature is \(\)"):
+        trainer.update_full_grads(lambda: net(array(PROBLEM.X)), [(BATCHES[0], BATCHES[0])])
     for call in (lambda: trainer.step(5), lambda: trainer.update(5), trainer.allreduce_grads):
         with pytest.raises(RuntimeError, match=r"shapes .* not known yet: .*closure"):
             call()
@@ -260,6 +267,12 @@ SETTINGS = {
         r"is not initialized. Call net.initialize\(\)",
     ),
     "another library": (lambda: of("sgd", {"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
+    "a near name": (
+        lambda: of(coeficient=0.5),
+        TypeError,
+        "^SVRGTrainer takes no argument 'coeficient'. Did you mean 'coefficient'",
+    ),
+    "of SVRGModule": (lambda: of(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
     "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
