@@ -86,6 +86,13 @@ BREAKS = {
         ("counts != self.counts", "sum(counts) != sum(self.counts)", "tables on_other_devices"),
         ("outside.fingerprint() in (None, self.outside)", "True", "tables weights_have_moved"),
     ],
+    "passes/watch.py": [
+        ("min(sizes[0] for", "max(sizes[0] for", "errors false_alarm"),
+        ("and shape not in shapes", "", "errors false_alarm"),
+        ("steps == self._steps + 1 and", "", "errors false_alarm"),
+        ("and 2 * self._step_entries < self._refresh_entries", "", "errors false_alarm"),
+        ("if self._has_one and", "if not self._has_one and", "errors 'false_alarm or probably'"),
+    ],
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
     "passes/columns.py": [
         ('{"float16": "float32"', '{"float16": "float16"', "dtypes_and_amp float16_cannot")

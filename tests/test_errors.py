@@ -388,7 +388,7 @@ def ask(begun, before_each_step, data=None):
 
 
 def sum_then_each(begun, data=None):
-    begun.refresh(lambda X, y: begun.loss_of(X, y).sum(), data)
+    begun.refresh(lambda X, y, *_: begun.loss_of(X, y).sum(), data)
     begun.step()
 
 
@@ -427,9 +427,11 @@ def test_what_is_probably_a_mistake(name):
 #: What looks like it, and is no mistake.
 FINE = {
     "labels of that shape": lambda b: b.refresh(
-        lambda X, y: (b.net(X)[:, :1] - y) ** 2, [[b.batches[0][0], array(np.ones((5, 5)))]]
+        lambda X, y, z: squares(b, X, z), [[*b.batches[0], array(np.ones((5, 5)))]]
     ),
-    "single samples": lambda b: sum_then_each(b, [[X[:1], y[:1]] for X, y in b.batches]),
+    "single samples": lambda b: sum_then_each(
+        b, [[X[:1], y[:1], array(np.ones((3, 1)))] for X, y in b.batches]
+    ),
     "rows": lambda b: stored(b, {"batch_index": 0}),
     "epochs": lambda b: ask(b, False),
     "epochs of a step": lambda b: ask(b, True, b.batches[:1]),
