@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from difflib import get_close_matches
 from math import inf, isfinite
 from numbers import Integral, Real
-from typing import Any
+from typing import Any, Iterable, Mapping
 
 
 def number(value: Any, name: str, low: int = 0, high: float = inf, open_low: bool = False) -> float:
@@ -33,3 +34,9 @@ def flag(value: Any, name: str) -> bool:
     if not isinstance(value, bool):
         raise TypeError(f"{name} must be True or False, got {value!r}.")
     return value
+
+
+def near(name: str, known: Iterable[str], others: Mapping[str, str] | None = None) -> str:
+    """A question about a wrong name, if there is a near one; `others` has names of elsewhere."""
+    found = get_close_matches((others or {}).get(name, name), list(known), n=1)
+    return f" Did you mean {found[0]!r}?" if found else ""

@@ -128,9 +128,11 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         self.train_data = train_data
         self.schedule = update_freq
         self.progress, self.priority = progress, priority
+        self._epoch = 0  # of this call of ``fit``, as MXNet's own handlers count
 
     def train_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Check that all parts are there."""
+        self._epoch = 0
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
             raise RuntimeError(
@@ -155,6 +157,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         """Count the epoch."""
         estimator.batch_processor._has_handler = False
         estimator.trainer.epoch_count.epochs += 1
+        self._epoch += 1
 
     def _refresh(self, estimator: Any) -> None:
         trainer = estimator.trainer
@@ -163,7 +166,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         if trainer.has_snapshot:
             found = trainer.history[-1]
             estimator.logger.info(
-                f"[Epoch {trainer.epoch_count.epochs}] full gradient: mean loss "
+                f"[Epoch {self._epoch}] full gradient: mean loss "
                 f"{found['mean_loss']:.6f}, gradient norm {found['gradient_norm']:.6f}"
             )
 

@@ -23,6 +23,7 @@ import numpy as np
 from mxnet.gluon.data import Sampler
 
 from . import _arguments, saving
+from .passes.warn import warn
 
 if TYPE_CHECKING:
     from .trainer import VarianceReducedTrainer
@@ -33,7 +34,7 @@ __all__ = ["Cosine", "EveryEpochs", "EverySteps", "Linear", "Loopless", "Partial
 Schedule = Union[float, Callable[[int], float]]
 
 
-@dataclass
+@dataclass(eq=False)
 class Linear:
     """A coefficient that falls linearly, constant between snapshots, as in alpha-SVRG.
 
@@ -73,7 +74,7 @@ class Linear:
         return self.final + (self.initial - self.final) * left
 
 
-@dataclass
+@dataclass(eq=False)
 class Cosine(Linear):
     """A coefficient that falls as a half cosine, constant between snapshots.
 
@@ -98,7 +99,7 @@ class Cosine(Linear):
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
 
-@dataclass
+@dataclass(eq=False)
 class Until:
     """Variance reduction for the first snapshots only, then the plain optimizer at its own cost.
 
@@ -177,7 +178,7 @@ class _Refresh:
         return trainer.wants_snapshot or is_time
 
 
-@dataclass
+@dataclass(eq=False)
 class EveryEpochs(_Refresh):
     """A refresh every few epochs, at the start of the epoch.
 
@@ -210,11 +211,12 @@ class EveryEpochs(_Refresh):
 
     def _is_time(self, trainer: VarianceReducedTrainer) -> bool:
         trainer.register(self)
+        trainer._watch.epoch(trainer._progress.steps)
         epoch, self.epoch = self.epoch, self.epoch + 1
         return epoch % self.epochs == 0
 
 
-@dataclass
+@dataclass(eq=False)
 class EverySteps(_Refresh):
     """A refresh after a number of steps, fixed or growing: SVRG++ [1]_ has factor 2.
 
@@ -247,7 +249,7 @@ class EverySteps(_Refresh):
         return trainer.inner_steps >= self.steps * self.factor ** (trainer.num_snapshots - 1)
 
 
-@dataclass
+@dataclass(eq=False)
 class Loopless(_Refresh):
     """A refresh at each step with a given probability: L-SVRG [1]_.
 
@@ -289,7 +291,7 @@ class Loopless(_Refresh):
         return bool(coin < self.probability)
 
 
-@dataclass
+@dataclass(eq=False)
 class PartialSampler(Sampler):
     """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
 
@@ -360,6 +362,11 @@ class Coefficient:
         """Change to another schedule, in force for the snapshot of an index."""
         self.set(_at(schedule, index))
         self._schedule = schedule
+        if self.value > 2:
+            warn(
+                f"The coefficient is {self.value:g}. Above 2 the estimate has more variance than "
+                "the plain gradient, even at the snapshot: 1 is SVRG, and 0 the plain optimizer."
+            )
 
     def set(self, value: float) -> None:
         """Put a coefficient in force; in the formula it is rounded to float32."""

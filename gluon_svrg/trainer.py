@@ -6,6 +6,7 @@ import os
 from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
+from inspect import signature
 from math import prod
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
@@ -31,20 +32,8 @@ from .passes.points import Point
 from .passes.progress import Progress
 from .passes.random_lock import RandomLock, losses_at, start
 from .passes.rows import Row
-from .passes.warn import warn
+from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
-
-RETURNS_OUTPUT = (
-    "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
-    "differentiated: if one is the output of the network, return the loss alone, and keep the "
-    "output by other means."
-)
-MEAN_LOSS = (
-    "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
-    "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
-    "minibatch, call step(1). If it is the sum over the samples, all is right."
-)
-_IN_A_ROW = 5  # minibatches of one loss entry, before that is taken for a mean
 
 
 class _Held(NamedTuple):
@@ -116,7 +105,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         prox: ProxArgument = None,
         **own: Any,
     ) -> None:
-        name, method = type(self).__name__, self._method_class(**own)
+        name = type(self).__name__
+        for each in own.keys() - signature(type(self)).parameters.keys():
+            hint = _arguments.near(each, signature(type(self)).parameters)
+            if each == "update_freq":
+                hint = " Call update_full_grads() where a refresh is due, or use FullGradHandler."
+            raise TypeError(f"{name} takes no argument {each!r}.{hint}")
+        method = self._method_class(**own)
         if isinstance(params, Block):
             raise ValueError(
                 f"The first argument of {name} is the network. Pass its parameters: "
@@ -139,8 +134,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._here: Point | None = None  # the current weights
         # For the user's block, and for warnings
         self._block: Any = None  # of `at_snapshot`
-        self._of_one_entry = 0  # minibatches in a row
-        self._returns_output = False
+        self._watch = Watch(self._workers.size)
 
     def __repr__(self) -> str:
         method = self._method
@@ -231,7 +225,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 self._start_kvstore()
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
-        self._warn_of_mean_loss(batch_size)
+        self._watch.step(self._live.entries, batch_size)
         self._live.show_marks(ignore_stale_grad)
         try:
             if self._scales_losses and self._overflows_on_kvstore():
@@ -297,7 +291,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         scales = self._scales_losses
         scale = self._loss_scale.value if scales else 1.0
         if terms is None:
-            found = plain(self._network.parameters, closure, scale)
+            found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
             self._network.note_buffers()
             self._live.hold_plain(found)
         else:
@@ -305,10 +299,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if scales:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
-        loss = found.recorded.loss
-        if isinstance(loss, (list, tuple)) and not self._returns_output:
-            self._warn_of_output(loss)
-        return loss
+        if self._method.table:
+            self._watch.row(batch_index is not None)
+        self._watch.losses(found.recorded.loss)
+        return found.recorded.loss
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
@@ -507,26 +501,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         trainable = filter(_mxnet.is_trainable, self._network.parameters)
         return not are_finite(grad for p in trainable for grad in _mxnet.gradients(p))
 
-    # --- what trains, but probably not as it was meant to --------------------------------------
-
-    def _warn_of_mean_loss(self, batch_size: float) -> None:
-        """Warn if losses of one entry, probably means already, are divided once more."""
-        if self._of_one_entry == _IN_A_ROW:
-            return  # it has warned
-        is_one = self._live.entries == 1 and batch_size > self._workers.size
-        self._of_one_entry = self._of_one_entry + 1 if is_one else 0
-        if self._of_one_entry == _IN_A_ROW:
-            warn(MEAN_LOSS.format(count=_IN_A_ROW, batch_size=batch_size))
-
-    def _warn_of_output(self, loss: Loss) -> None:
-        """Warn if an output of the network is returned beside its loss."""
-        shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
-        for device, shape in shapes:
-            if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
-                self._returns_output = True
-                warn(RETURNS_OUTPUT.format(one=shape[:1], other=shape))
-                return
-
     # --- a refresh -----------------------------------------------------------------------------
 
     def update_full_grads(
@@ -634,6 +608,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             full = full_gradient(
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
+        self._watch.refresh(full.entries, full.first_shape)
         network.free_spare()  # the snapshot takes its memory
         rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
         following = self._after(full, alpha, rate)

@@ -27,6 +27,8 @@ BREAKS = {
         ("Terms(b=-alpha, k=alpha,", "Terms(b=-alpha, k=1.0,", "methods trajectory[alpha-SVRG"),
         ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
         ("rate * (1 - optimizer.momentum)", "rate", "svrg rate_of_barzilai"),
+        ("max(self.num_snapshots - 1, 0)", "self.num_snapshots", "schedule snapshot_in_force"),
+        ("row if _mxnet.is_auxiliary(p) else row[:1]", "row[:1]", "resume statistics_of_each"),
     ],
     "saga.py": [
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
@@ -50,6 +52,7 @@ BREAKS = {
         ("sum_to_first(total)", "pass", "methods trajectory[SVRG-2"),
         ("loss += total_loss(queue)", "pass", "losses mean_of_many"),
         ("if not np.isfinite(size):", "if False:", "errors 'mistakes and NaN'"),
+        ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
     "passes/live_gradients.py": [
         ("self.entries += found", "self.entries = found", "halves a_clip_between"),
@@ -71,7 +74,24 @@ BREAKS = {
     "passes/closure.py": [("[number] += prod", "[number] = prod", "losses several_losses")],
     "passes/random_lock.py": [
         ("relative if relative > rounding else 0.0", "relative", "losses samples_in_another_order"),
+        (
+            "+= float(entries.sum",
+            "+= float(entries[..., :1].sum",
+            "losses samples_in_another_order",
+        ),
         ("int(sequence.generate_state(1)[0] >> 1)", "7", "random_numbers both_passes"),
+        ("self._count = was_locked, count", "_ = was_locked, 0", "random_numbers both_passes"),
+    ],
+    "passes/rows.py": [
+        ("counts != self.counts", "sum(counts) != sum(self.counts)", "tables on_other_devices"),
+        ("outside.fingerprint() in (None, self.outside)", "True", "tables weights_have_moved"),
+    ],
+    "passes/watch.py": [
+        ("min(sizes[0] for", "max(sizes[0] for", "errors false_alarm"),
+        ("and shape not in shapes", "", "errors false_alarm"),
+        ("steps == self._steps + 1 and", "", "errors false_alarm"),
+        ("and 2 * self._step_entries < self._refresh_entries", "", "errors false_alarm"),
+        ("if self._has_one and", "if not self._has_one and", "errors 'false_alarm or probably'"),
     ],
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
     "passes/columns.py": [
@@ -88,6 +108,7 @@ BREAKS = {
         ("inner_steps = None, 0", "steps = None, 0", "methods counters"),
         ("self._overflows_on_kvstore():", "False:", "dtypes_and_amp overflow_in_either"),
         ("self._progress.inner_steps = 0  # of", "pass  # of", "methods file_of_gluon_trainer"),
+        ("self._progress.compared = False", "pass", "random_numbers compares_once_more"),
     ],
     # Workers and files
     "kvstore/workers.py": [
@@ -99,6 +120,7 @@ BREAKS = {
     "saving/files.py": [
         ("if method != self._method:", "if False:", "files formats_methods_and_parts")
     ],
+    "saving/objects.py": [("common.index(max(common))", "0", "schedule remembered")],
     "saving/optimizer.py": [
         ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'")
     ],
@@ -113,6 +135,8 @@ BREAKS = {
         ("self._squares += count *", "self._squares +=", "variance against_numpy"),
         ("coefficient * _ratio(both", "_ratio(both", "variance against_numpy"),
         ("unit_sum - count", "unit_sum", "variance against_numpy"),
+        ("draw_seed() if locked else None", "None", "variance dropout_under"),
+        ("seed = reference.seed", "pass", "variance dropout_under"),
     ],
     "estimator.py": [
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),

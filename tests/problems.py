@@ -159,11 +159,14 @@ class Tied(Dense):
 
 
 class Partly(Dense):
-    """Two of its minibatches do not reach the first layer."""
+    """Two of its minibatches do not reach the first layer, or those before a sample do not."""
 
-    @staticmethod
-    def is_cut(index):
-        return index[0] in (0, 10)
+    def __init__(self, *args, reached_from=0, **kwargs):
+        super().__init__(*args, **kwargs)
+        self.reached_from = reached_from
+
+    def is_cut(self, index):
+        return index[0] < self.reached_from or (not self.reached_from and index[0] in (0, 10))
 
     def closure(self, net, dtype="float64", devices=None):
         cut = super().closure(lambda X: net[1](net[0](X).detach()), dtype, devices)

@@ -98,6 +98,21 @@ def test_a_clip_in_each_dtype(dtype):
     np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-2)
 
 
+def test_many_micro_batches_in_float16():
+    """V is a difference of large sums, each rounded, and close to zero at the minimum."""
+    weight, loss_of = elementwise("float16")
+    weight.grad_req = "add"
+    settings = {"learning_rate": 0.1, "multi_precision": True}
+    trainer = MARSTrainer([weight], "sgd", settings, clip=None, include_vectors=True)
+    for _ in range(60):
+        for index in np.array_split(np.arange(30), 6):
+            trainer.correct_grads(lambda: loss_of(index))
+        trainer.step(30)
+        weight.grad()[:] = 0
+    minimum = np.linalg.lstsq(X, Y, rcond=None)[0]
+    np.testing.assert_allclose(weight.data().asnumpy(), minimum, atol=0.01)
+
+
 def test_a_sum_that_float16_cannot_hold():
     """The full gradient is the mean of many: their sum, in float16, would be infinite."""
     weight, loss_of = elementwise("float16", scale=100.0)

@@ -1,6 +1,7 @@
 """What users get wrong: each message says what to do, and nothing has changed."""
 
 import itertools
+import re
 from functools import partial
 
 import kit
@@ -12,6 +13,7 @@ from mxnet import autograd, gluon
 from problems import Dense, array, contexts, parameters, values
 
 from gluon_svrg import SAGATrainer, SAGTrainer, SVRGTrainer
+from gluon_svrg.schedule import EveryEpochs
 
 PROBLEM = Dense("classification", hidden=(5,), seed=7)
 ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(5)
@@ -133,6 +135,7 @@ MISTAKES = {
         "a lock": (lambda b: b.set(lock_random="yes"), "True, False or 'auto', got 'yes'"),
         "a size of 0": (lambda b: b.step(size=0), "batch_size must be finite, above 0, got 0"),
         "a size of nan": (lambda b: b.step(size=float("nan")), "batch_size must be"),
+        "NumPy": (lambda b: b.refresh(data=[(PROBLEM.X, PROBLEM.y)]), "no array of MXNet, such as"),
         "a size to update with": (lambda b: b.trainer.update(0), "batch_size must be"),
     },
     FloatingPointError: {
@@ -145,6 +148,10 @@ MISTAKES = {
             lambda b: b.refresh(other_minibatches(b)),
             r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
         ),
+    },
+    mx.base.MXNetError: {
+        "a dtype": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "float32"))), "have one dtype"),
+        "integers": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "uint8"))), "have one dtype"),
     },
     OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
 }
@@ -201,6 +208,19 @@ def test_bad_closures(begun, method, name):
     begun.step()
 
 
+def test_before_shapes_are_known():
+    net = PROBLEM.network(deferred=True)
+    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    with pytest.raises(ValueError, match="no data"):
+        trainer.update_full_grads(PROBLEM.closure(net), iter([]))
+    with pytest.raises(TypeError, match=r"with the 2 items of a batch, but its signature is \(\)"):
+        trainer.update_full_grads(lambda: net(array(PROBLEM.X)), [(BATCHES[0], BATCHES[0])])
+    for call in (lambda: trainer.step(5), lambda: trainer.update(5), trainer.allreduce_grads):
+        with pytest.raises(RuntimeError, match=r"shapes .* not known yet: .*closure"):
+            call()
+    trainer.step(5, closure=lambda: PROBLEM.closure(net)(BATCHES[0]))
+
+
 # --- where a method must not be called -----------------------------------------------------------
 
 CALLS = {
@@ -247,6 +267,12 @@ SETTINGS = {
         r"is not initialized. Call net.initialize\(\)",
     ),
     "another library": (lambda: of("sgd", {"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
+    "a near name": (
+        lambda: of(coeficient=0.5),
+        TypeError,
+        "^SVRGTrainer takes no argument 'coeficient'. Did you mean 'coefficient'",
+    ),
+    "of SVRGModule": (lambda: of(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
     "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
@@ -344,27 +370,82 @@ def test_a_forward_that_assigns_a_parameter(begun, assign):
 # --- warnings ------------------------------------------------------------------------------------
 
 
-def test_a_mean_loss_that_is_divided_again():
-    """Several minibatches in a row: one alone may be the last of an epoch."""
-    begun = Begun(held=False)
+def squares(begun, X, y):
+    return (begun.net(X)[:, :1] - y) ** 2
+
+
+def with_output(begun):
+    output = begun.net(begun.batches[0][0])
+    return (output**2).sum(axis=1), output
+
+
+def ask(begun, before_each_step, data=None):
+    """`EveryEpochs`, in steps or in epochs."""
+    refresh = EveryEpochs(2)
+    for _ in range(30):
+        if refresh.due(begun.trainer):
+            begun.refresh(data=data)
+        for _ in range(1 if before_each_step else 3):
+            begun.step()
+
+
+def sum_then_each(begun, data=None):
+    begun.refresh(lambda X, y, *_: begun.loss_of(X, y).sum(), data)
+    begun.step()
+
+
+def stored(begun, row):
+    begun.refresh(store_grads=True)
+    for _ in range(12):
+        begun.trainer.step(5, closure=begun.closure, **row)
+
+
+#: What trains, but probably not as it was meant to, and the warning.
+WATCHED = {
+    "a mean": (lambda b: b.step(lambda: b.closure().mean()), "one loss .* and batch_size is 5"),
+    "an output": (lambda b: b.step(lambda: with_output(b)), "returns is differentiated"),
+    "a sum in a refresh": (sum_then_each, "one loss entry for a minibatch, and this step has 5"),
+    "labels": (
+        lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),
+        r"samples have the shape \(5, 5\)",
+    ),
+    "rows": (lambda b: stored(b, {}), "each took two gradients"),
+    "epochs": (lambda b: ask(b, True), "asked before each of the last 20 steps"),
+    "a coefficient": (lambda b: b.set(coefficient=75), "coefficient is 75. Above 2"),
+}
+
+
+@pytest.mark.parametrize("name", WATCHED)
+def test_what_is_probably_a_mistake(name):
+    """A warning, once; of a mean not at once, as one alone may be the last of an epoch."""
+    begun, (program, message) = Begun(held=False), WATCHED[name]
     with noticed() as texts:
-        for _ in range(12):
-            begun.step(lambda: begun.closure().mean())
+        for _ in range(1 if name == "a coefficient" else 12):
+            program(begun)
     (text,) = texts
-    assert "one loss entry for each" in text and "batch_size is 5" in text
+    assert re.search(message, text)
 
 
-def test_an_output_that_is_returned():
-    begun = Begun(held=False)
+#: What looks like it, and is no mistake.
+FINE = {
+    "labels of that shape": lambda b: b.refresh(
+        lambda X, y, z: squares(b, X, z), [[*b.batches[0], array(np.ones((5, 5)))]]
+    ),
+    "single samples": lambda b: sum_then_each(
+        b, [[X[:1], y[:1], array(np.ones((3, 1)))] for X, y in b.batches]
+    ),
+    "rows": lambda b: stored(b, {"batch_index": 0}),
+    "epochs": lambda b: ask(b, False),
+    "epochs of a step": lambda b: ask(b, True, b.batches[:1]),
+    "a large coefficient": lambda b: b.set(coefficient=2),
+}
 
-    def closure():
-        output = begun.net(begun.batches[0][0])
-        return (output**2).sum(axis=1), output
 
+@pytest.mark.parametrize("name", FINE)
+def test_no_false_alarm(name):
     with noticed() as texts:
-        for _ in range(2):
-            begun.step(closure)
-    assert ["Everything that it returns is differentiated" in text for text in texts] == [True]
+        FINE[name](Begun(held=False))
+    assert texts == []
 
 
 @pytest.mark.parametrize("cls, devices", [(SAGATrainer, 2), (SAGTrainer, 1)])

@@ -3,6 +3,7 @@
 import doctest
 import importlib
 import logging
+import re
 
 import mxnet as mx
 import numpy as np
@@ -134,18 +135,23 @@ def test_early_stopping():
 
 
 @pytest.mark.parametrize("stop_at", [2, 3])
-def test_checkpoints_and_resume(stop_at, tmp_path):
-    """The whole state goes on; epochs are counted from the very first one."""
+def test_checkpoints_and_resume(stop_at, tmp_path, caplog):
+    """The whole state goes on; epochs are counted from the very first one, but not in the log."""
 
     def run(epochs, resume):
         estimator, data = make(), loader()
+        estimator.logger.setLevel(logging.INFO)
+        estimator.logger.addHandler(caplog.handler)
         settings = {"model_prefix": "net", "resume_from_checkpoint": resume}
         checkpoint = CheckpointHandler(str(tmp_path), **settings)
         estimator.fit(data, epochs=epochs, event_handlers=[FullGradHandler(data, 2), checkpoint])
         return estimator
 
     run(stop_at, False)
+    caplog.clear()
     resumed = run(6, True)
+    logged = [re.search(r"Epoch (\d)\] full", r.getMessage()) for r in caplog.records]
+    assert [int(found[1]) for found in logged if found] == [*range(stop_at % 2, 6 - stop_at, 2)]
     for these, those in zip(values(resumed.net), by_hand(6, 2)):
         np.testing.assert_allclose(these, those, atol=1e-6)
     assert resumed.trainer.num_snapshots == 3

@@ -29,13 +29,15 @@ def test_a_clip_between_the_halves(case, how, devices, hybridize):
 
 
 PARTLY = Partly("classification", hidden=(5,), seed=49)
+LAST = Partly("classification", hidden=(5,), seed=49, reached_from=20)  # by the last minibatch
 
 
 @ways
 @each_method
 def test_a_layer_that_no_minibatch_reaches_moves_by_its_mean(case, how, devices):
     """With ``ignore_stale_grad=True``, as long as an earlier loss has reached it."""
-    Play(case, PARTLY, how, devices, settings=RATE, ignores_stale=True).run()
+    for problem in (PARTLY, LAST):
+        Play(case, problem, how, devices, settings=RATE, ignores_stale=True).run()
 
 
 @pytest.mark.parametrize("refreshed", [False, True])

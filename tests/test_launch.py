@@ -107,6 +107,13 @@ def test_a_timeout_is_a_variable_too(tmp_path, marker):
         assert ("line 7 in <module>" in output) == bool(seconds)  # where it waited
 
 
+@pytest.mark.parametrize("seconds", ["abc", "nan", "-5"])
+def test_a_timeout_that_is_no_number_of_seconds(seconds):
+    process = start([sys.executable, "-c", "import gluon_svrg"], GLUON_SVRG_TIMEOUT=seconds)
+    message = f"GLUON_SVRG_TIMEOUT must be a number of seconds, 0 or more, got '{seconds}'"
+    assert message in finish(process).splitlines()[-1]
+
+
 def test_nothing_of_ours_listens():
     """Only MXNet and Horovod do, which have no authentication."""
     for path in (PACKAGE / "gluon_svrg").rglob("*.py"):

@@ -10,7 +10,7 @@ from mxnet import autograd
 from plays import Play, each_method, ways
 from problems import Dense, array, contexts, distance, parameters, values
 
-from gluon_svrg import MARSTrainer, SAGATrainer, STORMTrainer
+from gluon_svrg import SAGATrainer, STORMTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=31)
 BATCHES, TWO = PROBLEM.batches(5), contexts(2)
@@ -118,18 +118,6 @@ def test_an_estimate_that_is_zero_is_not_one_that_was_dropped(cls):
     grads = kit.gradients(net)
     trainer.step(10)
     assert distance([10 * g for g in kit.full_gradients(trainer, net)], grads) < 1e-12
-
-
-def test_many_micro_batches_are_no_change_of_gradients():
-    """V is a difference of large sums, and close to zero at a minimum."""
-    net, loss_of, trainer = kit.make(PROBLEM, "float32", cls=MARSTrainer, rate=0.2, clip=None)
-    for p in parameters(net):
-        p.grad_req = "add"
-    for _ in range(50):
-        for index in BATCHES:
-            trainer.correct_grads(lambda: loss_of(index))
-        trainer.step(23)
-        kit.clear(net)
 
 
 @pytest.mark.parametrize("change", ["grad_req", "dtype"])

@@ -65,11 +65,25 @@ def test_under_the_lock_the_first_estimates_are_the_full_gradient(lock_random, h
         assert is_full_gradient(trainer, 4) == value == trainer.lock_random
 
 
-def masks(seed):
-    """What dropout keeps in both passes of some steps."""
+def test_setting_the_lock_compares_once_more():
+    _, loss_of, trainer = calm(rate=0.0)
+    trainer.update_full_grads(loss_of, BATCHES)
+    for calls in (4, 2, 4):
+        counted = kit.counted(loss_of)
+        trainer.step(8, closure=lambda: counted(BATCHES[0]))
+        assert len(counted.calls) == calls
+        if calls == 2:
+            trainer.lock_random = "auto"
+
+
+def masks(seed, fails=False):
+    """What dropout keeps in both passes of some steps, perhaps after a refresh that fails."""
     _, loss_of, trainer = make(True)
     drop, found = gluon.nn.Dropout(0.5), []
     mx.random.seed(seed)
+    if fails:
+        with pytest.raises(KeyError):
+            trainer.update_full_grads(kit.failing(loss_of, 3), BATCHES)
     trainer.update_full_grads(loss_of, BATCHES)
     weight = next(iter(trainer.full_grads))
 
@@ -86,6 +100,7 @@ def masks(seed):
 def test_both_passes_draw_the_same_and_every_step_another():
     first, again, other = map(masks, (1, 1, 2))
     assert_unchanged(first, again)  # mx.random.seed makes it repeatable
+    assert_unchanged(first, masks(1, fails=True))
     assert_unchanged(first[::2], first[1::2])
     different = [*first[::2], *other[::2]]
     assert not any(itertools.starmap(np.array_equal, itertools.combinations(different, 2)))

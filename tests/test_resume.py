@@ -126,12 +126,10 @@ def test_at_every_moment(moment, method, tmp_path):
 
 @pytest.mark.parametrize("method", [name for name in METHODS if name != "approximate MARS"])
 @pytest.mark.parametrize(
-    "moment, lock",
-    [(moment, True) for moment in ("at the start", "after a refresh", "in mid-epoch")]
-    + [("in mid-epoch", "auto")],
+    "moment, lock", [*((moment, True) for moment in MOMENTS), ("in mid-epoch", "auto")]
 )
 def test_with_the_lock_on(moment, method, lock, tmp_path):
-    """The seeds of the lock go on, from the first on; a method of one gradient has none."""
+    """The seeds of the lock go on, in plain steps too; a method of one gradient has none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*random")
         resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
@@ -152,6 +150,19 @@ def test_with_every_optimizer_and_two_devices(moment, devices, optimizer, method
 @pytest.mark.parametrize("kvstore", ["device", "instance"])  # which updates
 def test_wherever_the_update_is(kvstore, devices, optimizer, tmp_path):
     resumes("in mid-epoch", tmp_path, optimizer=optimizer, devices=devices, kvstore=kvstore)
+
+
+def test_the_statistics_of_each_device(tmp_path):
+    straight, resumed = Run(devices=TWO), Run(devices=TWO)
+    straight.play([0, 1, "refresh"])
+    straight.save(tmp_path)
+    resumed.load(tmp_path)
+    found = [
+        [value.asnumpy() for row in run.trainer.snapshot.values() for value in row]
+        for run in (straight, resumed)
+    ]
+    assert_unchanged(*found)
+    assert sum(not np.array_equal(*pair) for pair in zip(found[0][::2], found[0][1::2])) == 2
 
 
 @all_methods

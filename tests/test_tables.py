@@ -1,5 +1,7 @@
 """Gradients of minibatches in a table: SAGA, SAG, and the stored gradients of SVRG."""
 
+from contextlib import nullcontext
+
 import kit
 import mxnet as mx
 import numpy as np
@@ -172,6 +174,31 @@ def test_stored_gradients_in_a_file(tmp_path):
         other.trainer.step(5, closure=lambda: other.loss_of(BATCHES[1]), batch_index=0)
     with pytest.raises(ValueError, match="stored gradients are for 1 devices, and there are 2"):
         of_two.trainer.load_states(tmp_path / "states")
+
+
+@each_table
+def test_the_first_row_where_others_weights_have_moved(case):
+    """Then its losses prove nothing."""
+    net = PROBLEM.network()
+    trainer = case.make_trainer(net[1].collect_params())
+    play, play.loss_of = Play(case), PROBLEM.closure(net)
+    play.trainer = trainer
+    for moves in (False, True):
+        play.refresh()
+        if moves:
+            net[0].bias.set_data(net[0].bias.data() + 1)
+        refused = pytest.raises(RuntimeError, match="was the data reshuffled")
+        with nullcontext() if moves else refused:
+            trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
+
+
+@each_table
+def test_a_row_of_as_many_entries_on_other_devices(case):
+    play = Play(case, devices=TWO, split=split_at([0.4]))
+    play.refresh()
+    other = PROBLEM.closure(play.net, "float64", TWO, split_at([0.6]))
+    with pytest.raises(ValueError, match=r"had \[2, 3\] .* returned \[3, 2\]"):
+        play.trainer.step(5, closure=lambda: other(BATCHES[0]), batch_index=0)
 
 
 # --- what else is refused ------------------------------------------------------------------------

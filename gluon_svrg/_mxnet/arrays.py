@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import sys
 import threading
 from contextlib import nullcontext
@@ -11,7 +12,7 @@ from typing import Any, Callable, Iterable, List, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import _LIB, MXNetError, check_call
+from mxnet.base import _LIB, check_call
 from mxnet.gluon import Parameter
 from mxnet.ndarray import CachedOp, NDArray
 
@@ -127,7 +128,25 @@ def prepared(
     return call
 
 
-def is_refused_backward(error: MXNetError) -> bool:
+OTHER_DTYPE = (
+    "Data and parameters must have one dtype, which is float32 unless a network is cast: "
+    "X.astype('float32'), or net.cast('float64'). MXNet says:"
+)
+NO_ARRAY = (
+    "The network was called with data that is no array of MXNet, such as one of NumPy: pass "
+    "mx.np.array(X) on MXNet 2.0, mx.nd.array(X) on 1.9.1, or a DataLoader. MXNet says:"
+)
+
+
+def cause_of(error: Exception) -> str:
+    """The likely cause of an error of MXNet, as a sentence; empty if it is not known."""
+    said = str(error)
+    if re.search(r"(?i)expected '?(u?int|b?float)\d", said):
+        return OTHER_DTYPE
+    return NO_ARRAY if "must be one NDArray" in said else ""
+
+
+def is_refused_backward(error: Exception) -> bool:
     """Whether `backward` failed because its head was not recorded or its graph was freed."""
     said = str(error)
     return "not in a computational graph" in said or "in computation graph that require" in said

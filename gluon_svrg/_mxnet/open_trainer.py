@@ -8,7 +8,13 @@ from typing import Any
 
 from mxnet.base import _LIB, check_call
 from mxnet.gluon import Parameter, Trainer
+from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
+
+UNKNOWN = (
+    "The shapes of parameters are not known yet: no minibatch has passed the network. Pass "
+    "step(batch_size, closure=...), or call the network with a minibatch before."
+)
 
 
 class OpenTrainer(Trainer):
@@ -107,6 +113,8 @@ class OpenTrainer(Trainer):
         self._optimizer = self._optimizer_for_kvstore()
         try:
             super()._init_kvstore()
+        except DeferredInitializationError as error:
+            raise DeferredInitializationError(UNKNOWN) from error
         finally:
             self._optimizer = optimizer
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from difflib import get_close_matches
 from inspect import signature
 from typing import Any
 
 import numpy as np
 from mxnet.optimizer import NAG, SGD, Optimizer
+
+from .._arguments import near
 
 #: The attributes with the counts of updates: those of all devices, and those of one of them.
 COUNTS = ("_all_index_update_counts", "_index_update_count")
@@ -35,8 +36,7 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
     """Raise if MXNet has no optimizer of a name, or it has no argument of a name."""
     cls = class_of(optimizer)
     if isinstance(optimizer, str) and cls is None:
-        near = get_close_matches(optimizer.lower(), Optimizer.opt_registry, n=1)
-        hint = f" Did you mean {near[0]!r}?" if near else ""
+        hint = near(optimizer.lower(), Optimizer.opt_registry)
         raise ValueError(f"MXNet has no optimizer {optimizer!r}.{hint}")
     if cls is None or not cls.__module__.startswith("mxnet.") or not isinstance(settings, dict):
         return
@@ -44,8 +44,7 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
     known = {name for each in classes for name in signature(each.__init__).parameters}
     for name in settings:
         if name not in known:
-            near = [_NAMES[name]] if name in _NAMES else get_close_matches(name, known, n=1)
-            hint = f" Did you mean {near[0]!r}?" if near else ""
+            hint = near(name, known, _NAMES)
             raise TypeError(f"{cls.__name__} takes no argument {name!r}.{hint}")
 
 

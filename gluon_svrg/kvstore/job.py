@@ -10,7 +10,20 @@ from typing import Any, Iterable, Iterator
 #: The variable with the seconds after which a worker without a step ends.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 
-SECONDS = float(os.environ.get(TIMEOUT) or 0)
+
+def _seconds() -> float:
+    """The value of `TIMEOUT`, 0 without it; raise a ValueError if it is no number of seconds."""
+    value = os.environ.get(TIMEOUT) or "0"
+    try:
+        found = float(value)
+    except ValueError:
+        found = -1.0
+    if not 0 <= found < 1e9:
+        raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {value!r}.")
+    return found
+
+
+SECONDS = _seconds()
 
 
 def is_worker() -> bool:

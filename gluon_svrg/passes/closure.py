@@ -18,6 +18,11 @@ from .columns import SMALL
 Loss = Any
 
 MASK = "If a mask selects losses, multiply all by the mask instead: their number must not change."
+REFUSED = (
+    "The loss of the closure cannot be differentiated: either the closure called backward() "
+    "itself, which is left to the trainer, or its loss depends on no parameter (was it detached, "
+    "turned into a number, or computed under autograd.pause()?)."
+)
 
 
 class Recorded(NamedTuple):
@@ -35,7 +40,9 @@ class Recorded(NamedTuple):
         try:
             mx.autograd.backward(list(self.losses), heads)
         except MXNetError as error:
-            _explain(error)
+            if not _mxnet.is_refused_backward(error):
+                raise
+            raise RuntimeError(REFUSED) from error
 
 
 def check_closure(closure: Any) -> None:
@@ -63,17 +70,8 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
     """
     try:
         loss = _mxnet.recorded(closure, batch)
-    except MXNetError as error:
-        _explain(error)
-    except TypeError as error:
-        if takes(closure, batch):
-            raise
-        what = f"the {len(batch)} items of a batch" if batch else "no arguments"
-        raise TypeError(
-            f"The closure was called with {what}, but its signature is {signature(closure)}. With "
-            "def loss_of(X, y), write update_full_grads(loss_of, data), and "
-            "step(batch_size, closure=lambda: loss_of(X, y))."
-        ) from error
+    except (MXNetError, TypeError, ValueError) as error:
+        _explain(error, closure, batch)
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
     places, counts = _places(losses, devices), [0] * len(devices)
     for number, shape in places:
@@ -99,8 +97,8 @@ def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: b
     try:
         with mx.autograd.pause(train_mode=train_mode):
             closure(*batch)
-    except MXNetError as error:
-        _explain(error)
+    except (MXNetError, TypeError, ValueError) as error:
+        _explain(error, closure, batch)
 
 
 def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
@@ -112,15 +110,21 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
         )
 
 
-def _explain(error: MXNetError) -> NoReturn:
-    """Raise the error, with an explanation if MXNet refuses to run backward."""
-    if not _mxnet.is_refused_backward(error):
+def _explain(error: Exception, closure: Callable[..., Loss], batch: Sequence[Any]) -> NoReturn:
+    """Raise an error of a closure, with an explanation where its cause is known."""
+    if _mxnet.is_refused_backward(error):
+        raise RuntimeError(REFUSED) from error
+    if isinstance(error, TypeError) and not takes(closure, batch):
+        what = f"the {len(batch)} items of a batch" if batch else "no arguments"
+        raise TypeError(
+            f"The closure was called with {what}, but its signature is {signature(closure)}. With "
+            "def loss_of(X, y), write update_full_grads(loss_of, data), and "
+            "step(batch_size, closure=lambda: loss_of(X, y))."
+        ) from error
+    cause = _mxnet.cause_of(error)
+    if not cause:
         raise error
-    raise RuntimeError(
-        "The loss of the closure cannot be differentiated: either the closure called backward() "
-        "itself, which is left to the trainer, or its loss depends on no parameter (was it "
-        "detached, turned into a number, or computed under autograd.pause()?)."
-    ) from error
+    raise type(error)(f"{cause}\n{error}") from error
 
 
 def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, Any], ...]:

@@ -15,6 +15,8 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .closure import Loss, check_closure, forward, takes
 
+NO_DATA = "There was no data. Pass at least one batch; a used generator is empty."
+
 
 def arguments(batch: Any) -> Sequence[Any]:
     """The arguments of a closure for one batch."""
@@ -82,7 +84,7 @@ def initialize(
 ) -> Iterator[Any]:
     """Finish the deferred initialization of parameters with the first batches; return all batches.
 
-    Raises a RuntimeError if no batch initializes a parameter.
+    Raises a ValueError if there is no batch, and a RuntimeError if none initializes a parameter.
     """
     seen, deferred = [], list(filter(_mxnet.is_deferred, parameters))
     for batch in batches if deferred else ():
@@ -95,7 +97,9 @@ def initialize(
                 deferred = list(filter(_mxnet.is_deferred, deferred))
         if not deferred:
             break
-    if seen and deferred:  # no data at all raises its own error
+    if deferred and not seen:
+        raise ValueError(NO_DATA)
+    if deferred:
         raise RuntimeError(
             f"No minibatch initializes {', '.join(p.name for p in deferred)}: the shape is not "
             "known until the network uses the parameter. Give it its shape (in_units, "

@@ -63,12 +63,15 @@ class Estimate(NamedTuple):
     seed: int | None = None  # of the random numbers, if they are locked
 
 
-def plain(parameters: Sequence[Parameter], closure: Callable[[], Loss], scale: float) -> Estimate:
+def plain(
+    parameters: Sequence[Parameter], closure: Callable[[], Loss], seed: int | None, scale: float
+) -> Estimate:
     """Compute the gradient of a minibatch as for `gluon.Trainer`, in the parameters' own arrays.
 
     A device without data contributes zero, not its previous gradient. The closure initializes
-    parameters whose initialization is deferred.
+    parameters whose initialization is deferred. Random numbers come from the seed, if there is one.
     """
+    start(seed)
     devices = _mxnet.devices(parameters[0]) if parameters else []
     weights = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
     before = _mxnet.take_fresh(weights)

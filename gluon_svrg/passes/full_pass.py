@@ -12,12 +12,13 @@ import numpy as np
 from .closure import Loss, Recorded, total_loss
 from .columns import Columns, Mean, copy_from_first, norm, sum_to_first, sums_of_squares, zeros_like
 from .combine import assign, assignment, copy
-from .data import arguments
+from .data import NO_DATA, arguments
 from .estimate import differentiate
 from .network import Network
 from .points import Point
 from .random_lock import Losses, RandomLock, losses_at
 from .rows import Row
+from .watch import first_shape
 
 #: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
 #: in a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it
@@ -47,6 +48,7 @@ class FullGradient(NamedTuple):
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
+    first_shape: tuple[int, ...]  # of the losses of the first minibatch, for a `Watch`
     rows: list[Row]  # the gradients of all minibatches, if they were wanted
 
 
@@ -91,6 +93,7 @@ def full_gradient(
                     break
         if is_first:
             network.check_hidden()
+            shape = first_shape(inputs, recorded)
         for on_device in add:
             on_device()
         if keeps_rows:
@@ -105,7 +108,7 @@ def full_gradient(
             loss += total_loss(queue[: QUEUED // 2])
             del queue[: QUEUED // 2]
     if not entries:
-        raise ValueError("There was no data. Pass at least one batch; a used generator is empty.")
+        raise ValueError(NO_DATA)
     network.check_hidden()
     loss += total_loss(queue)
     for before, after in zip(squares, sums_of_squares(weights)):
@@ -132,6 +135,7 @@ def full_gradient(
         [count > 0 for count in sums[4:]],
         int(sums[0]),
         entries,
+        shape,
         [
             Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
             for number, (grads, recorded, seed) in enumerate(rows)

@@ -52,7 +52,7 @@ SOME_ADD = (
     "sums over this minibatch and the last ones. Give all the same grad_req, or update after each "
     "minibatch."
 )
-#: How far gradients may differ from what was computed, relative to its norm.
+#: How far gradients may differ from what was computed, relative to the largest norm so far.
 ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
 
 
@@ -70,6 +70,7 @@ class LiveGradients:
         self.entries = 0  # C: the loss entries of these minibatches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, Row] = {}  # what the method keeps of each, by its index
+        self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         # Since the reduction
         self.following: Any = None  # the method's state after the update
         self.in_objective: list[bool] = []  # what its losses may depend on then
@@ -94,7 +95,9 @@ class LiveGradients:
         elif self._is_moving:
             if len(kinds) > 1:
                 raise RuntimeError(SOME_ADD)
-            if not norm(chain(*self._network.live)) and norm(chain(*self._apart)):
+            size = norm(chain(*self._network.live))
+            self._largest = max(self._largest, size)
+            if not size and norm(chain(*self._apart)):
                 self.drop()
             elif not self._has_its_arrays():
                 raise RuntimeError(NEW_ARRAYS.format(name="correct_grads"))
@@ -149,7 +152,8 @@ class LiveGradients:
             return
         for then, now in zip(chain(*self._apart), chain(*self._network.live)):
             distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
-            if distance > ROUNDING[_mxnet.dtype_name(now)] * norm([then]):
+            size = max(norm([then]), self._largest / scale)
+            if distance > ROUNDING[_mxnet.dtype_name(now)] * size:
                 method = type(self._method).__name__
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 

@@ -199,6 +199,8 @@ class Method:
             elif is_kept:
                 parameters, is_mean = states.parameters(self.network), name != "weights"
                 yield from saving.array_problems(state[name], what, parameters, is_mean)
+        if self.keeps_mean:  # 0.3.0 kept the mean itself
+            _arguments.number(state.get("entries", 1.0), "entries", open_low=True)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""

@@ -20,9 +20,9 @@ from .warn import warn
 
 RANDOM = (
     "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
-    "their size. If the network draws random numbers (dropout), they add variance unless both "
-    "passes of a step draw the same. From now on they do, as with lock_random=True; with "
-    "lock_random=False they would stay different."
+    "their size. If the network draws random numbers (dropout), both passes of a step draw the "
+    "same from now on, as with lock_random=True; with lock_random=False they would stay "
+    "different, and add variance. If it draws none, the closure does not repeat its computation."
 )
 NOT_REPEATABLE = (
     "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "

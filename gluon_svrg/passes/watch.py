@@ -1,0 +1,112 @@
+"""What trains, but probably not as it was meant to: cheap signs, and one warning of each.
+
+All of it is counts and shapes, which are known without a wait for the device.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Sequence
+
+from .. import _mxnet
+from .closure import Loss, Recorded
+from .warn import warn
+
+RETURNS_OUTPUT = (
+    "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
+    "differentiated: if one is the output of the network, return the loss alone, and keep the "
+    "output by other means."
+)
+MEAN_LOSS = (
+    "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
+    "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
+    "minibatch, call step(1). If it is the sum over the samples, in update_full_grads too, all is "
+    "right."
+)
+ONE_AND_MANY = (
+    "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
+    "gradient is the mean over loss entries: of sums it is as many times too large as a minibatch "
+    "has samples. Return the same losses in both, best one for each sample."
+)
+BROADCAST = (
+    "The losses of a minibatch of {n} samples have the shape ({n}, {n}): were shapes ({n}, 1) and "
+    "({n},) broadcast? Reshape the labels: y.reshape((-1, 1))."
+)
+TWO_GRADIENTS = (
+    "update_full_grads(store_grads=True) has stored gradients, and the last {count} minibatches "
+    "have not used them: each took two gradients. Pass step(..., batch_index=...), or leave "
+    "store_grads out."
+)
+EACH_STEP = (
+    "EveryEpochs was asked before each of the last {count} steps, and counts each as an epoch. Ask "
+    "it once before each epoch, or use EverySteps."
+)
+_IN_A_ROW, _EPOCHS = 5, 20  # how often the same comes before it is taken for what it seems
+
+
+def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
+    """The shape of the loss of a refresh's first minibatch, where it is worth a warning.
+
+    That is () for one entry of several samples, (n, n) where labels have n entries, and else (0,).
+    """
+    shapes = [tuple(x.shape) for x in inputs if getattr(x, "shape", ())]
+    _, shape = recorded.places[0]
+    if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:
+        return ()
+    n = shape[0] if shape else 0
+    is_square = n > 2 and shape == (n, n) and shape not in shapes
+    return shape if is_square and {(n,), (n, 1)} & {*shapes} else (0,)
+
+
+class Watch:
+    """What was seen so far, on this worker."""
+
+    def __init__(self, workers: int) -> None:
+        self._workers = workers
+        self._warned: set[str] = set()
+        self._in_a_row = {MEAN_LOSS: 0, TWO_GRADIENTS: 0, EACH_STEP: 0}
+        self._refresh_entries = self._step_entries = 0
+        self._has_one = False  # whether the last refresh had one entry for several samples
+        self._steps = 0  # when `EveryEpochs` was asked last
+
+    def _once(self, message: str, **values: Any) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warn(message.format(**values))
+
+    def _if_it_lasts(self, message: str, is_so: bool, most: int = _IN_A_ROW, **values: Any) -> None:
+        """Warn if the same has been so a number of times in a row."""
+        self._in_a_row[message] = self._in_a_row[message] + 1 if is_so else 0
+        if self._in_a_row[message] == most:
+            self._once(message, count=most, **values)
+
+    def refresh(self, entries: int, shape: tuple[int, ...]) -> None:
+        """A refresh, with the shape of its `first_shape`."""
+        self._refresh_entries, self._has_one = entries, shape == ()
+        if len(shape) == 2:
+            self._once(BROADCAST, n=shape[0])
+
+    def losses(self, loss: Loss) -> None:
+        """What a closure returned: perhaps an output of the network beside its loss."""
+        if RETURNS_OUTPUT in self._warned or not isinstance(loss, (list, tuple)):
+            return
+        shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
+        for device, shape in shapes:
+            if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
+                self._once(RETURNS_OUTPUT, one=shape[:1], other=shape)
+
+    def row(self, is_used: bool) -> None:
+        """A minibatch while there are stored gradients."""
+        self._if_it_lasts(TWO_GRADIENTS, not is_used)
+
+    def step(self, entries: int, batch_size: float) -> None:
+        """A step by some loss entries: perhaps means, which are divided once more."""
+        self._step_entries, are_several = entries, batch_size > self._workers
+        self._if_it_lasts(MEAN_LOSS, entries == 1 and are_several, batch_size=batch_size)
+        if self._has_one and entries > 1 and are_several:
+            self._once(ONE_AND_MANY, entries=entries)
+
+    def epoch(self, steps: int) -> None:
+        """`EveryEpochs` is asked after so many steps: perhaps before each one."""
+        is_step = steps == self._steps + 1 and 2 * self._step_entries < self._refresh_entries
+        self._if_it_lasts(EACH_STEP, is_step, _EPOCHS)
+        self._steps = steps
