@@ -44,15 +44,16 @@ class SVRGBatchProcessor(BatchProcessor):
     (2, 10)
     """
 
-    _has_handler = False  # whether a `FullGradHandler` takes part in this epoch
+    _batch: Any = None  # the minibatch that a `FullGradHandler` has seen last
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
         """Leave the estimate of a minibatch in `Parameter.grad`; MXNet's handler takes the step."""
-        if _method_of(estimator).needs_refresh and not self._has_handler:
+        if _method_of(estimator).needs_refresh and train_batch is not self._batch:
             raise RuntimeError(
                 "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
                 "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
             )
+        self._batch = None
         devices = _mxnet.devices_of_estimator(estimator)
         data, label = self._get_data_and_label(train_batch, devices, batch_axis)
         predictions: list[Any] = []
@@ -142,20 +143,19 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot."""
-        estimator.batch_processor._has_handler = True
         if isinstance(self.schedule, EveryEpochs):
             is_time = estimator.trainer.epoch_count.epochs % self.schedule.epochs == 0
             if is_time or estimator.trainer.wants_snapshot:
                 self._refresh(estimator)
 
-    def batch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
+    def batch_begin(self, estimator: Any, *args: Any, batch: Any = None, **kwargs: Any) -> None:
         """Refresh if one is due at this step."""
+        estimator.batch_processor._batch = batch
         if not isinstance(self.schedule, EveryEpochs) and self.schedule.due(estimator.trainer):
             self._refresh(estimator)
 
     def epoch_end(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Count the epoch."""
-        estimator.batch_processor._has_handler = False
         estimator.trainer.epoch_count.epochs += 1
         self._epoch += 1
 

@@ -4,13 +4,14 @@ import doctest
 import importlib
 import logging
 import re
+from contextlib import nullcontext
 
 import mxnet as mx
 import numpy as np
 import pytest
 from kit import full_gradients
 from mxnet import gluon
-from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator
+from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator, event_handler
 from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler, EarlyStoppingHandler
 from problems import Dense, array, contexts, distance, values
 
@@ -243,10 +244,18 @@ def test_parts_that_are_missing():
             estimator.fit(data, epochs=1, event_handlers=handlers)
 
 
-def test_a_second_training_without_a_handler():
+@pytest.mark.parametrize("is_interrupted", [False, True])
+def test_a_second_training_without_a_handler(is_interrupted):
     """The handler of the first one takes no more full gradients."""
+
+    class Interrupt(event_handler.BatchEnd):
+        def batch_end(self, *args, **kwargs):
+            if is_interrupted:
+                raise KeyboardInterrupt
+
     estimator, data = make(), loader()
-    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
+    with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
+        estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2), Interrupt()])
     with pytest.raises(RuntimeError, match="SVRGBatchProcessor needs a FullGradHandler"):
         estimator.fit(data, epochs=1)
     estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
