@@ -171,9 +171,10 @@ class LiveGradients:
             own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
             self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
         shown = self.reached
-        is_corrected = terms is not None and terms is not AS_IT_IS and self._method.mean is not None
-        if ignore_stale_grad and is_corrected:
-            leans = map(and_, self._method.in_objective, terms.only or repeat(True))
+        is_plain = terms is None or terms is AS_IT_IS or self._method.mean is None
+        if ignore_stale_grad and not is_plain:
+            only = None if terms is None else terms.only
+            leans = map(and_, self._method.in_objective, only or repeat(True))
             shown = list(map(or_, shown, leans))
         _mxnet.mark(compress(weights, shown), repeat([True] * len(weights[0])))
 
