@@ -11,9 +11,9 @@ from typing import Any, Callable, Mapping, Sequence
 from .. import _arguments
 from .comparison import Comparison
 from .data import Data
-from .methods import LBFGS, methods_of
+from .methods import LBFGS, methods_of, needs
 from .search import Search
-from .training import Problem, needs_of
+from .training import Problem
 
 __all__ = ["Comparison", "compare"]
 
@@ -145,7 +145,7 @@ def compare(
         net = problem.network(all_seeds[0])
         for options in method.options:
             trainer = method.trainer(net, 0.01, options)
-        if needs_of(trainer, method).table or method.stores:
+        if needs(trainer)[1] or method.stores:
             source.fixed(all_seeds[0], method.name)
     search = Search(problem, chosen, all_seeds, rates, objective, -1 if maximize else 1)
     search.run(progress)
