@@ -145,7 +145,7 @@ def _on_device(factor: Any, device: Any) -> NDArray:
     return mx.nd.full((1, 1), factor, ctx=device, dtype="float64")
 
 
-_MOST, _FEW, _SEVERAL = 256, 32, 4
+_MOST, _FEW, _SEVERAL = 256, 32, 32
 #: By steps and columns: what is compiled, by the factors. None where it was made once.
 _known: dict[Any, dict[Any, Compiled | None]] = {}
 _kind_of = attrgetter("kind")
