@@ -56,10 +56,6 @@ class Comparison:
         ``curve``, a list of dicts.
     interrupted : bool
         Whether an interrupt ended it early.
-
-    Examples
-    --------
-    >>> from gluon_svrg.compare import Comparison  # see `compare`
     """
 
     def __init__(self, search: Search, minimum: float | None, gaps: Sequence[float]) -> None:
@@ -160,19 +156,19 @@ class Comparison:
         way = "lowest" if self._sign > 0 else "highest"
         said.append(f"{best} ends {way}{what}: {self._range(best)}{above}.")
         if same:
-            said.append(f"{_list(same)} {'is' if len(same) == 1 else 'are'} equal to it.")
+            said.append(f"Equal to it: {', '.join(same)}.")
         if close:
             said.append(f"The seeds do not tell it from {'; '.join(close)}: their ranges overlap.")
         if worse:
             ranges = "; ".join(f"{name}, {self._range(name)}" for name in worse)
-            said.append(f"Worse in each seed: {ranges}. {self._sooner(best, worse)}")
+            said.append(f"Worse in each seed: {ranges}.")
         diverged = [name for name in costs if name not in order]
         if diverged:
-            said.append(f"Diverged: {_list(diverged)}.")
+            said.append(f"Diverged: {', '.join(diverged)}.")
         if rest and len(costs[best]) == 1:
             said.append("With one seed all this can be chance.")
-        level = max((_median(costs[name]) for name in (best, *good)), default=nan)
-        said += self._fastest([best, *good], self._sign * level) if good else []
+        if rest:
+            said.append(self._sooner(best, rest))
         plain = [name for name in (best, *good) if name in self._plain]
         if plain and not self._plain >= {*order}:
             how = "best" if plain[0] == best else "as good"
@@ -184,23 +180,16 @@ class Comparison:
         text = f" ({ends.min():.4g} to {ends.max():.4g})" if len(ends) > 1 else ""
         return f"{_median(ends):.4g}{text}"
 
-    def _sooner(self, best: str, worse: Sequence[str]) -> str:
+    def _sooner(self, best: str, others: Sequence[str]) -> str:
         """How soon the best is where others end."""
         texts = []
-        for name in worse:
+        for name in others:
             passes, seconds = self._reached(best, _median(self._ends[name]))
             ends = [each.curve[-1] for each in self.chosen[name]]
-            of, all_seconds = (_median([e[k] for e in ends]) for k in ("data_passes", "seconds"))
-            texts.append(f"{name} after {passes:.3g} of its {of:.3g} passes, {seconds:.2g} of its "
-                         f"{all_seconds:.2g} s")  # fmt: skip
-        return f"{best} is where {'; '.join(texts)} ends."
-
-    def _fastest(self, names: Sequence[str], level: float) -> list[str]:
-        """Which of equally good methods is there first."""
-        reached = {name: self._reached(name, level) for name in names}
-        texts = [f"{name} after {passes:.3g} passes and {seconds:.2g} s"
-                 for name, (passes, seconds) in reached.items() if isfinite(passes)]  # fmt: skip
-        return [f"They come to {level:.4g}: {_list(texts)}."] if len(texts) > 1 else []
+            all_, time = (_median([end[key] for end in ends]) for key in ("data_passes", "seconds"))
+            text = f"of {name} ({all_:.3g} passes, {time:.2g} s) after {passes:.3g} passes"
+            texts.append(f"{text} and {seconds:.2g} s")
+        return f"{best} reaches the end {'; '.join(texts)}."
 
     # --- a figure ------------------------------------------------------------------------------
 
@@ -237,14 +226,14 @@ class Comparison:
             label = name if rate != rate else f"{name}, rate {rate:g}"
             x, y = middle.of("data_passes"), _finite(self._curve(middle))
             left.plot(x, y, markevery=0.1, label=label, **look)
+            if rate != rate:  # of L-BFGS
+                right.axhline(_median(self._ends[name]), color=color, lw=1)
+                continue
             groups: dict[float, list[float]] = {}
             for each in self.trainings:
                 if (each.method, each.options) == (name, middle.options):
                     end = float(self._shown(self._search.end(each)))
                     groups.setdefault(each.learning_rate, []).append(end)
-            if rate != rate:  # of L-BFGS
-                right.axhline(_median(self._ends[name]), color=color, lw=1)
-                continue
             rates = sorted(groups)
             ends = np.array([_median(groups[rate]) for rate in rates])
             right.plot(rates, _finite(ends), **{**look, "marker": ""})
@@ -274,7 +263,3 @@ def _finite(values: np.ndarray) -> np.ndarray:
 
 def _text(options: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items())
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
