@@ -768,8 +768,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
             raise RuntimeError(
                 f"{name}() has nothing to compare gradients with: as it is set up here, "
-                f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0 or "
-                "mixing=1). Change this setting first."
+                f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
+                "or vectors alone without include_vectors). Change this setting first."
             )
         return method
 

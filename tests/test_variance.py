@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from mxnet import gluon
 from problems import Dense, array, contexts, flat, parameters, values
 
-from gluon_svrg import SAGATrainer, SVRGTrainer
+from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 from gluon_svrg.variance import variance
 
 PROBLEM = Dense("classification", hidden=(5,), seed=22)
@@ -187,6 +187,11 @@ def test_errors():
     trainer.coefficient = 0
     with pytest.raises(RuntimeError, match=r"as it is set up here, SVRG corrects no gradients"):
         variance(trainer, loss_of, PROBLEM.batches(7))
+    net, loss_of, _ = make()
+    trainer = MARSTrainer([layer.bias for layer in net], "sgd")
+    trainer.step(5, closure=lambda: loss_of(PROBLEM.batches(5)[0]))
+    with pytest.raises(RuntimeError, match=r"MARS corrects no gradients.*include_vectors"):
+        variance(trainer, loss_of, PROBLEM.batches(5))
 
 
 def test_dropout_under_the_lock_and_without():
