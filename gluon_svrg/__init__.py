@@ -9,6 +9,7 @@ Each trainer replaces `gluon.Trainer`, and takes the same arguments:
 
 These modules support the trainers:
 
+- `gluon_svrg.compare`: which method pays on your network.
 - `gluon_svrg.schedule`: when to refresh, over how much data, and the coefficient.
 - `gluon_svrg.variance`: the variance and the bias of the estimates.
 - `gluon_svrg.prox`: penalties and constraints.
@@ -50,7 +51,7 @@ _MODULES = {
 __all__ = [*_MODULES, "__version__"]
 
 #: Modules that users import.
-_SUPPORTING = ("estimator", "prox", "schedule", "variance")
+_SUPPORTING = ("compare", "estimator", "prox", "schedule", "variance")
 
 if _job.is_worker():
     _job.end_on_errors()

@@ -11,11 +11,12 @@ norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the op
 The paper writes ``g + s (g - r)``.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
-mean gradient of the last step's minibatch at its own weights,
+mean gradient of the last step's minibatch at its own weights. As ``m`` is the same everywhere, it
+is subtracted after the reduction: with ``G`` the sum of ``g``,
 
 ::
 
-    v = (1 + s) g - s c m,      then m = (V + s C m) / ((1 + s) C)
+    V = (1 + s) G - s C m,      then m = G / C
 
 The first step has ``v = g``, clipped too. Parameters of one dimension are left to the plain
 optimizer, as in the paper, unless `include_vectors` is set.
@@ -31,7 +32,7 @@ from mxnet.ndarray import NDArray
 from . import _arguments
 from ._docstrings import trainer
 from .passes.columns import Mean
-from .passes.combine import scale_to_norm
+from .passes.combine import assign, scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.live_gradients import LiveGradients
 from .recursive import NEEDS_CLOSURE, Recursive
@@ -94,21 +95,26 @@ class MARS(Recursive):
             return AS_IT_IS
         if self.keeps_weights:
             return Terms(a=1 + s, b=-s, reference=self.point, only=chosen)
-        return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
+        return Terms(a=1 + s, k=-s, mean=self.mean, is_later=True, only=chosen)
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
-        """Compute m for the next step, and clip."""
-        following = super().next_state(live, scale, entries)
+        """Compute m for the next step, and V from G and the last m, and clip."""
+        following, chosen = super().next_state(live, scale, entries), self.treated()
+        if self.mean is not None and self.s:
+            at_mean = -1.0 * (entries * (self.s * scale) / self.mean.entries), 1
+            for pair in zip(self.network.live, self.mean.sums):
+                columns = [column.only(chosen) for column in pair]
+                assign(columns, (0, ((1 + self.s, 0), at_mean)))
         if self.clip is not None:
-            for column in (live.only(self.treated()) for live in self.network.live):
+            for column in (live.only(chosen) for live in self.network.live):
                 scale_to_norm(column, self.clip * scale, entries)
         return following
 
-    def mean_terms(self, factor: float | NDArray) -> Any:
-        """The mean gradient of this step, which is part of V: ``m = (V / C + s m) / (1 + s)``."""
-        if self.mean is None or not self.s:
-            return super().mean_terms(factor)
-        return ((1.0 / (1 + self.s) * factor, 1), (self.s / (1 + self.s), 2))
+    def moved(self, live: LiveGradients) -> None:
+        """If approximate, m is of the last minibatches alone."""
+        super().moved(live)
+        if self.keeps_mean:
+            self.in_objective = live.reached
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """Clip."""

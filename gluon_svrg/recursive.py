@@ -7,12 +7,12 @@ or that raises an exception, changes nothing.
 
 from __future__ import annotations
 
-from typing import Any, Sequence
+from typing import Sequence
 
 from mxnet.ndarray import NDArray
 
 from .passes.columns import Columns, Mean, zero
-from .passes.combine import assign
+from .passes.combine import copy
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
 from .passes.method import Method
@@ -68,16 +68,9 @@ class Recursive(Method):
         together = 1.0 if isinstance(together, NDArray) else together  # a number on the host
         if self.keeps_mean:
             sums = self.network.take_spare()
-            for n, (target, total) in enumerate(zip(sums, live.total)):
-                before = target if self.mean is None else self.mean.sums[n]
-                row = [column.only(self.treated()) for column in (target, total, before)]
-                assign(row, (0, self.mean_terms(together / (entries * live.total_scale))))
+            copy(live.total, sums, 1.0 * (together / (entries * live.total_scale)))
             self._leave_out(sums)
         return Mean(sums, together)
-
-    def mean_terms(self, factor: float | NDArray) -> Any:
-        """The terms of a multiple of m, which is V times a factor; the second column holds V."""
-        return ((1.0 * factor, 1),)
 
     def _leave_out(self, sums: Columns) -> None:
         """Set the mean gradient of parameters to zero that the method does not treat."""

@@ -25,7 +25,7 @@ from .passes.columns import are_finite
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
-from .passes.live_gradients import NOTHING, LiveGradients
+from .passes.live_gradients import NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
@@ -226,15 +226,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
-        self._live.show_marks(ignore_stale_grad)
-        try:
+        with self._updating(ignore_stale_grad):
             if self._scales_losses and self._overflows_on_kvstore():
                 self._loss_scale.skip()
             else:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
-        finally:
-            self._live.drop()  # without an update, the method keeps its state
-        self._count_step()
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -243,8 +239,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         This is the first half of `step`. The second half is `step` without a closure, or
         `allreduce_grads` and `update`. In between, you can clip or inspect the gradients. A state
         that changes with a step is computed from the result of `allreduce_grads`, before you clip
-        it, and takes effect in `update`. With SAG, the optimizer's gradient exists only after
-        `allreduce_grads`.
+        it, and takes effect in `update`. With SAG and approximate MARS, the optimizer's gradient
+        exists only after `allreduce_grads`.
 
         Parameters
         ----------
@@ -312,7 +308,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         try:
             found = self._estimate(closure, terms, scale)
             row = None if index is None else self._method.row(found, index)
-            self._live.hold(found, row, scale, is_half=name != "step")
+            self._live.hold(found, terms, row, scale, is_half=name != "step")
         except BaseException:
             for grad, value in before:
                 value.copyto(grad)
@@ -394,24 +390,42 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "are clipped."
             )
         self._check_intact("update")
-        self._live.show_marks(ignore_stale_grad)
-        try:
+        with self._updating(ignore_stale_grad):
             super().update(batch_size, ignore_stale_grad)
-        finally:
-            self._live.drop()
-        self._count_step()
 
-    def _count_step(self) -> None:
-        """Count a step that has raised nothing."""
+    @contextmanager
+    def _updating(self, ignore_stale_grad: bool) -> Iterator[None]:
+        """Show what is fresh during an update, and count a step if it raises nothing.
+
+        After a stale gradient, where nothing has moved, it can be tried again.
+        """
+        live, workers = self._live, self._workers
+        shares = ignore_stale_grad and workers.size > 1 and workers.reduces
+        live.show_marks(ignore_stale_grad, workers if shares else None)
+        try:
+            yield
+        except UserWarning:
+            live.hide_marks()
+            raise
+        except BaseException:
+            live.drop()  # without an update, the method keeps its state
+            raise
+        live.drop()
         self._progress.steps += 1
         self._progress.inner_steps += self._method.has_reference
 
     # `gluon.Trainer` calls these, in this order, in a step.
 
+    def _allreduce_grads(self) -> None:
+        if self._live.stage != REDUCED:  # as it is when a step is tried again
+            super()._allreduce_grads()
+
     def _on_reduced(self) -> None:
         """Let the method compute its next state from V and its loss entries C."""
         live = self._live
-        if live.awaits_reduction:
+        if not live.awaits_reduction:
+            live.note_reduced()
+        else:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             scale = self._loss_scale.of_live_grads if self._scales_losses else 1.0
             live.reduce(scale, entries, self._workers.sum_arrays)

@@ -38,7 +38,8 @@ BREAKS = {
     "storm.py": [("rest = 1 - self.mixing", "rest = self.mixing", "methods trajectory[STORM")],
     "mars.py": [
         ("scale_to_norm(column, self.clip * scale, entries)", "pass", "methods trajectory[MARS"),
-        ("(self.s / (1 + self.s), 2)", "(self.s, 2)", "methods trajectory[approximate"),
+        ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
+        ("self.in_objective = live.reached", "pass", "halves moves_by_the_last"),
     ],
     "recursive.py": [
         ("(entries * live.total_scale)", "entries", "methods does_not_matter[STORM-step"),
@@ -56,17 +57,13 @@ BREAKS = {
     ],
     "passes/live_gradients.py": [
         ("self.entries += found", "self.entries = found", "halves a_clip_between"),
-        (
-            "or_, shown, self._method.in_objective",
-            "or_, shown, shown",
-            "halves reaches_moves_by_its_mean[SVRG",
-        ),
-        (
-            "map(or_, before, self",
-            "map(or_, self.reached, self",
-            "halves reaches_moves_by_its_mean[SARAH",
-        ),
+        ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),
+        ("or terms is AS_IT_IS", "", "halves is_the_plain_gradient[STORM"),
+        ("if not self.entries and", "if False and", "losses without_losses[MARS"),
         ("sum_arrays(dict(", "(lambda _: 0)(dict(", "workers test_two_workers"),
+    ],
+    "passes/method.py": [
+        ("self.in_objective or live", "live", "halves reaches_moves_by_its_mean[SARAH")
     ],
     "passes/network.py": [
         ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]")
@@ -99,7 +96,7 @@ BREAKS = {
     ],
     "trainer.py": [
         (
-            "self._live.drop()  # without",
+            "live.drop()  # without",
             "pass  # without",
             "methods step_without_an_update",
         ),

@@ -121,13 +121,12 @@ class MARS(Method):
         self.treated = [include_vectors or np.ndim(w) > 1 for w in weights]
 
     def estimate(self, batch, row=None):
-        grad, count = self.gradient(self.weights, batch)
-        if self.reference is None:  # the first step
+        grad, _ = self.gradient(self.weights, batch)
+        if self.reference is None or not self.exact:  # the first step, or m is subtracted later
             return grad
-        if self.exact:
-            before, _ = self.gradient(self.reference, batch)
-        else:
-            before = [count * m for m in self.mean]  # the gradient of the previous step
+        return self.leapt(grad, self.gradient(self.reference, batch)[0])
+
+    def leapt(self, grad, before):
         return [
             (1 + self.scale) * g - self.scale * r if treated else g
             for g, r, treated in zip(grad, before, self.treated)
@@ -135,13 +134,11 @@ class MARS(Method):
 
     def advance(self, total, batches, rows):
         count = self.entries(batches)
-        if self.reference is None:
-            self.mean = [v / count for v in total]
-        elif not self.exact:
-            self.mean = [
-                (v + self.scale * count * m) / ((1 + self.scale) * count)
-                for v, m in zip(total, self.mean)
-            ]
+        grads, before = total, self.mean
+        if not self.exact:  # m is the mean gradient of the previous step
+            self.mean = [g / count for g in grads]
+            if before is not None:
+                total = self.leapt(grads, [count * m for m in before])
         self.reference = copied(self.weights)
         return [self.clipped(v, count) if treated else v for v, treated in zip(total, self.treated)]
 

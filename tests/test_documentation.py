@@ -26,7 +26,7 @@ PAGES = sorted((ROOT / "notebooks" / "guide").glob("*.md"))
 PATTERNS = ("*.md", ".github/**/*.md", "benchmarks/*.md", "notebooks/**/*.md")
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 HISTORY = ROOT / ".github" / "CHANGELOG.md"  # it names what is gone, too
-SUPPORTING = ("estimator", "prox", "schedule", "variance")
+SUPPORTING = ("compare", "estimator", "prox", "schedule", "variance")
 MODULES = [
     module.name
     for module in pkgutil.walk_packages(gluon_svrg.__path__, "gluon_svrg.")

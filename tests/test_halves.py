@@ -7,10 +7,24 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from loops import split_at
-from mxnet import autograd
-from plays import BATCHES, HOWS, PROBLEM, STATIC, TWO, WITH_STORED, Play, each_method, scale, ways
+from loops import plain_step, split_at, svrg_step
+from mxnet import autograd, gluon
+from plays import (
+    BATCHES,
+    HOWS,
+    PROBLEM,
+    SETTINGS,
+    STATIC,
+    TWO,
+    WITH_STORED,
+    Play,
+    each_method,
+    scale,
+    ways,
+)
 from problems import Partly, distance, parameters, values
+
+import gluon_svrg
 
 RATE = {"learning_rate": 0.05}
 
@@ -54,6 +68,56 @@ def test_a_layer_that_no_minibatch_reaches_is_stale(case, how, refreshed):
         kit.clear(play.net)
         play.update(*((1, 0) if how == "add" else (4,)))
         assert play.distance() < 1e-10
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("is_half", [False, True])
+@each_method
+def test_a_stale_gradient_can_be_tried_again(case, is_half, devices):
+    """Without the stale ones. Gradients are reduced once."""
+    play = Play(case, PARTLY, devices=devices, settings=RATE)
+    play.refresh()
+    update = play.trainer.update if is_half else play.trainer.step
+    for number in (1, 0, 3, 2, 0):
+        play.correct(number)
+        if is_half:
+            play.trainer.allreduce_grads()
+        if number in (0, 2):
+            with pytest.raises(UserWarning, match="has not been updated by backward since last"):
+                update(5)
+        update(5, True)
+        batches, rows = play.of_all([number])
+        play.twin.step(play.optimizer, *batches, rows=rows, batch_size=5)
+        assert play.distance() < 1e-10
+
+
+@pytest.mark.parametrize("name", [name for name, case in WITH_STORED.items() if case.plain])
+def test_where_the_estimate_is_the_plain_gradient(name):
+    """`gluon.Trainer` is the oracle for what no minibatch reaches, with momentum and decay."""
+    found = []
+    for cls in (gluon.Trainer, getattr(gluon_svrg, WITH_STORED[name].trainer)):
+        net, own = PARTLY.network(), {} if cls is gluon.Trainer else WITH_STORED[name].plain
+        trainer = cls(net.collect_params(), "sgd", SETTINGS, **own)
+        loss_of, step = PARTLY.closure(net), plain_step if cls is gluon.Trainer else svrg_step
+        for number in (1, 0, 3, 2):
+            step(trainer, lambda: loss_of(BATCHES[number]), 5, ignore_stale_grad=True)
+        found.append(values(net))
+    assert_unchanged(*found)
+
+
+@pytest.mark.parametrize("include_vectors", [False, True])
+def test_approximate_mars_moves_by_the_last_minibatch(include_vectors):
+    """Not by an earlier one, although there is momentum and decay."""
+    case = WITH_STORED["approximate MARS"]
+    play = Play(case, PARTLY, ignores_stale=True, include_vectors=include_vectors)
+    play.step_alone(1)
+    seen = []
+    for number in (0, 2):  # neither reaches the first layer
+        before = values(play.net)
+        play.step_alone(number)
+        seen.append([np.any(a != b) for a, b in zip(before, values(play.net))])
+    assert seen == [[True, include_vectors, True, True], [False, False, True, True]]
+    assert not any(map(np.any, kit.full_gradients(play.trainer, play.net)[:2]))
 
 
 @each_method

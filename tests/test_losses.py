@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything, noticed
 from mxnet import gluon
-from plays import PROBLEM, TWO, WITH_STORED, Play, each_method, ways
-from problems import IS_NUMPY_LIKE, Dense, array, contexts
+from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play, each_method, ways
+from problems import IS_NUMPY_LIKE, Dense, array, contexts, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -86,6 +86,40 @@ def test_a_mask_that_depends_on_the_weights(case):
     play.loss_of = lambda index: multiplied(loss_of(index), limit)
     play.refresh()
     play.epoch((0, 4, 1))
+
+
+@pytest.mark.parametrize("first", [0, 1])
+@each_method
+def test_a_minibatch_without_losses(case, first):
+    """As of an empty selection: it moves nothing, and training goes on as without it."""
+    play = Play(case, settings={"learning_rate": 0.05})
+    loss_of, none = play.loss_of, len(BATCHES)
+    play.shares = [[*BATCHES, BATCHES[0][:0]]]
+    play.loss_of = lambda index: loss_of(index) if len(index) else loss_of(BATCHES[0])[:0]
+    with mx.util.np_shape(True):
+        if first:
+            play.refresh()
+        for number in (none, 1, none, 3)[first:]:
+            if number < none:
+                play.update(number)
+                continue
+            before = values(play.net)
+            play.step_alone(number, 5)
+            assert_unchanged(before, values(play.net))
+        assert play.distance() < 1e-10
+        play.run()
+
+
+@pytest.mark.parametrize("lock_random", [True, False, "auto"])
+def test_losses_in_bfloat16(lock_random):
+    """NumPy does not have it, and sees whole numbers."""
+    play = Play(WITH_STORED["stored"], dtype="float32", lock_random=lock_random)
+    loss_of, found = play.loss_of, []
+    for dtype in (np.dtype([("bfloat16", np.uint16)]), "float32"):
+        play.loss_of = lambda index: loss_of(index).as_nd_ndarray().astype(dtype)
+        found.append(play.refresh_alone(play.loss_of, BATCHES))
+    assert found[0] == pytest.approx(found[1], rel=1e-2)
+    play.step_alone(0)
 
 
 # --- random numbers ------------------------------------------------------------------------------

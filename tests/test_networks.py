@@ -335,3 +335,63 @@ def test_weights_that_were_taken_before_the_call(name):
         assert_unchanged(before, kit.everything(play.trainer, play.net))
         call(loss_with)
         step(loss_with)
+
+
+@pytest.mark.parametrize("dtype", ["int32", "bool"])
+def test_frozen_values_of_any_dtype(dtype):
+    """Index tables and masks: each snapshot has a copy."""
+    net, loss_of, _ = kit.make(PROBLEM)
+    table = gluon.Parameter("table", grad_req="null", shape=(3,), dtype=dtype, init="zeros")
+    table.initialize()
+    trainer = SVRGTrainer({"table": table, **dict(net.collect_params().items())}, "sgd", SETTINGS)
+    for values_now in ([0, 1, 1], [1, 0, 1]):
+        table.set_data(array(values_now, dtype))
+        trainer.update_full_grads(loss_of, BATCHES)
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
+        kept = trainer.snapshot[table][0]
+        assert kept.dtype == np.dtype(dtype)
+        np.testing.assert_array_equal(kept.asnumpy(), np.array(values_now, dtype))
+
+
+def test_weights_copied_inside_a_pass():
+    """For a teacher that follows, or a metric: they are arrays like any other."""
+    net, loss_of, trainer = kit.make(PROBLEM)
+    weight, other = (
+        parameters(net)[0],
+        gluon.Parameter("other", shape=parameters(net)[0].shape, dtype="float64"),
+    )
+    other.initialize()
+    buffer = weight.data() * 0
+
+    def copied(index=BATCHES[0]):
+        with autograd.pause():
+            buffer[:] = weight.data()
+            other.set_data(weight.data())
+            (mx.np if IS_NUMPY_LIKE else mx.nd).array(weight.data())
+        return loss_of(index)
+
+    trainer.update_full_grads(copied, BATCHES)
+    then = weight.data().asnumpy()
+    for index in BATCHES:
+        trainer.step(5, closure=lambda index=index: copied(index))
+    with trainer.at_snapshot():
+        copied()
+    for found in (buffer, other.data()):
+        np.testing.assert_array_equal(found.asnumpy(), then)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_statistics_on_devices_that_were_set_anew(devices):
+    """MXNet averages the copies, which differ; the snapshot holds."""
+    where = contexts(devices)
+    net = kit.with_norm(devices=where)
+    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
+    loss_of = PROBLEM.closure(net, "float32", where)
+    trainer.update_full_grads(loss_of, BATCHES)
+    for renewed in (False, True):
+        if renewed:
+            for p in net.collect_params().values():
+                getattr(p, "reset_device", p.reset_ctx)(where)
+        for index in BATCHES:
+            trainer.step(len(index), closure=lambda index=index: loss_of(index))
+    assert trainer.inner_steps == 2 * len(BATCHES)

@@ -12,7 +12,7 @@ from loops import plain_step, svrg_step
 from mxnet import gluon
 from problems import contexts
 
-from gluon_svrg import SAGATrainer, SVRGTrainer
+from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 
 HAS_SPARSE, TWO = not mx.util.is_np_array(), contexts(2)
 WORDS, COUNT = 20, 30
@@ -98,6 +98,19 @@ def test_without_a_snapshot_it_is_gluon_trainer(kind):
             step(trainer, lambda: loss_of(index), len(index))
         found.append(values(net))
     assert_unchanged(*found)
+
+
+@needs_sparse
+def test_rows_that_the_last_two_minibatches_do_not_reach():
+    """Lazy updates of approximate MARS leave them: its mean is that of the last one alone."""
+    net, loss_of, trainer = make("sparse gradient", cls=MARSTrainer, optimizer="adam", exact=False)
+    minibatches = [np.flatnonzero((X.max(axis=1) < 9) == is_low) for is_low in (True, False)]
+    for number, index in enumerate([minibatches[1], *[minibatches[0]] * 4]):
+        before = values(net)[0]
+        trainer.step(len(index), closure=lambda: loss_of(index))
+        stays = np.all(values(net)[0] == before, axis=1)
+        assert number < 2 or np.all(stays[9:])
+    assert not np.any(stays[:9])
 
 
 @needs_sparse

@@ -36,6 +36,7 @@ METHODS = [(name, how) for name in WITH_STORED for how in HOWS]
 TASKS = {
     **{f"{name}, {how}": ("method", {"name": name, "how": how}) for name, how in METHODS},
     "two devices": ("method", {"devices": 2}),
+    "stale, MARS": ("method", {"name": "MARS", "how": "halves", "ignores_stale": True}),
     **{name: ("training", settings) for name, settings in SETTINGS.items()},
     **{f"{w} fails, {first}": ("failing", {"where": w, "first": first}) for w, first in FAILURES},
     "two trainers": ("two_trainers", {}),
@@ -138,6 +139,7 @@ MOVING = ["SAGA", "SARAH", "STORM", "approximate MARS"]
     "settings",
     [
         {"name": "SAG", "how": "halves", "late": True},
+        {"name": "MARS", "ignores_stale": True},  # a parameter that only one of them reaches
         *(
             pytest.param(settings, marks=slow, id=str(settings))
             for settings in [

@@ -18,12 +18,13 @@ import numpy as np
 from mxnet import autograd, gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
-from problems import Dense, Tied, array, distance, parameters
+from problems import Dense, Partly, Tied, array, distance, parameters
 
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.prox import L1
 
 PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
+PARTLY = Partly("classification", hidden=(5,), seed=17, samples=46)  # rank 0's first one is cut
 
 
 def minibatches(rank, workers):
@@ -171,7 +172,8 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
     """
     who, chosen = make_kvstore(kvstore)
     where = [mx.cpu(n) for n in range(devices)] if devices > 1 else None
-    play = Play(WITH_STORED[name], PROBLEM, how, where, kvstore=chosen, **settings)
+    problem = PARTLY if "ignores_stale" in settings else PROBLEM
+    play = Play(WITH_STORED[name], problem, how, where, kvstore=chosen, **settings)
     play.shares = [minibatches(rank, who.num_workers)[0] for rank in range(who.num_workers)]
     play.rank, distances = who.rank, []
     if settings.get("update_on_kvstore"):

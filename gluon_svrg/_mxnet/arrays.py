@@ -89,6 +89,11 @@ def to_ndarray(value: np.ndarray, device: Any) -> NDArray:
     return mx.nd.array(value, ctx=device, dtype=value.dtype)
 
 
+def readable(array: NDArray) -> NDArray:
+    """The array; as float32 if it is in bfloat16, which NumPy reads as integers."""
+    return array.astype("float32") if np.dtype(array.dtype).names else array
+
+
 def dtype_name(array: NDArray) -> str:
     """The name of an array's dtype, such as ``float32``."""
     return _name_of(array.dtype)

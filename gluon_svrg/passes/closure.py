@@ -85,6 +85,7 @@ def total_loss(minibatches: Sequence[Recorded]) -> float:
     for recorded in minibatches:
         for loss, (number, shape) in zip(recorded.losses, recorded.places):
             is_apart = recorded.entries > SMALL or isinstance(loss, BaseSparseNDArray)
+            loss = _mxnet.readable(loss)
             flat = loss if is_apart or len(shape) == 1 else loss.reshape((-1,))
             kind = len(alike) if is_apart else (type(flat), flat.dtype, number)
             alike.setdefault(kind, []).append(flat)

@@ -71,12 +71,12 @@ class Mean(NamedTuple):
     """
 
     sums: Columns
-    entries: Any  # a number, or an array of one
+    entries: Any  # a number, or an array whose first one it is
 
     def divisor(self) -> float:
         """The number of entries. Waits for the device, if it is there."""
         entries = self.entries
-        return float(entries.asscalar() if isinstance(entries, NDArray) else entries)
+        return float(entries[0].asscalar() if isinstance(entries, NDArray) else entries)
 
     def copies(self) -> list[list[NDArray]]:
         """The mean, per device and parameter."""

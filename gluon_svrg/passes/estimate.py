@@ -46,6 +46,7 @@ class Terms(NamedTuple):
     reference: Point | Row | None = None  # where r is; None if b is 0
     mean: Mean | None = None  # m; None without it
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
+    is_later: bool = False  # whether v is computed after the reduction
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
@@ -133,7 +134,7 @@ def estimate(
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
-    if terms is not AS_IT_IS:
+    if terms is not AS_IT_IS and not terms.is_later:
         combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
         for these, count in zip(columns, recorded.counts):
             combine(these, terms, count, scale)

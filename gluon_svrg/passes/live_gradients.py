@@ -16,15 +16,15 @@ they are reduced, and where gradients accumulate, perhaps with others.
 from __future__ import annotations
 
 from itertools import chain, compress, repeat
-from operator import is_, or_
+from operator import and_, is_, or_
 from typing import Any, Callable
 
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .columns import Columns, copy_from_first, dense, norm, sum_to_first, zeros_like
+from .columns import Columns, Mean, copy_from_first, dense, norm, sum_to_first, zeros_like
 from .combine import assign
-from .estimate import Estimate
+from .estimate import AS_IT_IS, Estimate, Terms
 from .method import Method
 from .network import Network
 from .rows import Row
@@ -73,9 +73,8 @@ class LiveGradients:
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         # Since the reduction
         self.following: Any = None  # the method's state after the update
-        self.in_objective: list[bool] = []  # what its losses may depend on then
         self.total_scale = 1.0  # of `total`
-        self._hides_marks = False  # an estimate is held, so that marks show another backward
+        self._terms: Terms | None = None  # of an estimate; marks then show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
 
@@ -107,7 +106,9 @@ class LiveGradients:
         """Whether the method's state moves with the next step."""
         return self._method.moves and (self._method.has_reference or self._method.needs_closure)
 
-    def hold(self, found: Estimate, row: Row | None, scale: float, *, is_half: bool) -> None:
+    def hold(
+        self, found: Estimate, terms: Terms, row: Row | None, scale: float, *, is_half: bool
+    ) -> None:
         """Hold the estimate of a minibatch, which is in the live gradients alone.
 
         In one half of a step, the user can change the gradients before the update.
@@ -122,7 +123,7 @@ class LiveGradients:
         if row is not None:
             self.rows[row.position] = row
         self.hold_plain(found)
-        self._hides_marks = True
+        self._terms = terms
 
     def hold_plain(self, found: Estimate) -> None:
         """Hold a gradient as backward has left it."""
@@ -137,7 +138,7 @@ class LiveGradients:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
         if self.stage != NOTHING and not self._has_its_arrays():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
-        overwritten = self._network.overwritten() if self._hides_marks else []
+        overwritten = self._network.overwritten() if self._terms is not None else []
         if overwritten:
             raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
 
@@ -157,24 +158,41 @@ class LiveGradients:
                 method = type(self._method).__name__
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
-    def show_marks(self, ignore_stale_grad: bool) -> None:
-        """Mark the gradients as `gluon.Trainer` expects.
+    def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:
+        """Mark the gradients as `gluon.Trainer` expects, if workers are given as they all do.
 
         If it ignores stale ones, parameters that only the mean gradient moves are updated, too.
         """
-        if self._hides_marks:
-            shown = self.reached
-            if ignore_stale_grad and self._method.mean:
-                shown = list(map(or_, shown, self._method.in_objective))
-            weights = compress(self._network.weights, shown)
-            _mxnet.mark(weights, repeat([True] * len(self._network.devices)))
+        terms = self._terms
+        if terms is None and workers is None:
+            return
+        weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
+        if workers is not None:
+            own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
+            self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
+        shown = self.reached
+        is_plain = terms is None or terms is AS_IT_IS or self._method.mean is None
+        if ignore_stale_grad and not is_plain:
+            only = None if terms is None else terms.only
+            leans = map(and_, self._method.in_objective, only or repeat(True))
+            shown = list(map(or_, shown, leans))
+        _mxnet.mark(compress(weights, shown), repeat([True] * len(weights[0])))
+
+    def hide_marks(self) -> None:
+        """Undo `show_marks`, where a stale gradient has prevented the update."""
+        if self._terms is not None:
+            self._network.hide_marks()
 
     # --- the update ----------------------------------------------------------------------------
 
     @property
     def total(self) -> Columns:
-        """V as it was computed."""
+        """V as it was computed, or the sum of g."""
         return self._apart if self._is_apart else self._network.live
+
+    def note_reduced(self) -> None:
+        """Note a reduction that the method did not need."""
+        self.stage = REDUCED if self.stage == HELD else self.stage
 
     @property
     def awaits_reduction(self) -> bool:
@@ -184,18 +202,19 @@ class LiveGradients:
     def reduce(
         self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]
     ) -> None:
-        """Let the method compute its next state from V and C, see `Method.next_state`."""
-        network = self._network
+        """Let the method compute its next state from V and C, see `Method.next_state`.
+
+        Without any loss entry there is no mean, V is zero, and the method stays as it is.
+        """
+        network, self.stage = self._network, REDUCED
+        if not self.entries and not Mean([], entries).divisor():
+            return
         if self._is_apart:
             sum_to_first(self._apart)
             numbers = map(network.parameters.index, network.trainable)
             sum_arrays(dict(zip(numbers, self._apart[0])))
             copy_from_first(self._apart)
-        before = self._method.in_objective or self.reached
-        self.in_objective = list(map(or_, before, self.reached))
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
-            self.in_objective = [True] * len(self.reached)  # losses of others may depend on any
         self.total_scale = 1.0 if self._is_apart else scale
         self.following = self._method.next_state(self, scale, entries)
-        self.stage = REDUCED

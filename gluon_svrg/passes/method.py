@@ -17,6 +17,7 @@ before its update is in the `LiveGradients`, which are dropped as a whole if the
 from __future__ import annotations
 
 from functools import partial
+from operator import or_
 from typing import Any, Iterator, Sequence, Sized
 
 import numpy as np
@@ -65,7 +66,7 @@ class Method:
         self.taken_at: TakenAt | None = None  # where its rows were taken, if one is to be checked
         self.point: Point | None = None  # the weights of the reference, if it keeps them
         self.mean: Mean | None = None  # m, if it keeps that
-        self.in_objective: list[bool] = []  # per parameter: whether losses so far depend on it
+        self.in_objective: list[bool] = []  # per parameter: whether m may not be zero
 
     # --- the arguments of its trainer ----------------------------------------------------------
 
@@ -164,7 +165,7 @@ class Method:
 
     def moved(self, live: Any) -> None:
         """Let the next state take effect."""
-        self.in_objective = live.in_objective
+        self.in_objective = list(map(or_, self.in_objective or live.reached, live.reached))
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """What the optimizer would get for an estimate v, the *mean* over a minibatch's entries.

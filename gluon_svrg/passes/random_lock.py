@@ -15,6 +15,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.ndarray import NDArray
 
+from .. import _mxnet
 from .closure import Loss, check_repeatable, record
 from .warn import warn
 
@@ -47,10 +48,10 @@ class Losses(NamedTuple):
         """Those of some arrays of losses. Waits for the device."""
         total = size = rounding = 0.0
         for loss in losses:
-            entries = loss.asnumpy()
+            entries = _mxnet.readable(loss).asnumpy()
             total += float(entries.sum(dtype="float64"))
             size += float(np.abs(entries).sum(dtype="float64"))
-            rounding = max(rounding, ROUNDING.get(entries.dtype, 1e-2))
+            rounding = max(rounding, ROUNDING.get(np.dtype(loss.dtype), 1e-2))
         return cls(total, size, rounding)
 
     def difference(self, other: Losses) -> float:

@@ -1,0 +1,146 @@
+"""The methods that are compared: what a name means, and how its trainer is made."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Callable, Mapping, Sequence
+
+from mxnet import gluon
+from mxnet.optimizer import Optimizer
+
+from .. import _mxnet
+from .._arguments import near
+from ..mars import MARSTrainer
+from ..saga import SAGATrainer, SAGTrainer
+from ..sarah import SARAHTrainer
+from ..schedule import Linear
+from ..storm import STORMTrainer
+from ..svrg import SVRGTrainer
+
+#: The trainers of the package by the names of their methods.
+TRAINERS: dict[str, Any] = {
+    "svrg": SVRGTrainer,
+    "alpha-svrg": SVRGTrainer,
+    "svrg-stored": SVRGTrainer,
+    "saga": SAGATrainer,
+    "sag": SAGTrainer,
+    "sarah": SARAHTrainer,
+    "storm": STORMTrainer,
+    "mars": MARSTrainer,
+}
+LBFGS, DECAY = "lbfgs", "-decay"
+#: The middle one of the first three rates, as `rate_at` numbers them, for SGD and for other kinds.
+FIRST_FOR_SGD, FIRST_FOR_OTHERS = -2, -5
+LOWEST, HIGHEST = -16, 8  # the ends of the search
+
+Options = Mapping[str, Any]
+
+
+def rate_at(number: int) -> float:
+    """The learning rate of a number: 0.1, 0.3, 1, 3, 10 and so on; that of 0 is 1."""
+    return float(f"{10 ** (number / 2):.0e}")
+
+
+@dataclass(frozen=True)
+class Method:
+    """One of the methods that are compared."""
+
+    name: str
+    #: Makes the trainer of a network, of its parameters, the learning rate and options.
+    make: Callable[[Any, float, Options], Any] | None = None  # None for L-BFGS
+    options: Sequence[Options] = ({},)  # those that are tried with each rate
+    first: int = FIRST_FOR_SGD
+    is_plain: bool = False  # made without this package
+    decays: bool = False
+    stores: bool = False
+
+    def trainer(self, net: Any, rate: float, options: Options) -> Any:
+        """A new trainer of a network; raise a TypeError if the user's function makes none."""
+        assert self.make is not None
+        found = self.make(net.collect_params(), rate, options)
+        if not callable(getattr(found, "step", None)):
+            raise TypeError(
+                f"The function of {self.name!r} returned {type(found).__name__}, expected a "
+                "trainer: something with a method step(batch_size)."
+            )
+        return found
+
+
+def methods_of(
+    methods: Any, optimizer_params: Mapping[str, Any] | None, snapshots: int, lock_random: bool
+) -> list[Method]:
+    """All methods that are named; raise if one is unknown."""
+    if isinstance(methods, str):
+        methods = (methods,)
+    pairs = methods.items() if isinstance(methods, Mapping) else [(name, name) for name in methods]
+    given = {name.lower(): value for name, value in (optimizer_params or {}).items()}
+    found, used = [], set()
+    for name, what in pairs:
+        if isinstance(what, str):
+            method, keys = _named(name, what.lower(), given, snapshots, lock_random)
+            used |= keys
+        elif callable(what):
+            method = Method(name, partial(_by_function, what))
+        else:
+            raise TypeError(
+                f"A method must be a name, or a function of parameters and a learning rate that "
+                f"returns a trainer, got {type(what).__name__} for {name!r}."
+            )
+        found.append(method)
+    names = [method.name for method in found]
+    if not names or len({*names}) < len(names):
+        raise ValueError(f"methods must be one or more, each once, got {names}.")
+    for key in given.keys() - used:
+        raise ValueError(
+            f"optimizer_params has {key!r}, which is no method or optimizer of this comparison."
+            f"{near(key, used)}"
+        )
+    return found
+
+
+def _by_function(make: Any, params: Any, rate: float, _: Options) -> Any:
+    return make(params, rate)
+
+
+def _named(
+    label: str, name: str, given: Mapping[str, Any], snapshots: int, lock_random: bool
+) -> tuple[Method, set[str]]:
+    """A method by its name, and the keys at which its options may stand."""
+    if name == LBFGS:
+        return Method(label, is_plain=True), set()
+    base, decays = name, name.endswith(DECAY)
+    if decays:
+        base = name[: -len(DECAY)]
+    base, _, optimizer = base.partition("+")
+    is_ours = base in TRAINERS
+    optimizer = optimizer or ("adam" if base == "mars" else "sgd") if is_ours else base
+    if optimizer not in Optimizer.opt_registry or (not is_ours and "+" in name):
+        known = [*TRAINERS, *Optimizer.opt_registry, LBFGS]
+        raise ValueError(
+            f"There is no method {name!r}.{near(optimizer if is_ours else base, known)} Choose "
+            f"from {', '.join(TRAINERS)}, {LBFGS}, or an optimizer of MXNet such as sgd, nag and "
+            "adam; svrg+nag is SVRG with NAG, and sgd-decay has a rate that falls to zero."
+        )
+    keys = [label.lower(), name, optimizer]
+    options: Any = next((given[key] for key in keys if key in given), {})
+    options = [options] if isinstance(options, Mapping) else list(options)
+    if optimizer == "nag":  # its default is 0 in MXNet 1.9.1
+        options = [{"momentum": 0.9, **each} for each in options]
+    for each in options:
+        if "learning_rate" in each:
+            raise ValueError("optimizer_params must have no learning_rate: set learning_rates.")
+        _mxnet.check_optimizer(optimizer, dict(each))
+    own: dict[str, Any] = {"lock_random": lock_random}
+    if base == "alpha-svrg":
+        own["coefficient"] = Linear(0.75, snapshots)
+    trainer = partial(TRAINERS[base], **own) if is_ours else gluon.Trainer
+
+    def make(params: Any, rate: float, options: Options) -> Any:
+        settings = {**options, "learning_rate": rate}
+        return trainer(params, optimizer, settings, kvstore=None)
+
+    is_sgd = _mxnet.steps_along_gradient(optimizer)
+    first = FIRST_FOR_SGD if is_sgd else FIRST_FOR_OTHERS
+    stores = base == "svrg-stored"
+    return Method(label, make, options, first, not is_ours, decays, stores), {*keys}

@@ -1,0 +1,308 @@
+"""`gluon_svrg.compare`: equal starts, minibatches and gradients, the search, and what is said."""
+
+import itertools
+import subprocess
+import sys
+from functools import partial
+
+import mxnet as mx
+import numpy as np
+import pytest
+from mxnet import autograd, gluon
+from problems import array
+
+import gluon_svrg
+from gluon_svrg.compare import compare, training
+
+for package in ("pandas", "matplotlib", "tqdm", "scipy"):
+    pytest.importorskip(package, reason=f"gluon_svrg.compare needs {package}")
+
+RNG = np.random.RandomState(0)
+X = RNG.normal(size=(100, 5))
+Y = X @ RNG.normal(size=5) + 0.3 * RNG.normal(size=100)
+CLASSES = (Y > 0).astype("int64")
+SQUARE, SOFTMAX = gluon.loss.L2Loss(), gluon.loss.SoftmaxCrossEntropyLoss()
+QUICK = {"batch_size": 16, "seeds": 2, "passes": 6, "progress": False}
+ONE_RATE = {**QUICK, "learning_rates": [0.03], "seeds": 1}
+
+
+def dense():
+    return gluon.nn.Dense(1)
+
+
+def sequential(*layers):
+    net = gluon.nn.HybridSequential()
+    net.add(*layers)
+    net.hybridize()
+    return net
+
+
+def squares(net, X, y):
+    return SQUARE(net(X), y)
+
+
+def entropies(net, X, y):
+    return SOFTMAX(net(X), y)
+
+
+def regression(methods, data=(X, Y), loss_of=squares, **kwargs):
+    return compare(dense, loss_of, data, methods=methods, **{**QUICK, **kwargs})
+
+
+def without_seconds(found):
+    return found.runs.drop(columns="seconds")
+
+
+def exact_minimum():
+    design = np.c_[X, np.ones(100)]
+    return 0.5 * np.mean((Y - design @ np.linalg.lstsq(design, Y, rcond=None)[0]) ** 2)
+
+
+def batches(seed, epoch):
+    order = np.random.RandomState([seed, epoch, 7]).permutation(100)
+    for start in range(0, 100, 16):
+        index = order[start : start + 16]
+        yield X[index], Y[index]
+
+
+# --- networks ------------------------------------------------------------------------------------
+
+
+def cnn():
+    layers = gluon.nn.Conv2D(4, 3), gluon.nn.BatchNorm(), gluon.nn.Dropout(0.5), gluon.nn.Dense(2)
+    return sequential(*layers)
+
+
+class Last(gluon.nn.HybridSequential):
+    """An LSTM, and a layer on its last output."""
+
+    def __init__(self):
+        super().__init__()
+        self.add(gluon.rnn.LSTM(6, layout="NTC"), gluon.nn.Dense(2))
+
+    def forward(self, X):
+        return self[1](self[0](X)[:, -1])
+
+
+@pytest.mark.parametrize(("new_net", "shape"), [(cnn, (100, 1, 6, 6)), (Last, (100, 4, 3))])
+def test_networks(new_net, shape):
+    """The same again, as random numbers and deferred shapes depend on the seed alone."""
+    inputs = np.random.RandomState(1).normal(size=shape)
+    inputs[CLASSES == 1] += 0.5
+
+    def accuracy(net):
+        return (net(array(inputs, "float32")).asnumpy().argmax(1) == CLASSES).mean()
+
+    def again():
+        methods, settings = ["adam", "svrg+nag", "mars"], {**QUICK, "learning_rates": [0.01, 0.03]}
+        measures, data = {"accuracy": accuracy}, (inputs, CLASSES)
+        return compare(new_net, entropies, data, methods=methods, measure=measures, **settings)
+
+    found = again()
+    runs = found.runs
+    assert without_seconds(found).equals(without_seconds(again()))
+    assert found.table()["accuracy"].between(0.55, 1).all()
+    start = runs[runs.data_passes == 0].groupby("seed").loss
+    assert (start.nunique() == 1).all() and start.first().nunique() == len(start.first())
+    assert (found.table().loss < start.mean().max()).all()
+
+
+PROGRAM = """
+import sys; sys.path[:0] = {path!r}
+import test_compare_engine as t
+print(t.without_seconds(t.regression(["nag", "svrg", "saga", "lbfgs"])).to_csv())
+"""
+
+
+def test_the_same_numbers_in_another_process():
+    program = PROGRAM.format(path=sys.path)
+    out = subprocess.run([sys.executable, "-c", program], stdout=subprocess.PIPE, check=True)
+    here = without_seconds(regression(["nag", "svrg", "saga", "lbfgs"])).to_csv()
+    assert out.stdout.decode().split() == here.split()
+
+
+# --- gradients -----------------------------------------------------------------------------------
+
+NAMES = ["sgd", "nag-decay", "svrg", "alpha-svrg", "svrg-stored", "saga", "sag", "sarah", "storm"]
+NAMES += ["mars", "mars+sgd", "adam", "lbfgs", "own"]
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("passes", [4, 6.5])
+def test_equal_gradients(name, passes):
+    seen, own = [0], {"own": partial(Twice, [])}
+
+    def loss_of(net, X, y):
+        seen[0] += len(X) if autograd.is_recording() else 0
+        return squares(net, X, y)
+
+    methods = own if name == "own" else [name]
+    found = regression(methods, loss_of=loss_of, **{**ONE_RATE, "passes": passes})
+    (run,) = found.trainings
+    recorded = round(100 * run.curve[-1]["data_passes"])
+    checks = 2 * 16  # of one minibatch, whether its loss is random
+    assert seen[0] - checks == recorded
+    within = 16 if name != "lbfgs" else 100
+    assert abs(recorded - 100 * passes) <= within
+
+
+class Twice:
+    """Anybody's trainer, which takes a closure and counts nothing; it records its rates."""
+
+    def __init__(self, rates, params, rate):
+        self.trainer = gluon.Trainer(params, "sgd", {"learning_rate": rate}, kvstore=None)
+        rates.append(rate)
+
+    def step(self, batch_size, closure):
+        for _ in range(2):
+            with autograd.record():
+                loss = closure()
+            loss.backward()
+        self.trainer.step(batch_size)
+
+
+# --- the search and what is said -----------------------------------------------------------------
+
+
+def test_the_best_rate_is_no_edge():
+    rates = []
+    own = {"plain": "sgd", "own": partial(Twice, rates)}
+    found = regression(own, seeds=3)
+    for name in own:
+        tried = {t.learning_rate for t in found.trainings if t.method == name}
+        best = found.chosen[name][0].learning_rate
+        assert min(tried) < best < max(tried)
+        ends = {rate: [] for rate in tried}
+        for each in found.trainings:
+            if each.method == name:
+                ends[each.learning_rate].append(found._end(each))
+        medians = {rate: np.median(some) for rate, some in ends.items() if len(some) == 3}
+        assert len(medians) >= 3 and best == min(medians, key=medians.get)
+    tried = {t.learning_rate for t in found.trainings if t.method == "own"}
+    assert {*rates} == tried | {0.01}  # with 0.01 it is tried out
+
+
+def test_a_known_minimum_and_a_callable():
+    minimum = exact_minimum()
+    settings = {"passes": 60, "minimum": minimum, "learning_rates": [0.03, 0.1, 0.3]}
+    found = regression(["sgd", "svrg", "lbfgs"], batches, gaps=(1e-2, 1e-5), **settings)
+    table = found.table()
+    assert np.isnan(table.loc["sgd", "passes to 1e-05"])
+    assert table.loc["lbfgs", "passes to 1e-05"] < table.loc["svrg", "passes to 1e-05"] < 60
+    assert np.allclose(table["gap"], table["loss"] - minimum, atol=1e-6)
+    assert "Worse in each seed: sgd" in found.verdict
+    assert "Plain lbfgs is as good: save the trouble." in found.verdict
+    with pytest.raises(ValueError, match="'saga' keeps the gradient of each minibatch"):
+        regression(["saga"], batches)
+    fixed = regression(["saga"], lambda seed, epoch: batches(seed, 0))
+    assert fixed.table().loss.max() < 1
+
+
+class Broken(gluon.Trainer):
+    def step(self, batch_size, ignore_stale_grad=False):
+        for p in self._params:
+            p.grad()[:] = array(abs(p.grad().asnumpy()), "float32")
+        super().step(batch_size, ignore_stale_grad)
+
+
+def own(cls, params, rate):
+    return cls(params, "sgd", {"learning_rate": rate}, kvstore=None)
+
+
+def test_worse_and_equal():
+    found = regression({"sgd": "sgd", "broken": partial(own, Broken)}, seeds=3)
+    assert "Worse in each seed: broken" in found.verdict
+    assert "sgd is where broken ends after" in found.verdict
+    found = regression({"mine": partial(own, gluon.Trainer), "sgd": "sgd"})
+    assert "sgd is equal to it" in found.verdict
+    assert "Plain sgd is as good: save the trouble." in found.verdict
+    assert str(found).endswith(found.verdict)
+
+
+def test_a_measure_that_is_maximized():
+    measure = {"minus": lambda net: -float(np.abs(net.weight.data().asnumpy()).sum())}
+    settings = {"measure": measure, "objective": "minus", "maximize": True, "minimum": 0.0}
+    found = regression(["sgd"], **settings)
+    ends = found.runs.groupby(["learning_rate", "seed"])["minus"].last()
+    rate = found.chosen["sgd"][0].learning_rate
+    assert found.table().loc["sgd", "gap"] == pytest.approx(-ends[rate].median())
+
+
+def test_options_of_optimizers():
+    options = {"nag": [{"momentum": 0.5}, {"momentum": 0.999}]}
+    found = regression(["nag", "svrg+nag"], optimizer_params=options)
+    assert found.table()["options"].tolist() == ["momentum 0.5"] * 2
+    made = {t.options["momentum"] for t in found.trainings}
+    assert made == {0.5, 0.999}
+    assert regression(["nag"], **ONE_RATE).trainings[0].options == {"momentum": 0.9}
+
+
+def test_divergence_and_figure():
+    found = regression(["sgd", "svrg"], learning_rates=[0.1, 1e4])
+    for each in found.trainings:
+        assert each.diverged == (each.learning_rate == 1e4)
+        assert not each.diverged or each.curve[-1]["data_passes"] <= 2
+    figure = found.plot()
+    left, right = figure.axes
+    crosses = [line for line in right.lines if line.get_marker() == "x"]
+    assert len(crosses) == 2 and all(line.get_xdata()[0] == 1e4 for line in crosses)
+    assert "median of 2 seeds" in right.get_xlabel() and left.get_xlabel().startswith("data passes")
+    alone = regression(["sgd"], learning_rates=[1e4])
+    assert alone.verdict == "All methods diverged at all rates that were tried."
+    assert alone.plot()
+
+
+def test_an_interrupt_returns_what_is_complete(monkeypatch):
+    calls = itertools.count()
+
+    def interrupted(*args):
+        if next(calls) == 6:
+            raise KeyboardInterrupt
+        return training.train(*args)
+
+    monkeypatch.setattr(gluon_svrg.compare.search, "train", interrupted)
+    found = regression(["svrg", "sgd"], learning_rates=[0.1, 0.3, 1])
+    assert found.interrupted and len(found.trainings) == 6 and [*found.chosen] == ["svrg", "sgd"]
+    assert found.verdict.startswith("An interrupt ended")
+    with pytest.raises(KeyboardInterrupt):
+        calls = itertools.count(6)
+        regression(["sgd"])
+
+
+# --- mistakes ------------------------------------------------------------------------------------
+
+
+def trained_before(net):
+    net.initialize(force_reinit=True)
+    return net
+
+
+NET, MANY = gluon.nn.Dense(1), (gluon.nn.Dense(1) for _ in range(99))
+MISTAKES = [
+    ({"methods": ["svgr"]}, "no method 'svgr'. Did you mean 'svrg'"),
+    ({"methods": ["svrg+adm"]}, "Did you mean 'adam'"),
+    ({"methods": ["sgd", "sgd"]}, "each once"),
+    ({"methods": {"mine": lambda params, rate: None}}, "returned NoneType, expected a trainer"),
+    ({"passes": 0}, "passes must be finite, above 0"),
+    ({"seeds": 0}, "seeds must be 1 or more"),
+    ({"objective": "accuracy"}, "neither 'loss' nor measured"),
+    ({"new_net": lambda: NET}, "must return a new network each time"),
+    ({"new_net": lambda: gluon.nn.Dense(1, weight_initializer=mx.init.Constant(next(COUNT)))},
+     "must return a new network each time"),
+    ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, "must return the loss of each"),
+    ({"data": (X, Y[:50])}, "as long as each other"),
+    ({"data": X}, "data must be arrays, as in"),
+    ({"data": lambda seed, epoch: iter(())}, "gives no minibatch"),
+    ({"optimizer_params": {"adam": {}}}, "no method or optimizer of this comparison"),
+    ({"optimizer_params": {"sgd": {"momentun": 0}}}, "takes no argument 'momentun'"),
+    ({"methods": ["lbfgs"], "loss_of": lambda net, X, y: squares(net, DROPOUT(X), y)},
+     "'lbfgs' needs the same loss each time"),
+]  # fmt: skip
+COUNT, DROPOUT = itertools.count(), gluon.nn.Dropout(0.5)
+
+
+@pytest.mark.parametrize(("wrong", "said"), MISTAKES)
+def test_mistakes(wrong, said):
+    right = {"new_net": dense, "loss_of": squares, "data": (X, Y), "methods": ["sgd"], **ONE_RATE}
+    with pytest.raises((TypeError, ValueError), match=said.replace("(", r"\(")):
+        compare(**{**right, **wrong})
