@@ -52,14 +52,14 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("data", metavar="DATA", help=f"{', '.join(BUNDLED)}, or a file")
     add("--target", help="the column of the file to predict")
     text = (
-        "names of trainers as svrg, svrg-stored, saga, mars, alone or with an optimizer as svrg+nag; "
-        "of plain optimizers as sgd, nag, adam, with -decay the rate falls to 0 like half a "
+        "trainers, as svrg, svrg-stored, saga, mars, alone or with an optimizer, as svrg+nag; "
+        "plain optimizers, as sgd, nag, adam: with -decay the rate falls to 0 like half a "
         f"cosine; lbfgs {shown}"
     )
     add("--methods", type=names, default="sgd,nag-decay,lbfgs,svrg,svrg+nag", help=text)
     text = "to try with each method; by default factors of about 3 until the best is no end"
     add("--learning-rates", type=numbers, help=text)
-    add("--momenta", type=numbers, default="0.9,0.99", help=f"to try with nag {shown}")
+    add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
     for name, default, low, text in (
         ("--weight-decay", 0.01, 0.0, "times half the squared norm of all weights is in the loss"),
         ("--passes", 50, 1, "gradients that each method takes, divided by the samples"),
@@ -72,6 +72,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     text = f"how many seeds (default: 1 from {LARGE:,} rows on, otherwise 3)"
     add("--seeds", type=partial(number, 1), help=text)
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
+
+
+def names(text: str) -> list[str]:
+    """Names, separated by commas."""
+    return text.lower().replace(" ", "").split(",")
 
 
 def number(low: float, text: str) -> float:
@@ -99,67 +104,101 @@ def numbers(text: str) -> list[float]:
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Compare the methods, print the table and the verdict, and write the files."""
-    os.environ.setdefault("OMP_NUM_THREADS", "1")  # before MXNet: more are slower on small batches
+    # Before MXNet is imported: with small minibatches, threads wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         _require_mxnet()
         for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
             if find_spec(name) is None:
                 raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
+        from ..compare.methods import methods_of
+
+        methods_of(options.methods, None, 1, False)  # so mistakes need not wait for the data
         problem = Problem(options)
         options.output.mkdir(parents=True, exist_ok=True)
-        record, figure = options.output / "results.json", options.output / "curves.png"
         tempfile.TemporaryFile(dir=options.output).close()  # so files can be written there
-        found, minimum = compare(problem, options)
     except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    except KeyboardInterrupt:  # before there is anything to show
-        raise
-    text = str(found) + "\n\n" + explained(problem, minimum)
+    if problem.n >= LARGE:
+        text = f"{problem.n:,} rows are many: {options.seeds or 1} seed(s), {options.passes} passes"
+        print(f"{text} (--seeds, --passes)", file=sys.stderr)
+    minimum = problem.minimum()
+    found = compare(problem, options, minimum["loss"])
+    record, figure = options.output / "results.json", options.output / "curves.png"
     settings = {key: value for key, value in vars(options).items() if key != "run"}
     results = {
         "settings": settings,
         "versions": {"gluon_svrg": __version__, "mxnet": sys.modules["mxnet"].__version__},
         "scikit-learn": minimum,
         "verdict": found.verdict,
-        "chosen": found.chosen,
-        "runs": json.loads(found.runs.to_json(orient="records")),
+        "best": {name: runs[0].learning_rate for name, runs in found.chosen.items()},
+        "runs": json.loads(found.runs.to_json(orient="records")),  # null is infinite or unknown
     }
+    results["best"].pop("lbfgs", None)
     record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
     plot = found.plot()
-    title = "{data}: {kind}, batch size {batch_size}, weight decay {weight_decay:g}"
-    plot.suptitle(title.format(kind=problem.kind, **settings))
+    text = "batch size {batch_size}, weight decay {weight_decay:g}".format_map(settings)
+    plot.suptitle(f"{options.data}: {problem.kind}, {text}")
     plot.savefig(figure, dpi=150)
-    print(f"{text}\n\nwritten: {figure}, {record}")
+    print(f"{table(found, options)}\n\n{found.verdict}")
+    if minimum["solver"]:
+        text = "to {loss:.6g}, the minimum, by {solver}, in {seconds:.2g} s."
+        print(f"scikit-learn comes {text.format_map(minimum)}")
+    print(f"\nwritten: {figure}, {record}")
     return 130 if found.interrupted else 0
 
 
-def compare(problem: Problem, options: argparse.Namespace) -> tuple[Any, dict[str, Any]]:
-    """Compare the methods on the problem; say what scikit-learn finds."""
+def compare(problem: Problem, options: argparse.Namespace, minimum: float | None) -> Any:
+    """Compare the methods on the problem."""
     from ..compare import compare as compare_methods
 
-    large = problem.n >= LARGE
-    seeds, passes = options.seeds or (1 if large else 3), options.passes or (30 if large else 50)
-    if large and not (options.seeds and options.passes):
-        text = f"{problem.n:,} rows: {seeds} seed, {passes} passes (--seeds, --passes)"
-        print(text, file=sys.stderr)
-    minimum = problem.minimum()
-    found = compare_methods(
+    seeds, own = options.seeds or (1 if problem.n >= LARGE else 3), {}
+    if any("nag" in name for name in options.methods):
+        own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
+    return compare_methods(
         problem.new_net,
         problem.loss_of,
         (problem.X, problem.y),
         methods=options.methods,
-        passes=passes,
+        passes=options.passes,
         batch_size=options.batch_size,
         seeds=range(options.seed, options.seed + seeds),
         measure=problem.measures(),
         objective="exact loss",
-        minimum=minimum["loss"],
+        minimum=minimum,
         learning_rates=options.learning_rates,
-        optimizer_params={"nag": [{"momentum": momentum} for momentum in options.momenta]},
+        optimizer_params=own,
         plain_epochs=options.plain_epochs,
         refresh_every=options.update_freq,
     )
-    return found, minimum
+
+
+def table(found: Any, options: argparse.Namespace) -> str:
+    """The table of all methods, and what its columns are."""
+    import pandas as pd
+
+    tried, rows = options.learning_rates or [], {}
+    ends = (tried[0], tried[-1]) if len(tried) > 1 else ()
+    for name, row in found.table().iterrows():
+        reached = {key: row[key] for key in row.index if key.startswith("passes to ")}
+        end = "gap" if reached else "exact loss"
+        rate = row["learning rate"]
+        rows[name] = {
+            **{key: "-" if math.isnan(value) else f"{value:.0f}" for key, value in reached.items()},
+            "rate": "-" if math.isnan(rate) else f"{rate:g}" + "*" * (rate in ends),
+            "options": row["options"] or "-",
+            **{key: f"{row[key]:.1e}" for key in (end, "lowest", "highest")},
+            **({"accuracy": f"{row['accuracy']:.4f}"} if "accuracy" in row else {}),
+            "seconds": f"{row['seconds']:.2g}",
+        }
+    return f"""{pd.DataFrame(rows).T.to_string()}
+
+passes to 0.001, ...: gradients / samples until the gap is 0.001 of the first one; -: not reached
+rate: the best of factors of about 3 by the median of all seeds, to begin with in your own loop
+{end}: {"the last loss above the minimum" if end == "gap" else "the last"}, the median of all seeds
+  and the lowest and highest; the loss has half the weight decay times |w|^2
+accuracy: on the training data; seconds: of one training, without the search
+*: the lowest or highest rate that was tried; others may be better"""
 
 
 def reason_against(name: str, cells: Any, is_text: bool) -> str | None:
@@ -294,7 +333,7 @@ class Problem:
             return float(np.mean(outputs.argmax(axis=1) == self.y))
 
         exact = {"exact loss": lambda net: self.value(*weights(net))[0]}
-        return {**exact, "training accuracy": accuracy} if self.classes else exact
+        return {**exact, "accuracy": accuracy} if self.classes else exact
 
     def outputs(self, weight: Any, bias: Any) -> Any:
         """The outputs for all samples; with two classes, the first one's are zeros."""
@@ -320,7 +359,8 @@ class Problem:
             own = slopes.T @ self.X / self.n + self.decay * weight
             other = slopes.mean(axis=0) + self.decay * bias
             penalty = 0.5 * self.decay * ((weight**2).sum() + (bias**2).sum())
-            return float(losses.mean() + penalty), float(math.hypot((own**2).sum() ** 0.5, (other**2).sum() ** 0.5))
+            norm = math.sqrt((own**2).sum() + (other**2).sum())
+            return float(losses.mean() + penalty), norm
 
     def minimum(self) -> dict[str, Any]:
         """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
