@@ -87,19 +87,13 @@ def number(low: float, text: str) -> float:
         value = math.nan
     if not low <= value < math.inf:
         kind = "a whole number" if isinstance(low, int) else "a number"
-        raise argparse.ArgumentTypeError(f"must be {kind}, {low:g} or more, not {text!r}")
+        raise argparse.ArgumentTypeError(f"{kind} of {low:g} or more is needed, not {text!r}")
     return value
 
 
 def numbers(text: str) -> list[float]:
     """Positive numbers, separated by commas."""
-    try:
-        values = sorted({float(part) for part in text.split(",")})
-    except ValueError:
-        values = [math.nan]
-    if not all(0 < value < 2.0**128 for value in values):
-        raise argparse.ArgumentTypeError(f"must be positive, as in 0.01,0.1,1, not {text!r}")
-    return values
+    return sorted({number(1e-9, part) for part in text.split(",")})
 
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
@@ -119,9 +113,9 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         tempfile.TemporaryFile(dir=options.output).close()  # so files can be written there
     except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    if problem.n >= LARGE:
-        text = f"{problem.n:,} rows are many: {options.seeds or 1} seed(s), {options.passes} passes"
-        print(f"{text} (--seeds, --passes)", file=sys.stderr)
+    if problem.n >= LARGE and options.seeds is None:
+        options.seeds = 1
+        print(f"{problem.n:,} rows: one seed, unless --seeds says more", file=sys.stderr)
     minimum = problem.minimum()
     found = compare(problem, options, minimum["loss"])
     record, figure = options.output / "results.json", options.output / "curves.png"
@@ -131,10 +125,9 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         "versions": {"gluon_svrg": __version__, "mxnet": sys.modules["mxnet"].__version__},
         "scikit-learn": minimum,
         "verdict": found.verdict,
-        "best": {name: runs[0].learning_rate for name, runs in found.chosen.items()},
+        "table": json.loads(found.table().to_json(orient="index")),
         "runs": json.loads(found.runs.to_json(orient="records")),  # null is infinite or unknown
     }
-    results["best"].pop("lbfgs", None)
     record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
     plot = found.plot()
     text = "batch size {batch_size}, weight decay {weight_decay:g}".format_map(settings)
@@ -152,7 +145,7 @@ def compare(problem: Problem, options: argparse.Namespace, minimum: float | None
     """Compare the methods on the problem."""
     from ..compare import compare as compare_methods
 
-    seeds, own = options.seeds or (1 if problem.n >= LARGE else 3), {}
+    seeds, own = options.seeds or 3, {}
     if any("nag" in name for name in options.methods):
         own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
     return compare_methods(
@@ -322,45 +315,37 @@ class Problem:
         return self.loss(net(X), y) + 0.5 * self.decay * penalty
 
     def measures(self) -> dict[str, Any]:
-        """What is measured of a network, in float64, which losses of MXNet 2.0 are not."""
+        """What is measured of a network: in float64, which losses of MXNet 2.0 are not."""
+        last: dict[str, Any] = {}  # the accuracy is measured after the loss
+
+        def loss(net: Any) -> float:
+            weights = net.weight.data().asnumpy(), net.bias.data().asnumpy()
+            loss, last["accuracy"], _ = self.value(*weights)
+            return loss
+
+        return {
+            "exact loss": loss,
+            **({"accuracy": lambda _: last["accuracy"]} if self.classes else {}),
+        }
+
+    def value(self, weight: Any, bias: Any) -> tuple[float, float, Any]:
+        """The loss, the accuracy, and the derivative of each sample's loss by its outputs."""
         import numpy as np
 
-        def weights(net: Any) -> tuple[Any, Any]:
-            return net.weight.data().asnumpy(), net.bias.data().asnumpy()
-
-        def accuracy(net: Any) -> float:
-            outputs = self.outputs(*weights(net))
-            return float(np.mean(outputs.argmax(axis=1) == self.y))
-
-        exact = {"exact loss": lambda net: self.value(*weights(net))[0]}
-        return {**exact, "accuracy": accuracy} if self.classes else exact
-
-    def outputs(self, weight: Any, bias: Any) -> Any:
-        """The outputs for all samples; with two classes, the first one's are zeros."""
-        import numpy as np
-
-        outputs = self.X @ weight.T + bias
-        return np.c_[np.zeros(self.n), outputs] if self.classes == 2 else outputs
-
-    def value(self, weight: Any, bias: Any) -> tuple[float, float]:
-        """The loss and the norm of its gradient."""
-        import numpy as np
-
-        outputs, rows = self.outputs(weight, bias), np.arange(self.n)
+        outputs, rows, accuracy = self.X @ weight.T + bias, np.arange(self.n), math.nan
         with np.errstate(all="ignore"):  # of trainings that diverge
             if self.classes:
+                if self.classes == 2:
+                    outputs = np.c_[np.zeros(self.n), outputs]
                 total = np.logaddexp.reduce(outputs, axis=1)
                 losses, slopes = total - outputs[rows, self.y], np.exp(outputs - total[:, None])
                 slopes[rows, self.y] -= 1
+                accuracy = float(np.mean(outputs.argmax(axis=1) == self.y))
             else:
                 slopes = outputs - self.y[:, None]
                 losses = 0.5 * slopes**2
-            slopes = slopes[:, -len(weight) :]
-            own = slopes.T @ self.X / self.n + self.decay * weight
-            other = slopes.mean(axis=0) + self.decay * bias
             penalty = 0.5 * self.decay * ((weight**2).sum() + (bias**2).sum())
-            norm = math.sqrt((own**2).sum() + (other**2).sum())
-            return float(losses.mean() + penalty), norm
+            return float(losses.mean() + penalty), accuracy, slopes[:, -len(weight) :]
 
     def minimum(self) -> dict[str, Any]:
         """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
@@ -368,7 +353,7 @@ class Problem:
         from sklearn.linear_model import LogisticRegression, Ridge
 
         solvers = ["newton-cholesky", "newton-cg"] if self.classes else ["cholesky", "svd"]
-        if not self.decay:
+        if not self.decay:  # a minimum of classes may be infinitely far
             solvers = [] if self.classes else ["svd"]
         X = np.c_[self.X, np.ones(self.n)]  # the bias is penalized like a weight
         for solver in solvers:
@@ -384,7 +369,8 @@ class Problem:
             except ValueError:  # an old scikit-learn without this solver
                 continue
             seconds = time.perf_counter() - start
-            loss, norm = self.value(fitted[:, :-1], fitted[:, -1])
+            loss, _, slopes = self.value(fitted[:, :-1], fitted[:, -1])
+            norm = np.linalg.norm(slopes.T @ X / self.n + self.decay * fitted)
             # The loss is strongly convex: this bounds its distance to the minimum.
             if norm**2 <= 2 * self.decay * ROUNDING or not self.decay:
                 return {"loss": loss, "solver": solver, "seconds": seconds}
