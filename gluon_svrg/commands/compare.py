@@ -62,7 +62,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
     for name, default, low, text in (
         ("--weight-decay", 0.01, 0.0, "times half the squared norm of all weights is in the loss"),
-        ("--passes", 50, 1, "gradients that each method takes, divided by the samples"),
+        ("--passes", 30, 1, "gradients that each method takes, divided by the samples"),
         ("--plain-epochs", 1, 0, "epochs of the plain optimizer before the first full gradient"),
         ("--update-freq", 1, 1, "epochs from one full gradient to the next"),
         ("--batch-size", 16, 1, "samples in a minibatch"),
@@ -278,6 +278,7 @@ class Problem:
     """A linear model on a data set, and its mean loss with the L2 penalty."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        import numpy as np
         import sklearn.datasets
         from mxnet import gluon
         from sklearn.preprocessing import StandardScaler
@@ -290,7 +291,8 @@ class Problem:
         else:
             X, y, self.classes = read(Path(options.data), options.target)
         scaled = StandardScaler().fit_transform
-        self.X = X / 16 if options.data == "digits" else scaled(X)
+        X = X / 16 if options.data == "digits" else scaled(X)
+        self.X = np.c_[X, np.ones(len(X))]  # so the bias is a weight, and penalized as one
         self.y = y if self.classes else scaled(y[:, None])[:, 0]
         self.n, self.decay = len(X), options.weight_decay
         kinds = {0: ("L2", "ridge regression"), 2: ("SigmoidBinaryCrossEntropy", "logistic")}
@@ -298,29 +300,28 @@ class Problem:
         loss, kind = kinds.get(self.classes, several)
         self.kind = f"{kind} regression" if self.classes else kind
         self.loss = getattr(gluon.loss, f"{loss}Loss")()
+        self.loss.hybridize()
 
     def new_net(self) -> Any:
         """The linear network, with all weights zero."""
         from mxnet import gluon, init
 
         outputs = self.classes if self.classes > 2 else 1
-        net = gluon.nn.Dense(outputs, in_units=self.X.shape[1], dtype="float64")
+        net = gluon.nn.Dense(outputs, in_units=self.X.shape[1], use_bias=False, dtype="float64")
         net.initialize(init.Zero())
         net.hybridize()
         return net
 
     def loss_of(self, net: Any, X: Any, y: Any) -> Any:
         """The penalized loss of each sample."""
-        penalty = (net.weight.data() ** 2).sum() + (net.bias.data() ** 2).sum()
-        return self.loss(net(X), y) + 0.5 * self.decay * penalty
+        return self.loss(net(X), y) + 0.5 * self.decay * (net.weight.data() ** 2).sum()
 
     def measures(self) -> dict[str, Any]:
         """What is measured of a network: in float64, which losses of MXNet 2.0 are not."""
         last: dict[str, Any] = {}  # the accuracy is measured after the loss
 
         def loss(net: Any) -> float:
-            weights = net.weight.data().asnumpy(), net.bias.data().asnumpy()
-            loss, last["accuracy"], _ = self.value(*weights)
+            loss, last["accuracy"], _ = self.value(net.weight.data().asnumpy())
             return loss
 
         return {
@@ -328,11 +329,11 @@ class Problem:
             **({"accuracy": lambda _: last["accuracy"]} if self.classes else {}),
         }
 
-    def value(self, weight: Any, bias: Any) -> tuple[float, float, Any]:
+    def value(self, weight: Any) -> tuple[float, float, Any]:
         """The loss, the accuracy, and the derivative of each sample's loss by its outputs."""
         import numpy as np
 
-        outputs, rows, accuracy = self.X @ weight.T + bias, np.arange(self.n), math.nan
+        outputs, rows, accuracy = self.X @ weight.T, np.arange(self.n), math.nan
         with np.errstate(all="ignore"):  # of trainings that diverge
             if self.classes:
                 if self.classes == 2:
@@ -344,8 +345,8 @@ class Problem:
             else:
                 slopes = outputs - self.y[:, None]
                 losses = 0.5 * slopes**2
-            penalty = 0.5 * self.decay * ((weight**2).sum() + (bias**2).sum())
-            return float(losses.mean() + penalty), accuracy, slopes[:, -len(weight) :]
+            loss = losses.mean() + 0.5 * self.decay * (weight**2).sum()
+            return float(loss), accuracy, slopes[:, -len(weight) :]
 
     def minimum(self) -> dict[str, Any]:
         """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
@@ -355,7 +356,6 @@ class Problem:
         solvers = ["newton-cholesky", "newton-cg"] if self.classes else ["cholesky", "svd"]
         if not self.decay:  # a minimum of classes may be infinitely far
             solvers = [] if self.classes else ["svd"]
-        X = np.c_[self.X, np.ones(self.n)]  # the bias is penalized like a weight
         for solver in solvers:
             model: Any = Ridge(self.decay * self.n, fit_intercept=False, solver=solver)
             if self.classes:
@@ -365,12 +365,12 @@ class Problem:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the gradient shows whether it has converged
-                    fitted = np.atleast_2d(model.fit(X, self.y).coef_)
+                    fitted = np.atleast_2d(model.fit(self.X, self.y).coef_)
             except ValueError:  # an old scikit-learn without this solver
                 continue
             seconds = time.perf_counter() - start
-            loss, _, slopes = self.value(fitted[:, :-1], fitted[:, -1])
-            norm = np.linalg.norm(slopes.T @ X / self.n + self.decay * fitted)
+            loss, _, slopes = self.value(fitted)
+            norm = np.linalg.norm(slopes.T @ self.X / self.n + self.decay * fitted)
             # The loss is strongly convex: this bounds its distance to the minimum.
             if norm**2 <= 2 * self.decay * ROUNDING or not self.decay:
                 return {"loss": loss, "solver": solver, "seconds": seconds}
