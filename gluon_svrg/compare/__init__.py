@@ -11,11 +11,16 @@ from typing import Any, Callable, Mapping, Sequence
 from .. import _arguments
 from .comparison import Comparison
 from .data import Data
-from .methods import LBFGS, methods_of
+from .methods import methods_of, needs
 from .search import Search
-from .training import Problem, needs_of
+from .training import Problem
 
 __all__ = ["Comparison", "compare"]
+
+RANDOM = (
+    "'lbfgs' needs the same loss each time, and this network draws random numbers (dropout), or "
+    "loss_of does. Leave it out."
+)
 
 
 def compare(
@@ -111,21 +116,24 @@ def compare(
     >>> list(found.chosen)
     ['sgd', 'svrg']
     """
-    for name in ("pandas", *(("tqdm",) if progress else ())):
+    for name in ("pandas", *(["tqdm"] if progress else [])):
         if find_spec(name) is None:
-            raise ImportError(f"compare needs {name}: pip install {name}, or '.[compare]' here.")
+            raise ImportError(f"compare needs {name}: pip install {name}.")
     _arguments.number(passes, "passes", open_low=True)
-    _arguments.whole(batch_size, "batch_size")
-    _arguments.whole(plain_epochs, "plain_epochs", low=0)
-    _arguments.whole(refresh_every, "refresh_every")
-    numbers = range(_arguments.whole(seeds, "seeds")) if not hasattr(seeds, "__iter__") else seeds
-    all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in numbers]
-    rates = None
-    if learning_rates is not None:
-        rates = sorted({_arguments.number(r, "a rate", open_low=True) for r in learning_rates})
+    for name, value, low in (
+        ("batch_size", batch_size, 1),
+        ("plain_epochs", plain_epochs, 0),
+        ("refresh_every", refresh_every, 1),
+    ):
+        _arguments.whole(value, name, low)
+    some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds"))
+    all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in some]
+    rates = learning_rates
+    if rates is not None:
+        rates = sorted({_arguments.number(rate, "a rate", open_low=True) for rate in rates})
     if not all_seeds or rates == []:
         raise ValueError("seeds and learning_rates must not be empty.")
-    measures = dict(measure or {})
+    measures = {**(measure or {})}
     if objective not in ("loss", *measures):
         hint = _arguments.near(objective, ("loss", *measures))
         raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
@@ -133,20 +141,15 @@ def compare(
     problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every)
     is_random = problem.check(all_seeds[0])
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
-    chosen = methods_of(methods, optimizer_params, snapshots, is_random)
-    for method in chosen:  # before the first training: mistakes must not wait
-        if method.make is None:
-            if is_random:
-                raise ValueError(
-                    f"{LBFGS!r} needs the same loss each time, and this network draws random "
-                    "numbers (dropout), or loss_of does. Leave it out."
-                )
-            continue
-        net = problem.network(all_seeds[0])
-        for options in method.options:
-            trainer = method.trainer(net, 0.01, options)
-        if needs_of(trainer, method).table or method.stores:
-            source.fixed(all_seeds[0], method.name)
-    search = Search(problem, chosen, all_seeds, rates, objective, -1 if maximize else 1)
+    known = methods_of(methods, optimizer_params, snapshots, is_random)
+    for method in known:  # mistakes must not wait for the first trainings
+        if method.make is not None:
+            net = problem.network(all_seeds[0])
+            trainer = method.trainer(net, 0.01, method.options[0])
+            if needs(trainer)[1] or method.stores:
+                source.fixed(all_seeds[0], method.name)
+        elif is_random:
+            raise ValueError(RANDOM)
+    search = Search(problem, known, all_seeds, rates, objective, -1 if maximize else 1)
     search.run(progress)
     return Comparison(search, minimum, gaps)

@@ -8,16 +8,16 @@ from typing import TYPE_CHECKING, Any, Sequence
 import numpy as np
 
 from .methods import LBFGS
-from .search import Search, _median
+from .search import Search
 from .training import Training
 
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.figure import Figure
 
-#: Differences below it, relative to the first objective, are rounding errors.
-ROUNDING = 1e-14
-#: Colors of Okabe and Ito, and markers.
+#: Smaller distances to the minimum, relative to the first objective, are rounding errors.
+ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
+#: Colors of Okabe and Ito and some more, and markers.
 STYLES = {
     "sgd": ("#777777", "o"),
     "nag": ("#8C6D31", "<"),
@@ -56,24 +56,22 @@ class Comparison:
         ``curve``, a list of dicts.
     interrupted : bool
         Whether an interrupt ended it early.
-
-    Examples
-    --------
-    >>> from gluon_svrg.compare import Comparison  # see `compare`
     """
 
     def __init__(self, search: Search, minimum: float | None, gaps: Sequence[float]) -> None:
         self.trainings, self.chosen = search.trainings, search.chosen
         self.interrupted = search.interrupted
-        self._objective, self._sign, self._end = search.objective, search.sign, search.end
-        self._passes, self._measures = search.problem.passes, list(search.problem.measures)
+        self._search, self._minimum = search, minimum
+        self._sign = search.sign if minimum is None else 1  # -1 where more is better
+        self._gaps = gaps if minimum is not None else ()
         self._plain = {method.name for method in search.methods if method.is_plain}
-        self._minimum, self._gaps = minimum, list(gaps) if minimum is not None else []
+        self._ends = {
+            name: np.array([self._shown(search.end(each)) for each in trainings])
+            for name, trainings in self.chosen.items()
+        }
 
     def __str__(self) -> str:
         return f"{self.table().to_string(na_rep='-')}\n\n{self.verdict}"
-
-    # --- numbers -------------------------------------------------------------------------------
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -93,58 +91,48 @@ class Comparison:
         Returns
         -------
         pandas.DataFrame
-            Learning rate and options; the passes to each gap, if the minimum is known; median,
-            lowest and highest objective, its distance to the minimum if that is known; medians of
-            the loss, the measures and the seconds. NaN stands for gaps that most seeds do not
-            reach.
+            Learning rate and options; the passes to each gap, NaN where most seeds do not reach
+            it; the median, lowest and highest objective, or its distance to a known minimum;
+            medians of the loss, the measures and the seconds.
         """
         import pandas as pd
 
-        what = self._objective if self._minimum is None else "gap"
+        what = self._search.objective if self._minimum is None else "gap"
         rows = {}
         for name, trainings in self.chosen.items():
-            ends = self._ends(name)
-            row: dict[str, Any] = {"learning rate": trainings[0].learning_rate}
-            row["options"] = _text(trainings[0].options)
+            rate, options = trainings[0].learning_rate, _text(trainings[0].options)
+            row: dict[str, Any] = {"learning rate": rate, "options": options}
             for gap in self._gaps:
-                row[f"passes to {gap:g}"] = self._reached(name, relative=gap)[0]
-            row.update({what: _median(ends), "lowest": min(ends), "highest": max(ends)})
-            for key in ("loss", *self._measures, "seconds"):
-                row.setdefault(key, _median([float(t.curve[-1][key]) for t in trainings]))
+                first = self._curve(trainings[0])[0]
+                row[f"passes to {gap:g}"] = self._reached(name, gap * first)[0]
+            ends = self._ends[name]
+            row.update({what: _median(ends), "lowest": ends.min(), "highest": ends.max()})
+            for key in ("loss", *self._search.problem.measures, "seconds"):
+                row.setdefault(key, _median([each.curve[-1][key] for each in trainings]))
             rows[name] = row
         return pd.DataFrame.from_dict(rows, orient="index")
 
-    def _height(self, values: Any) -> Any:
+    def _shown(self, values: Any) -> Any:
         """Objectives, or their distances to the known minimum."""
         if self._minimum is None:
             return values
-        first = self.trainings[0].curve[0][self._objective]
-        gap = self._sign * (np.asarray(values, dtype=float) - self._minimum)
-        return np.maximum(gap, ROUNDING * max(1.0, abs(first)))
-
-    def _ends(self, name: str) -> list[float]:
-        return [float(self._height(self._end(each))) for each in self.chosen[name]]
-
-    def _costs(self, ends: Any) -> np.ndarray:
-        """Lower is better."""
-        return np.array(ends) * (self._sign if self._minimum is None else 1)
+        first = self.trainings[0].curve[0][self._search.objective]
+        is_exact = self._search.objective != "loss" or self._search.problem.data.dtype == "float64"
+        relative = ROUNDING if is_exact else OF_FLOAT32
+        gaps = self._search.sign * (np.asarray(values, dtype=float) - self._minimum)
+        return np.maximum(gaps, relative * max(1.0, abs(first)))
 
     def _curve(self, training: Training) -> np.ndarray:
-        values = self._height(training.of(self._objective))
-        return np.where(np.isnan(values), self._sign * inf, values)
+        return self._shown(training.of(self._search.objective))
 
-    def _reached(
-        self, name: str, level: float = nan, relative: float | None = None
-    ) -> tuple[float, float]:
-        """The median passes and seconds until the objective is as good as a level."""
+    def _reached(self, name: str, level: float) -> tuple[float, float]:
+        """The median passes and seconds until the objective is as good as a level; or NaN."""
         found = []
-        for training in self.chosen[name]:
-            costs = self._costs(self._curve(training))
-            limit = level if relative is None else relative * costs[0]
-            (places,) = np.nonzero(costs <= limit)
-            row = training.curve[places[0]] if len(places) else None
-            found.append((row["data_passes"], row["seconds"]) if row else (inf, inf))
-        passes, seconds = (_median(column) for column in zip(*found))
+        for each in self.chosen[name]:
+            (places,) = np.nonzero(self._sign * self._curve(each) <= self._sign * level)
+            row = each.curve[places[0]] if len(places) else {"data_passes": inf, "seconds": inf}
+            found.append((row["data_passes"], row["seconds"]))
+        passes, seconds = np.median(found, axis=0)
         return (passes, seconds) if isfinite(passes) else (nan, nan)
 
     # --- words ---------------------------------------------------------------------------------
@@ -152,75 +140,56 @@ class Comparison:
     @property
     def verdict(self) -> str:
         """Which method is best, in sentences that follow from the numbers alone."""
-        costs = {name: self._costs(self._ends(name)) for name in self.chosen}
+        costs = {name: self._sign * ends for name, ends in self._ends.items()}
         order = sorted(costs, key=lambda name: (_median(costs[name]), costs[name].max()))
-        best, seeds = order[0], len(self.chosen[order[0]])
-        finite = [name for name in order if np.isfinite(_median(costs[name]))]
-        said = ["An interrupt ended the comparison: some is missing."] if self.interrupted else []
-        if not finite:
+        order = [name for name in order if isfinite(_median(costs[name]))]
+        said = ["An interrupt ended the comparison early."] if self.interrupted else []
+        if not order:
             return " ".join([*said, "All methods diverged at all rates that were tried."])
-        lowest = "highest" if self._sign < 0 and self._minimum is None else "lowest"
-        what = "" if self._objective == "loss" else f" in {self._objective}"
-        above = "" if self._minimum is None else " from the known minimum"
-        said.append(f"{best} ends {lowest}{what}: {self._range(best)}{above}.")
-        good = [name for name in finite[1:] if costs[name].min() <= costs[best].max()]
-        worse = [name for name in finite[1:] if name not in good]
+        best, *rest = order
+        good = [name for name in rest if costs[name].min() <= costs[best].max()]
         same = [name for name in good if np.array_equal(costs[name], costs[best])]
-        overlap = [f"{name}, {self._range(name)}" for name in good if name not in same]
+        close = [f"{name}, {self._range(name)}" for name in good if name not in same]
+        worse = [name for name in rest if name not in good]
+        what = "" if self._search.objective == "loss" else f" in {self._search.objective}"
+        above = "" if self._minimum is None else " from the known minimum"
+        way = "lowest" if self._sign > 0 else "highest"
+        said.append(f"{best} ends {way}{what}: {self._range(best)}{above}.")
         if same:
-            said.append(f"{_list(same)} {_verb(same, 'is', 'are')} equal to it.")
-        if overlap:
-            said.append(f"The seeds do not tell it from {_list(overlap)}: their ranges overlap.")
+            said.append(f"Equal to it: {', '.join(same)}.")
+        if close:
+            said.append(f"The seeds do not tell it from {'; '.join(close)}: their ranges overlap.")
         if worse:
-            each = "with the one seed" if seeds == 1 else "in each seed"
-            ranges = [f"{name}, {self._range(name)}" for name in worse]
-            said.append(f"Worse {each}: {'; '.join(ranges)}.")
-        diverged = [name for name in order if name not in finite]
+            ranges = "; ".join(f"{name}, {self._range(name)}" for name in worse)
+            said.append(f"Worse in each seed: {ranges}.")
+        diverged = [name for name in costs if name not in order]
         if diverged:
-            said.append(f"{_list(diverged)} diverged.")
-        if seeds == 1 and len(finite) > 1:
-            said.append("One seed cannot tell such a difference from chance.")
-        for name in worse:
-            said += self._sooner(best, name, _median(costs[name]))
-        said += self._fastest([best, *good], costs)
+            said.append(f"Diverged: {', '.join(diverged)}.")
+        if rest and len(costs[best]) == 1:
+            said.append("With one seed all this can be chance.")
+        if rest:
+            said.append(self._sooner(best, rest))
         plain = [name for name in (best, *good) if name in self._plain]
-        if plain and len(self._plain & {*finite}) < len(finite):
-            is_best = "is best" if plain[0] == best else "is as good"
-            said.append(f"Plain {plain[0]} {is_best}: save the trouble.")
+        if plain and not self._plain >= {*order}:
+            how = "best" if plain[0] == best else "as good"
+            said.append(f"Plain {plain[0]} is {how}: save the trouble.")
         return " ".join(said)
 
     def _range(self, name: str) -> str:
-        ends = self._ends(name)
-        if len(ends) == 1:
-            return f"{ends[0]:.4g}"
-        return f"{_median(ends):.4g} ({min(ends):.4g} to {max(ends):.4g})"
+        ends = self._ends[name]
+        text = f" ({ends.min():.4g} to {ends.max():.4g})" if len(ends) > 1 else ""
+        return f"{_median(ends):.4g}{text}"
 
-    def _sooner(self, best: str, name: str, level: float) -> list[str]:
-        """How soon the best is where another one ends."""
-        (passes, seconds), last = self._reached(best, level), self.chosen[name][0].curve[-1]
-        if not isfinite(passes):
-            return []
-        total = _median([each.curve[-1]["seconds"] for each in self.chosen[name]])
-        return [
-            f"{best} is where {name} ends after {passes:.3g} of its {last['data_passes']:.3g} "
-            f"passes, in {seconds:.2g} s of its {total:.2g}."
-        ]
-
-    def _fastest(self, good: Sequence[str], costs: dict[str, np.ndarray]) -> list[str]:
-        """Which of equally good methods is there first."""
-        if len(good) < 2:
-            return []
-        level = max(_median(costs[name]) for name in good)
-        reached = {name: self._reached(name, level) for name in good}
-        reached = {name: found for name, found in reached.items() if isfinite(found[0])}
-        if len(reached) < 2 or len({*reached.values()}) < 2:
-            return []
-        texts = [f"{n} after {p:.3g} passes and {s:.2g} s" for n, (p, s) in reached.items()]
-        return [f"All of these come to {level * self._shown:.4g}: {_list(texts)}."]
-
-    @property
-    def _shown(self) -> int:
-        return self._sign if self._minimum is None else 1
+    def _sooner(self, best: str, others: Sequence[str]) -> str:
+        """How soon the best is where others end."""
+        texts = []
+        for name in others:
+            passes, seconds = self._reached(best, _median(self._ends[name]))
+            ends = [each.curve[-1] for each in self.chosen[name]]
+            all_, time = (_median([end[key] for end in ends]) for key in ("data_passes", "seconds"))
+            text = f"of {name} ({all_:.3g} passes, {time:.2g} s) after {passes:.3g} passes"
+            texts.append(f"{text} and {seconds:.2g} s")
+        return f"{best} reaches the end {'; '.join(texts)}."
 
     # --- a figure ------------------------------------------------------------------------------
 
@@ -230,82 +199,67 @@ class Comparison:
         Returns
         -------
         matplotlib.figure.Figure
-            Thin lines are seeds, the thick one is their median. A training that has diverged ends
-            at a cross.
+            Thin lines are seeds, the thick one is that in the middle. A training that has diverged
+            ends at a cross.
         """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 5), layout="constrained")
         left, right = figure.subplots(ncols=2, sharey=True, width_ratios=(3, 2))
-        shown = self._height(
-            [row[self._objective] for t in self.trainings for row in t.curve if not t.diverged]
-            or [1.0]
-        )
-        worst = np.max(shown) if self._shown > 0 else np.min(shown)
-        unknown = iter(OTHERS * 9)
+        curves = [self._curve(each) for each in self.trainings]
+        finite = np.concatenate([values[np.isfinite(values)] for values in curves])
+        worst = self._sign * max(self._sign * finite)
+        unknown = iter(OTHERS * len(self.chosen))
         for name, trainings in self.chosen.items():
             base = name.lower().partition("+")[0].replace("-decay", "")
             color, marker = STYLES[base] if base in STYLES else next(unknown)
             line = ":" if "-decay" in name else "--" if "+" in name else "-"
-            look = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
+            look: Any = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
+            cross: Any = {"color": color, "marker": "x", "markersize": 9}
             for each in trainings:
-                self._draw(left, each, color, worst)
-            ordered = sorted(trainings, key=lambda t: self._costs([self._end(t)])[0])
-            middle = ordered[(len(ordered) - 1) // 2]
-            rate = trainings[0].learning_rate
+                x, y = each.of("data_passes"), _finite(self._curve(each))
+                left.plot(x, y, color=color, alpha=0.4, lw=0.7)
+                if each.diverged:
+                    left.plot(x[-1], worst, **cross)
+            middle = trainings[np.argsort(self._ends[name])[(len(trainings) - 1) // 2]]
+            rate = middle.learning_rate
             label = name if rate != rate else f"{name}, rate {rate:g}"
-            x, y = middle.of("data_passes"), self._curve(middle)
-            left.plot(x, np.where(np.isfinite(y), y, nan), markevery=0.1, label=label, **look)
-            self._draw_rates(right, name, look, worst)
-        is_log = np.all(np.asarray(shown) > 0) and self._sign > 0
-        label = self._objective + ("" if self._minimum is None else " - minimum")
+            x, y = middle.of("data_passes"), _finite(self._curve(middle))
+            left.plot(x, y, markevery=0.1, label=label, **look)
+            if rate != rate:  # of L-BFGS
+                right.axhline(_median(self._ends[name]), color=color, lw=1)
+                continue
+            groups: dict[float, list[float]] = {}
+            for each in self.trainings:
+                if (each.method, each.options) == (name, middle.options):
+                    end = float(self._shown(self._search.end(each)))
+                    groups.setdefault(each.learning_rate, []).append(end)
+            rates = sorted(groups)
+            ends = np.array([_median(groups[rate]) for rate in rates])
+            right.plot(rates, _finite(ends), **{**look, "marker": ""})
+            for rate, end in zip(rates, ends):
+                face = color if len(groups[rate]) == len(trainings) else "none"
+                style = {**look, "markerfacecolor": face} if isfinite(end) else cross
+                right.plot(rate, end if isfinite(end) else worst, **style)
+        label = self._search.objective + ("" if self._minimum is None else " - minimum")
+        is_log = self._sign > 0 and min(finite) > 0
         left.set(xlabel="data passes (gradients / samples)", ylabel=label)
         left.set_yscale("log" if is_log else "linear")
-        seeds = max(map(len, self.chosen.values()))
-        text = f"learning rate\nfilled: median of {seeds} seeds; open: one seed; x: diverged"
-        right.set(xscale="log", xlabel=text)
+        text = f"filled: median of {max(map(len, self.chosen.values()))} seeds; open: one seed"
+        right.set(xscale="log", xlabel=f"learning rate\n{text}; x: diverged")
         for axes in (left, right):
             axes.grid(color="#dddddd")
         figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
         return figure
 
-    def _draw(self, axes: Any, training: Training, color: str, worst: float) -> None:
-        x, y = training.of("data_passes"), self._curve(training)
-        axes.plot(x, np.where(np.isfinite(y), y, nan), color=color, alpha=0.4, lw=0.7)
-        if training.diverged:
-            axes.plot(x[-1], worst, "x", color=color, markersize=9)
 
-    def _draw_rates(self, axes: Any, name: str, look: dict[str, Any], worst: float) -> None:
-        """The end of each rate, with the options that were chosen."""
-        chosen, groups = self.chosen[name][0], {}  # type: Any, dict[float, list[float]]
-        for each in self.trainings:
-            if each.method == name and each.options == chosen.options:
-                groups.setdefault(each.learning_rate, []).append(
-                    float(self._height(self._end(each)))
-                )
-        if chosen.learning_rate != chosen.learning_rate:  # of L-BFGS
-            axes.axhline(_median(self._ends(name)), color=look["color"], lw=1)
-            return
-        rates = sorted(groups)
-        ends = np.array([_median(groups[rate]) for rate in rates])
-        axes.plot(rates, np.where(np.isfinite(ends), ends, nan), **{**look, "marker": ""})
-        for rate, end in zip(rates, ends):
-            is_full = len(groups[rate]) == len(self.chosen[name])
-            face = look["color"] if is_full else "none"
-            if isfinite(end):
-                style = {"marker": look["marker"], "markerfacecolor": face}
-                axes.plot(rate, end, color=look["color"], **style)
-            else:
-                axes.plot(rate, worst, "x", color=look["color"], markersize=9)
+def _median(values: Any) -> float:
+    return float(np.median(values))
+
+
+def _finite(values: np.ndarray) -> np.ndarray:
+    return np.where(np.isfinite(values), values, nan)
 
 
 def _text(options: Any) -> str:
     return ", ".join(f"{name} {value}" for name, value in options.items())
-
-
-def _list(names: Sequence[str]) -> str:
-    return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
-
-
-def _verb(names: Sequence[str], one: str, more: str) -> str:
-    return one if len(names) == 1 else more

@@ -9,77 +9,74 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
+from .. import _mxnet
+
 Batch = Sequence[Any]
 
 #: How large the first array of a chunk may be: large ones are faster, and take memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
+CHANGES = (
+    "{!r} keeps the gradient of each minibatch, and data(seed, epoch) gives other minibatches in "
+    "each epoch. Pass arrays, or leave it out."
+)
 
 
 class Data:
     """Arrays that are shuffled and sliced, or a function that gives the minibatches of an epoch.
 
-    Arrays of NumPy get the dtype of the network, as whole numbers do in MXNet's own functions.
+    Arrays of NumPy get the dtype of the network, as MXNet's own functions make all of one dtype.
     """
 
-    def __init__(self, data: Any, batch_size: int, first_seed: int) -> None:
-        self.batch_size, self.first_seed = batch_size, first_seed
-        self.batches_of = data if callable(data) else None
-        self.arrays: list[Any] = []
-        self._chunks: list[Batch] | None = None
-        self.dtype, self.device = "float32", mx.cpu()
-        if self.batches_of is None:
-            if not isinstance(data, (tuple, list)):
-                raise TypeError(
-                    "data must be arrays, as in (X, y), or a function batches(seed, epoch) that "
-                    f"returns the minibatches of an epoch, got {type(data).__name__}."
-                )
-            self._kinds = [getattr(a, "dtype", None) if _is_mxnet(a) else None for a in data]
-            self.arrays = [a.asnumpy() if _is_mxnet(a) else np.asarray(a) for a in data]
-            lengths = [len(array) for array in self.arrays]
-            if len({*lengths}) != 1 or not lengths[0]:
-                raise ValueError(f"The arrays of data must be as long as each other, got {lengths}")
-            self.n = lengths[0]
-        else:
-            self.n = sum(len(batch[0]) for batch in self.batches(first_seed, 0))
-            if not self.n:
-                raise ValueError("data(seed, epoch) gives no minibatch.")
+    def __init__(self, data: Any, batch_size: int, seed: int) -> None:
+        self.size, self.seed = batch_size, seed
+        self.dtype, self.device, self._chunks = "float32", mx.cpu(), []  # type: Any, Any, list
+        self.function: Any = data if callable(data) else None
+        arrays = () if self.function else data
+        if not isinstance(arrays, (tuple, list)):
+            raise TypeError(
+                "data must be arrays, as in (X, y), or a function batches(seed, epoch) that "
+                f"returns the minibatches of an epoch, got {type(data).__name__}."
+            )
+        self._arrays = [_on_host(array) for array in arrays]
+        lengths = [len(values) for values, _ in self._arrays]
+        if self.function:
+            lengths = [sum(len(batch[0]) for batch in self.batches(seed, 0))]
+        if len({*lengths}) != 1 or not lengths[0]:
+            raise ValueError(f"data must be arrays as long as each other, or give minibatches of "
+                             f"them; the numbers of samples are {lengths}.")  # fmt: skip
+        self.n = lengths[0]
 
     def put_on(self, net: Any) -> None:
         """Let arrays have the dtype and the device of a network."""
         (parameter, *_) = net.collect_params().values()
-        self.dtype, self.device = np.dtype(parameter.dtype).name, parameter.list_ctx()[0]
+        self.dtype, (self.device, *_) = _mxnet.dtype_of(parameter), _mxnet.devices(parameter)
 
     def batches(self, seed: int, epoch: int) -> Iterator[Batch]:
         """The minibatches of an epoch."""
-        if self.batches_of is None:
+        if self.function is None:
             order = np.random.RandomState([seed, epoch]).permutation(self.n)
-            return self._cut(order, self.batch_size)
-        return map(self._checked, self.batches_of(seed, epoch))
+            return self._cut(order, self.size)
+        return map(self._checked, self.function(seed, epoch))
 
-    def chunks(self, fixed: Sequence[Batch] | None = None) -> Iterable[Batch]:
+    def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
-        if self.batches_of is not None:
-            return self.batches(self.first_seed, 0)
-        if self._chunks is None:
-            rows = CHUNK_SIZE // max(1, prod(self.arrays[0].shape[1:]))
-            rows = max(self.batch_size, min(CHUNK_ROWS, rows))
-            self._chunks = list(self._cut(slice(None), rows))
+        if self.function is not None:
+            return self.batches(self.seed, 0)
+        if not self._chunks:
+            rows = CHUNK_SIZE // max(1, prod(self._arrays[0][0].shape[1:]))
+            self._chunks = [*self._cut(slice(None), max(self.size, min(CHUNK_ROWS, rows)))]
         return self._chunks
 
     def fixed(self, seed: int, name: str) -> list[Batch]:
         """The minibatches of the first epoch, for a table; raise if others differ from them."""
         found = list(self.batches(seed, 0))
-        if self.batches_of is not None:
-            for one, other in zip_longest(found, self.batches(seed, 1)):
-                if one is None or other is None or not all(map(_are_equal, one, other)):
-                    raise ValueError(
-                        f"{name!r} keeps the gradient of each minibatch, and data(seed, epoch) "
-                        "gives other minibatches in each epoch. Pass arrays, or leave it out."
-                    )
+        for one, other in zip_longest(found, self.batches(seed, 1)) if self.function else ():
+            if one is None or other is None or not all(map(_are_equal, one, other)):
+                raise ValueError(CHANGES.format(name))
         return found
 
     def _cut(self, order: Any, size: int) -> Iterator[Batch]:
-        arrays = [self._array(a[order], kind) for a, kind in zip(self.arrays, self._kinds)]
+        arrays = [self._array(values[order], dtype) for values, dtype in self._arrays]
         for start in range(0, self.n, size):
             yield tuple(array[start : start + size] for array in arrays)
 
@@ -89,18 +86,18 @@ class Data:
                 "data(seed, epoch) must give minibatches that are tuples of arrays, as in (X, y), "
                 f"got {type(batch).__name__}."
             )
-        return tuple(part if _is_mxnet(part) else self._array(part) for part in batch)
+        is_there = (isinstance(part, mx.nd.NDArray) for part in batch)
+        return tuple(part if is_ else self._array(part) for part, is_ in zip(batch, is_there))
 
     def _array(self, values: Any, dtype: Any = None) -> Any:
         make = mx.np.array if mx.util.is_np_array() else mx.nd.array
-        if dtype is None:
-            is_short = self.dtype == "float16" and values.dtype.kind != "f"
-            dtype = "float32" if is_short else self.dtype
-        return make(values, ctx=self.device, dtype=dtype)
+        return make(values, ctx=self.device, dtype=dtype or self.dtype)
 
 
-def _is_mxnet(array: Any) -> bool:
-    return isinstance(array, mx.nd.NDArray)
+def _on_host(array: Any) -> tuple[np.ndarray, Any]:
+    """An array of NumPy, and the dtype that it had in MXNet."""
+    is_there = isinstance(array, mx.nd.NDArray)
+    return (array.asnumpy(), array.dtype) if is_there else (np.asarray(array), None)
 
 
 def _are_equal(one: Any, other: Any) -> bool:

@@ -17,6 +17,7 @@ from ..sarah import SARAHTrainer
 from ..schedule import Linear
 from ..storm import STORMTrainer
 from ..svrg import SVRGTrainer
+from ..trainer import VarianceReducedTrainer
 
 #: The trainers of the package by the names of their methods.
 TRAINERS: dict[str, Any] = {
@@ -54,6 +55,7 @@ class Method:
     is_plain: bool = False  # made without this package
     decays: bool = False
     stores: bool = False
+    with_replacement: bool = False
 
     def trainer(self, net: Any, rate: float, options: Options) -> Any:
         """A new trainer of a network; raise a TypeError if the user's function makes none."""
@@ -142,5 +144,12 @@ def _named(
 
     is_sgd = _mxnet.steps_along_gradient(optimizer)
     first = FIRST_FOR_SGD if is_sgd else FIRST_FOR_OTHERS
-    stores = base == "svrg-stored"
-    return Method(label, make, options, first, not is_ours, decays, stores), {*keys}
+    own = {"decays": decays, "stores": base == "svrg-stored", "with_replacement": base == "sag"}
+    return Method(label, make, options, first, not is_ours, **own), {*keys}
+
+
+def needs(trainer: Any) -> tuple[bool, bool]:
+    """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
+    if isinstance(trainer, VarianceReducedTrainer):
+        return trainer._method.needs_refresh, trainer._method.needs_table
+    return hasattr(trainer, "update_full_grads"), False

@@ -10,23 +10,25 @@ from inspect import signature
 from itertools import count
 from math import cos, inf, isfinite, nan, pi
 from time import perf_counter
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping
 
 import mxnet as mx
 import numpy as np
 
 from .. import _mxnet
 from ..passes.data import initialize
-from ..trainer import VarianceReducedTrainer
-from .data import Batch, Data
-from .methods import Method, Options
+from .data import Data
+from .methods import Method, Options, needs
 
-#: A loss of so many times the first one is a divergence.
-DIVERGED = 10.0
+DIVERGED = 10.0  # so many times the first loss
+TRAINED = (
+    "new_net() must return a new network each time, with the same weights after the same seeds (of "
+    "MXNet, NumPy and random). This one was trained before, or draws from a generator of its own."
+)
 MEAN_LOSS = (
-    "loss_of(net, ...) returned {size} numbers for a minibatch of {n} samples. It must return the "
-    "loss of each sample: not their mean, which would be divided by the batch size again, and not "
-    "one for each entry, of which you may take the mean over all axes but the first."
+    "loss_of(net, ...) returned {} numbers for a minibatch of {} samples. It must return the loss "
+    "of each sample: not their mean, which would be divided by the batch size again, and not one "
+    "for each entry, of which you may take the mean over all axes but the first."
 )
 
 
@@ -60,50 +62,36 @@ class Problem:
 
     def network(self, seed: int) -> Any:
         """A new network, initialized: equal for all methods of a seed."""
-        mx.random.seed(seed)
-        np.random.seed(seed)
-        random.seed(seed)
+        for seed_all in (mx.random.seed, np.random.seed, random.seed):
+            seed_all(seed)
         net = self.new_net()
         parameters = list(net.collect_params().values())
         if not any(_mxnet.has_data(p) or _mxnet.is_deferred(p) for p in parameters):
             net.initialize()
         self.data.put_on(net)
-        first: Iterable[Batch] = self.data.batches(self.data.first_seed, 0)
-        next(iter(initialize(parameters, partial(self.loss_of, net), iter(first))))
-        mx.random.seed(seed)  # of the training
+        initialize(parameters, partial(self.loss_of, net), self.data.batches(self.data.seed, 0))
+        mx.random.seed(seed)
         return net
 
     def check(self, seed: int) -> bool:
-        """Raise unless networks, losses and data can be used; tell whether losses are random."""
-        nets = [self.network(seed) for _ in range(2)]
-        params = [list(net.collect_params().values()) for net in nets]
-        shared = any(one is other for one, other in zip(*params))
-        if shared or not all(_are_equal(one, other) for one, other in zip(*params)):
-            raise ValueError(
-                "new_net() must return a new network each time, with the same weights after the "
-                "same seeds (of MXNet, NumPy and random). This one was trained before, or draws "
-                "from a generator of its own."
-            )
-        batch = next(iter(self.data.batches(seed, 0)))
-        losses = []
+        """Raise unless networks and losses can be used; tell whether losses are random."""
+        net, other = self.network(seed), self.network(seed)
+        for one, two in zip(net.collect_params().values(), other.collect_params().values()):
+            if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
+                raise ValueError(TRAINED)
+        batch, losses = next(self.data.batches(seed, 0)), []
         for _ in range(2):
             with mx.autograd.record():
-                losses.append(self.loss_of(nets[0], *batch).asnumpy())
+                losses.append(self.loss_of(net, *batch).asnumpy())
         if losses[0].size != len(batch[0]):
-            raise ValueError(MEAN_LOSS.format(size=losses[0].size, n=len(batch[0])))
+            raise ValueError(MEAN_LOSS.format(losses[0].size, len(batch[0])))
         return not np.allclose(losses[0], losses[1], rtol=1e-4, equal_nan=True)
 
     def loss(self, net: Any) -> float:
         """The mean loss over the data, when the network predicts."""
-        total = 0.0
         with mx.autograd.pause(train_mode=False):
-            for batch in self.data.chunks():
-                total += float(self.loss_of(net, *batch).asnumpy().sum(dtype="float64"))
-        return total / self.data.n
-
-
-def _are_equal(one: Any, other: Any) -> bool:
-    return np.array_equal(one.data().asnumpy(), other.data().asnumpy())
+            losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
+        return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n
 
 
 class _Run:
@@ -112,199 +100,128 @@ class _Run:
     def __init__(
         self, problem: Problem, found: Training, show: Callable[[float], None], net: Any
     ) -> None:
-        self.problem, self.found, self.show, self.net = problem, found, show, net
-        self.n, self.budget = problem.data.n, problem.passes * problem.data.n
-        self.loss_of = partial(problem.loss_of, net)
-        self.done = 0  # gradients so far
+        self.problem, self.data, self.net = problem, problem.data, net
+        self.curve, self.show, self.n = found.curve, show, problem.data.n
+        self.budget = problem.passes * self.n
+        self.done = 0  # gradients
         self.seconds, self.since = 0.0, perf_counter()
 
-    def note(self) -> None:
-        """Measure, which takes no time of the training; end the training if it has diverged."""
+    def loss_of(self, *batch: Any) -> Any:
+        """The loss of each sample, whose gradient counts."""
+        self.done += len(batch[0]) if mx.autograd.is_recording() else 0
+        return self.problem.loss_of(self.net, *batch)
+
+    def note(self, loss: float = nan) -> None:
+        """Measure, which takes no time of the training; end it if it has diverged."""
         mx.nd.waitall()
         self.seconds += perf_counter() - self.since
-        curve = self.found.curve
-        row = {"data_passes": self.done / self.n, "seconds": self.seconds}
         with np.errstate(all="ignore"):
-            loss = self.problem.loss(self.net)
-        if not isfinite(loss) or (curve and loss > DIVERGED * abs(curve[0]["loss"])):
-            self._end(row, loss)
-        values = {name: float(f(self.net)) for name, f in self.problem.measures.items()}
-        curve.append({**row, "loss": loss, **values})
+            loss = loss if loss == inf else self.problem.loss(self.net)
+        first = self.curve[0]["loss"] if self.curve else inf
+        diverged = not isfinite(loss) or loss > DIVERGED * abs(first)
+        row = {"data_passes": self.done / self.n, "seconds": self.seconds}
+        row["loss"] = loss if isfinite(loss) else inf
+        for name, measure in self.problem.measures.items():
+            row[name] = nan if diverged else float(measure(self.net))
+        self.curve.append(row)
         self.show(row["data_passes"])
+        if diverged:
+            raise FloatingPointError("The training has diverged.")
         self.since = perf_counter()
 
-    def _end(self, row: dict[str, float], loss: float) -> None:
-        names = dict.fromkeys(self.problem.measures, nan)
-        self.found.curve.append({**row, "loss": loss if isfinite(loss) else inf, **names})
-        raise FloatingPointError("The training has diverged.")
-
-    def run(self, train: Callable[[], None]) -> None:
-        """Train, and note the beginning, the end and a divergence."""
-        try:
-            self.note()
-            train()
-            if self.found.curve[-1]["data_passes"] < self.done / self.n:
-                self.note()
-        except FloatingPointError:  # of a full gradient, too
-            self.found.diverged = True
-            last = self.found.curve[-1]
-            if isfinite(last["loss"]) and last["data_passes"] < self.done / self.n:
-                row = {"data_passes": self.done / self.n, "seconds": self.seconds}
-                self.found.curve.append({**last, **row, "loss": inf})
-
-    # --- with a trainer --------------------------------------------------------------------------
-
-    def with_trainer(self, method: Method, rate: float, options: Options, seed: int) -> None:
+    def by_trainer(self, method: Method, rate: float, options: Options, seed: int) -> None:
         """Train until all gradients are used."""
-        trainer, data = method.trainer(self.net, rate, options), self.problem.data
-        needs = needs_of(trainer, method)
-        step = self._step_of(trainer)
-        fixed = data.fixed(seed, method.name) if needs.table or method.stores else None
-        cost, mark, is_stored = data.batch_size, 1, False
+        trainer = method.trainer(self.net, rate, options)
+        takes_closure = "closure" in signature(trainer.step).parameters
+        refreshes, has_table = needs(trainer)
+        fixed = self.data.fixed(seed, method.name) if has_table or method.stores else None
+        indexed, cost, mark = has_table, self.data.size, 1
         for epoch in count():
-            if needs.refresh and self._is_due(epoch):
-                trainer.update_full_grads(
-                    self.loss_of, self._whole(fixed, seed, epoch), **needs.storing
-                )
-                self.done, is_stored = self._counted(trainer, self.n), method.stores
-            before = self.done
-            for index, batch in self._minibatches(fixed, seed, epoch, method.name):
+            since, before = epoch - self.problem.plain_epochs, self.done
+            is_due = since >= 0 and since % self.problem.refresh_every == 0
+            if refreshes and is_due and self.done + self.n < self.budget:
+                whole = fixed or self._whole(seed, epoch)
+                stored = {"store_grads": True} if method.stores else {}
+                trainer.update_full_grads(self.loss_of, whole, **stored)
+                self.done = getattr(trainer, "grad_evaluations", self.done)
+                indexed, before = has_table or method.stores, self.done
+            order: Any = enumerate(self.data.batches(seed, epoch))
+            if fixed:
+                rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
+                # With replacement for SAG, which otherwise diverges at lower rates.
+                again = method.with_replacement and epoch > 0
+                indices = rng.randint(0, size, size) if again else rng.permutation(size)
+                order = ((int(index), fixed[index]) for index in indices)
+            for index, batch in order:
                 if self.done + cost / 2 > self.budget:
                     return
+                used, size = self.done, len(batch[0])
                 if method.decays:
-                    part = min(1.0, self.done / self.budget)
+                    part = min(1.0, used / self.budget)
                     trainer.set_learning_rate(rate * 0.5 * (1 + cos(pi * part)))
-                row = {"batch_index": index} if needs.table or is_stored else {}
-                used = self.done
-                step(batch, row)
+                if takes_closure:
+                    row = {"batch_index": index} if indexed else {}
+                    trainer.step(size, closure=partial(self.loss_of, *batch), **row)
+                    self.done = getattr(trainer, "grad_evaluations", self.done)
+                else:
+                    with mx.autograd.record():
+                        loss = self.loss_of(*batch)
+                    loss.backward()
+                    trainer.step(size)
                 cost = self.done - used
                 if self.done >= mark * self.n:
                     self.note()
-                    mark = int(self.done // self.n) + 1
+                    mark = self.done // self.n + 1
             if self.done == before:
                 raise ValueError(f"data(seed, epoch) gives no minibatch in epoch {epoch}.")
 
-    def _is_due(self, epoch: int) -> bool:
-        since = epoch - self.problem.plain_epochs
-        is_time = since >= 0 and since % self.problem.refresh_every == 0
-        return is_time and self.done + self.n < self.budget
+    def _whole(self, seed: int, epoch: int) -> Iterable[Any]:
+        """The data of a full gradient: large chunks, unless losses depend on their minibatch."""
+        if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())) or self.data.function:
+            return self.data.batches(seed, epoch)
+        return self.data.chunks()
 
-    def _whole(self, fixed: Sequence[Batch] | None, seed: int, epoch: int) -> Any:
-        """The data of a full gradient: large chunks, unless the loss depends on its minibatch."""
-        parameters = self.net.collect_params().values()
-        if fixed is not None:
-            return fixed
-        if any(map(_mxnet.is_auxiliary, parameters)) or self.problem.data.batches_of:
-            return self.problem.data.batches(seed, epoch)
-        return self.problem.data.chunks()
-
-    def _minibatches(
-        self, fixed: Sequence[Batch] | None, seed: int, epoch: int, name: str
-    ) -> Iterable[tuple[int, Batch]]:
-        if fixed is None:
-            return enumerate(self.problem.data.batches(seed, epoch))
-        rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
-        # With replacement for SAG, which otherwise diverges at lower rates.
-        again = epoch and isinstance(name, str) and name.split("+")[0] == "sag"
-        order = rng.randint(0, size, size) if again else rng.permutation(size)
-        return ((int(index), fixed[index]) for index in order)
-
-    def _step_of(self, trainer: Any) -> Callable[[Batch, Mapping[str, int]], None]:
-        """A step of a trainer, which counts its gradients."""
-        if "closure" not in signature(trainer.step).parameters:
-
-            def plain(batch: Batch, _: Mapping[str, int]) -> None:
-                with mx.autograd.record():
-                    loss = self.loss_of(*batch)
-                loss.backward()
-                trainer.step(len(batch[0]))
-                self.done += len(batch[0])
-
-            return plain
-        if hasattr(trainer, "grad_evaluations"):
-
-            def step(batch: Batch, row: Mapping[str, int]) -> None:
-                closure = partial(self.loss_of, *batch)
-                trainer.step(len(batch[0]), closure=closure, **row)
-                self.done = trainer.grad_evaluations
-
-            return step
-
-        def counted(batch: Batch, row: Mapping[str, int]) -> None:
-            def closure() -> Any:
-                self.done += len(batch[0]) if mx.autograd.is_recording() else 0
-                return self.loss_of(*batch)
-
-            trainer.step(len(batch[0]), closure=closure, **row)
-
-        return counted
-
-    def _counted(self, trainer: Any, more: int) -> int:
-        return getattr(trainer, "grad_evaluations", self.done + more)
-
-    # --- L-BFGS ----------------------------------------------------------------------------------
-
-    def with_lbfgs(self) -> None:
+    def by_lbfgs(self) -> None:
         """Train by SciPy's L-BFGS-B, whose every evaluation is a data pass."""
         from scipy.optimize import minimize
 
         parameters = [p for p in self.net.collect_params().values() if _mxnet.is_trainable(p)]
         ends = np.cumsum([p.data().size for p in parameters])[:-1]
 
+        def flat(arrays: Iterable[Any]) -> np.ndarray:
+            return np.concatenate([a.asnumpy().astype("float64").ravel() for a in arrays])
+
         def put(weights: np.ndarray) -> None:
             for p, part in zip(parameters, np.split(weights, ends)):
                 value = part.reshape(p.shape).astype(_mxnet.dtype_of(p))
-                array = _mxnet.to_ndarray(value, self.problem.data.device)
-                p.set_data(_mxnet.like(array, p.data()))
-
-        def flat(arrays: Iterable[Any]) -> np.ndarray:
-            return np.concatenate([a.asnumpy().astype("float64").ravel() for a in arrays])
+                p.set_data(_mxnet.like(_mxnet.to_ndarray(value, self.data.device), p.data()))
 
         def evaluate(weights: np.ndarray) -> tuple[float, np.ndarray]:
             if self.done + self.n > self.budget:
                 raise StopIteration
             put(weights)
             loss, gradient = 0.0, np.zeros(weights.size)
-            for batch in self.problem.data.chunks():
+            for batch in self.data.chunks():
                 with mx.autograd.record():
                     losses = self.loss_of(*batch)
                 losses.backward()
                 loss += float(losses.asnumpy().sum(dtype="float64"))
                 gradient += flat(p.grad() for p in parameters)
-            self.done += self.n
             return loss / self.n, gradient / self.n
 
-        last = [flat(p.data() for p in parameters)]
+        accepted = [flat(p.data() for p in parameters)]
 
         def accept(weights: np.ndarray) -> None:
-            last[0] = weights.copy()
+            accepted.append(weights.copy())
             put(weights)
             self.note()
 
         # No tolerance: it goes on until it finds no lower loss, or all passes are made.
         options = {"ftol": 0, "gtol": 0, "maxiter": 10**9, "maxfun": 10**9}
+        settings: Any = {"jac": True, "method": "L-BFGS-B", "options": options}
         with suppress(StopIteration):
-            minimize(
-                evaluate, last[0], jac=True, method="L-BFGS-B", callback=accept, options=options
-            )
-        put(last[0])
-
-
-@dataclass
-class Needs:
-    """What a trainer needs beside minibatches."""
-
-    refresh: bool
-    table: bool
-    storing: Mapping[str, bool]
-
-
-def needs_of(trainer: Any, method: Method) -> Needs:
-    """What a trainer needs: one of this package says so; another may have `update_full_grads`."""
-    refresh, table = hasattr(trainer, "update_full_grads"), False
-    if isinstance(trainer, VarianceReducedTrainer):
-        refresh, table = trainer._method.needs_refresh, trainer._method.needs_table
-    return Needs(refresh, table, {"store_grads": True} if method.stores else {})
+            minimize(evaluate, accepted[0], callback=accept, **settings)
+        put(accepted[-1])
 
 
 def train(
@@ -315,12 +232,20 @@ def train(
     seed: int,
     show: Callable[[float], None],
 ) -> Training:
-    """Train a new network by a method."""
-    net = problem.network(seed)
+    """Train a new network by a method; note the beginning, the end and a divergence."""
     found = Training(method.name, rate, options, seed)
-    run = _Run(problem, found, show, net)
-    if method.make is None:
-        run.run(run.with_lbfgs)
-    else:
-        run.run(partial(run.with_trainer, method, rate, options, seed))
+    run = _Run(problem, found, show, problem.network(seed))
+    try:
+        run.note()
+        if method.make is None:
+            run.by_lbfgs()
+        else:
+            run.by_trainer(method, rate, options, seed)
+        if found.curve[-1]["data_passes"] < run.done / run.n:
+            run.note()
+    except FloatingPointError:
+        found.diverged = True
+        if found.curve[-1]["data_passes"] < run.done / run.n:  # of a full gradient
+            with suppress(FloatingPointError):
+                run.note(inf)
     return found
