@@ -36,6 +36,7 @@ RATIOS = {
     "stored / plain step": ("stored", "plain step"),
     "SAGA / plain step": ("SAGA", "plain step"),
     "refresh / plain pass": ("refresh", "plain pass"),
+    "SARAH, losses of many sizes / one size": ("SARAH, sizes", "SARAH"),
 }
 
 
@@ -74,7 +75,7 @@ def _measure(
         "plain pass": lambda: [plain.differentiate() for _ in range(length)],
     }
     for prefix, package in packages.items():
-        for method in ("SVRG", "stored", "SAGA"):
+        for method in ("SVRG", "stored", "SAGA", "SARAH", "SARAH, sizes"):
             step, refresh = Workload(name, static_alloc).calls(package, method)
             refresh(ROWS)
             functions[prefix + method] = step

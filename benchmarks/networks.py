@@ -41,6 +41,7 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "SAGA": ("SAGATrainer", {}, "refresh index"),
     "SAG": ("SAGTrainer", {}, "refresh index"),
     "SARAH": ("SARAHTrainer", {}, "refresh"),
+    "SARAH, sizes": ("SARAHTrainer", {}, "refresh sizes"),
     "STORM": ("STORMTrainer", {}, ""),
     "MARS": ("MARSTrainer", {}, ""),
     "MARS, approximate": ("MARSTrainer", {"exact": False}, ""),
@@ -92,10 +93,13 @@ class Workload:
         cls, own, takes = METHODS[method]
         trainer = getattr(package, cls)(self.net.collect_params(), "sgd", SETTINGS, **own)
         numbers = itertools.cycle(range(ROWS))
+        sizes = itertools.cycle(range(self.batch_size, 0, -1))
 
         def step() -> None:
             index = {"batch_index": next(numbers)} if "index" in takes else {}
-            trainer.step(self.batch_size, closure=self.closure, **index)
+            some = slice(next(sizes)) if "sizes" in takes else None
+            closure = self.closure if some is None else lambda: self.closure()[some]
+            trainer.step(self.batch_size, closure=closure, **index)
 
         def refresh(length: int) -> None:
             if "refresh" in takes:

@@ -64,13 +64,11 @@ class Recursive(Method):
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step."""
         sums: Columns = []
-        together = entries if self.mean is None else self.mean.entries
-        together = 1.0 if isinstance(together, NDArray) else together  # a number on the host
         if self.keeps_mean:
             sums = self.network.take_spare()
-            copy(live.total, sums, 1.0 * (together / (entries * live.total_scale)))
+            copy(live.total, sums, 1 / live.total_scale)
             self._leave_out(sums)
-        return Mean(sums, together)
+        return Mean(sums, entries)
 
     def _leave_out(self, sums: Columns) -> None:
         """Set the mean gradient of parameters to zero that the method does not treat."""

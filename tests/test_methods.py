@@ -5,6 +5,7 @@ import copy
 import kit
 import mxnet as mx
 import numpy as np
+import oracle
 import pytest
 from kit import assert_unchanged, everything
 from loops import plain_step, split_at
@@ -12,6 +13,7 @@ from mxnet import autograd, gluon
 from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
 from problems import Dense, contexts, distance, flat, parameters, values
 
+from gluon_svrg.passes import combine
 from gluon_svrg.variance import variance
 
 # --- trajectories --------------------------------------------------------------------------------
@@ -32,6 +34,19 @@ def test_trajectory_in_float32(case):
     """With large layers, which MXNet computes in other ways."""
     problem = Dense("classification", hidden=(200,), features=500, seed=42)
     Play(case, problem, devices=TWO, dtype="float32").run(2e-5)
+
+
+@each_method
+def test_minibatches_of_many_sizes(case, monkeypatch):
+    """What is compiled for the first sizes does for all others: factors are passed to it."""
+    monkeypatch.setattr(combine, "_SEVERAL", 4)
+    monkeypatch.setattr(combine, "_known", {})
+    problem = Dense("classification", hidden=(5,), seed=46, samples=66)
+    play = Play(case, problem)
+    play.shares = [np.split(np.arange(66), np.cumsum(range(1, 11)))]
+    play.run(parts=(range(11), range(10, -1, -1)))
+    most = 1 if case.twin is oracle.MARS and case.gradients == 2 else combine._SEVERAL + 2
+    assert max(map(len, combine._known.values())) == most
 
 
 @pytest.mark.parametrize("how, devices", [("step", None), ("step", TWO), ("add", TWO)])

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cached_property, lru_cache
+from itertools import count
 from math import prod
 from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
 
@@ -16,7 +17,12 @@ from .._mxnet import classic
 #: Dtypes of parameters, and the dtypes in which their gradients are summed.
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
 SMALL = 2**13  # numbers: 32 kB of float32
-_kinds: dict[Any, int] = {}
+_numbers = count()
+
+
+@lru_cache(maxsize=256)
+def _kind(description: Any) -> int:
+    return next(_numbers)  # another one where it was forgotten
 
 
 class Column(List[NDArray]):
@@ -35,8 +41,7 @@ class Column(List[NDArray]):
     @cached_property
     def kind(self) -> int:
         """A number, the same for all columns with these dtypes, storage types and shapes."""
-        description = tuple((a.dtype, a.stype, a.shape) for a in self)
-        return _kinds.setdefault(description, len(_kinds))
+        return _kind(tuple((a.dtype, a.stype, a.shape) for a in self))
 
     @cached_property
     def is_small(self) -> bool:

@@ -7,9 +7,9 @@ than its arithmetic: for 162 arrays of 16 by 16, a sum takes 1.2 ms by 162 calls
 from __future__ import annotations
 
 from functools import lru_cache, partial
-from itertools import chain
+from itertools import chain, repeat
 from operator import attrgetter
-from typing import Any, Callable, Sequence, Tuple
+from typing import Any, Callable, Iterable, Sequence, Tuple
 
 import mxnet as mx
 from mxnet.ndarray import CachedOp, NDArray
@@ -73,24 +73,48 @@ def _cast(F: Any, x: Any, was: str, dtype: str) -> Any:
 
 
 def _times(F: Any, factor: Any, x: Any) -> Any:
-    """A multiple of x; the factor is a number, or an array of one number on the device."""
+    """A multiple of x; the factor is a number, or an array of one number."""
     if isinstance(factor, float):
         return x * factor
-    # A product of matrices: 400,000 floats take 0.2 ms, by `broadcast_mul` up to 2.8 ms (2.0).
-    here = factor.as_in_context(x.context).astype(x.dtype).reshape((1, 1))
-    return F.dot(here, x.reshape((1, -1))).reshape(x.shape)
+    if F is mx.nd:
+        factor = factor.as_in_context(x.context).astype(x.dtype).reshape((1, 1))
+    # A product of matrices: 400,000 floats take 0.4 ms, by `broadcast_mul` up to 7 ms (2.0).
+    return F.reshape_like(F.linalg_trmm(factor, F.reshape(x, shape=(1, -1))), x)
+
+
+def products(steps: tuple[Step, ...]) -> list[Any]:
+    """The factors that are not 1 or -1."""
+    return [f for _, terms in steps for f, _ in terms if not is_one_of(f, 1, -1)]
+
+
+def replaced(steps: tuple[Step, ...], factors: Iterable[Any]) -> tuple[Step, ...]:
+    """Steps with others in the place of these factors."""
+    left = iter(factors)
+
+    def other(factor: Any) -> Any:
+        return factor if is_one_of(factor, 1, -1) else next(left)
+
+    return tuple((to, tuple((other(f), number) for f, number in terms)) for to, terms in steps)
 
 
 class Compiled:
-    """Steps for columns of dense arrays of some kinds, compiled; all factors are numbers."""
+    """Steps for columns of dense arrays of some kinds, compiled.
 
-    def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column]) -> None:
-        read, heads = are_read(steps), []
+    Factors are a part of it, or arrays that are passed in place of those other than 1 and -1.
+    """
+
+    def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column], *, varies: bool) -> None:
+        read, heads, count = are_read(steps), [], len(products(steps)) if varies else 0
+        given = [mx.sym.Variable(f"f{n}") for n in range(count)]
+        cast = {wide: [mx.sym.cast(f, dtype=wide) for f in given] for wide in SUMMED_IN.values()}
         for dtypes in zip(*(column.dtypes for column in columns)):
             row = {number: mx.sym.Variable(str(number)) for number in read}
-            heads += results(mx.sym, steps, row, dtypes)
+            its_steps = replaced(steps, cast[SUMMED_IN[dtypes[0]]]) if varies else steps
+            heads += results(mx.sym, its_steps, row, dtypes)
         graph = mx.sym.Group(heads)
-        order = list(map(int, graph.list_inputs()))  # as MXNet comes to them, array by array
+        names = graph.list_inputs()
+        self._given = [(place, int(name[1:])) for place, name in enumerate(names) if name[0] == "f"]
+        order = [int(name) for name in names if name[0] != "f"]  # as MXNet comes to them
         self._read = order[: len(read)]
         assert order == self._read * len(columns[0])
         self._touched = self._read + are_assigned(steps)
@@ -100,20 +124,30 @@ class Compiled:
         self._operator = CachedOp(graph, flags)
         self._last: Any = None, None  # the device and the handles of the last call, and the call
 
-    def __call__(self, columns: Sequence[Column]) -> None:
-        """Assign, in columns of these kinds."""
+    def __call__(self, columns: Sequence[Column], steps: tuple[Step, ...]) -> None:
+        """Assign, in columns of these kinds; of the steps it takes the factors that vary."""
         device, handles = columns[0].device, [columns[n].handles for n in self._touched]
+        factors = [_on_device(f, device) for f in products(steps)] if self._given else []
         before, call = self._last
-        if before != (device, handles):
+        if factors or before != (device, handles):
             inputs = list(chain(*zip(*handles[: len(self._read)])))
             outputs = list(chain(*zip(*handles[len(self._read) :])))
+            for place, number in self._given:
+                inputs.insert(place, factors[number].handle.value)
             call = _mxnet.prepared(self._operator, device, inputs, outputs)
             self._last = (device, handles), call
         call()
 
 
-_MOST, _FEW = 256, 32
-_known: dict[Any, Compiled | None] = {}  # None where it was made once
+def _on_device(factor: Any, device: Any) -> NDArray:
+    if isinstance(factor, NDArray):
+        return factor.as_in_context(device).astype("float64").reshape((1, 1))
+    return mx.nd.full((1, 1), factor, ctx=device, dtype="float64")
+
+
+_MOST, _FEW, _SEVERAL = 256, 32, 32
+#: By steps and columns: what is compiled, by the factors. None where it was made once.
+_known: dict[Any, dict[Any, Compiled | None]] = {}
 _kind_of = attrgetter("kind")
 
 
@@ -123,14 +157,15 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     A factor is a number, or an array of one number, which stays on its device. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
-    Most data have minibatches of two sizes, so factors come again and again. Steps for many arrays,
-    which take some milliseconds to compile, are compiled when they come for the second time.
-    Compiled, intermediate results need no memory where at most the first factor of each step
+    Most data have minibatches of two sizes, so factors come again and again, and are a part of what
+    is compiled, which is quicker. Where several have come, all others are passed to it. Steps for
+    many arrays, which take some milliseconds to compile, are compiled when they come for the second
+    time. Compiled, intermediate results need no memory where at most the first factor of each step
     differs from 1 and -1; large arrays are then added in a third of the time.
     """
     compiled = _compiled(columns, steps)
     if compiled is not None:
-        compiled(columns)
+        compiled(columns, steps)
         return
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
@@ -144,24 +179,30 @@ def assignment(columns: Sequence[Column], *steps: Step) -> Callable[[], None]:
     """Prepare an `assign` that comes for every minibatch."""
     for _ in range(2):  # what comes for the second time is compiled
         compiled = _compiled(columns, steps)
-    return partial(assign, columns, *steps) if compiled is None else partial(compiled, columns)
+    return (
+        partial(assign, columns, *steps) if compiled is None else partial(compiled, columns, steps)
+    )
 
 
 def _compiled(columns: Sequence[Column], steps: tuple[Step, ...]) -> Compiled | None:
     """The compiled steps for such columns, if they can be, and have come before or are few."""
-    for _, terms in steps:
-        for factor, _ in terms:
-            if isinstance(factor, NDArray):
-                return None
-    key = steps, tuple(map(_kind_of, columns))
-    known = _known.get(key)
-    if known is None and columns[0]:
+    if not columns[0] or not all(column.is_dense for column in columns):
+        return None
+    kind = replaced(steps, repeat(None)), tuple(map(_kind_of, columns))
+    by_factors = _known.get(kind)
+    if by_factors is None:
         if len(_known) > _MOST:
             _known.clear()
-        is_wanted = key in _known or len(columns[0]) <= _FEW
-        if is_wanted and all(column.is_dense for column in columns):
-            known = Compiled(steps, columns)
-        _known[key] = known
+        by_factors = _known[kind] = {}
+    factors: Any = tuple(products(steps))
+    varies = any(isinstance(factor, NDArray) for factor in factors)
+    if varies or (factors not in by_factors and len(by_factors) > _SEVERAL):
+        varies, factors = True, None
+    known = by_factors.get(factors)
+    if known is None:
+        if factors in by_factors or len(columns[0]) <= _FEW:
+            known = Compiled(steps, columns, varies=varies)
+        by_factors[factors] = known
     return known
 
 
