@@ -139,7 +139,7 @@ BREAKS = {
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),
         ("estimator.trainer.epoch_count.epochs += 1", "pass", "estimator loop_by_hand"),
     ],
-    "commands/compare.py": [("math.pi * done", "math.pi", "compare 'twin and 0-sgd-decay'")],
+    "commands/compare.py": [("seeds=range(options.seed,", "seeds=range(0,", "compare momentum")],
 }
 
 

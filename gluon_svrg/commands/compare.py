@@ -1,14 +1,14 @@
-"""Train a linear model with a plain optimizer, SVRG and other methods, and compare their losses.
+"""Train a linear model by several methods, and say which is nearest to the minimum.
 
-All start at zero, see the samples in the same order, and make as many data passes, full gradients
-included. Each tries all learning rates with one seed, and trains at the best one with more seeds.
+All start at zero, see the samples in the same order, and take equally many gradients, full ones
+included. Each tries learning rates in factors of about 3, and trains with all seeds at the best.
 
-a .csv or .tsv file:
+a .csv or .tsv file, or one of them as .gz:
   UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows
   without a target are left out. A text, or up to 20 whole numbers, are classes. Missing numbers
-  become the mean of their column; each text, "missing" included, an input of 0 and 1. Left out are
-  columns without a name, or with more than 100 texts or fewer than two rows for each. Inputs, and
-  numbers to predict, are scaled to mean 0 and variance 1.
+  become the mean of their column; each text, "missing" included, an input of 0 and 1. Columns that
+  are left out are listed with the reason. Inputs, and numbers to predict, are scaled to mean 0 and
+  variance 1.
 
 for example:
   gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
@@ -19,35 +19,24 @@ from __future__ import annotations  # functions import the rest: --help must nee
 
 import argparse
 import csv
+import gzip
 import json
 import math
+import os
 import sys
 import tempfile
+import time
 import warnings
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Iterator
+from typing import Any
 
 from .. import __version__, _require_mxnet
 
-#: Each method's trainer, color (Okabe and Ito's, for color-blind readers too) and marker.
-METHODS = {
-    "sgd": ("SVRGTrainer", "#777777", "o"),  # without a snapshot it is `gluon.Trainer`
-    "sgd-decay": ("SVRGTrainer", "#777777", "X"),
-    "svrg": ("SVRGTrainer", "#0072B2", "s"),
-    "alpha-svrg": ("SVRGTrainer", "#56B4E9", "D"),
-    "saga": ("SAGATrainer", "#009E73", "^"),
-    "sag": ("SAGTrainer", "#E69F00", "v"),
-    "sarah": ("SARAHTrainer", "#CC79A7", "P"),
-    "storm": ("STORMTrainer", "#D55E00", "h"),
-    "mars": ("MARSTrainer", "#000000", "*"),
-}
-#: 1e-05, 3e-05, ... 100, 300: the learning rates of a search, which begins with 0.01 to 3.
-LADDER = [float(f"{digit}e{power}") for power in range(-5, 3) for digit in (1, 3)]
-BUNDLED = ("digits", "breast_cancer", "diabetes")
+BUNDLED = ("digits", "breast_cancer", "diabetes", "wine")
+LARGE = 50_000  # rows, from which on a search with three seeds takes too long
 ROUNDING = 1e-14  # differences of losses below it are rounding errors
-INFINITE = sys.float_info.max  # stands for infinity, which JSON does not have
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -63,98 +52,225 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("data", metavar="DATA", help=f"{', '.join(BUNDLED)}, or a file")
     add("--target", help="the column of the file to predict")
     text = (
-        f"some of {', '.join(METHODS)}. Here sgd is the plain --optimizer. The rate of sgd-decay "
-        f"falls to 0 like half a cosine, the coefficient of alpha-svrg linearly from 0.75 {shown}"
+        "trainers, as svrg, svrg-stored, saga, mars, alone or with an optimizer, as svrg+nag; "
+        "plain optimizers, as sgd, nag, adam: with -decay the rate falls to 0 like half a "
+        f"cosine; lbfgs {shown}"
     )
-    add("--methods", type=str.lower, default="sgd,sgd-decay,svrg", help=text)
-    add("--optimizer", choices=("sgd", "nag", "adam"), default="sgd", help=f"of all {shown}")
-    text = "to try with each method; by default 0.01,0.03,0.1,0.3,1,3, and beyond if an end is best"
-    add("--learning-rates", help=text)
-    for name, default, text in (
-        ("--weight-decay", 0.01, "times half the squared norm of all weights is in the loss"),
-        ("--coefficient", 1.0, "how much of its correction SVRG uses: 1 is all, 0 is none"),
-        ("--epochs", 20, "how many epochs SVRG trains; all others make as many data passes"),
-        ("--plain-epochs", 1, "epochs of the plain optimizer before the first full gradient"),
-        ("--update-freq", 2, "epochs from one full gradient to the next"),
-        ("--batch-size", 16, "samples in a minibatch"),
-        ("--seed", 0, "the first seed of the order of the samples"),
-        ("--seeds", 3, "how many seeds train at the best rate"),
+    add("--methods", type=names, default="sgd,nag-decay,lbfgs,svrg,svrg+nag", help=text)
+    text = "to try with each method; by default factors of about 3 until the best is no end"
+    add("--learning-rates", type=numbers, help=text)
+    add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
+    for name, default, low, text in (
+        ("--weight-decay", 0.01, 0.0, "times half the squared norm of all weights is in the loss"),
+        ("--passes", 30, 1, "gradients that each method takes, divided by the samples"),
+        ("--plain-epochs", 1, 0, "epochs of the plain optimizer before the first full gradient"),
+        ("--update-freq", 1, 1, "epochs from one full gradient to the next"),
+        ("--batch-size", 16, 1, "samples in a minibatch"),
+        ("--seed", 0, 0, "the first seed of the order of the samples"),
     ):
-        add(name, type=type(default), default=default, help=f"{text} {shown}")
+        add(name, type=partial(number, low), default=default, help=f"{text} {shown}")
+    text = f"how many seeds (default: 1 from {LARGE:,} rows on, otherwise 3)"
+    add("--seeds", type=partial(number, 1), help=text)
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
 
 
+def names(text: str) -> list[str]:
+    """Names, separated by commas."""
+    return text.lower().replace(" ", "").split(",")
+
+
+def number(low: float, text: str) -> float:
+    """A number from `low` on, whole if `low` is."""
+    try:
+        value = type(low)(text)
+    except ValueError:
+        value = math.nan
+    if not low <= value < math.inf:
+        kind = "a whole number" if isinstance(low, int) else "a number"
+        raise argparse.ArgumentTypeError(f"{kind} of {low:g} or more is needed, not {text!r}")
+    return value
+
+
+def numbers(text: str) -> list[float]:
+    """Positive numbers, separated by commas."""
+    return sorted({number(1e-9, part) for part in text.split(",")})
+
+
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Compare the methods, print the table, and write the files."""
+    """Compare the methods, print the table and the verdict, and write the files."""
+    # Before MXNet is imported: with small minibatches, threads wait for each other.
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         _require_mxnet()
-        for name in ("matplotlib", "pandas", "sklearn", "tqdm"):
+        for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
             if find_spec(name) is None:
                 raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
-        check(options)
+        from ..compare.methods import methods_of
+
+        methods_of(options.methods, None, 1, False)  # so mistakes need not wait for the data
         problem = Problem(options)
         options.output.mkdir(parents=True, exist_ok=True)
-        record, figure = options.output / "results.json", options.output / "curves.png"
         tempfile.TemporaryFile(dir=options.output).close()  # so files can be written there
     except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    results = compare(problem, options)
+    if problem.n >= LARGE and options.seeds is None:
+        options.seeds = 1
+        print(f"{problem.n:,} rows: one seed, unless --seeds says more", file=sys.stderr)
+    minimum = problem.minimum()
+    found = compare(problem, options, minimum["loss"])
+    record, figure = options.output / "results.json", options.output / "curves.png"
+    settings = {key: value for key, value in vars(options).items() if key != "run"}
+    results = {
+        "settings": settings,
+        "versions": {"gluon_svrg": __version__, "mxnet": sys.modules["mxnet"].__version__},
+        "scikit-learn": minimum,
+        "verdict": found.verdict,
+        "table": json.loads(found.table().to_json(orient="index")),
+        "runs": json.loads(found.runs.to_json(orient="records")),  # null is infinite or unknown
+    }
     record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
-    draw(results, figure)
-    print(f"{table(results)}\n\nwritten: {figure}, {record}")
-    return 0
+    plot = found.plot()
+    text = "batch size {batch_size}, weight decay {weight_decay:g}".format_map(settings)
+    plot.suptitle(f"{options.data}: {problem.kind}, {text}")
+    plot.savefig(figure, dpi=150)
+    print(f"{table(found, options)}\n\n{found.verdict}")
+    if minimum["solver"]:
+        text = "to {loss:.6g}, the minimum, by {solver}, in {seconds:.2g} s."
+        print(f"scikit-learn comes {text.format_map(minimum)}")
+    print(f"\nwritten: {figure}, {record}")
+    return 130 if found.interrupted else 0
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raise a ValueError unless the options can be used; make lists of methods and rates."""
-    options.methods = options.methods.replace(" ", "").split(",")
-    if options.learning_rates is not None:
-        options.learning_rates = sorted({float(rate) for rate in options.learning_rates.split(",")})
-    for name in options.methods:
-        if name not in METHODS or options.methods.count(name) > 1:
-            raise ValueError(f"--methods: choose each once from {', '.join(METHODS)}, not {name!r}")
-    if not all(0 < rate < 2.0**128 for rate in options.learning_rates or [1]):
-        raise ValueError("--learning-rates must be positive, as in 0.01,0.1,1")
-    for name, value in vars(options).items():
-        low = 1 if name in ("epochs", "update_freq", "batch_size", "seeds") else 0
-        if isinstance(value, (int, float)) and not low <= value < math.inf:
-            raise ValueError(f"--{name.replace('_', '-')} must be {low} or more, got {value}")
+def compare(problem: Problem, options: argparse.Namespace, minimum: float | None) -> Any:
+    """Compare the methods on the problem."""
+    from ..compare import compare as compare_methods
+
+    seeds, own = options.seeds or 3, {}
+    if any("nag" in name for name in options.methods):
+        own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
+    return compare_methods(
+        problem.new_net,
+        problem.loss_of,
+        (problem.X, problem.y),
+        methods=options.methods,
+        passes=options.passes,
+        batch_size=options.batch_size,
+        seeds=range(options.seed, options.seed + seeds),
+        measure=problem.measures(),
+        objective="exact loss",
+        minimum=minimum,
+        learning_rates=options.learning_rates,
+        optimizer_params=own,
+        plain_epochs=options.plain_epochs,
+        refresh_every=options.update_freq,
+    )
+
+
+def table(found: Any, options: argparse.Namespace) -> str:
+    """The table of all methods, and what its columns are."""
+    import pandas as pd
+
+    tried, rows = options.learning_rates or [], {}
+    ends = (tried[0], tried[-1]) if len(tried) > 1 else ()
+    for name, row in found.table().iterrows():
+        reached = {key: row[key] for key in row.index if key.startswith("passes to ")}
+        end = "gap" if reached else "exact loss"
+        rate = row["learning rate"]
+        rows[name] = {
+            **{key: "-" if math.isnan(value) else f"{value:.0f}" for key, value in reached.items()},
+            "rate": "-" if math.isnan(rate) else f"{rate:g}" + "*" * (rate in ends),
+            "options": row["options"] or "-",
+            **{key: f"{row[key]:.1e}" for key in (end, "lowest", "highest")},
+            **({"accuracy": f"{row['accuracy']:.4f}"} if "accuracy" in row else {}),
+            "seconds": f"{row['seconds']:.2g}",
+        }
+    return f"""{pd.DataFrame(rows).T.to_string()}
+
+passes to 0.001, ...: gradients / samples until the gap is 0.001 of the first one; -: not reached
+rate: the best of factors of about 3 by the median of all seeds, to begin with in your own loop
+{end}: {"the last loss above the minimum" if end == "gap" else "the last"}, the median of all seeds
+  and the lowest and highest; the loss has half the weight decay times |w|^2
+accuracy: on the training data; seconds: of one training, without the search
+*: the lowest or highest rate that was tried; others may be better"""
+
+
+def reason_against(name: str, cells: Any, is_text: bool) -> str | None:
+    """Why nothing is learned from a column, if so."""
+    import pandas as pd
+
+    known = cells.dropna()
+    labels = known.nunique()
+    if name.startswith("Unnamed: ") or not labels:
+        return "no name" if labels else "empty"
+    if not is_text:
+        return None
+    if has_decimal_commas(known):
+        return "decimal commas, write points"
+    if labels <= min(100, len(known) // 2):
+        return None
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # of texts that are no dates
+        dates = pd.to_datetime(known[:100], errors="coerce").notna().all()
+    return f"{labels} {'dates' if dates else 'texts'} in {len(known)} rows"
+
+
+def has_decimal_commas(cells: Any) -> bool:
+    """Whether texts are numbers such as 1,5."""
+    texts = cells.astype(str)
+    return bool(texts.str.fullmatch(r"[-+]?\d+(,\d+)?").all() and texts.str.contains(",").any())
 
 
 def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
     """Read inputs, targets, and the number of classes (0 for a regression) from a file."""
+    import numpy as np
     import pandas as pd
 
+    if not path.exists():
+        raise ValueError(f"there is no file {path}; bundled data are {', '.join(BUNDLED)}")
+    first, opened = "", gzip.open if path.suffix == ".gz" else open
     try:
-        with path.open(encoding="utf-8-sig") as file, warnings.catch_warnings():
-            separator = csv.Sniffer().sniff(next(filter(str.strip, file), ""), ",;\t|").delimiter
+        with opened(path, "rt", encoding="utf-8-sig") as file, warnings.catch_warnings():
+            first = next(filter(str.strip, file), "").strip()
+            separator = csv.Sniffer().sniff(first, ",;\t|").delimiter
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
-            options = {"index_col": False, "skipinitialspace": True, "na_values": "?"}
-            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", **options)
-    except (csv.Error, OSError, ValueError, pd.errors.ParserWarning) as error:
+            settings = {"index_col": False, "skipinitialspace": True, "na_values": "?"}
+            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", **settings)
+    except csv.Error as error:
+        text = f"has only one column, {first!r}: separate columns by commas, semicolons, tabs or |"
+        raise ValueError(f"{path} {text if first else 'is empty'}") from error
+    except (EOFError, OSError, ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(f"cannot read {path} as UTF-8 text: {str(error).strip()}") from error
     if target not in frame:
-        names = ", ".join(map(repr, frame))
-        raise ValueError(f"{path} has no column {target!r}: choose a --target from {names}")
+        lacks = "needs a --target" if target is None else f"has no column {target!r}: choose one"
+        raise ValueError(f"{path} {lacks} from {', '.join(map(repr, frame))}")
     rows = frame.dropna(subset=[target])
     y = rows.pop(target)
-    texts, columns = [*frame.select_dtypes(exclude="number")], {}
+    texts = [*frame.select_dtypes(exclude="number")]
+    against = {name: reason_against(name, cells, name in texts) for name, cells in rows.items()}
+    columns = {}
     for name, cells in rows.items():
-        most = min(100, cells.count() // 2) if name in texts else math.inf
-        if 0 < cells.nunique() <= most and not name.startswith("Unnamed: "):
+        if against[name] is None:
             coded = pd.get_dummies(cells, dummy_na=cells.hasnans) if name in texts else cells
             columns[name] = coded.fillna(coded.mean())
-    if not columns:
-        raise ValueError(f"{path} has no numbers and no categories to learn {target!r} from")
+    for name, cells in [*columns.items(), (target, y)]:
+        with np.errstate(all="ignore"):
+            if name not in texts and not math.isfinite(np.var(cells.to_numpy(float))):
+                raise ValueError(f"{path} has an infinity, or too large numbers, in {name!r}")
     labels, most = y.nunique(), len(y) // 2
     is_class = target in texts or (labels <= min(20, most) and (y % 1 == 0).all())
+    if target in texts and has_decimal_commas(y):
+        raise ValueError(f"{path} has decimal commas in {target!r}: write points")
     if labels < 2 or (is_class and labels > most):
         found = "constant" if labels < 2 else f"text with {labels} values in {len(y)} rows"
         raise ValueError(f"{path} has a target {target!r} that nothing can learn: it is {found}")
+    left_out = "; ".join(f"{name!r} ({why})" for name, why in against.items() if why)
+    if not columns:
+        text = f"no numbers and no categories to learn {target!r} from; left out: {left_out}"
+        raise ValueError(f"{path} has {text}")
     X = pd.concat(columns, axis=1).to_numpy(float)
     text = f"{len(y)} of {len(frame)} rows, {X.shape[1]} inputs, {labels if is_class else 'no'} "
-    text += f"classes, {rows[[*columns]].isna().sum().sum()} missing cells, columns left out: "
-    print(f"{path}: {text}{[*rows.columns.difference([*columns])]}", file=sys.stderr)
+    text += f"classes, {rows[[*columns]].isna().sum().sum()} missing cells"
+    print(f"{path}: {text}; left out: {left_out or 'no column'}", file=sys.stderr)
     return (X, pd.factorize(y, sort=True)[0], labels) if is_class else (X, y.to_numpy(float), 0)
 
 
@@ -162,228 +278,100 @@ class Problem:
     """A linear model on a data set, and its mean loss with the L2 penalty."""
 
     def __init__(self, options: argparse.Namespace) -> None:
+        import numpy as np
         import sklearn.datasets
         from mxnet import gluon
         from sklearn.preprocessing import StandardScaler
 
         if options.data in BUNDLED:
+            if options.target is not None:
+                raise ValueError(f"--target is for files; {options.data} has a target of its own")
             X, y = getattr(sklearn.datasets, f"load_{options.data}")(return_X_y=True)
             self.classes = 0 if options.data == "diabetes" else len(set(y))
         else:
             X, y, self.classes = read(Path(options.data), options.target)
         scaled = StandardScaler().fit_transform
-        self.X = X / 16 if options.data == "digits" else scaled(X)
+        X = X / 16 if options.data == "digits" else scaled(X)
+        self.X = np.c_[X, np.ones(len(X))]  # so the bias is a weight, and penalized as one
         self.y = y if self.classes else scaled(y[:, None])[:, 0]
         self.n, self.decay = len(X), options.weight_decay
+        kinds = {0: ("L2", "ridge regression"), 2: ("SigmoidBinaryCrossEntropy", "logistic")}
+        several = ("SoftmaxCrossEntropy", "softmax")  # of three classes and more
+        loss, kind = kinds.get(self.classes, several)
+        self.kind = f"{kind} regression" if self.classes else kind
+        self.loss = getattr(gluon.loss, f"{loss}Loss")()
+        self.loss.hybridize()
+
+    def new_net(self) -> Any:
+        """The linear network, with all weights zero."""
+        from mxnet import gluon, init
+
         outputs = self.classes if self.classes > 2 else 1
-        self.net = gluon.nn.Dense(outputs, in_units=X.shape[1], dtype="float64")
-        self.net.hybridize()
-        kind = {0: "L2", 2: "SigmoidBinaryCrossEntropy"}.get(self.classes, "SoftmaxCrossEntropy")
-        self.loss = getattr(gluon.loss, f"{kind}Loss")()
+        net = gluon.nn.Dense(outputs, in_units=self.X.shape[1], use_bias=False, dtype="float64")
+        net.initialize(init.Zero())
+        net.hybridize()
+        return net
 
-    def loss_of(self, X: Any, y: Any) -> Any:
+    def loss_of(self, net: Any, X: Any, y: Any) -> Any:
         """The penalized loss of each sample."""
-        penalty = (self.net.weight.data() ** 2).sum() + (self.net.bias.data() ** 2).sum()
-        return self.loss(self.net(X), y) + 0.5 * self.decay * penalty
+        return self.loss(net(X), y) + 0.5 * self.decay * (net.weight.data() ** 2).sum()
 
-    def measure(self, weights: Any) -> tuple[float, float, float | None]:
-        """The loss (MXNet 2.0 rounds it to float32), the norm of its gradient, and the accuracy."""
+    def measures(self) -> dict[str, Any]:
+        """What is measured of a network: in float64, which losses of MXNet 2.0 are not."""
+        last: dict[str, Any] = {}  # the accuracy is measured after the loss
+
+        def loss(net: Any) -> float:
+            loss, last["accuracy"], _ = self.value(net.weight.data().asnumpy())
+            return loss
+
+        return {
+            "exact loss": loss,
+            **({"accuracy": lambda _: last["accuracy"]} if self.classes else {}),
+        }
+
+    def value(self, weight: Any) -> tuple[float, float, Any]:
+        """The loss, the accuracy, and the derivative of each sample's loss by its outputs."""
         import numpy as np
 
-        X, rows, accuracy = np.c_[self.X, np.ones(self.n)], range(self.n), None
-        output = X @ weights.T
-        if self.classes:
-            if self.classes == 2:
-                output = np.c_[np.zeros(self.n), output]
-            total = np.logaddexp.reduce(output, axis=1)
-            losses, slopes = total - output[rows, self.y], np.exp(output - total[:, None])
-            slopes[rows, self.y] -= 1
-            accuracy = float((output.argmax(axis=1) == self.y).mean())
-        else:
-            slopes = output - self.y[:, None]
-            losses = 0.5 * slopes**2
-        gradient = slopes[:, -len(weights) :].T @ X / self.n + self.decay * weights
-        loss = losses.mean() + 0.5 * self.decay * (weights**2).sum()
-        return float(loss), float(np.linalg.norm(gradient)), accuracy
+        outputs, rows, accuracy = self.X @ weight.T, np.arange(self.n), math.nan
+        with np.errstate(all="ignore"):  # of trainings that diverge
+            if self.classes:
+                if self.classes == 2:
+                    outputs = np.c_[np.zeros(self.n), outputs]
+                total = np.logaddexp.reduce(outputs, axis=1)
+                losses, slopes = total - outputs[rows, self.y], np.exp(outputs - total[:, None])
+                slopes[rows, self.y] -= 1
+                accuracy = float(np.mean(outputs.argmax(axis=1) == self.y))
+            else:
+                slopes = outputs - self.y[:, None]
+                losses = 0.5 * slopes**2
+            loss = losses.mean() + 0.5 * self.decay * (weight**2).sum()
+            return float(loss), accuracy, slopes[:, -len(weight) :]
 
-    def minimum(self) -> float | None:
-        """The lowest loss, by scikit-learn; None if it is not known."""
+    def minimum(self) -> dict[str, Any]:
+        """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
         import numpy as np
         from sklearn.linear_model import LogisticRegression, Ridge
 
-        if self.classes and not self.decay:
-            return None
-        solver: Any = Ridge(self.decay * self.n, fit_intercept=False, solver="svd")
-        if self.classes:
-            exact = {"solver": "newton-cg", "tol": 1e-12, "max_iter": 1000}
-            solver = LogisticRegression(C=1 / solver.alpha, fit_intercept=False, **exact)
-        X = np.c_[self.X, np.ones(self.n)]  # the bias is penalized like a weight
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # the gradient shows whether it has converged
-            loss, norm, _ = self.measure(np.atleast_2d(solver.fit(X, self.y).coef_))
-        # The loss is strongly convex: this bounds its distance to the minimum.
-        return loss if norm**2 <= 2 * self.decay * ROUNDING or not self.decay else None
-
-    def epochs(self, name: str, size: int, seed: int) -> Iterator[list[tuple[Any, dict[str, int]]]]:
-        """Yield the minibatches of each epoch, with their index if the method has a table."""
-        import mxnet as mx
-        import numpy as np
-
-        random, np_like = np.random.RandomState(seed), mx.util.is_np_array()
-        make = partial(mx.np.array if np_like else mx.nd.array, dtype="float64")
-
-        def shuffled() -> list[tuple[Any, Any]]:
-            order = random.permutation(self.n)
-            X, y = make(self.X[order]), make(self.y[order])
-            return [(X[i : i + size], y[i : i + size]) for i in range(0, self.n, size)]
-
-        while name not in ("saga", "sag"):
-            yield [(batch, {}) for batch in shuffled()]
-        fixed = shuffled()
-        count, order = len(fixed), random.permutation(len(fixed))
-        while True:
-            yield [(fixed[i], {"batch_index": int(i)}) for i in order]
-            # With replacement for SAG, which otherwise diverges at lower rates.
-            order = random.randint(0, count, count) if name == "sag" else random.permutation(count)
-
-
-def train(problem: Problem, options: argparse.Namespace, name: str, rate: float, seed: int) -> Any:
-    """Train from zero, until all data passes are made or the loss is not finite."""
-    import mxnet as mx
-    import numpy as np
-
-    import gluon_svrg
-    from gluon_svrg.schedule import Linear
-
-    net, refreshes = problem.net, name.endswith(("svrg", "sarah"))
-    net.initialize(mx.init.Zero(), force_reinit=True)
-    snapshots = math.ceil(options.epochs / options.update_freq)
-    gradients = (2 if options.coefficient else 1) * options.epochs
-    budget = (options.plain_epochs + snapshots + gradients) * problem.n  # as many as SVRG
-    alphas = {"svrg": options.coefficient, "alpha-svrg": Linear(0.75, snapshots)}
-    own = {"coefficient": alphas[name]} if name in alphas else {}
-    cls, first_rate = getattr(gluon_svrg, METHODS[name][0]), {"learning_rate": rate}
-    trainer = cls(net.collect_params(), options.optimizer, first_rate, lock_random=False, **own)
-    run: Any = {"seed": seed, "learning_rate": rate, "data_passes": [], "losses": []}
-
-    def note() -> None:
-        weights = np.c_[net.weight.data().asnumpy(), net.bias.data().asnumpy()]
-        with np.errstate(all="ignore"):  # of trainings that diverge
-            loss, norm, run["accuracy"] = problem.measure(weights)
-        run["data_passes"].append(trainer.grad_evaluations / problem.n)
-        run["losses"].append(loss if math.isfinite(loss) else INFINITE)
-        run["gradient_norm"] = norm if math.isfinite(norm) else INFINITE
-
-    note()
-    first = -options.plain_epochs if refreshes else 0
-    for epoch, batches in enumerate(problem.epochs(name, options.batch_size, seed), first):
-        if refreshes and epoch >= 0 and epoch % options.update_freq == 0:
-            trainer.update_full_grads(problem.loss_of, [batch for batch, _ in batches])
-        for batch, row in batches:
-            if trainer.grad_evaluations >= budget:
-                break
-            if name == "sgd-decay":
-                done = trainer.grad_evaluations / budget
-                trainer.set_learning_rate(rate * 0.5 * (1 + math.cos(math.pi * done)))
-            trainer.step(len(batch[0]), closure=partial(problem.loss_of, *batch), **row)
-        note()
-        if run["losses"][-1] == INFINITE or trainer.grad_evaluations >= budget:
-            break
-    return run
-
-
-def compare(problem: Problem, options: argparse.Namespace) -> dict[str, Any]:
-    """Train by each method with every learning rate, and with the best one by further seeds."""
-    import mxnet as mx
-    from tqdm import tqdm
-
-    found: dict[str, Any] = {}
-    rates = options.learning_rates or LADDER[6:12]
-    with tqdm(total=len(options.methods) * len(rates), unit="rate", disable=None) as bar:
-        for name in options.methods:
-            train_by = partial(train, problem, options, name)
-            bar.set_description(name)
-            ahead, tried = list(rates), {}
-            while ahead:
-                rate = ahead.pop(0)
-                tried[rate] = train_by(rate, options.seed)
-                best = min(tried, key=lambda rate: tried[rate]["losses"][-1])
-                if not ahead and options.learning_rates is None:  # look beyond the ends
-                    place = LADDER.index(best)
-                    beside = LADDER[max(place - 1, 0) : place + 2]
-                    ahead = [rate for rate in beside if rate not in tried]
-                bar.update()
-            seeds = [train_by(best, options.seed + number) for number in range(1, options.seeds)]
-            seeds = sorted([tried[best], *seeds], key=lambda run: run["losses"][-1])
-            found[name] = {"rates": [tried[rate] for rate in sorted(tried)], "seeds": seeds}
-            loss = tried[best]["losses"][-1]
-            tqdm.write(f"{name}: best rate {best:g}, loss {loss:.6g}", file=sys.stderr)
-    minimum = problem.minimum()
-    every = [run for part in found.values() for run in part["rates"] + part["seeds"]]
-    return {
-        "settings": {key: value for key, value in vars(options).items() if key != "run"},
-        "versions": {"gluon_svrg": __version__, "mxnet": mx.__version__},
-        "minimum": minimum,
-        "lowest": min(min(run["losses"]) for run in every) if minimum is None else minimum,
-        "methods": found,
-    }
-
-
-def table(results: dict[str, Any]) -> str:
-    """A table of each method's run in the middle of its seeds, and what the columns are."""
-    import pandas as pd
-
-    rows = {}
-    for name, part in results["methods"].items():
-        run = part["seeds"][len(part["seeds"]) // 2]
-        gaps = [max(one["losses"][-1] - results["lowest"], 0) for one in part["seeds"]]
-        tried, rate = [one["learning_rate"] for one in part["rates"]], run["learning_rate"]
-        end = run["losses"][-1]
-        rows[name] = {
-            "best rate": f"{rate:g}" + "*" * (len(tried) > 1 and rate in (tried[0], tried[-1])),
-            "loss": "diverged" if end == INFINITE else f"{end:.6g}",
-            "gap": f"{gaps[len(gaps) // 2]:.1e}",
-            "lowest": f"{gaps[0]:.1e}",
-            "highest": f"{gaps[-1]:.1e}",
-            "|gradient|": f"{run['gradient_norm']:.1e}",
-            "accuracy": "-" if run["accuracy"] is None else f"{run['accuracy']:.4f}",
-            "data passes": f"{run['data_passes'][-1]:.0f}",
-        }
-    known = "lowest loss of all runs" if results["minimum"] is None else "minimum"
-    return f"""{pd.DataFrame(rows).T.to_string()}
-
-loss: the mean over all samples, and half the weight decay times |w|^2 over all weights and biases
-gap: the distance to the {known}; lowest, highest: of all seeds, the rest is of that in the middle
-*: the lowest or highest rate that was tried; others may be better"""
-
-
-def draw(results: dict[str, Any], path: Path) -> None:
-    """Draw each method's runs at its best rate, and where its runs end at all rates."""
-    import numpy as np
-    from matplotlib.figure import Figure
-
-    def height(losses: list[float]) -> Any:
-        return np.clip(np.subtract(losses, results["minimum"] or 0.0), ROUNDING, 10 * start)
-
-    figure = Figure(figsize=(10, 5), layout="constrained")
-    curves, rates = figure.subplots(ncols=2, sharey=True, width_ratios=(3, 2))
-    for name, part in results["methods"].items():
-        start = part["rates"][0]["losses"][0]
-        _, color, marker = METHODS[name]
-        look = {"color": color, "marker": marker, "linestyle": "--" if "decay" in name else "-"}
-        for run in part["seeds"]:
-            curves.plot(run["data_passes"], height(run["losses"]), color=color, alpha=0.5, lw=0.7)
-        run = part["seeds"][len(part["seeds"]) // 2]
-        label = f"{name}, rate {run['learning_rate']:g}"
-        curves.plot(run["data_passes"], height(run["losses"]), markevery=0.1, label=label, **look)
-        tried = [run["learning_rate"] for run in part["rates"]]
-        rates.plot(tried, height([run["losses"][-1] for run in part["rates"]]), **look)
-    known = "loss" if results["minimum"] is None else "loss - minimum"
-    curves.set(yscale="log", ylabel=known, xlabel="data passes (gradients evaluated / samples)")
-    rates.set(xscale="log", xlabel="learning rate (at the top: diverged)")
-    text = "{data}, {optimizer}, batch size {batch_size}, weight decay {weight_decay:g}"
-    figure.suptitle(text.format_map(results["settings"]))
-    for axes in (curves, rates):
-        axes.grid(color="#dddddd")
-    figure.legend(loc="outside lower center", ncols=5, frameon=False)
-    figure.savefig(path, dpi=150)
+        solvers = ["newton-cholesky", "newton-cg"] if self.classes else ["cholesky", "svd"]
+        if not self.decay:  # a minimum of classes may be infinitely far
+            solvers = [] if self.classes else ["svd"]
+        for solver in solvers:
+            model: Any = Ridge(self.decay * self.n, fit_intercept=False, solver=solver)
+            if self.classes:
+                exact = {"solver": solver, "tol": 1e-12, "max_iter": 1000}
+                model = LogisticRegression(C=1 / model.alpha, fit_intercept=False, **exact)
+            start = time.perf_counter()
+            try:
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")  # the gradient shows whether it has converged
+                    fitted = np.atleast_2d(model.fit(self.X, self.y).coef_)
+            except ValueError:  # an old scikit-learn without this solver
+                continue
+            seconds = time.perf_counter() - start
+            loss, _, slopes = self.value(fitted)
+            norm = np.linalg.norm(slopes.T @ self.X / self.n + self.decay * fitted)
+            # The loss is strongly convex: this bounds its distance to the minimum.
+            if norm**2 <= 2 * self.decay * ROUNDING or not self.decay:
+                return {"loss": loss, "solver": solver, "seconds": seconds}
+        return {"loss": None, "solver": None, "seconds": None}
