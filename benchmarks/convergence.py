@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import time
 from itertools import islice, product
-from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from tqdm import tqdm
 
-from . import peers as others
-from . import tuning
+from . import peers
 from .methods import Reference, Trained, drive
 from .problems import NAMES, Problem, problem
 from .record import Records, as_text
 
-EXPONENTS = range(-5, 10)
+EXPONENTS = range(-8, 13)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3)
 SIZES = (1, 32)
@@ -45,15 +43,12 @@ METHODS = {
 }
 AT_THEORY = "SVRGTrainer, 1/(3 L_max)"  # without a search, on the first problem at batch size 1
 REFERENCE = "SVRG in NumPy"
+SKLEARN = {"sklearn SAG": "sag", "sklearn SAGA": "saga"}  # at batch size 1
 OURS = {AT_THEORY, *METHODS} - {"gluon.Trainer, SGD"}
 
 
-def run(quick: bool, peers: Path | None = None) -> Records:
-    """Train everything on everything: a record per training.
-
-    `peers` is the folder with environments for other packages, which are made if they are not
-    there. Without it, other packages are left out.
-    """
+def run(quick: bool) -> Records:
+    """Train everything on everything: a record per training."""
     seeds = SEEDS[:1] if quick else SEEDS
     cases = [
         (problem(name), size, 6 if quick else PASSES.get(name, 60))
@@ -62,10 +57,11 @@ def run(quick: bool, peers: Path | None = None) -> Records:
         if (name, size) not in LEFT_OUT
     ]
     records = []
-    if peers is not None:  # first: what cannot be installed is known at once
-        for solver in tqdm(others.SOLVERS, desc="peers", leave=False):
-            for case in cases:
-                records += _peer(solver, *case, seeds, peers)
+    for (case, size, passes), (name, solver), seed in product(cases, SKLEARN.items(), seeds):
+        if size == 1:
+            epochs = [done for done in range(1, passes + 3) if done <= 12 or done % 3 == 0]
+            points = list(peers.logistic(case, solver, epochs, seed))
+            records.append(_record(case, size, name, seed, None, points))
     for case in tqdm(cases, desc="convergence", leave=False):
         records += _ours(*case, seeds)
     return records
@@ -136,8 +132,10 @@ def _tuned(problem: Problem, kind: str, size: int, passes: int) -> tuple[str, fl
 
     found = {}
     for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
-        exponent, merit = tuning.best(lambda k, variant=variant: merits(variant, k), EXPONENTS)
-        found[variant] = merit, float(_rates(problem, [exponent])[0])
+        tried = merits(variant, EXPONENTS)
+        place = tried.index(min(tried))
+        assert 0 < place < len(tried) - 1, "the best rate is at an edge"
+        found[variant] = tried[place], float(_rates(problem, EXPONENTS)[place])
     best = min(found, key=found.__getitem__)
     return best, found[best][1]
 
@@ -159,51 +157,27 @@ def _merit(curve: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def _record(
     problem: Problem, size: int, method: str, seed: int, rate: float | None, points: Sequence[Any]
 ) -> dict[str, Any]:
-    """Describe a training by the checkpoints where the gap was lower than ever, and the last."""
-    lowest, kept = np.inf, []
-    for number, (done, seconds, gap) in enumerate(points):
-        if gap < lowest or number == len(points) - 1:
-            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
-        lowest = min(gap, lowest)
-        if lowest < ENOUGH:  # other solvers continue
-            break
+    """Describe a training."""
     return {
         "problem": problem.name,
         "batch_size": size,
         "method": method,
         "seed": seed,
         "rate": "its own" if rate is None else f"{rate * 3 * problem.smoothness:.6g} / (3 L_max)",
-        "passes_seconds_gap": [point for point in kept if np.isfinite(point[2])],
+        "passes_seconds_gap": lowest(points),
     }
 
 
-# --- other packages ----------------------------------------------------------------------------
-
-
-def _peer(
-    solver: str, problem: Problem, size: int, passes: int, seeds: Sequence[int], folder: Path
-) -> Iterator[dict]:
-    """A solver of another package, with the best rate of the same grid where it has one."""
-    abilities = others.SOLVERS[solver]
-    if (size > 1 and not abilities.minibatches) or (problem.is_softmax and not abilities.softmax):
-        return
-
-    def trained(rates: Iterable[float | None], seeds: Iterable[int]) -> list[Any]:
-        jobs = [
-            {"batch_size": size, "rate": rate, "seed": seed, "passes": passes}
-            for rate, seed in product(rates, seeds)
-        ]
-        return others.run(solver, problem, jobs, folder)
-
-    def merits(exponents: Sequence[int]) -> list[tuple[float, float]]:
-        curves = trained(map(float, _rates(problem, exponents)), [TUNING_SEED])
-        return [_merit((done, gap) for done, _, gap in points) for points in curves]
-
-    rate = None
-    if abilities.has_rate:
-        rate = float(_rates(problem, [tuning.best(merits, EXPONENTS)[0]])[0])
-    for seed, points in zip(seeds, trained([rate], seeds)):
-        yield _record(problem, size, solver, seed, rate, points)
+def lowest(points: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The checkpoints where the gap was lower than ever, and the last; rounded."""
+    least, kept = np.inf, []
+    for number, (done, seconds, gap) in enumerate(points):
+        if np.isfinite(gap) and (gap < least or number == len(points) - 1):
+            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
+        least = min(gap, least)
+        if least < ENOUGH:  # other solvers continue
+            break
+    return kept
 
 
 # --- what is shown -----------------------------------------------------------------------------
@@ -243,21 +217,22 @@ def _median(entries: Records, level: float, what: int = 0) -> float:
     return float(np.median([to(entry, level, what) for entry in entries]))
 
 
-def _text(value: float, digits: str = ".0f") -> str:
+def number(value: float, digits: str = ".0f") -> str:
+    """Write a number, or "-" for infinity."""
     return f"{value:{digits}}" if np.isfinite(value) else "-"
 
 
 def _by_method(records: Records, size: int) -> str:
     """Medians over the seeds: passes to all levels, and seconds to the middle one."""
     rows = []
-    known = [*METHODS, AT_THEORY, REFERENCE, *others.SOLVERS]
+    known = [*METHODS, AT_THEORY, REFERENCE, *SKLEARN]
     for method in [m for m in known if any(_key(e)[1:3] == (size, m) for e in records)]:
         row = {f"batch size {size}": method}
         for name in dict.fromkeys(e["problem"] for e in records if e["batch_size"] == size):
             entries = _entries(records, name, size, method)
             passes = [_median(entries, level) for level in LEVELS] if entries else []
-            row[f"{name}: passes"] = "/".join(map(_text, passes))
-            row[f"{name}: s"] = _text(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
+            row[f"{name}: passes"] = "/".join(map(number, passes))
+            row[f"{name}: s"] = number(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
         rows.append(row)
     return as_text(rows)
 
@@ -277,7 +252,7 @@ def _first(records: Records) -> Iterator[dict[str, str]]:
                     for method in methods
                     if (method in OURS) == ours
                 )
-                text = f"{method}: {_text(value, digits)}" if np.isfinite(value) else "-"
+                text = f"{method}: {number(value, digits)}" if np.isfinite(value) else "-"
                 row[title + ", ours" * ours] = text
         yield row
 
@@ -286,8 +261,7 @@ def draw(records: Records) -> Any:
     """Gaps of the first seed at batch size 1, against data passes and against seconds."""
     import matplotlib.pyplot as plt
 
-    one_of_each = list(others.SOLVERS)[::2]
-    shown = ("SVRGTrainer", "SAGATrainer", "gluon.Trainer, SGD", *one_of_each)
+    shown = ("SVRGTrainer", "SAGATrainer", "gluon.Trainer, SGD", *SKLEARN)
     names = [name for name in NAMES if (name, 1) not in LEFT_OUT]
     size = (4 * len(names), 7)
     figure, axes = plt.subplots(2, len(names), figsize=size, layout="constrained", sharey=True)
@@ -296,7 +270,7 @@ def draw(records: Records) -> Any:
             for number, method in enumerate(shown):
                 for entry in _entries(records, name, 1, method)[:1]:
                     points = np.array(entry["passes_seconds_gap"])
-                    style = "--" if method in others.SOLVERS else "-"
+                    style = "--" if method in SKLEARN else "-"
                     color = f"C{number}"
                     ax.plot(points[:, what], points[:, 2], style, color=color, label=method)
             ax.set(title=name, xlabel=label, yscale="log", ylim=(ENOUGH, 1))
