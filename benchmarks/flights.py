@@ -10,9 +10,9 @@ minibatches beside it is better. Seconds are of the processor, data are float32.
 from __future__ import annotations
 
 import time
-from functools import cached_property, lru_cache
+from functools import cached_property, lru_cache, partial
 from itertools import product
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -40,43 +40,41 @@ GROUPS = ["carrier", "origin", "dest", "month"]
 SVRG, STORED = "SVRG, nag", "SVRG, nag, stored"
 SGD, ADAM, LBFGS = "SGD, nag, falling", "Adam, falling", "SciPy L-BFGS"
 #: The methods of `compare`.
-METHODS = {
-    SVRG: "svrg+nag",
-    STORED: "svrg-stored+nag",
-    SGD: "nag-decay",
-    ADAM: "adam-decay",
-    LBFGS: "lbfgs",
-}
-#: For each problem the methods, their minibatch, data passes, and where the search begins.
-PLANS: dict[str, list[tuple[str, int, int, float, float]]] = {
-    "late": [
-        (SVRG, 1024, 18, 3, 0.99),
-        (SVRG, 4096, 42, 10, 0.99),
-        (STORED, 1024, 12, 3, 0.99),
-        (SGD, 1024, 12, 1, 0.9),
-        (SGD, 1024, 24, 1, 0.9),
-        (ADAM, 1024, 24, 0.01, 0),
-        (LBFGS, 0, 240, 0, 0),
-    ],
-    "L1": [(SVRG, 1024, 15, 1, 0.97)],
-    "Huber": [(SVRG, 1024, 45, 0.3, 0.99), (LBFGS, 0, 400, 0, 0)],
-    "origin": [(SVRG, 1024, 36, 3, 0.995), (LBFGS, 0, 200, 0, 0)],
-}
-#: Solvers of scikit-learn, and after how many iterations they are looked at.
-SKLEARN: dict[str, dict[str, Sequence[int]]] = {
-    "late": {"newton-cholesky": range(1, 10), "sag": (4, 10), "saga": (4, 10)},
-    "L1": {"saga": (4, 10), "liblinear": (5, 10, 20, 40)},
-    "Huber": {},
-    "origin": {"newton-cholesky": (8,)},
-}
-#: The rows of the table by size: minibatch, data passes, and where the search begins.
-SIZES = {
-    1_000: (64, 75, 1, 0.97),
-    3_000: (64, 75, 1, 0.97),
-    10_000: (256, 60, 3, 0.97),
-    30_000: (256, 45, 3, 0.97),
-    100_000: (1024, 30, 3, 0.99),
-}
+METHODS = {SVRG: "svrg+nag", STORED: "svrg-stored+nag", SGD: "nag-decay", ADAM: "adam-decay"}
+METHODS[LBFGS] = "lbfgs"
+#: Problem, rows, method, data passes (of some solvers: after how many iterations they are looked
+#: at); rate, momentum and minibatch where the search begins; more minibatches for the quickest.
+PLANS: list[tuple[str, int, str, Any, float, float, int, Sequence[int]]] = [
+    ("late", ROWS, SVRG, 18, 3, 0.99, 1024, []),
+    ("late", ROWS, SVRG, 42, 10, 0.99, 4096, []),
+    ("late", ROWS, STORED, 12, 3, 0.99, 1024, []),
+    ("late", ROWS, SGD, 12, 1, 0.9, 1024, []),
+    ("late", ROWS, SGD, 24, 1, 0.9, 1024, []),
+    ("late", ROWS, ADAM, 24, 0.01, 0, 1024, []),
+    ("late", ROWS, LBFGS, 240, 0, 0, 0, []),
+    ("late", ROWS, "sklearn newton-cholesky", range(1, 10), 0, 0, 0, []),
+    ("late", ROWS, "sklearn lbfgs", 240, 0, 0, 0, []),
+    ("late", ROWS, "sklearn sag", (4, 10), 0, 0, 0, []),
+    ("late", ROWS, "sklearn saga", (4, 10), 0, 0, 0, []),
+    ("L1", ROWS, SVRG, 15, 1, 0.97, 1024, []),
+    ("L1", ROWS, "sklearn saga", (4, 10), 0, 0, 0, []),
+    ("L1", ROWS, "sklearn liblinear", (5, 10, 20, 40), 0, 0, 0, []),
+    ("Huber", ROWS, SVRG, 45, 0.3, 0.99, 1024, []),
+    ("Huber", ROWS, LBFGS, 400, 0, 0, 0, []),
+    ("Huber", ROWS, "sklearn HuberRegressor", 100, 0, 0, 0, []),
+    ("Huber", ROWS, "sklearn SGDRegressor", 24, 1, 0, 0, []),
+    ("origin", ROWS, SVRG, 36, 3, 0.995, 1024, []),
+    ("origin", ROWS, LBFGS, 200, 0, 0, 0, []),
+    ("origin", ROWS, "sklearn newton-cholesky", (8,), 0, 0, 0, []),
+    ("origin", ROWS, "sklearn lbfgs", 150, 0, 0, 0, []),
+    ("late", 1_000, SVRG, 75, 1, 0.97, 64, MINIBATCHES),
+    ("late", 3_000, SVRG, 75, 1, 0.97, 64, MINIBATCHES),
+    ("late", 10_000, SVRG, 60, 3, 0.97, 256, MINIBATCHES),
+    ("late", 30_000, SVRG, 45, 3, 0.97, 256, MINIBATCHES),
+    ("late", 100_000, SVRG, 30, 3, 0.99, 1024, MINIBATCHES),
+    *(("late", rows, LBFGS, 400, 0, 0, 0, []) for rows in (1_000, 3_000, 10_000, 30_000, 100_000)),
+]
+PROBLEMS = dict.fromkeys(name for name, *_ in PLANS)
 
 
 @lru_cache(maxsize=1)
@@ -195,66 +193,46 @@ class Flights(Problem):
 def run(quick: bool) -> Records:
     """Train everything on everything: a record per training."""
     records: Records = []
-    for name, plans in PLANS.items():
-        problem = flights(name, 1_000 if quick else ROWS)
-        for method, size, *plan in tqdm(plans, desc=name, leave=False):
-            records += _of_mxnet(problem, method, [size], size, *plan, quick)
-        records += _of_sklearn(problem, quick)
-    for rows, (size, *plan) in {} if quick else tqdm(SIZES.items(), desc="sizes", leave=False):
-        problem = flights("late", rows)
-        records += _of_mxnet(problem, SVRG, MINIBATCHES, size, *plan, quick)
-        records += _of_mxnet(problem, LBFGS, [0], 0, 400, 0, 0, quick)
+    plans = [plan for plan in PLANS if plan[1] == ROWS] if quick else PLANS
+    for name, rows, method, budget, *start, minibatches in tqdm(plans, desc="flights", leave=False):
+        if quick:
+            rows, budget = 1_000, 3 if isinstance(budget, int) else [2]
+        train = partial(_train, flights(name, rows), method, budget)
+        axes = [RATES, MOMENTA, minibatches or start[2:]]
+        axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
+        found = best(train, axes, start, *((1, LEVELS[1]) if minibatches else (0, LEVELS[2])))
+        records.append(found)
+        if name == "late" and found["rate"] and not quick:
+            place = [found[key] for key in ("rate", "momentum", "minibatch")]
+            records += [train(*place, seed) for seed in SEEDS[1:]]
     return records
 
 
-def _of_mxnet(
+def _train(
     problem: Flights,
     method: str,
-    sizes: Sequence[int],
-    size: int,
-    passes: int,
+    budget: Any,
     rate: float,
     momentum: float,
-    quick: bool,
-) -> Iterator[dict]:
-    """The trainings of a method at its best setting; with many minibatches, at the quickest."""
-    passes = 4 if quick else passes
-
-    def train(rate: float, momentum: float, size: float, seed: int = SEEDS[0]) -> dict:
-        points = problem.trained(method, passes, seed, rate, momentum, int(size))
-        settings = {"minibatch": size, "rate": rate, "momentum": momentum, "budget": passes}
-        return _record(problem, method, seed, points, **settings)
-
-    axes = RATES if rate else [0], MOMENTA if momentum else [0], sizes
-    if quick:
-        axes = [rate], [momentum], [size]
-    what, level = (1, LEVELS[1]) if len(sizes) > 1 else (0, LEVELS[2])
-    found = best(train, axes, (rate, momentum, size), what, level)
-    yield found
-    place = [found[key] for key in ("rate", "momentum", "minibatch")]
-    is_random = rate > 0 and problem.name == "late"
-    for seed in SEEDS[1:] if is_random and not quick else ():
-        yield train(*place, seed)
-
-
-def _of_sklearn(problem: Flights, quick: bool) -> Iterator[dict]:
-    """Solvers that set their rates themselves, and SGDRegressor."""
-    seed = SEEDS[0]
-    for solver, iterations in SKLEARN[problem.name].items():
-        efforts = [2] if quick else iterations
-        points = peers.logistic(problem, solver, efforts, seed, "float32")
-        yield _record(problem, f"sklearn {solver}", seed, points)
-    if not problem.l1:
-        name = "HuberRegressor" if problem.is_huber else "lbfgs"
-        points = peers.lbfgs(problem, 4 if quick else 240, "float32")
-        yield _record(problem, f"sklearn {name}", seed, points)
-    if problem.is_huber:
-
-        def train(rate: float) -> dict:
-            points = peers.sgd(problem, 2 if quick else 24, rate, seed, "float32")
-            return _record(problem, "sklearn SGDRegressor", seed, points, rate=rate)
-
-        yield best(train, [[0.1] if quick else RATES], [0.1], 0, LEVELS[2])
+    minibatch: int,
+    seed: int = SEEDS[0],
+) -> dict:
+    """One training: its settings, and when it got where."""
+    solver = method.replace("sklearn ", "")
+    if method in METHODS:
+        points = problem.trained(method, budget, seed, rate, momentum, minibatch)
+    elif solver == "SGDRegressor":
+        points = peers.sgd(problem, budget, rate, seed, "float32")
+    elif solver in ("lbfgs", "HuberRegressor"):
+        points = peers.lbfgs(problem, budget, "float32")
+    else:
+        points = peers.logistic(problem, solver, budget, seed, "float32")
+    points = list(points)
+    end = points[-1][2] if points else np.inf
+    found = {"problem": problem.name, "rows": problem.n, "method": method, "seed": seed}
+    found["budget"] = budget if isinstance(budget, int) else max(budget)
+    found.update(minibatch=minibatch, rate=rate, momentum=momentum, end=float(f"{end:.3g}"))
+    return {**found, "passes_seconds_gap": lowest(points)}
 
 
 def best(
@@ -268,40 +246,21 @@ def best(
 
     Fewer passes (0) or seconds (1) to a level are better, and then a lower gap at the end.
     """
+    done: dict[tuple, dict] = {}
 
     def merit(place: tuple) -> tuple[float, float]:
+        if place not in done:
+            done[place] = train(*(axis[k] for axis, k in zip(axes, place)))
         return to(done[place], level, what), done[place]["end"]
 
-    done: dict[tuple, dict] = {}
     place = tuple(axis.index(value) for axis, value in zip(axes, start))
     while True:
-        near = [place]
-        for at, axis in enumerate(axes):
-            for k in (place[at] - 1, place[at] + 1):
-                if 0 <= k < len(axis):
-                    near.append((*place[:at], k, *place[at + 1 :]))
-        for each in near:
-            if each not in done:
-                done[each] = train(*(axis[k] for axis, k in zip(axes, each)))
-        if min(near, key=merit) == place:
+        moves = [(at, k) for at in range(len(axes)) for k in (place[at] - 1, place[at] + 1)]
+        near = [(*place[:at], k, *place[at + 1 :]) for at, k in moves if 0 <= k < len(axes[at])]
+        better = min([place, *near], key=merit)
+        if better == place:
             return done[place]
-        place = min(near, key=merit)
-
-
-def _record(
-    problem: Flights, method: str, seed: int, points: Iterable[Sequence[float]], **settings: Any
-) -> dict:
-    points = list(points)
-    end = points[-1][2] if points else np.inf
-    who = {"problem": problem.name, "rows": problem.n, "method": method, "seed": seed}
-    none = dict.fromkeys(("minibatch", "rate", "momentum", "budget"), 0)
-    return {
-        **who,
-        **none,
-        **settings,
-        "end": float(f"{end:.3g}"),
-        "passes_seconds_gap": lowest(points),
-    }
+        place = better
 
 
 # --- what is shown -----------------------------------------------------------------------------
@@ -309,7 +268,7 @@ def _record(
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """A table for each problem, one by size, and single numbers of the first run."""
-    found = {f"flights {name}": as_text(list(_rows(runs, name))) for name in PLANS}
+    found = {f"flights {name}": as_text(list(_rows(runs, name))) for name in PROBLEMS}
     found["flights by size"] = as_text(list(_by_size(runs)))
     records = next(iter(runs.values()))
     ours = _some(records, "late", method=SVRG, minibatch=1024)
@@ -335,42 +294,44 @@ def _median(entries: Records, level: float, what: int) -> float:
 
 def _rows(runs: Mapping[str, Records], name: str) -> Iterator[dict[str, str]]:
     """A row for each method, minibatch and budget: medians over the seeds."""
-
-    def three(entries: Records, what: int, digits: str) -> str:
-        return "/".join(number(_median(entries, level, what), digits) for level in LEVELS)
-
     first, names = next(iter(runs.values())), ("method", "minibatch", "budget")
-    for key in dict.fromkeys(tuple(map(entry.get, names)) for entry in _some(first, name)):
-        each = {
-            version: _some(records, name, **dict(zip(names, key)))
-            for version, records in runs.items()
-        }
-        (entry, *_), (method, size, budget) = next(iter(each.values())), key
+    for entry in _some(first, name, seed=SEEDS[0]):
+        key = {name: entry[name] for name in names}
+        each = {version: _some(records, name, **key) for version, records in runs.items()}
+        method, size, budget = key.values()
         method += f" in {budget} passes" if "falling" in method else ""
         yield {
             "method": method + (f", {size} rows" if size else ""),
-            "rate, momentum": f"{entry['rate']:g}, {entry['momentum']:g}" if size else "",
-            "passes": three(next(iter(each.values())), 0, ".0f"),
-            **{f"s, {version}": three(entries, 1, ".2g") for version, entries in each.items()},
+            "rate, momentum": f"{entry['rate']:g}, {entry['momentum']:g}" if entry["rate"] else "",
+            "passes": _three(_some(first, name, **key), 0, ".0f"),
+            **{f"s, {version}": _three(entries, 1, ".2g") for version, entries in each.items()},
         }
+
+
+def _three(entries: Records, what: int, digits: str) -> str:
+    return "/".join(number(_median(entries, level, what), digits) for level in LEVELS)
 
 
 def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
     """How many times as fast as L-BFGS SVRG is to the middle level, with the quickest minibatch."""
-    level = LEVELS[1]
-    for rows in sorted({entry["rows"] for records in runs.values() for entry in records}):
-        row = {"flights": f"{rows:,}"}
+    first, level = next(iter(runs.values())), LEVELS[1]
+    for rows in sorted({entry["rows"] for entry in first}):
+        row: dict[str, str] = {}
         for version, records in runs.items():
             rival = _some(records, "late", rows=rows, method=LBFGS)
-            ours = [
-                _some(records, "late", rows=rows, method=SVRG, minibatch=m) for m in MINIBATCHES
+            each = [
+                _some(records, "late", rows=rows, method=SVRG, minibatch=size)
+                for size in MINIBATCHES
             ]
-            ours = min(filter(None, ours), key=lambda entries: _median(entries, level, 1))
-            row.setdefault(
-                "minibatch, rate, momentum", "{minibatch}, {rate:g}, {momentum:g}".format(**ours[0])
-            )
+            ours = min(filter(None, each), key=lambda entries: _median(entries, level, 1))
             passes = [number(_median(entries, level, 0)) for entries in (ours, rival)]
-            row.setdefault("passes, SVRG/L-BFGS", "/".join(passes))
             speed = _median(rival, level, 1) / _median(ours, level, 1)
+            row = row or {
+                "flights": f"{rows:,}",
+                "minibatch, rate, momentum": "{minibatch}, {rate:g}, {momentum:g}".format(
+                    **ours[0]
+                ),
+                "passes, SVRG/L-BFGS": "/".join(passes),
+            }
             row[f"speed, {version}"] = f"{speed:.2g}"
         yield row

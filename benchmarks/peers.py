@@ -13,48 +13,32 @@ from sklearn.linear_model import HuberRegressor, LogisticRegression, SGDRegresso
 
 from .problems import Problem
 
-Point = Sequence[float]  # data passes, seconds, gap
+Points = Iterator[Sequence[float]]
 
 
 def logistic(
     problem: Problem, solver: str, iterations: Iterable[int], seed: int, dtype: str = "float64"
-) -> Iterator[Point]:
+) -> Points:
     """Logistic or softmax regression, fitted anew for each number of iterations."""
-    X, y = problem.X.astype(dtype), problem.y
+    X = problem.X.astype(dtype)
     for number in iterations:
-        model = _logistic(problem, solver, number, seed)
-        start = time.process_time()
-        _fit(model, X, y)
+        model, start = _logistic(problem, solver, number, seed), time.process_time()
+        _fit(model, X, problem.y)
         yield number, time.process_time() - start, problem.gap(model.coef_)
 
 
-def _logistic(problem: Problem, solver: str, iterations: int, seed: int = 0) -> Any:
-    penalty = problem.l1 or problem.l2
-    own: dict = {"penalty": "l1"} if problem.l1 else {}
-    return LogisticRegression(
-        C=1 / (problem.n * penalty),
-        fit_intercept=False,
-        solver=solver,
-        tol=1e-12,
-        max_iter=iterations,
-        random_state=seed,
-        **own,
-    )
-
-
-def lbfgs(problem: Problem, iterations: int, dtype: str = "float64") -> Iterator[Point]:
-    """LogisticRegression or HuberRegressor, with SciPy's L-BFGS, whose every iteration is noted.
+def lbfgs(problem: Problem, iterations: int, dtype: str) -> Points:
+    """LogisticRegression or HuberRegressor by SciPy's L-BFGS, noted after each iteration.
 
     HuberRegressor finds a scale as well: with these arguments it has the minimum of the problem.
     """
+    model = _logistic(problem, "lbfgs", iterations, 0)
     if problem.is_huber:
         residuals = np.abs(problem.solution[0] @ problem.X.T - problem.y)
         scale = float(np.sqrt(np.mean(np.minimum(residuals, 1) ** 2)))
         own = {"epsilon": 1 / scale, "alpha": problem.n * problem.l2 / scale}
         model = HuberRegressor(fit_intercept=False, tol=0, max_iter=iterations, **own)
-    else:
-        model = _logistic(problem, "lbfgs", iterations)
-    original, noted, evaluations = scipy.optimize.minimize, [], 0
+    X, noted, evaluations, original = problem.X.astype(dtype), [], 0, scipy.optimize.minimize
 
     def minimize(function: Any, *arguments: Any, **settings: Any) -> Any:
         def counted(*given: Any) -> Any:
@@ -67,34 +51,34 @@ def lbfgs(problem: Problem, iterations: int, dtype: str = "float64") -> Iterator
 
         return original(counted, *arguments, callback=note, **settings)
 
-    X, size = problem.X.astype(dtype), np.prod(problem.shape)
     with mock.patch("scipy.optimize.minimize", minimize):
         start = time.process_time()
         _fit(model, X, problem.y)
-    for done, seconds, weights in noted:  # after the weights, HuberRegressor has the scale
-        yield done, seconds, problem.gap(weights[:size].reshape(problem.shape, order="F"))
+    for done, seconds, weights in noted:  # the last weight of HuberRegressor is the scale
+        coefficients = weights[: np.prod(problem.shape)].reshape(problem.shape, order="F")
+        yield done, seconds, problem.gap(coefficients)
 
 
-def sgd(problem: Problem, passes: int, rate: float, seed: int, dtype: str) -> Iterator[Point]:
+def sgd(problem: Problem, passes: int, rate: float, seed: int, dtype: str) -> Points:
     """SGDRegressor with Huber's loss, and a rate that falls with the root of the steps."""
-    model = SGDRegressor(
-        loss="huber",
-        epsilon=1.0,
-        alpha=problem.l2,
-        fit_intercept=False,
-        eta0=rate,
-        power_t=0.5,
-        random_state=seed,
-    )
-    X, seconds = problem.X.astype(dtype), 0.0
+    own = {"epsilon": 1.0, "alpha": problem.l2, "eta0": rate, "power_t": 0.5, "random_state": seed}
+    model, seconds = SGDRegressor(loss="huber", fit_intercept=False, **own), 0.0
+    X = problem.X.astype(dtype)
     for done in range(1, passes + 1):
         start = time.process_time()
         try:
             model.partial_fit(X, problem.y)
-        except ValueError:  # numbers that are not finite
+        except ValueError:  # it has diverged
             return
         seconds += time.process_time() - start
         yield done, seconds, problem.gap(model.coef_)
+
+
+def _logistic(problem: Problem, solver: str, iterations: int, seed: int) -> LogisticRegression:
+    settings: dict = {"penalty": "l1"} if problem.l1 else {}
+    settings["C"] = 1 / (problem.n * (problem.l1 or problem.l2))
+    settings.update(solver=solver, max_iter=iterations, random_state=seed, tol=1e-12)
+    return LogisticRegression(fit_intercept=False, **settings)
 
 
 def _fit(model: Any, X: np.ndarray, y: np.ndarray) -> None:
