@@ -99,7 +99,7 @@ def test_the_minimum_of_flights(few_flights):
     np.testing.assert_allclose(gradient, -problem.l1 * np.sign(weight), atol=problem.l1 + 1e-7)
     expected = -problem.l1 * np.sign(weight[~is_zero])
     np.testing.assert_allclose(gradient[~is_zero], expected, atol=1e-7)
-    assert 10 < (~is_zero).sum() < (50 if problem.l1 else weight.size + 1)
+    assert is_zero.sum() > 50 or not problem.l1
 
 
 def test_trainings_of_flights(few_flights):
@@ -118,12 +118,13 @@ def test_solvers_of_scikit_learn_have_the_same_minimum(few_flights):
     if problem.l1:
         found = [peers.logistic(problem, "liblinear", [1000], 0)]
     elif problem.is_huber:
-        found = [peers.lbfgs(problem, 3000, "float64"), peers.sgd(problem, 900, 0.3, 0, "float64")]
+        found = [peers.lbfgs(problem, 3000, "float64")]
+        *_, last = peers.sgd(problem, 200, 0.3, 0, "float64")
+        assert 0 < last[2] < 0.01 * problem.loss(np.zeros(problem.shape))
     else:
         found = [peers.logistic(problem, "newton-cholesky", [20], 0)]
         found.append(peers.lbfgs(problem, 3000, "float64"))
     ends = [list(points)[-1][2] for points in found]
-    print(ends)
     assert max(map(abs, ends)) < 1e-6
 
 
