@@ -136,4 +136,4 @@ def test_a_quick_run(tmp_path, monkeypatch, capsys):
     records = json.loads(path.read_text())["records"]
     assert {entry["problem"] for entry in records} == {*flights.PROBLEMS}
     assert all(entry["passes_seconds_gap"] for entry in records)
-    assert "| SVRG, nag, 1024 rows | 3, 0.99 | -/-/- | -/-/- |" in capsys.readouterr().out
+    assert "| late | SVRG | 3, 0.99 | -/-/- | -/-/- |" in capsys.readouterr().out
