@@ -53,9 +53,8 @@ class SARAHTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    `full_grads` is the mean gradient of the formula: the full gradient after a refresh, an estimate
-    after a step. Rounding errors accumulate from step to step, until the next refresh. The trainer
-    needs four times the memory of the parameters in addition.
+    `full_grads` is the mean gradient of the formula. Rounding errors accumulate until the next
+    refresh. The trainer needs four times the memory of the parameters in addition.
 
     References
     ----------

@@ -97,8 +97,6 @@ class SVRG(Method):
             )
         return self.table[index]
 
-    # --- the snapshot --------------------------------------------------------------------------
-
     def refresh(self, full: FullGradient) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
         for row in full.rows:  # which becomes r - c mu
@@ -130,8 +128,6 @@ class SVRG(Method):
         product = float(dw @ (dmu + np.repeat(wds, [array.size for array in then]) * dw))
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
-
-    # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
@@ -187,10 +183,9 @@ class SVRGTrainer(VarianceReducedTrainer):
         alpha-SVRG [2]_. A callable is called with the index of each snapshot (0, 1, ...), perhaps
         more than once, and returns its coefficient.
     barzilai_borwein : bool, default False
-        Whether each refresh sets the learning rate from the last two snapshots [3]_, for SGD and
-        NAG without a scheduler. Until the second refresh, the optimizer uses its own rate. Where
-        the curvature is not positive, the last rate stays. A momentum moves the weights
-        ``1 / (1 - momentum)`` times as far, so the rate is divided by that.
+        Whether each refresh from the second on sets the learning rate from the last two snapshots
+        [3]_, for SGD and NAG without a scheduler, unless the curvature is not positive. The rate is
+        divided by ``1 / (1 - momentum)``, the times by which a momentum moves the weights farther.
 
     References
     ----------

@@ -8,7 +8,7 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from ..passes.warn import warn
+from ..passes.watch import warn
 from . import job, kinds
 
 

@@ -17,7 +17,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .closure import Loss, check_repeatable, record
-from .warn import warn
+from .watch import warn
 
 RANDOM = (
     "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "

@@ -11,7 +11,7 @@ from .closure import MASK, Loss
 from .columns import Columns
 from .points import Point
 from .random_lock import Losses, losses_at
-from .warn import warn
+from .watch import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: its "
