@@ -133,8 +133,8 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
             raise RuntimeError(
-                "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "
-                "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
+                "FullGradHandler needs an SVRGBatchProcessor, which uses full gradients: pass "
+                "Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
@@ -178,7 +178,7 @@ def _method_of(estimator: Any) -> Method:
         )
     if trainer._method.needs_table:
         raise TypeError(
-            f"{name} needs batch_index, the position of each minibatch, which an Estimator does "
-            "not tell. Write the loop yourself, or use SVRGTrainer."
+            f"{name} needs batch_index, which an Estimator does not tell. Write the loop yourself, "
+            "or use SVRGTrainer."
         )
     return trainer._method

@@ -77,7 +77,6 @@ class MARS(Recursive):
         self.s = gamma * beta / (1 - beta)
         self.clip, self.include_vectors = clip, include_vectors
         self.keeps_weights, self.keeps_mean = exact, not exact
-        self.keeps_errors = self.keeps_mean
 
     def check_arguments(self, trainer: str, *arguments: Any) -> None:
         """Raise if gradients must not be compressed."""
@@ -95,7 +94,7 @@ class MARS(Recursive):
             return AS_IT_IS
         if self.keeps_weights:
             return Terms(a=1 + s, b=-s, reference=self.point, only=chosen)
-        return Terms(a=1 + s, k=-s, mean=self.mean, is_later=True, only=chosen)
+        return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step, and V from G and the last m, and clip."""

@@ -30,7 +30,6 @@ class Recursive(Method):
     """
 
     moves = True
-    keeps_errors = True
     keeps_weights = True
     keeps_mean = True
 

@@ -46,7 +46,6 @@ class SAGA(Method):
     """The table, and its sum."""
 
     moves = True
-    keeps_errors = True
     needs_table = True
     can_store_grads = True
     not_corrected = NO_ROW
@@ -274,22 +273,15 @@ class SAGTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    Draw the minibatches with replacement, once all were visited:
+    A loop as for `SAGATrainer`, that draws the minibatches with replacement, once all were visited:
 
     >>> import random
-    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SAGTrainer
-    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
-    >>> def loss_of(X, y):
-    ...     return gluon.loss.L2Loss()(net(X), y)
     >>> trainer = SAGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
-    >>> for i in [*range(4), *random.choices(range(4), k=8)]:
-    ...     X, y = data[i]
-    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y), batch_index=i)
+    >>> indices = [*range(4), *random.choices(range(4), k=8)]
     """
 
     _method_class = SAG

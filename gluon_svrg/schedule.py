@@ -141,6 +141,7 @@ class Until:
         Returns
         -------
         bool
+            Whether variance reduction is over.
         """
         return index >= self.num_snapshots
 

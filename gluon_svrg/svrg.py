@@ -59,13 +59,12 @@ class SVRG(Method):
         if not _mxnet.steps_along_gradient(optimizer):
             name = _mxnet.class_of(optimizer).__name__
             raise ValueError(
-                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate "
-                "is meant for steps along the gradient itself."
+                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}."
             )
         scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
         if scheduler is not None:
             raise ValueError(
-                "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
+                "barzilai_borwein=True sets the learning rate, and the optimizer's "
                 f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
             )
         if not kinds.kind_of(kvstore).reduces:
@@ -114,9 +113,8 @@ class SVRG(Method):
             rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
 
         ``dw`` is the change of the weights, ``dmu`` that of the full gradient, ``M`` the number of
-        steps in between, and ``wd`` the optimizer's weight decay, which is part of the objective
-        but not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``. None if
-        that is not positive. A momentum moves the weights ``1 / (1 - momentum)`` times as far.
+        steps in between, and ``wd`` the weight decay, which is not part of the full gradient.
+        ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``; None if that is not positive.
         """
         if not self._sets_rate or self.point is None or self.mean is None:
             return None

@@ -25,7 +25,7 @@ from .passes.columns import sums_of_squares
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
-from .passes.live_gradients import NOTHING, REDUCED, LiveGradients
+from .passes.live_gradients import HELD, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
@@ -389,9 +389,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         _arguments.number(batch_size, "batch_size", open_low=True)
         if self._live.awaits_reduction:
             raise RuntimeError(
-                "update() needs allreduce_grads() before, even on one device: "
-                f"{type(self._method).__name__} takes its mean gradient there, before gradients "
-                "are clipped."
+                "update() needs allreduce_grads() before, even on one device: there "
+                f"{type(self._method).__name__} takes its mean gradient."
             )
         self._check_intact("update")
         with self._updating(ignore_stale_grad):
@@ -428,7 +427,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the method compute its next state from V and its loss entries C."""
         live = self._live
         if not live.awaits_reduction:
-            live.note_reduced()
+            live.stage = REDUCED if live.stage == HELD else live.stage
         else:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             scale = self._loss_scale.of_live_grads if self._scales_losses else 1.0
@@ -500,13 +499,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         _mxnet.end_recording()
         if mx.autograd.is_recording():
             raise RuntimeError(
-                f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
-                "the trainer records what the closure computes by itself."
+                f"{name}() was called inside `with autograd.record()`. Take it out of the block."
             )
         if self._network.at is not None and self._block is not None and self._block.gi_frame:
             raise RuntimeError(
-                f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
-                "computes with other weights. Call it after the block."
+                f"{name}() was called inside `with trainer.at_snapshot()`. Call it after the block."
             )
         self._network.come_back()
         _mxnet.end_notes()
@@ -579,8 +576,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         stored = _arguments.flag(store_grads, "store_grads")
         if stored and not self._method.can_store_grads:
             raise ValueError(
-                f"store_grads=True: {type(self).__name__} compares each minibatch with the step "
-                "before, and has no use for stored gradients. Leave it out."
+                f"{type(self).__name__} has no use for stored gradients. Leave store_grads out."
             )
         self._check_outside("update_full_grads")
         if self._is_over():
@@ -624,7 +620,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
         self._watch.refresh(full.entries, full.first_shape)
-        network.free_spare()  # the snapshot takes its memory
+        network.give_spare([])  # the snapshot takes its memory
         rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
         following = self._after(full, alpha, rate)
         if rate is not None:
@@ -729,7 +725,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Copies of the snapshot's values, per parameter and device. None without a snapshot.
 
         For SARAH, STORM and exact MARS these are the weights before the last step, without frozen
-        ones: both passes of a step use the current frozen values.
+        ones.
         """
         point = self._method.point if self._is_in_force() else None
         if point is None:
@@ -789,8 +785,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def grad_evaluations(self) -> int:
         """The number of loss entries that this worker has differentiated.
 
-        Divide it by the size of the worker's data for the number of data passes. Losses that are
-        only computed, to look for random numbers, are not counted.
+        Divide it by the size of the worker's data for the number of data passes.
         """
         return self._progress.grad_evaluations
 
@@ -827,8 +822,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _loss_scale(self) -> _mxnet.LossScale:
         """The loss scale of AMP. It keeps the trainer, so nothing must keep it."""
         return _mxnet.LossScale(self)
-
-    # --- files ---------------------------------------------------------------------------------
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the complete state of training, except the weights, to a file.
@@ -919,8 +912,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         schedule : object
-            Its attributes are saved, and must be plain data. Several objects of one class are
-            distinguished by their settings, or else by the order in which they were registered.
+            Its attributes are saved, and must be plain data. Several of one class are known by
+            their settings, or else by the order in which they were registered.
 
         Raises
         ------
@@ -965,8 +958,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._files.apply(self._parts())
         if self._files.has_reference:
             raise RuntimeError(
-                "The snapshot that was loaded waits for the parameters to be initialized. Load "
-                "them (net.load_parameters), run a forward pass, or take a step with a closure."
+                "The snapshot that was loaded waits for the parameters to be initialized: load "
+                "them, run a forward pass, or take a step with a closure."
             )
 
 

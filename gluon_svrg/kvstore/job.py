@@ -29,10 +29,7 @@ def number_of_workers() -> int:
 
 
 def end_on_errors() -> None:
-    """Let an exception end this process at once.
-
-    Otherwise MXNet would keep the process to wait for the other workers, which wait for this one.
-    """
+    """Let an exception end this process at once; MXNet would wait for the other workers."""
     hook = sys.excepthook
 
     def end(kind: Any, error: Any, traceback: Any) -> None:

@@ -225,11 +225,8 @@ def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
     if not arrays:
         return
-    limit = entries * most
-    if not isinstance(limit, NDArray):
-        limit = mx.nd.full((1, 1), limit, dtype="float64")
+    limit = _on_device(entries * most, arrays.device)
     rows = [dense(array).reshape((1, -1)) for array in arrays]
-    limit = limit.as_in_context(arrays.device).reshape((1, 1))
     _scaling_to_norm(arrays.dtypes)(limit, *rows, out=rows)
     for row, array in zip(rows, arrays):
         if array.stype != "default":

@@ -22,9 +22,8 @@ RETURNS_OUTPUT = (
 )
 MEAN_LOSS = (
     "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
-    "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
-    "minibatch, call step(1). If it is the sum over the samples, in update_full_grads too, all is "
-    "right."
+    "is {batch_size}, by which its gradient is divided. Is the loss the mean over the minibatch? "
+    "Then call step(1). If it is the sum, in update_full_grads too, all is right."
 )
 ONE_AND_MANY = (
     "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
