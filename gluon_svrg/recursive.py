@@ -1,8 +1,7 @@
 """The base of SARAH, STORM and MARS, which compare a minibatch with the previous step.
 
 The reference is the weights before the last step, and m comes from the last estimate. A step writes
-both anew, and they take effect when the optimizer has moved the weights. So a step that is skipped,
-or that raises an exception, changes nothing.
+both anew, and they take effect when the optimizer has moved the weights.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ class Recursive(Method):
     """
 
     moves = True
-    keeps_errors = True
     keeps_weights = True
     keeps_mean = True
 
@@ -52,8 +50,6 @@ class Recursive(Method):
     def treated(self) -> Sequence[bool] | None:
         """A flag for each parameter that the method treats; None if it treats all."""
         return None
-
-    # --- the state after a step ----------------------------------------------------------------
 
     def refresh(self, full: FullGradient) -> None:
         """Start over at the current weights: m is the full gradient."""

@@ -124,19 +124,6 @@ def test_a_sum_that_float16_cannot_hold():
     np.testing.assert_allclose(trainer.full_grads[weight][0].asnumpy(), total / 10, rtol=1e-2)
 
 
-def test_float16_beside_float32():
-    weights, closures = zip(*map(elementwise, ("float16", "float32")))
-    settings = {"learning_rate": 0.01, "multi_precision": True}
-    trainer = SVRGTrainer(list(weights), "sgd", settings)
-
-    def loss_of(index):
-        return [loss for closure in closures for loss in closure(index)]
-
-    kit.train(trainer, loss_of, np.array_split(np.arange(30), 3))
-    half, whole = (weight.data().asnumpy() for weight in weights)
-    np.testing.assert_allclose(half, whole, rtol=2e-2)
-
-
 def test_other_dtypes_are_refused():
     weight = gluon.Parameter("weight", shape=(3,), dtype="int32")
     weight.initialize(init=mx.init.One())

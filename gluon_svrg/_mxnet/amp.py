@@ -7,11 +7,7 @@ from typing import Any, Iterator
 
 
 class LossScale:
-    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any.
-
-    Create one where you need it, but do not store it: a trainer in a reference cycle keeps all of
-    its arrays until the garbage collector runs.
-    """
+    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any. Do not store it."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -68,8 +64,6 @@ class LossScale:
             if before:
                 vars(self._scaler).update(before)
             raise
-
-    # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
         """The attributes of the scaler, and the trainer's divisor; None without AMP."""

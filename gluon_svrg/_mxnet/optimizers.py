@@ -49,10 +49,9 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
 
 
 def steps_along_gradient(optimizer: Any) -> bool:
-    """Whether the step of an optimizer, or of a named one, is the rate times a direction.
+    """Whether the step of an optimizer, or of a named one, is one rate times a direction.
 
-    The rate must be the same for all weights; momentum is allowed. True for an unknown name, about
-    which MXNet raises its own error.
+    True for an unknown name, about which MXNet raises its own error.
     """
     cls = class_of(optimizer)
     return cls is None or issubclass(cls, (SGD, NAG))

@@ -8,15 +8,14 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from ..passes.warn import warn
+from ..passes.watch import warn
 from . import job, kinds
 
 
 class KVStoreTrainer(_mxnet.OpenTrainer):
     """A `gluon.Trainer` whose workers have the same weights before the first pass.
 
-    The constructor waits for all workers. `updates_here` names what needs the reduced gradients
-    before the update, so that the kvstore never updates; empty if nothing does.
+    `updates_here` names what needs the reduced gradients before the update; empty if nothing does.
     """
 
     def __init__(

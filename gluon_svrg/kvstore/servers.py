@@ -46,8 +46,6 @@ class SynchronousServers(Workers):
         for key, array in arrays.items():
             self.kvstore.pushpull(key, array, out=array)
 
-    # --- where the servers update --------------------------------------------------------------
-
     def wrapped(self, optimizer: Any) -> ServerOptimizer:
         """The optimizer for servers, which updates parameters and assigns all other keys.
 
@@ -73,10 +71,9 @@ class SynchronousServers(Workers):
             self.kvstore.pull(key, out=answer)
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
-                    "A server could not load the optimizer, see its output. Servers unpickle it "
-                    "inside `import mxnet`: gluon_svrg, and the module that defines your optimizer "
-                    "or scheduler, must be importable there without mxnet.gluon. Or update on the "
-                    "workers: update_on_kvstore=False."
+                    "A server could not load the optimizer, see its output: gluon_svrg, and the "
+                    "module that defines your optimizer or scheduler, must be importable there "
+                    "without mxnet.gluon. Or update on the workers: update_on_kvstore=False."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:

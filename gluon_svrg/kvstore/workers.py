@@ -19,13 +19,12 @@ BLOCK = 64
 class Workers:
     """The processes that train together, each with its part of the data; here there is only one.
 
-    All methods are collective: every worker calls the same ones in the same order. What a kind can
-    do stands in class attributes, which are asked before there are any workers.
+    All methods are collective: every worker calls the same ones in the same order.
 
     What is summed travels in arrays of this object, one for each key, whatever the caller passes.
     MXNet orders the exchanges of a key only through the array that is passed: with another array, a
     fast worker's push overtakes the last exchange, and servers add two pushes of one worker and
-    none of another. On a CPU, MXNet keeps what was last sent, so this takes no more memory.
+    none of another.
     """
 
     is_alone = True  # there is nothing to exchange
@@ -73,7 +72,7 @@ class Workers:
     def share_weights(self, parameters: Sequence[Parameter]) -> None:
         """Give all workers the same weights again, in place; wait for them.
 
-        They begin with the same weights. If all make the same updates, there is nothing to do.
+        If all make the same updates, there is nothing to do.
         """
 
     def wait(self) -> None:

@@ -84,7 +84,7 @@ def initialize(
 ) -> Iterator[Any]:
     """Finish the deferred initialization of parameters with the first batches; return all batches.
 
-    Raises a ValueError if there is no batch, and a RuntimeError if none initializes a parameter.
+    Raises a ValueError if there is no batch, a RuntimeError if none initializes a parameter.
     """
     seen, deferred = [], list(filter(_mxnet.is_deferred, parameters))
     for batch in batches if deferred else ():
@@ -101,8 +101,7 @@ def initialize(
         raise ValueError(NO_DATA)
     if deferred:
         raise RuntimeError(
-            f"No minibatch initializes {', '.join(p.name for p in deferred)}: the shape is not "
-            "known until the network uses the parameter. Give it its shape (in_units, "
-            "in_channels, ...), or leave it out of the trainer."
+            f"No minibatch initializes {', '.join(p.name for p in deferred)}. Give it its shape "
+            "(in_units, in_channels, ...), or leave it out of the trainer."
         )
     return chain(seen, batches)

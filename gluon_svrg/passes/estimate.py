@@ -46,7 +46,6 @@ class Terms(NamedTuple):
     reference: Point | Row | None = None  # where r is; None if b is 0
     mean: Mean | None = None  # m; None without it
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
-    is_later: bool = False  # whether v is computed after the reduction
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
@@ -134,7 +133,7 @@ def estimate(
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
-    if terms is not AS_IT_IS and not terms.is_later:
+    if terms.reference is not None or terms.copy_to is not None:  # or v follows the reduction
         combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
         for these, count in zip(columns, recorded.counts):
             combine(these, terms, count, scale)
@@ -206,15 +205,11 @@ def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> 
 def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
     """Assign ``live = a g + b r + k c m``, where the live gradients hold g.
 
-    If r is that of a point, all but g is in the spare memory. Otherwise there is r, of unscaled
-    losses, or m.
+    If r is that of a point, all but g is in the spare memory. A row is of unscaled losses.
     """
-    if isinstance(terms.reference, Point):
-        factor, number = terms.b, SPARE
-    elif terms.reference is not None:
+    factor, number = terms.b, SPARE
+    if not isinstance(terms.reference, Point):
         factor, number = terms.b * scale, ROW
-    elif terms.mean is not None:
-        factor, number = terms.k * (count * scale / terms.mean.entries), MEAN
     if is_one_of(factor, 1, -1):
         assign(columns, (LIVE, ((terms.a, LIVE), (factor, number))))
     else:

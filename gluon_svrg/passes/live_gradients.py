@@ -9,8 +9,8 @@
 No other file writes this state. It ends as a whole, together with the method's next state.
 
 A method whose state moves with V takes what was computed, and the optimizer what the user has made
-of it. So V is kept apart where both may differ: where the user can change the live gradients before
-they are reduced, and where gradients accumulate, perhaps with others.
+of it. So V is kept apart where the user can change the live gradients before they are reduced, and
+where gradients accumulate.
 """
 
 from __future__ import annotations
@@ -32,10 +32,9 @@ from .rows import Row
 NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
 
 CHANGED = (
-    "{name}() finds other gradients than correct_grads() has left, and {method} computes the "
-    "gradient of the optimizer when gradients are reduced, so that the change would be lost. Clip "
-    "or change gradients after the reduction: correct_grads(), allreduce_grads(), clip, update(). "
-    "With grad_req='add', they must be zero before the first minibatch of an update."
+    "{name}() finds other gradients than correct_grads() has left, and {method} would lose the "
+    "change when it reduces them. Clip or change them after that: correct_grads(), "
+    "allreduce_grads(), clip, update(). With grad_req='add', set them to zero after each update."
 )
 NEW_ARRAYS = (
     "{name}() was to use what correct_grads() left, but the parameters have new gradients since, "
@@ -43,14 +42,12 @@ NEW_ARRAYS = (
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
-    "has overwritten it: that of another trainer on the same loss, or your own. Give all "
-    "parameters to one trainer (with lr_mult if their learning rates differ), call correct_grads() "
-    "after your own backward, or set grad_req='add' to add a further gradient."
+    "has overwritten it: another trainer's, or your own. Give all parameters to one trainer, call "
+    "correct_grads() after your own backward, or set grad_req='add' to add a further gradient."
 )
 SOME_ADD = (
-    "Some parameters have grad_req='add' and others 'write', so that only some gradients would be "
-    "sums over this minibatch and the last ones. Give all the same grad_req, or update after each "
-    "minibatch."
+    "Some parameters have grad_req='add' and others 'write', so that only some gradients would add "
+    "up. Give all the same grad_req, or update after each minibatch."
 )
 #: How far gradients may differ from what was computed, relative to the largest norm so far.
 ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
@@ -77,8 +74,6 @@ class LiveGradients:
         self._terms: Terms | None = None  # of an estimate; marks then show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
-
-    # --- a minibatch ---------------------------------------------------------------------------
 
     def make_room(self) -> None:
         """Drop what the next gradient will overwrite, or the user has set to zero.
@@ -132,8 +127,6 @@ class LiveGradients:
         self._arrays = list(map(_mxnet.gradients, self._network.parameters))
         self.stage = HELD
 
-    # --- what the user sees --------------------------------------------------------------------
-
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
         if self.stage != NOTHING and not self._has_its_arrays():
@@ -183,16 +176,10 @@ class LiveGradients:
         if self._terms is not None:
             self._network.hide_marks()
 
-    # --- the update ----------------------------------------------------------------------------
-
     @property
     def total(self) -> Columns:
         """V as it was computed, or the sum of g."""
         return self._apart if self._is_apart else self._network.live
-
-    def note_reduced(self) -> None:
-        """Note a reduction that the method did not need."""
-        self.stage = REDUCED if self.stage == HELD else self.stage
 
     @property
     def awaits_reduction(self) -> bool:

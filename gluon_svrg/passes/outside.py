@@ -1,7 +1,7 @@
 """Parameters that a closure reads but that are not the trainer's.
 
-A network may have parameters that another trainer, or no trainer, optimizes, and BatchNorm layers
-whose statistics belong to no trainer. A pass at other weights must not change them.
+Another trainer may optimize them, and statistics of BatchNorm may belong to none. A pass at other
+weights must not change them.
 """
 
 from __future__ import annotations

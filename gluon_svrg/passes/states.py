@@ -56,9 +56,6 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
     return point
 
 
-# --- tables ------------------------------------------------------------------------------------
-
-
 def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:
     """Rows as plain data: arrays over all minibatches, for each parameter and device."""
     devices = range(len(network.devices))

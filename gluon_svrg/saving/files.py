@@ -24,8 +24,7 @@ class StateFiles:
     """Writes the states of a trainer's parts to files, and reads them.
 
     Weights may be loaded after the states, or before. So the states of `DEFERRED` are in
-    ``waiting`` until they are needed and the parameters are initialized. The parameters are in the
-    trainer's order, and as they were given to it: a mapping has keys for them.
+    ``waiting`` until they are needed and the parameters are initialized.
     """
 
     def __init__(self, method: str, parameters: Sequence[Parameter], given: Any) -> None:
