@@ -46,8 +46,8 @@ def compare(
     """Train a network by several methods, and tell which is best.
 
     All methods make equally many gradients. Each searches its learning rate in factors of about 3
-    with the first seed, until the best is no edge. Then all seeds train at that rate and its
-    neighbours, and the best median counts.
+    with the first seed, until the best is no edge. Then all seeds train there and at each rate
+    whose first seed is in the range of theirs, and the best median counts.
 
     Parameters
     ----------

@@ -45,6 +45,8 @@ class Data:
             raise ValueError(f"data must be arrays as long as each other, or give minibatches of "
                              f"them; the numbers of samples are {lengths}.")  # fmt: skip
         self.n = lengths[0]
+        width = 1 if self.function else prod(self._arrays[0][0].shape[1:])
+        self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
 
     def put_on(self, net: Any) -> None:
         """Let arrays have the dtype and the device of a network."""
@@ -54,8 +56,7 @@ class Data:
     def batches(self, seed: int, epoch: int) -> Iterator[Batch]:
         """The minibatches of an epoch."""
         if self.function is None:
-            order = np.random.RandomState([seed, epoch]).permutation(self.n)
-            return self._cut(order, self.size)
+            return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
         return map(self._checked, self.function(seed, epoch))
 
     def chunks(self) -> Iterable[Batch]:
@@ -63,8 +64,7 @@ class Data:
         if self.function is not None:
             return self.batches(self.seed, 0)
         if not self._chunks:
-            rows = CHUNK_SIZE // max(1, prod(self._arrays[0][0].shape[1:]))
-            self._chunks = [*self._cut(slice(None), max(self.size, min(CHUNK_ROWS, rows)))]
+            self._chunks = [*self._cut(np.arange(self.n), max(self.size, self._rows))]
         return self._chunks
 
     def fixed(self, seed: int, name: str) -> list[Batch]:
@@ -75,10 +75,13 @@ class Data:
                 raise ValueError(CHANGES.format(name))
         return found
 
-    def _cut(self, order: Any, size: int) -> Iterator[Batch]:
-        arrays = [self._array(values[order], dtype) for values, dtype in self._arrays]
-        for start in range(0, self.n, size):
-            yield tuple(array[start : start + size] for array in arrays)
+    def _cut(self, order: np.ndarray, size: int) -> Iterator[Batch]:
+        """Slices of pieces that are copied one by one: of all at once, it would take far longer."""
+        rows = max(1, self._rows // size) * size
+        for piece in (order[start : start + rows] for start in range(0, self.n, rows)):
+            arrays = [self._array(values[piece], dtype) for values, dtype in self._arrays]
+            for start in range(0, len(piece), size):
+                yield tuple(array[start : start + size] for array in arrays)
 
     def _checked(self, batch: Any) -> Batch:
         if not isinstance(batch, (tuple, list)):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import nullcontext
 from dataclasses import dataclass, field
-from math import inf, isnan, nan
+from math import inf, isfinite, isnan, nan
 from typing import Any, Sequence
 
 import numpy as np
@@ -34,18 +34,19 @@ class Search:
         if progress:
             from tqdm.auto import tqdm
 
-            count = len(self.rates) - 1 + len(self.seeds) if self.rates else 3 * len(self.seeds)
-            total = self.problem.passes * count * sum(len(m.options) for m in self.methods)
             form = "{desc}: {percentage:.0f}%|{bar}| {n:.0f}/{total:.0f} passes, {remaining} left"
-            bar = tqdm(total=total, bar_format=form, mininterval=1)
+            bar = tqdm(total=1, bar_format=form, mininterval=1)
+        count = len(self.rates or range(4)) + len(self.seeds) - 1
+        plans = [self.problem.passes * count * len(method.options) for method in self.methods]
         with bar as self._bar:
-            for method in self.methods:
+            for place, method in enumerate(self.methods):
+                if progress:
+                    bar.total = bar.n + sum(plans[place:])
                 try:
                     self._search(method)
                 except KeyboardInterrupt:
                     self.interrupted = True
-                self._choose(method)
-                if self.interrupted:
+                    self._choose(method)
                     break
         if not self.chosen:
             raise KeyboardInterrupt
@@ -60,7 +61,7 @@ class Search:
         value = nan if training.diverged else training.curve[-1][self.objective]
         return self.sign * inf if isnan(value) else value
 
-    def _merit(self, trainings: Sequence[Training]) -> tuple[float, float]:
+    def _merit(self, *trainings: Training) -> tuple[float, float]:
         """The median of what is minimized; among equal ones, the loss decides."""
         losses = [inf if each.diverged else each.curve[-1]["loss"] for each in trainings]
         ends = [self.sign * self.end(each) for each in trainings]
@@ -68,53 +69,57 @@ class Search:
 
     def _search(self, method: Method) -> None:
         """Try rates, with all options of the optimizer: with the first seed, then with all."""
-        if method.make is None:
-            self._best(method, 0, [nan], self.seeds)
-            return
+        number = method.first
         for place in range(len(method.options)):
-            if self.rates is not None:
-                best = self._best(method, place, self.rates, self.seeds[:1])
-                self._best(method, place, [best], self.seeds)
+            if method.make is None or self.rates is not None:
+                self._best(method, place, self.rates if method.make else [nan], all_seeds=True)
                 continue
-            number = method.first
-            for seeds in (self.seeds[:1], self.seeds):
-                tried: set[int] = set()
-                beside = {number - 1, number, number + 1}
-                while not beside <= tried:
-                    tried |= beside
-                    rates = {rate_at(each): each for each in sorted(tried)}
-                    number = rates[self._best(method, place, [*rates], seeds)]
-                    beside = {max(number - 1, LOWEST), min(number + 1, HIGHEST)}
+            rates: dict[float, int] = {}
+            for all_seeds in (False, True):
+                beside = [number - 1, number, number + 1]
+                while beside:
+                    rates.update((rate_at(each), each) for each in beside)
+                    number = rates[self._best(method, place, sorted(rates), all_seeds)]
+                    near = (max(number - 1, LOWEST), min(number + 1, HIGHEST))
+                    beside = [each for each in near if each not in rates.values()]
+            number -= 1  # where the next options begin: a larger momentum wants a lower rate
 
-    def _best(
-        self, method: Method, place: int, rates: Sequence[float], seeds: Sequence[int]
-    ) -> float:
-        """The best rate, the lowest of equal ones, with all seeds."""
-        merits = {}
+    def _best(self, method: Method, place: int, rates: Sequence[float], all_seeds: bool) -> float:
+        """The best rate with the first seed, or with all where the first is in their range."""
+        firsts = {}
         for rate in rates:
-            found = []
-            for seed in seeds:
-                key = (method.name, place, rate, seed)
-                if key not in self._done:
-                    self._done[key] = self._train(method, rate, place, seed)
-                found.append(self._done[key])
-            merits[rate] = self._merit(found)
-        return min(merits, key=merits.__getitem__)
+            firsts[rate] = self._merit(self._train(method, rate, place, self.seeds[0]))
+        order = sorted(rates, key=lambda rate: (firsts[rate], rate))
+        if not all_seeds:
+            return order[0]
+        for rate in order:
+            best = self.chosen.get(method.name, [])
+            worst = max(map(self._merit, best), default=(inf, inf))
+            if not best or (firsts[rate] <= worst and isfinite(firsts[rate][0])):
+                for seed in self.seeds:
+                    self._train(method, rate, place, seed)
+                self._choose(method)
+        return self.chosen[method.name][0].learning_rate
 
     def _train(self, method: Method, rate: float, place: int, seed: int) -> Training:
-        bar, passes = self._bar, self.problem.passes
-        before = bar.n if bar is not None else 0.0
+        """A training; those that are done are kept."""
+        key = (method.name, place, rate, seed)
+        if key not in self._done:
+            bar, passes = self._bar, self.problem.passes
+            before = bar.n if bar is not None else 0.0
 
-        def show(done: float) -> None:
+            def show(done: float) -> None:
+                if bar is not None:
+                    bar.total = max(bar.total, before + passes)
+                    bar.update(before + done - bar.n)
+
             if bar is not None:
-                bar.total = max(bar.total, before + passes)
-                bar.update(before + done - bar.n)
-
-        if bar is not None:
-            bar.set_description(f"{method.name}, rate {rate:g}, seed {seed}", refresh=False)
-        found = train(self.problem, method, rate, method.options[place], seed, show)
-        show(passes)  # one that diverges ends early
-        return found
+                text = "" if isnan(rate) else f", rate {rate:g}"
+                bar.set_description(f"{method.name}{text}, seed {seed}", refresh=False)
+            options = method.options[place]
+            self._done[key] = train(self.problem, method, rate, options, seed, show)
+            show(passes)  # one that diverges ends early
+        return self._done[key]
 
     def _choose(self, method: Method) -> None:
         """The rate and options with the best median, of those with most seeds."""
@@ -125,5 +130,5 @@ class Search:
         most = max(map(len, groups.values()), default=0)
         complete = [group for group in groups.values() if len(group) == most]
         if complete:
-            best = min(complete, key=lambda group: (*self._merit(group), group[0].learning_rate))
+            best = min(complete, key=lambda group: (self._merit(*group), group[0].learning_rate))
             self.chosen[method.name] = best
