@@ -37,7 +37,10 @@ class Data:
                 "data must be arrays, as in (X, y), or a function batches(seed, epoch) that "
                 f"returns the minibatches of an epoch, got {type(data).__name__}."
             )
-        self._arrays = [_on_host(array) for array in arrays]
+        self._arrays = [
+            (each.asnumpy(), each.dtype) if _is_there(each) else (np.asarray(each), None)
+            for each in arrays
+        ]
         lengths = [len(values) for values, _ in self._arrays]
         if self.function:
             lengths = [sum(len(batch[0]) for batch in self.batches(seed, 0))]
@@ -63,8 +66,7 @@ class Data:
         """The whole data in large pieces, in the same order each time."""
         if self.function is not None:
             return self.batches(self.seed, 0)
-        if not self._chunks:
-            self._chunks = [*self._cut(np.arange(self.n), max(self.size, self._rows))]
+        self._chunks = self._chunks or [*self._cut(np.arange(self.n), max(self.size, self._rows))]
         return self._chunks
 
     def fixed(self, seed: int, name: str) -> list[Batch]:
@@ -89,18 +91,15 @@ class Data:
                 "data(seed, epoch) must give minibatches that are tuples of arrays, as in (X, y), "
                 f"got {type(batch).__name__}."
             )
-        is_there = (isinstance(part, mx.nd.NDArray) for part in batch)
-        return tuple(part if is_ else self._array(part) for part, is_ in zip(batch, is_there))
+        return [part if _is_there(part) else self._array(part) for part in batch]
 
     def _array(self, values: Any, dtype: Any = None) -> Any:
         make = mx.np.array if mx.util.is_np_array() else mx.nd.array
         return make(values, ctx=self.device, dtype=dtype or self.dtype)
 
 
-def _on_host(array: Any) -> tuple[np.ndarray, Any]:
-    """An array of NumPy, and the dtype that it had in MXNet."""
-    is_there = isinstance(array, mx.nd.NDArray)
-    return (array.asnumpy(), array.dtype) if is_there else (np.asarray(array), None)
+def _is_there(array: Any) -> bool:
+    return isinstance(array, mx.nd.NDArray)
 
 
 def _are_equal(one: Any, other: Any) -> bool:

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
-from contextlib import nullcontext
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, nan
 from typing import Any, Sequence
 
 import numpy as np
 
-from .methods import HIGHEST, LOWEST, Method, rate_at
+from .methods import Method
 from .training import Problem, Training, train
+
+LOWEST, HIGHEST = -16, 8  # the ends of the search, as `rate_at` numbers rates
+
+
+def rate_at(number: int) -> float:
+    """The learning rate of a number: 0.1, 0.3, 1, 3, 10 and so on; that of 0 is 1."""
+    return float(f"{10 ** (number / 2):.0e}")
 
 
 @dataclass
@@ -25,54 +31,44 @@ class Search:
     sign: int  # -1 to maximize
     chosen: dict[str, list[Training]] = field(default_factory=dict)  # those of all seeds
     interrupted: bool = False
-    _done: dict[Any, Training] = field(default_factory=dict)
+    done: dict[Any, Training] = field(default_factory=dict)
     _bar: Any = None
 
     def run(self, progress: bool) -> None:
         """Train; an interrupt ends it, and what is complete stays."""
-        bar: Any = nullcontext()
-        if progress:
-            from tqdm.auto import tqdm
+        from tqdm.auto import tqdm
 
-            form = "{desc}: {percentage:.0f}%|{bar}| {n:.0f}/{total:.0f} passes, {remaining} left"
-            bar = tqdm(total=1, bar_format=form, mininterval=1)
-        count = len(self.rates or range(4)) + len(self.seeds) - 1
+        form = "{desc}{percentage:.0f}%|{bar}| {n:.0f}/{total:.0f} passes, {remaining} left"
+        count = len(self.rates or range(5)) + len(self.seeds) - 1  # trainings, as a guess
         plans = [self.problem.passes * count * len(method.options) for method in self.methods]
-        with bar as self._bar:
+        settings = {"bar_format": form, "mininterval": 1, "disable": not progress}
+        with tqdm(total=sum(plans), **settings) as self._bar:
             for place, method in enumerate(self.methods):
-                if progress:
-                    bar.total = bar.n + sum(plans[place:])
+                self._bar.total = self._bar.n + sum(plans[place:])
                 try:
                     self._search(method)
                 except KeyboardInterrupt:
                     self.interrupted = True
                     self._choose(method)
                     break
+            self._bar.total = self._bar.n
         if not self.chosen:
             raise KeyboardInterrupt
 
-    @property
-    def trainings(self) -> list[Training]:
-        """All that are complete."""
-        return list(self._done.values())
-
-    def end(self, training: Training) -> float:
-        """The last objective; inf, or -inf if it is maximized, after a divergence."""
-        value = nan if training.diverged else training.curve[-1][self.objective]
-        return self.sign * inf if isnan(value) else value
-
     def _merit(self, *trainings: Training) -> tuple[float, float]:
         """The median of what is minimized; among equal ones, the loss decides."""
-        losses = [inf if each.diverged else each.curve[-1]["loss"] for each in trainings]
-        ends = [self.sign * self.end(each) for each in trainings]
-        return float(np.median(ends)), float(np.median(losses))
+        ends = [each.curve[-1] for each in trainings]
+        found = np.array([(self.sign * end[self.objective], end["loss"]) for end in ends])
+        objective, loss = np.median(np.where(np.isnan(found), inf, found), axis=0)
+        return objective, loss
 
     def _search(self, method: Method) -> None:
         """Try rates, with all options of the optimizer: with the first seed, then with all."""
         number = method.first
         for place in range(len(method.options)):
-            if method.make is None or self.rates is not None:
-                self._best(method, place, self.rates if method.make else [nan], all_seeds=True)
+            fixed = self.rates if method.make else [nan]
+            if fixed:
+                self._best(method, place, fixed, all_seeds=True)
                 continue
             rates: dict[float, int] = {}
             for all_seeds in (False, True):
@@ -104,27 +100,25 @@ class Search:
     def _train(self, method: Method, rate: float, place: int, seed: int) -> Training:
         """A training; those that are done are kept."""
         key = (method.name, place, rate, seed)
-        if key not in self._done:
-            bar, passes = self._bar, self.problem.passes
-            before = bar.n if bar is not None else 0.0
+        if key not in self.done:
+            bar, before, passes = self._bar, self._bar.n, self.problem.passes
+            bar.total = max(bar.total, before + passes)
+            text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
+            bar.set_description(f"{text}, seed {seed}", refresh=False)
 
             def show(done: float) -> None:
-                if bar is not None:
-                    bar.total = max(bar.total, before + passes)
-                    bar.update(before + done - bar.n)
+                bar.update(before + done - bar.n)
 
-            if bar is not None:
-                text = "" if isnan(rate) else f", rate {rate:g}"
-                bar.set_description(f"{method.name}{text}, seed {seed}", refresh=False)
-            options = method.options[place]
-            self._done[key] = train(self.problem, method, rate, options, seed, show)
+            found = Training(method.name, rate, method.options[place], seed)
+            train(self.problem, method, found, show)
+            self.done[key] = found
             show(passes)  # one that diverges ends early
-        return self._done[key]
+        return self.done[key]
 
     def _choose(self, method: Method) -> None:
         """The rate and options with the best median, of those with most seeds."""
         groups: dict[Any, list[Training]] = {}
-        for (name, place, rate, _), training in self._done.items():
+        for (name, place, rate, _), training in self.done.items():
             if name == method.name:
                 groups.setdefault((place, rate), []).append(training)
         most = max(map(len, groups.values()), default=0)
