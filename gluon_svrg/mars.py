@@ -40,11 +40,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class MARS(Recursive):
-    """The weights before the last step, or the last gradient.
-
-    ``gamma`` and ``beta`` are rounded to float32, as MXNet rounds the hyperparameters of its
-    optimizers.
-    """
+    """The weights before the last step, or the last gradient. Factors are rounded to float32."""
 
     replaces_grads = True
     needs_closure = True

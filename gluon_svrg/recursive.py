@@ -24,10 +24,7 @@ NEEDS_CLOSURE = (
 
 
 class Recursive(Method):
-    """A method whose reference is the previous step.
-
-    Frozen values are not kept: both passes of a step compute with the current ones.
-    """
+    """A method whose reference is the previous step. Both passes have the current frozen values."""
 
     moves = True
     keeps_weights = True

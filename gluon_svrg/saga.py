@@ -102,20 +102,16 @@ class SAGA(Method):
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
         """Compute N m and N after the step, and leave the optimizer its gradient."""
-        added: Any
-        if isinstance(entries, NDArray):
-            entries, added = entries.split(2, axis=0)
-        else:
-            (added,) = self.numbers(live.rows)
         network, mean = self.network, self.mean
+        added: Any = self.numbers(live.rows)[0]
+        is_alone = len(network.live) == len(live.rows) == 1 and live.total is network.live
+        if isinstance(entries, NDArray):
+            (entries, added), is_alone = entries.split(2, axis=0), False
         sums = network.take_spare()
         # Where V is of one minibatch on one device, V - C m is g - r, and the sum is there already.
-        is_alone = len(network.live) == len(live.rows) == 1 and live.total is network.live
-        if is_alone and not isinstance(entries, NDArray):
-            pass
-        elif mean is None:
+        if mean is None and not is_alone:
             copy(live.total, sums, 1.0 / live.total_scale)
-        else:
+        elif mean is not None and not is_alone:
             # V - C m first: it is zero where g is the row, so that the sum does not drift.
             move = (-1.0 * (entries / mean.entries), 2), (1.0 / live.total_scale, 1)
             for row in zip(sums, live.total, mean.sums):

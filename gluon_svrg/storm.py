@@ -28,10 +28,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class STORM(Recursive):
-    """The weights before the last step, and the last estimate.
-
-    ``mixing`` is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
-    """
+    """The weights before the last step, and the last estimate. Mixing is rounded to float32."""
 
     needs_closure = True
     not_corrected = NEEDS_CLOSURE

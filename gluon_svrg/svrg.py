@@ -34,10 +34,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class SVRG(Method):
-    """The snapshot, the full gradient there, and the coefficient.
-
-    The coefficient is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
-    """
+    """The snapshot, the full gradient there, and the coefficient, which is rounded to float32."""
 
     needs_refresh = True
     can_store_grads = True

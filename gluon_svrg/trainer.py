@@ -398,10 +398,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @contextmanager
     def _updating(self, ignore_stale_grad: bool) -> Iterator[None]:
-        """Show what is fresh during an update, and count a step if it raises nothing.
-
-        After a stale gradient, where nothing has moved, it can be tried again.
-        """
+        """Show what is fresh in an update, and count a step; a stale one can be tried again."""
         live, workers = self._live, self._workers
         shares = ignore_stale_grad and workers.size > 1 and workers.reduces
         live.show_marks(ignore_stale_grad, workers if shares else None)
@@ -756,17 +753,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         method = self._method
         if not self._is_in_force() or not method.has_state:
-            raise RuntimeError(
-                f"{name}() has nothing to compare gradients with: "
-                + ("the table is empty. " if method.needs_table else "there is no snapshot. ")
-                + "Call update_full_grads() first, or take a step with a method that needs none."
-            )
+            what = "the table is empty" if method.needs_table else "there is no snapshot"
+            raise RuntimeError(f"{name}() needs gradients to compare with, and {what}.")
         self._bind()
         if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
             raise RuntimeError(
-                f"{name}() has nothing to compare gradients with: as it is set up here, "
+                f"{name}() needs gradients to compare with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
-                "or vectors alone without include_vectors). Change this setting first."
+                "or vectors alone without include_vectors)."
             )
         return method
 

@@ -147,7 +147,13 @@ BREAKS = {
         ("raise FloatingPointError(", "print(", "compare_engine divergence"),
     ],
     "compare/search.py": [
-        ("in (self.seeds[:1], self.seeds):", "in (self.seeds[:1],):", "compare_engine no_edge"),
+        ("for each in near if", "for each in () if", "compare_engine 'not boosted'"),
+        (
+            "for all_seeds in (False, True):",
+            "for all_seeds in (False,):",
+            "compare_engine 'not boosted'",
+        ),
+        ("np.median(np.where(", "np.min(np.where(", "compare_engine 'not boosted'"),
     ],
     "compare/comparison.py": [
         ("costs[name].min() <= costs[best].max()", "True", "compare_engine worse_and_equal"),

@@ -37,10 +37,7 @@ class LossScale:
         scaler._next_loss_scale, scaler._unskipped = scaler._loss_scale / 2, 0
 
     def halve(self, data: Any) -> bool:
-        """Halve the scale for a full gradient that overflowed; False if it is 1.
-
-        Raises a FloatingPointError if the data can be iterated over only once.
-        """
+        """Halve the scale after an overflow; False if it is 1. Raises if data can be used once."""
         if self.value <= 1:
             return False
         if hasattr(data, "__next__") and not hasattr(data, "reset"):

@@ -90,10 +90,7 @@ gradients: Callable[[Parameter], list[NDArray]] = attrgetter("_grad")
 
 
 def put(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> None:
-    """Let the network compute with other arrays, by reference.
-
-    Blocks read `Parameter.data` at every call. `Parameter.set_data` would reset the kvstore.
-    """
+    """Let the network compute with other arrays; blocks read `Parameter.data` at every call."""
     for parameter, values in zip(parameters, arrays):
         parameter._data = values
 
@@ -110,10 +107,7 @@ _notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
 
 @contextmanager
 def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
-    """Call a function with each initialized parameter just before this thread reads it.
-
-    The thread reads the values that the parameter has after the call. This patches Gluon.
-    """
+    """Call a function, by a patch, with each parameter just before this thread reads its values."""
     _notes[threading.get_ident()] = note
     Parameter._check_and_get = _note_and_get
     try:

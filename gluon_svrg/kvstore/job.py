@@ -44,10 +44,7 @@ def end_on_errors() -> None:
 
 
 def rearm_timeout() -> None:
-    """Begin the seconds of `TIMEOUT` anew, at each step and each minibatch of a refresh.
-
-    A worker that waits longer for the others prints where, and ends. This takes 23 us, if it is on.
-    """
+    """Begin the seconds anew, after which a worker that waits prints where, and ends: 23 us."""
     if SECONDS:
         faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
 

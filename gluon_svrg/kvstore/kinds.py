@@ -93,10 +93,7 @@ def parameters_of(params: Any) -> list[Parameter]:
 
 
 def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, needs: str) -> Any:
-    """Choose whether the kvstore updates, as is wanted; None leaves it to `gluon.Trainer`.
-
-    `needs` names what needs the reduced gradients before the update, if anything does.
-    """
+    """Choose if the kvstore updates, as is wanted; `needs` names who needs the reduced gradient."""
     kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
     devices = len(_mxnet.devices(parameters[0])) if parameters else 1
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)

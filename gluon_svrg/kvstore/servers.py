@@ -47,10 +47,7 @@ class SynchronousServers(Workers):
             self.kvstore.pushpull(key, array, out=array)
 
     def wrapped(self, optimizer: Any) -> ServerOptimizer:
-        """The optimizer for servers, which updates parameters and assigns all other keys.
-
-        Raises a ValueError if it needs whole arrays, of which servers hold slices.
-        """
+        """The optimizer for servers; raise if it needs whole arrays, of which they hold slices."""
         name, servers = type(optimizer).__name__, len(self._probes)
         if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
             raise ValueError(
@@ -89,10 +86,7 @@ class SynchronousServers(Workers):
 
 
 class AsynchronousServers(SynchronousServers):
-    """Workers of a kvstore that updates at each push of any worker, and never sums.
-
-    So each worker has its own slots for sums, and all workers read all slots.
-    """
+    """Workers of a kvstore that never sums: each has slots for sums, and all read all slots."""
 
     reduces = False
 

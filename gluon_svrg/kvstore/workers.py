@@ -39,10 +39,7 @@ class Workers:
         self._travelling: dict[int, NDArray] = {}  # by key
 
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
-        """Replace arrays by their sums over all workers, with the same bits on all of them.
-
-        Each has a small number from 0, which always stands for arrays of one shape and dtype.
-        """
+        """Replace arrays, by small numbers, by their sums over all workers: the same bits."""
         first = self._first_key + 1
         self._exchange({first + number: _mxnet.classic(array) for number, array in arrays.items()})
 
@@ -70,10 +67,7 @@ class Workers:
         return total
 
     def share_weights(self, parameters: Sequence[Parameter]) -> None:
-        """Give all workers the same weights again, in place; wait for them.
-
-        If all make the same updates, there is nothing to do.
-        """
+        """Give all workers the same weights again, in place, unless their updates are equal."""
 
     def wait(self) -> None:
         """Wait until all workers call this, and everything that they have sent has arrived."""

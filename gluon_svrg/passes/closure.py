@@ -63,10 +63,7 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
 
 
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
-    """Call a closure and record; raise unless it returns losses.
-
-    These are an NDArray, or a list or tuple of NDArrays, on devices of the parameters.
-    """
+    """Call a closure and record; raise unless it returns losses on devices of the parameters."""
     try:
         loss = _mxnet.recorded(closure, batch)
     except (AssertionError, MXNetError, TypeError, ValueError) as error:

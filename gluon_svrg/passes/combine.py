@@ -32,10 +32,7 @@ def are_read(steps: tuple[Step, ...]) -> list[int]:
 
 
 def are_assigned(steps: tuple[Step, ...]) -> list[int]:
-    """The numbers of the arrays to which steps assign, in the order of the last assignments.
-
-    An array may be overwritten only when all steps before it have read it.
-    """
+    """The numbers of the arrays to which steps assign, in the order of the last assignments."""
     return list({target: None for target, _ in reversed(steps)})[::-1]
 
 
@@ -98,10 +95,7 @@ def replaced(steps: tuple[Step, ...], factors: Iterable[Any]) -> tuple[Step, ...
 
 
 class Compiled:
-    """Steps for columns of dense arrays of some kinds, compiled.
-
-    Factors are a part of it, or arrays that are passed in place of those other than 1 and -1.
-    """
+    """Compiled steps for columns of some kinds; factors are a part of it, or are passed to it."""
 
     def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column], *, varies: bool) -> None:
         read, heads, count = are_read(steps), [], len(products(steps)) if varies else 0

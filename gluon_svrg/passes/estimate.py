@@ -73,29 +73,24 @@ def plain(
     """
     start(seed)
     devices = _mxnet.devices(parameters[0]) if parameters else []
-    weights = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
-    before = _mxnet.take_fresh(weights)
+    earlier = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
+    before = _mxnet.take_fresh(earlier)
     try:
         recorded = record(closure, (), devices)
         recorded.backward(scale)
-        reached = _mark_on_all_devices(parameters)
+        trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
+        weights = list(map(_mxnet.data, trainable))
+        touched = _mxnet.fresh(weights)
+        reached = check_dependent(touched)
+        for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
+            if is_reached and all(flags):
+                continue
+            if parameter.grad_req == "write":
+                zero(grad for grad, flag in zip(_mxnet.gradients(parameter), flags) if not flag)
+            _mxnet.mark([row], [[is_reached] * len(row)])
     finally:
-        _mxnet.mark(weights, before)  # what is fresh stays so until the update
+        _mxnet.mark(earlier, before)  # what is fresh stays so until the update
     return Estimate(recorded, recorded.entries, reached)
-
-
-def _mark_on_all_devices(parameters: Sequence[Parameter]) -> list[bool]:
-    trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
-    weights = list(map(_mxnet.data, trainable))
-    touched = _mxnet.fresh(weights)
-    reached = check_dependent(touched)
-    for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
-        if is_reached and all(flags):
-            continue
-        if parameter.grad_req == "write":
-            zero(grad for grad, flag in zip(_mxnet.gradients(parameter), flags) if not flag)
-        _mxnet.mark([row], [[is_reached] * len(row)])
-    return reached
 
 
 def check_dependent(touched: Flags) -> list[bool]:
@@ -203,10 +198,7 @@ def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> 
 
 
 def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
-    """Assign ``live = a g + b r + k c m``, where the live gradients hold g.
-
-    If r is that of a point, all but g is in the spare memory. A row is of unscaled losses.
-    """
+    """Assign ``live = a g + b r + k c m``: all but a g is in the spare memory, or r in a row."""
     factor, number = terms.b, SPARE
     if not isinstance(terms.reference, Point):
         factor, number = terms.b * scale, ROW

@@ -89,11 +89,7 @@ class LiveGradients:
         self.stage = NOTHING
 
     def make_room(self) -> None:
-        """Drop what the next gradient will overwrite, or the user has set to zero.
-
-        Where gradients accumulate and the method's state moves, this waits for the device. Raises a
-        RuntimeError if only a part would be overwritten.
-        """
+        """Drop what the next gradient will overwrite, or raise; with 'add', see if the user did."""
         if self.stage == NOTHING:
             return
         kinds = {p.grad_req for p in self._network.parameters} - {"null"}
@@ -117,10 +113,7 @@ class LiveGradients:
     def hold(
         self, found: Estimate, terms: Terms, row: Row | None, scale: float, *, is_half: bool
     ) -> None:
-        """Hold the estimate of a minibatch, which is in the live gradients alone.
-
-        In one half of a step, the user can change the gradients before the update.
-        """
+        """Hold an estimate in the live gradients; in half a step, the user may change it."""
         if (is_half or self._network.accumulating) and self._is_moving:
             if not self._network.fits(self._apart):
                 self._apart = zeros_like(self._network.live)
@@ -165,10 +158,7 @@ class LiveGradients:
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:
-        """Mark the gradients as `gluon.Trainer` expects, if workers are given as they all do.
-
-        If it ignores stale ones, parameters that only the mean gradient moves are updated, too.
-        """
+        """Mark what is updated as fresh: as all workers do, and what the mean alone moves."""
         terms = self._terms
         if terms is None and workers is None:
             return
@@ -202,10 +192,7 @@ class LiveGradients:
     def reduce(
         self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]
     ) -> None:
-        """Let the method compute its next state from V and C, see `Method.next_state`.
-
-        Without any loss entry there is no mean, V is zero, and the method stays as it is.
-        """
+        """Let the method compute its next state from V and C; without losses it stays."""
         network, self.stage = self._network, REDUCED
         if not self.entries and not Mean([], entries).divisor():
             return

@@ -122,10 +122,7 @@ class Method:
             self.point.bind()
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
-        """The formula for the next minibatch, where `rows` has the earlier ones of this update.
-
-        None if its gradient is left as it is.
-        """
+        """The formula for the next minibatch, after the rows of this update; None for g."""
         return None
 
     def row(self, found: Estimate, index: int) -> Row | None:
@@ -153,10 +150,7 @@ class Method:
         self.in_objective = list(map(or_, self.in_objective or live.reached, live.reached))
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
-        """What the optimizer would get for an estimate v, the *mean* over a minibatch's entries.
-
-        A vector of all parameters, which the method may change.
-        """
+        """What the optimizer gets for v, the *mean* over a minibatch's entries: a vector."""
         return v
 
     def state(self) -> dict[str, Any] | None:

@@ -140,10 +140,7 @@ class Network:
 
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
-        """Put the live gradients and their marks back at the end of a block.
-
-        Meanwhile they are in the spare memory.
-        """
+        """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
         copy(self.live, self.spare)
         self._kept = _mxnet.fresh(self.weights)
         try:
@@ -167,10 +164,7 @@ class Network:
             self._put_grads_back()
 
     def overwritten(self) -> list[Parameter]:
-        """The parameters whose live gradient another backward has overwritten since `hide_marks`.
-
-        Where gradients accumulate, nothing is overwritten.
-        """
+        """Those whose gradient was overwritten since `hide_marks`, unless it accumulates."""
         self.note_overwritten(_mxnet.fresh(self.weights))
         return self._overwritten
 

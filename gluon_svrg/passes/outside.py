@@ -27,10 +27,7 @@ class Outside:
         self.may_move = True  # whether there are such parameters, or that is not known
 
     def fingerprint(self) -> int | None:
-        """A checksum of those values that only another trainer changes. Waits for the device.
-
-        None before the first pass.
-        """
+        """A checksum of what only another trainer changes; None before the first pass. Waits."""
         if not self._is_searched:
             return None
         found = 0

@@ -79,10 +79,7 @@ class RandomLock:
         self._count = 0
 
     def is_repeated(self, first: Measured, second: Measured) -> bool:
-        """Whether a minibatch has the same losses twice; if not, warn and lock, to try again.
-
-        Raises a RuntimeError if they differ under the lock, or in their number.
-        """
+        """Whether losses are the same twice; if not, warn and lock, or raise if that is on."""
         check_repeatable(first[0], second[0])
         difference = first[1].difference(second[1])
         if difference and self.locked:
@@ -131,10 +128,7 @@ class RandomLock:
 def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
 ) -> Measured:
-    """The loss entries per device, and the losses, at a point. Waits for the device.
-
-    Losses are recorded, as a network that is compiled for that would be compiled anew otherwise.
-    """
+    """The loss entries per device, and the losses, recorded as in a step. Waits for the device."""
     start(seed)
     try:
         point.enter()

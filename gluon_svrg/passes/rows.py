@@ -54,10 +54,7 @@ class TakenAt:
         return cls(point, point.network.outside.fingerprint(), visit)
 
     def check(self, row: Row, closure: Callable[[], Loss]) -> None:
-        """Compute the losses of the first row again; raise, or warn, if they are others.
-
-        Not if others' weights have changed. If a loss is not finite, the next row is the first.
-        """
+        """Raise or warn if the first row, computed again where it was taken, has other losses."""
         point = self._point
         if point is None or self.visit not in (None, row.position):
             return

@@ -52,10 +52,7 @@ class StateFiles:
         file_format.write(path, header, {**states, **self.waiting})
 
     def load(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> set[str]:
-        """Read and check a file, assign what needs no arrays, and return the names of its parts.
-
-        A file of `gluon.Trainer` has only the optimizer. After an error, nothing has changed.
-        """
+        """Check a file, or change nothing; assign what needs no arrays; the names of its parts."""
         content = Path(path).read_bytes()
         try:
             states, then = self._read(content)
