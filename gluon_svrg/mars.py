@@ -111,9 +111,9 @@ class MARS(Recursive):
 
     def moved(self, live: LiveGradients) -> None:
         """If approximate, m is of the last minibatches alone."""
-        super().moved(live)
         if self.keeps_mean:
-            self.in_objective = live.reached
+            self.in_objective = []
+        super().moved(live)
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """Clip."""

@@ -84,7 +84,8 @@ class Recursive(Method):
     def moved(self, live: LiveGradients) -> None:
         """Put the next state in place of the last one, whose memory is used again."""
         super().moved(live)
-        self.point, self._other = self._other, self.point
-        if self.keeps_mean:
-            self.network.give_spare([] if self.mean is None else self.mean.sums)
-            self.mean = live.following
+        kept, last = live.following if self.keeps_mean else None, self.mean
+        new = kept, self._other, self.point, None
+        self.mean, self.point, self._other, live.following = new  # an interrupt comes between lines
+        if last is not None:
+            self.network.give_spare(last.sums)

@@ -130,12 +130,14 @@ class SAGA(Method):
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
         if not self._is_complete:  # a refresh knows all losses
             super().moved(live)
-        self._spare += [self.table[index].grads for index in live.rows if index in self.table]
-        self.table.update(live.rows)
-        self.network.give_spare([] if self.mean is None else self.mean.sums)
-        self.mean = live.following
         if self.taken_at is not None and self.taken_at.visit is None:
             self.taken_at = None  # the step after a refresh has checked it
+        for index, row in live.rows.items():
+            last, self.table[index] = self.table.get(index, row), row
+            self._spare += [last.grads] if last is not row else []
+        before, self.mean, live.following = self.mean, live.following, None
+        if before is not None:
+            self.network.give_spare(before.sums)
 
     def refresh(self, full: FullGradient) -> None:
         """Take over the gradients of all minibatches at the current weights."""

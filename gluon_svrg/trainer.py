@@ -25,7 +25,7 @@ from .passes.columns import sums_of_squares
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
-from .passes.live_gradients import HELD, NOTHING, REDUCED, LiveGradients
+from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
@@ -411,7 +411,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             live.hide_marks()
             raise
         except BaseException:
-            live.drop()  # without an update, the method keeps its state
+            if live.stage != MOVED:
+                live.drop()  # without an update, the method keeps its state
             raise
         live.drop()
         self._progress.steps += 1
@@ -442,8 +443,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
-        if self._live.following is not None:
-            self._method.moved(self._live)
+        self._live.move()
         if self._prox is not None:
             self._prox.apply(self._network.parameters, self.optimizer)
 
@@ -507,6 +507,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         self._network.come_back()
         _mxnet.end_notes()
+        self._live.settle()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""

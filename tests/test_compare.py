@@ -97,13 +97,12 @@ def test_of_each_refresh_and_momentum(call):
     status, printed, log = call(*SMALL, *methods, *rates)
     assert status == 0, log
     saved = json.loads(Path("results/results.json").read_text())
-    runs = saved["runs"]
+    runs, best = saved["runs"], saved["table"]["svrg+nag"]
     assert {row["seed"] for row in runs} == {5, 6}
     assert {row["options"] for row in runs} == {"", "momentum 0.5", "momentum 0.8"}
     assert {row["learning_rate"] for row in runs} == {0.01, 0.1, 300}
     assert None in {row["loss"] for row in runs}  # 300 diverges
     assert max(row["data_passes"] for row in runs) == pytest.approx(9, abs=0.2)
-    best = saved["table"]["svrg+nag"]
     line = re.search(r"^svrg\+nag .*", printed, re.M)[0].split()
     assert best["options"] in " ".join(line) and f"{best['gap']:.1e}" in line
     assert Path("results/curves.png").read_bytes()[:4] == b"\x89PNG"
@@ -128,13 +127,10 @@ def test_one_thread_and_few_seeds_of_large_data(tmp_path):
         f"cli.main({['compare', *map(str, SMALL[:-2]), '--methods', 'sgd']!r}); "
         "print('threads', os.environ['OMP_NUM_THREADS'])"
     )
+    others = {name: value for name, value in os.environ.items() if name != "OMP_NUM_THREADS"}
+    kept = {"capture_output": True, "text": True, "cwd": tmp_path, "check": True}
     for given in ({}, {"OMP_NUM_THREADS": "2"}):
-        environment = {**os.environ, **given}
-        if not given:
-            environment.pop("OMP_NUM_THREADS", None)
-        call = [sys.executable, "-c", program]
-        kept = {"capture_output": True, "text": True, "cwd": tmp_path, "check": True}
-        done = subprocess.run(call, env=environment, **kept)
+        done = subprocess.run([sys.executable, "-c", program], env={**others, **given}, **kept)
         assert f"threads {given.get('OMP_NUM_THREADS', 1)}\n" in done.stdout
         assert "442 rows: one seed, unless --seeds says more\n" in done.stderr
 

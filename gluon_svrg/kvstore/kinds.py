@@ -57,7 +57,7 @@ def recognized(kvstore: Any) -> Any:
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name
     if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
-        raise ValueError("This MXNet was built without NCCL. Use kvstore='device'.")
+        raise ValueError("This MXNet was not built with NCCL. Use kvstore='device'.")
     known = {*NATIVE, *mx.kvstore.KVStoreBase.kv_registry}
     if name not in known and not _is_in_python(kvstore):
         names = ", ".join(map(repr, sorted({*known, "horovod"})))

@@ -148,6 +148,7 @@ def _on_device(factor: Any, device: Any) -> NDArray:
 _MOST, _SEVERAL = 256, 32
 #: By steps and columns: what is compiled, by the factors.
 _known: dict[Any, dict[Any, Compiled]] = {}
+_quick: dict[Any, Compiled] = {}  # by both, which takes a step less time to look up
 _kind_of = attrgetter("kind")
 
 
@@ -182,11 +183,15 @@ def assignment(columns: Sequence[Column], *steps: Step) -> Callable[[], None]:
 
 def _compiled(columns: Sequence[Column], steps: tuple[Step, ...]) -> Compiled | None:
     """The compiled steps for such columns, unless some are sparse."""
+    key = steps, *map(_kind_of, columns)
+    if key in _quick:
+        return _quick[key]
     if not columns[0] or not all(column.is_dense for column in columns):
         return None
-    kind = replaced(steps, repeat(None)), tuple(map(_kind_of, columns))
+    kind = replaced(steps, repeat(None)), key[1:]
     if len(_known) > _MOST:
         _known.clear()
+        _quick.clear()
     by_factors = _known.setdefault(kind, {})
     factors: Any = tuple(products(steps))
     varies = any(isinstance(factor, NDArray) for factor in factors)
@@ -194,6 +199,8 @@ def _compiled(columns: Sequence[Column], steps: tuple[Step, ...]) -> Compiled | 
         varies, factors = True, None
     if factors not in by_factors:
         by_factors[factors] = Compiled(steps, columns, varies=varies)
+    if not varies:
+        _quick[key] = by_factors[factors]
     return by_factors[factors]
 
 

@@ -4,7 +4,8 @@
 
     nothing --hold--> held --reduce--> reduced
                       held --hold--> held       where gradients accumulate
-    held or reduced --drop--> nothing           after the update, or where none comes
+    held or reduced --drop--> nothing           where no update comes
+    reduced --move--> moved --settle--> nothing after the update, at once or after an interrupt
 
 No other file writes this state. It ends as a whole, together with the method's next state.
 
@@ -29,7 +30,7 @@ from .method import Method
 from .network import Network
 from .rows import Row
 
-NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
+NOTHING, HELD, REDUCED, MOVED = "nothing", "held", "reduced", "moved"
 
 CHANGED = (
     "{name}() finds other gradients than correct_grads() has left, and {method} would lose the "
@@ -42,8 +43,8 @@ NEW_ARRAYS = (
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
-    "has overwritten it: another trainer's, or your own. Give all parameters to one trainer, call "
-    "correct_grads() after your own backward, or set grad_req='add' to add a further gradient."
+    "has overwritten it: another trainer's, or your own. Give all parameters to one trainer (with "
+    "lr_mult), call correct_grads() after your own backward, or set grad_req='add' to add another."
 )
 SOME_ADD = (
     "Some parameters have grad_req='add' and others 'write', so that only some gradients would add "
@@ -61,9 +62,20 @@ class LiveGradients:
         self._apart: Columns = []  # memory for V
         self.drop()
 
+    def move(self) -> None:
+        """The weights have moved: let the method's next state take effect, and drop all."""
+        self.stage = MOVED
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete `move` if an interrupt has ended it; all that it calls can be repeated."""
+        if self.stage == MOVED:
+            if self.following is not None:
+                self._method.moved(self)
+            self.drop()
+
     def drop(self) -> None:
         """Forget all, and the method's next state: the update is over, or does not come."""
-        self.stage = NOTHING
         self.entries = 0  # C: the loss entries of these minibatches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, Row] = {}  # what the method keeps of each, by its index
@@ -74,6 +86,7 @@ class LiveGradients:
         self._terms: Terms | None = None  # of an estimate; marks then show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
+        self.stage = NOTHING
 
     def make_room(self) -> None:
         """Drop what the next gradient will overwrite, or the user has set to zero.

@@ -149,7 +149,7 @@ class Method:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
     def moved(self, live: Any) -> None:
-        """Let the next state take effect."""
+        """Let the next state take effect; it can be called again after an interrupt."""
         self.in_objective = list(map(or_, self.in_objective or live.reached, live.reached))
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:

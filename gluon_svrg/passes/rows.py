@@ -15,8 +15,8 @@ from .watch import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: its "
-    "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size. "
-    "Was the data reshuffled? Keep the minibatches in a list, and shuffle their positions. If the "
+    "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size: "
+    "was the data reshuffled? Keep the minibatches in a list, and shuffle their positions. If the "
     "network draws random numbers, pass lock_random=True; lock_random=False omits this check."
 )
 
