@@ -71,8 +71,7 @@ def compare(
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional
-        Functions of the network by their names, measured once a data pass, without their time;
-        one named ``loss`` is taken for the mean loss.
+        Functions of the network by their names, measured once a data pass, without their time.
     objective : str, default 'loss'
         What is compared: the mean loss over the data, or a measure.
     maximize : bool, default False

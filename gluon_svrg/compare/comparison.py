@@ -143,14 +143,14 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Which method is best, in sentences that follow from the numbers alone, and its code."""
+        """Which method is best, in lines that follow from the numbers alone, and its code."""
         costs = {name: self._sign * ends for name, ends in self._ends.items()}
         order = sorted(costs, key=lambda name: (np.median(costs[name]), costs[name].max()))
         diverged = [name for name in order if not isfinite(np.median(costs[name]))]
         order = order[: len(order) - len(diverged)]
         said = ["An interrupt ended the comparison early."] if self.interrupted else []
         if not order:
-            return " ".join([*said, "All methods diverged at all rates that were tried."])
+            return "\n".join([*said, "All methods diverged at all rates that were tried."])
         best, *rest = order
         good = [name for name in rest if costs[name].min() <= costs[best].max()]
         same = [name for name in good if np.array_equal(costs[name], costs[best])]
@@ -180,7 +180,7 @@ class Comparison:
             settings = {"learning_rate": first.learning_rate, **first.options}
             code = methods[name].code.format(settings)
             said.append(f"In your own loop, {name}:\ntrainer = {code}")
-        return " ".join(said)
+        return "\n".join(said)
 
     def _range(self, name: str) -> str:
         ends = self._ends[name]
