@@ -122,20 +122,6 @@ def test_mars_is_the_papers_formula(exact, vectors, clip):
     assert bool(clipped) == (clip is not None)
 
 
-@given(curvature=st.floats(0.1, 10), wd=st.sampled_from([0, 0.5]), steps=st.integers(1, 20))
-def test_the_rate_of_barzilai_and_borwein_is_the_inverse_of_the_curvature(curvature, wd, steps):
-    """The user's rate until there are two snapshots, and the last one where nothing moved."""
-    twin = oracle.SVRG(lambda w, _: ([curvature * w[0]], 1), [np.arange(1.0, 4.0)])
-    rate, found = oracle.BarzilaiBorwein(0.25, wd), []
-    for shift in (0, 0.3, 0.4, 0):
-        twin.weights[0] += shift
-        twin.refresh([0])
-        found.append(rate.refresh(twin.reference, twin.mean, steps))
-    assert found[0] == 0.25
-    assert found[1:] == [pytest.approx(1 / (steps * (curvature + wd)))] * 3
-    assert rate.refresh([w + 1 for w in twin.reference], [-twin.mean[0]], steps) == found[-1]
-
-
 # --- proximal operators --------------------------------------------------------------------------
 
 

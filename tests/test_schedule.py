@@ -190,12 +190,6 @@ def test_partial_sampler(replacement):
     assert {i for draw in draws for i in draw} == set(range(50))
 
 
-def test_draws_that_grow():
-    growing = sampler(100, lambda draw: round(8 * 1.5**draw))
-    assert [len(list(growing)) for _ in range(8)] == [8, 12, 18, 27, 40, 61, 91, 100]
-    assert len(growing) == 100
-
-
 def test_a_full_gradient_over_part_of_the_data():
     net, _, trainer = make()
     data = gluon.data.ArrayDataset(PROBLEM.X.astype("float32"), PROBLEM.y.astype("float32"))
