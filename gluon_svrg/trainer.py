@@ -341,11 +341,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 start(lock.next_seed())  # what is drawn next is not the same each time
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
-        """Compute the losses of the first step twice; if they differ, lock the random numbers.
-
-        Not where the weights have changed since the refresh: the user has done so on purpose.
-        Returns the seed of the step.
-        """
+        """Compute the losses of the first step twice, unless weights have changed; its seed."""
         here, lock = Point.here(self._network), self._lock
         with lock.kept_on_error():
             is_known = self.num_snapshots > 0 and not reference.is_current()

@@ -144,10 +144,7 @@ def barrier(kvstore: Any) -> None:
 
 
 def make_plain(arrays: list[NDArray]) -> None:
-    """Give dense arrays MXNet's own layout, as reading their address does. Waits for them.
-
-    In a prediction, oneDNN reorders weights in place, which a kvstore cannot send.
-    """
+    """Undo, by reading their address, what oneDNN does to weights: no kvstore can send that."""
     for array in arrays:
         if array.stype == "default":
             array.wait_to_read()

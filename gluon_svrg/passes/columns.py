@@ -70,10 +70,7 @@ Columns = List[Column]
 
 
 class Mean(NamedTuple):
-    """A mean per loss entry, kept as the sum over some entries.
-
-    Minibatches mostly have one size. A sum over as many entries is added without a product.
-    """
+    """A mean per loss entry, kept as the sum over some: as many more add without a product."""
 
     sums: Columns
     entries: Any  # a number, or an array whose first one it is

@@ -37,11 +37,7 @@ def are_assigned(steps: tuple[Step, ...]) -> list[int]:
 
 
 def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[str, ...]) -> Any:
-    """What the steps assign, in the order of `are_assigned`; F is `mx.nd` or `mx.sym`.
-
-    A row has the arrays that are read, by their numbers, and the dtypes of all arrays. Nothing is
-    rounded to a narrow dtype but the results.
-    """
+    """What the steps assign, as `are_assigned`; F is `mx.nd` or `mx.sym`. Results are rounded."""
     values: dict[int, Any] = {}
     for target, terms in steps:
         wide, total = SUMMED_IN[dtypes[target]], None
@@ -206,11 +202,7 @@ def copy(these: Columns, targets: Columns, factor: Any = 1.0) -> None:
 
 @lru_cache(maxsize=8)
 def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
-    """An operator for many products at once: ``x * min(1, most / norm(x))`` for each x.
-
-    It takes ``most``, of shape (1, 1), then each x, of shape (1, n). All of it is products of
-    matrices, see `_times`. Results may replace the x.
-    """
+    """An operator: ``x * min(1, most / norm(x))`` for each x, which results may replace."""
     most, heads = mx.sym.Variable("most"), []
     for n, dtype in enumerate(dtypes):
         x, wide = mx.sym.Variable(f"x{n}"), SUMMED_IN[dtype]

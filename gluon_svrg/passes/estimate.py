@@ -107,11 +107,7 @@ def check_dependent(touched: Flags) -> list[bool]:
 def estimate(
     here: Point, closure: Callable[[], Loss], terms: Terms, seed: int | None, scale: float
 ) -> Estimate:
-    """Leave ``v = a g + b r + k c m`` in the live gradients, where g is the gradient here.
-
-    Both passes draw their random numbers from the seed, if there is one. The scale is the factor of
-    the losses (mixed precision), and so of v.
-    """
+    """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
     network, reference, there = here.network, terms.reference, None
     columns = [_columns(network, n, terms) for n in range(len(network.devices))]
     network.hide_marks()

@@ -21,11 +21,7 @@ DEFERRED = ("optimizer_states", "method")
 
 
 class StateFiles:
-    """Writes the states of a trainer's parts to files, and reads them.
-
-    Weights may be loaded after the states, or before. So the states of `DEFERRED` are in
-    ``waiting`` until they are needed and the parameters are initialized.
-    """
+    """Writes and reads the parts of a trainer; those of `DEFERRED` wait until they can be used."""
 
     def __init__(self, method: str, parameters: Sequence[Parameter], given: Any) -> None:
         self._method, self._parameters = method, list(parameters)

@@ -70,11 +70,7 @@ def misfits(then: list[Description], now: list[Description], is_frozen_kept: boo
 def array_problems(
     arrays: Any, what: str, parameters: Any, summed: bool = False, rows: int = 0, devices: int = 0
 ) -> Iterator[str]:
-    """Describe where values from a file are no finite arrays like these parameters, by number.
-
-    They are arrays or lists with one per device, or stacks of ``rows`` of them; ``summed`` ones are
-    wider than float16.
-    """
+    """Describe where values of a file, or stacks of them, are no finite arrays like these."""
     if not isinstance(arrays, dict) or arrays.keys() != parameters.keys():
         yield f"its {what} belongs to other parameters"
         return
