@@ -24,8 +24,7 @@ class StateFiles:
     """Writes the states of a trainer's parts to files, and reads them.
 
     Weights may be loaded after the states, or before. So the states of `DEFERRED` are in
-    ``waiting`` until they are needed and the parameters are initialized. The parameters are in the
-    trainer's order, and as they were given to it: a mapping has keys for them.
+    ``waiting`` until they are needed and the parameters are initialized.
     """
 
     def __init__(self, method: str, parameters: Sequence[Parameter], given: Any) -> None:
@@ -53,10 +52,7 @@ class StateFiles:
         file_format.write(path, header, {**states, **self.waiting})
 
     def load(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> set[str]:
-        """Read and check a file, assign what needs no arrays, and return the names of its parts.
-
-        A file of `gluon.Trainer` has only the optimizer. After an error, nothing has changed.
-        """
+        """Check a file, or change nothing; assign what needs no arrays; the names of its parts."""
         content = Path(path).read_bytes()
         try:
             states, then = self._read(content)
