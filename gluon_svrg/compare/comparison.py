@@ -126,8 +126,7 @@ class Comparison:
             gap = f"{self._gaps[0]:g}"
             text = f"passes to {gap}: gradients / samples until the gap is {gap} of the first one"
             said.append(f"{text}; -: not with most seeds")
-        said.append("learning rate: the best by that median; *: the lowest or highest tried")
-        said.append("seconds: of one training, without the search\n")
+        said.append("learning rate: the best by that median; seconds: of one training")
         table = self.table().drop(columns="loss" if minus else [])
         forms = {"options": "{}", "seconds": "{:.2g}"}
         forms.update({key: "{:.0f}" for key in table if key.startswith("passes to ")})
@@ -139,7 +138,10 @@ class Comparison:
             rates = {each.learning_rate for each in self.trainings if each.method == name}
             if len(rates) > 1 and first.learning_rate in (min(rates), max(rates)):
                 table.loc[name, "learning rate"] += "*"
-        return "\n".join([*said, table.to_string(), "", self.verdict])
+        text = table.to_string()
+        if "*" in text:
+            said.append("*: the lowest or highest rate that was tried; others may be better")
+        return "\n".join([*said, "", text, "", self.verdict])
 
     @property
     def verdict(self) -> str:

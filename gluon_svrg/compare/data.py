@@ -60,7 +60,8 @@ class Data:
         """The minibatches of an epoch."""
         if self.function is None:
             return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
-        return map(self._checked, self.function(seed, epoch))
+        given = self.function(seed, epoch)
+        return ([x if _is_there(x) else self._array(x) for x in batch] for batch in given)
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
@@ -84,14 +85,6 @@ class Data:
             arrays = [self._array(values[piece], dtype) for values, dtype in self._arrays]
             for start in range(0, len(piece), size):
                 yield tuple(array[start : start + size] for array in arrays)
-
-    def _checked(self, batch: Any) -> Batch:
-        if not isinstance(batch, (tuple, list)):
-            raise TypeError(
-                "data(seed, epoch) must give minibatches that are tuples of arrays, as in (X, y), "
-                f"got {type(batch).__name__}."
-            )
-        return [part if _is_there(part) else self._array(part) for part in batch]
 
     def _array(self, values: Any, dtype: Any = None) -> Any:
         make = mx.np.array if mx.util.is_np_array() else mx.nd.array

@@ -20,16 +20,9 @@ from ..svrg import SVRGTrainer
 from ..trainer import VarianceReducedTrainer
 
 #: The trainers of the package by the names of their methods.
-TRAINERS: dict[str, Any] = {
-    "svrg": SVRGTrainer,
-    "alpha-svrg": SVRGTrainer,
-    "svrg-stored": SVRGTrainer,
-    "saga": SAGATrainer,
-    "sag": SAGTrainer,
-    "sarah": SARAHTrainer,
-    "storm": STORMTrainer,
-    "mars": MARSTrainer,
-}
+TRAINERS: dict[str, Any] = dict.fromkeys(("svrg", "alpha-svrg", "svrg-stored"), SVRGTrainer)
+TRAINERS.update(saga=SAGATrainer, sag=SAGTrainer, sarah=SARAHTrainer, storm=STORMTrainer)
+TRAINERS.update(mars=MARSTrainer)
 LBFGS, DECAY = "lbfgs", "-decay"
 #: The middle one of the first three rates, as `rate_at` numbers them, for SGD and for other kinds.
 FIRST_FOR_SGD, FIRST_FOR_OTHERS = -2, -5
@@ -78,13 +71,8 @@ def methods_of(
         if isinstance(what, str):
             method, keys = _named(name, what.lower(), given, snapshots, lock_random)
             used |= keys
-        elif callable(what):
-            method = Method(name, partial(_by_function, what))
         else:
-            raise TypeError(
-                f"A method must be a name, or a function of parameters and a learning rate that "
-                f"returns a trainer, got {type(what).__name__} for {name!r}."
-            )
+            method = Method(name, partial(_by_function, what))
         found.append(method)
     names = [method.name for method in found]
     if not names or len({*names}) < len(names):
