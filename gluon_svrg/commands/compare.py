@@ -105,6 +105,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
             if find_spec(name) is None:
                 raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
+        from ..compare import compare as compare_methods
         from ..compare.methods import methods_of
 
         methods_of(options.methods, None, 1, False)  # so mistakes need not wait for the data
@@ -116,8 +117,24 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     if problem.n >= LARGE and options.seeds is None:
         options.seeds = 1
         print(f"{problem.n:,} rows: one seed, unless --seeds says more", file=sys.stderr)
-    minimum = problem.minimum()
-    found = compare(problem, options, minimum["loss"])
+    minimum, own = problem.minimum(), {}
+    if any("nag" in name for name in options.methods):
+        own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
+    found = compare_methods(
+        problem.new_net,
+        problem.loss_of,
+        (problem.X, problem.y),
+        methods=options.methods,
+        passes=options.passes,
+        batch_size=options.batch_size,
+        seeds=range(options.seed, options.seed + (options.seeds or 3)),
+        measure={"training accuracy": problem.accuracy} if problem.classes else {},
+        minimum=minimum["loss"],
+        learning_rates=options.learning_rates,
+        optimizer_params=own,
+        plain_epochs=options.plain_epochs,
+        refresh_every=options.update_freq,
+    )
     record, figure = options.output / "results.json", options.output / "curves.png"
     settings = {key: value for key, value in vars(options).items() if key != "run"}
     results = {
@@ -133,71 +150,15 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     text = "batch size {batch_size}, weight decay {weight_decay:g}".format_map(settings)
     plot.suptitle(f"{options.data}: {problem.kind}, {text}")
     plot.savefig(figure, dpi=150)
-    print(f"{table(found, options)}\n\n{found.verdict}")
+    print(f"loss: the mean over all samples plus half the weight decay times |w|^2\n{found}")
     if minimum["solver"]:
-        text = "to {loss:.6g}, the minimum, by {solver}, in {seconds:.2g} s."
-        print(f"scikit-learn comes {text.format_map(minimum)}")
+        print("scikit-learn's {solver} takes {seconds:.2g} s to the minimum.".format_map(minimum))
     print(f"\nwritten: {figure}, {record}")
     return 130 if found.interrupted else 0
 
 
-def compare(problem: Problem, options: argparse.Namespace, minimum: float | None) -> Any:
-    """Compare the methods on the problem."""
-    from ..compare import compare as compare_methods
-
-    seeds, own = options.seeds or 3, {}
-    if any("nag" in name for name in options.methods):
-        own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
-    return compare_methods(
-        problem.new_net,
-        problem.loss_of,
-        (problem.X, problem.y),
-        methods=options.methods,
-        passes=options.passes,
-        batch_size=options.batch_size,
-        seeds=range(options.seed, options.seed + seeds),
-        measure=problem.measures(),
-        objective="exact loss",
-        minimum=minimum,
-        learning_rates=options.learning_rates,
-        optimizer_params=own,
-        plain_epochs=options.plain_epochs,
-        refresh_every=options.update_freq,
-    )
-
-
-def table(found: Any, options: argparse.Namespace) -> str:
-    """The table of all methods, and what its columns are."""
-    import pandas as pd
-
-    tried, rows = options.learning_rates or [], {}
-    ends = (tried[0], tried[-1]) if len(tried) > 1 else ()
-    for name, row in found.table().iterrows():
-        reached = {key: row[key] for key in row.index if key.startswith("passes to ")}
-        end = "gap" if reached else "exact loss"
-        rate = row["learning rate"]
-        rows[name] = {
-            **{key: "-" if math.isnan(value) else f"{value:.0f}" for key, value in reached.items()},
-            "rate": "-" if math.isnan(rate) else f"{rate:g}" + "*" * (rate in ends),
-            "options": row["options"] or "-",
-            **{key: f"{row[key]:.1e}" for key in (end, "lowest", "highest")},
-            **({"accuracy": f"{row['accuracy']:.4f}"} if "accuracy" in row else {}),
-            "seconds": f"{row['seconds']:.2g}",
-        }
-    return f"""{pd.DataFrame(rows).T.to_string()}
-
-passes to 0.001, ...: gradients / samples until the gap is 0.001 of the first one; -: not reached
-rate: the best of factors of about 3 by the median of all seeds, to begin with in your own loop
-{end}: {"the last loss above the minimum" if end == "gap" else "the last"}, the median of all seeds
-  and the lowest and highest; the loss has half the weight decay times |w|^2
-accuracy: on the training data; seconds: of one training, without the search
-*: the lowest or highest rate that was tried; others may be better"""
-
-
 def reason_against(name: str, cells: Any, is_text: bool) -> str | None:
     """Why nothing is learned from a column, if so."""
-    import pandas as pd
-
     known = cells.dropna()
     labels = known.nunique()
     if name.startswith("Unnamed: ") or not labels:
@@ -206,12 +167,9 @@ def reason_against(name: str, cells: Any, is_text: bool) -> str | None:
         return None
     if has_decimal_commas(known):
         return "decimal commas, write points"
-    if labels <= min(100, len(known) // 2):
+    if labels <= min(200, len(known) // 2):
         return None
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of texts that are no dates
-        dates = pd.to_datetime(known[:100], errors="coerce").notna().all()
-    return f"{labels} {'dates' if dates else 'texts'} in {len(known)} rows"
+    return f"{labels} texts in {len(known)} rows"
 
 
 def has_decimal_commas(cells: Any) -> bool:
@@ -295,12 +253,8 @@ class Problem:
         self.X = np.c_[X, np.ones(len(X))]  # so the bias is a weight, and penalized as one
         self.y = y if self.classes else scaled(y[:, None])[:, 0]
         self.n, self.decay = len(X), options.weight_decay
-        kinds = {0: ("L2", "ridge regression"), 2: ("SigmoidBinaryCrossEntropy", "logistic")}
-        several = ("SoftmaxCrossEntropy", "softmax")  # of three classes and more
-        loss, kind = kinds.get(self.classes, several)
-        self.kind = f"{kind} regression" if self.classes else kind
-        self.loss = getattr(gluon.loss, f"{loss}Loss")()
-        self.loss.hybridize()
+        self.kind = {0: "ridge", 2: "logistic"}.get(self.classes, "softmax") + " regression"
+        self.softplus = gluon.nn.Activation("softrelu")
 
     def new_net(self) -> Any:
         """The linear network, with all weights zero."""
@@ -313,49 +267,36 @@ class Problem:
         return net
 
     def loss_of(self, net: Any, X: Any, y: Any) -> Any:
-        """The penalized loss of each sample."""
-        return self.loss(net(X), y) + 0.5 * self.decay * (net.weight.data() ** 2).sum()
+        """The penalized loss of each sample; those of Gluon are float32 with MXNet 2.0."""
+        import mxnet as mx
 
-    def measures(self) -> dict[str, Any]:
-        """What is measured of a network: in float64, which losses of MXNet 2.0 are not."""
-        last: dict[str, Any] = {}  # the accuracy is measured after the loss
+        outputs, penalty = net(X), 0.5 * self.decay * (net.weight.data() ** 2).sum()
+        if self.classes > 2:
+            functions = mx.npx if mx.util.is_np_array() else mx.nd
+            return penalty - functions.pick(functions.log_softmax(outputs), y)
+        outputs = outputs.reshape(-1)
+        losses = self.softplus(outputs * (1 - 2 * y)) if self.classes else (outputs - y) ** 2 / 2
+        return losses + penalty
 
-        def loss(net: Any) -> float:
-            loss, last["accuracy"], _ = self.value(net.weight.data().asnumpy())
-            return loss
-
-        return {
-            "exact loss": loss,
-            **({"accuracy": lambda _: last["accuracy"]} if self.classes else {}),
-        }
-
-    def value(self, weight: Any) -> tuple[float, float, Any]:
-        """The loss, the accuracy, and the derivative of each sample's loss by its outputs."""
-        import numpy as np
-
-        outputs, rows, accuracy = self.X @ weight.T, np.arange(self.n), math.nan
-        with np.errstate(all="ignore"):  # of trainings that diverge
-            if self.classes:
-                if self.classes == 2:
-                    outputs = np.c_[np.zeros(self.n), outputs]
-                total = np.logaddexp.reduce(outputs, axis=1)
-                losses, slopes = total - outputs[rows, self.y], np.exp(outputs - total[:, None])
-                slopes[rows, self.y] -= 1
-                accuracy = float(np.mean(outputs.argmax(axis=1) == self.y))
-            else:
-                slopes = outputs - self.y[:, None]
-                losses = 0.5 * slopes**2
-            loss = losses.mean() + 0.5 * self.decay * (weight**2).sum()
-            return float(loss), accuracy, slopes[:, -len(weight) :]
+    def accuracy(self, net: Any) -> float:
+        """The part of the samples whose class is the most probable one."""
+        outputs = self.X @ net.weight.data().asnumpy().T
+        guesses = outputs.argmax(axis=1) if self.classes > 2 else outputs[:, 0] > 0
+        return float((guesses == self.y).mean())
 
     def minimum(self) -> dict[str, Any]:
         """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
         import numpy as np
+        from mxnet import autograd
         from sklearn.linear_model import LogisticRegression, Ridge
+
+        from ..compare.data import Data
 
         solvers = ["newton-cholesky", "newton-cg"] if self.classes else ["cholesky", "svd"]
         if not self.decay:  # a minimum of classes may be infinitely far
             solvers = [] if self.classes else ["svd"]
+        net, data = self.new_net(), Data((self.X, self.y), 1, 0)
+        data.put_on(net)
         for solver in solvers:
             model: Any = Ridge(self.decay * self.n, fit_intercept=False, solver=solver)
             if self.classes:
@@ -365,13 +306,19 @@ class Problem:
             try:
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")  # the gradient shows whether it has converged
-                    fitted = np.atleast_2d(model.fit(self.X, self.y).coef_)
+                    fitted = model.fit(self.X, self.y).coef_
             except ValueError:  # an old scikit-learn without this solver
                 continue
             seconds = time.perf_counter() - start
-            loss, _, slopes = self.value(fitted)
-            norm = np.linalg.norm(slopes.T @ self.X / self.n + self.decay * fitted)
+            loss, gradient = 0.0, np.zeros_like(fitted)
+            net.weight.data()[:] = fitted.reshape(net.weight.shape)
+            for batch in data.chunks():
+                with autograd.record():
+                    losses = self.loss_of(net, *batch)
+                losses.backward()
+                loss += float(losses.asnumpy().sum()) / self.n
+                gradient += net.weight.grad().asnumpy().reshape(fitted.shape) / self.n
             # The loss is strongly convex: this bounds its distance to the minimum.
-            if norm**2 <= 2 * self.decay * ROUNDING or not self.decay:
+            if (gradient**2).sum() <= 2 * self.decay * ROUNDING or not self.decay:
                 return {"loss": loss, "solver": solver, "seconds": seconds}
         return {"loss": None, "solver": None, "seconds": None}

@@ -46,8 +46,8 @@ def compare(
     """Train a network by several methods, and tell which is best.
 
     All methods make equally many gradients. Each searches its learning rate in factors of about 3
-    with the first seed, until the best is no edge. Then all seeds train at that rate and its
-    neighbours, and the best median counts.
+    with the first seed, until the best is no edge. Then all seeds train there and at each rate
+    whose first seed is in the range of theirs, and the best median counts.
 
     Parameters
     ----------
@@ -102,7 +102,7 @@ def compare(
     TypeError, ValueError
         If an argument is none of these; if the network was trained before; if the loss is a mean.
     ImportError
-        If pandas or, for the bar, tqdm is not installed.
+        If pandas or tqdm is not installed.
 
     Examples
     --------
@@ -116,16 +116,13 @@ def compare(
     >>> list(found.chosen)
     ['sgd', 'svrg']
     """
-    for name in ("pandas", *(["tqdm"] if progress else [])):
+    for name in ("pandas", "tqdm"):
         if find_spec(name) is None:
             raise ImportError(f"compare needs {name}: pip install {name}.")
     _arguments.number(passes, "passes", open_low=True)
-    for name, value, low in (
-        ("batch_size", batch_size, 1),
-        ("plain_epochs", plain_epochs, 0),
-        ("refresh_every", refresh_every, 1),
-    ):
-        _arguments.whole(value, name, low)
+    _arguments.whole(batch_size, "batch_size")
+    _arguments.whole(plain_epochs, "plain_epochs", 0)
+    _arguments.whole(refresh_every, "refresh_every")
     some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds"))
     all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in some]
     rates = learning_rates
@@ -133,12 +130,12 @@ def compare(
         rates = sorted({_arguments.number(rate, "a rate", open_low=True) for rate in rates})
     if not all_seeds or rates == []:
         raise ValueError("seeds and learning_rates must not be empty.")
-    measures = {**(measure or {})}
-    if objective not in ("loss", *measures):
-        hint = _arguments.near(objective, ("loss", *measures))
-        raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
     source = Data(data, batch_size, all_seeds[0])
+    measures = dict(measure or {})
     problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every)
+    if objective not in problem.measures:
+        hint = _arguments.near(objective, problem.measures)
+        raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
     is_random = problem.check(all_seeds[0])
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     known = methods_of(methods, optimizer_params, snapshots, is_random)
@@ -146,7 +143,7 @@ def compare(
         if method.make is not None:
             net = problem.network(all_seeds[0])
             trainer = method.trainer(net, 0.01, method.options[0])
-            if needs(trainer)[1] or method.stores:
+            if needs(trainer)[1] or method.base == "svrg-stored":
                 source.fixed(all_seeds[0], method.name)
         elif is_random:
             raise ValueError(RANDOM)

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from math import inf, isfinite, nan
+from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, Sequence
 
 import numpy as np
 
-from .methods import LBFGS
 from .search import Search
 from .training import Training
 
@@ -17,22 +16,9 @@ if TYPE_CHECKING:
 
 #: Smaller distances to the minimum, relative to the first objective, are rounding errors.
 ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
-#: Colors of Okabe and Ito and some more, and markers.
-STYLES = {
-    "sgd": ("#777777", "o"),
-    "nag": ("#8C6D31", "<"),
-    "adam": ("#882255", ">"),
-    "svrg": ("#0072B2", "s"),
-    "alpha-svrg": ("#56B4E9", "D"),
-    "svrg-stored": ("#004D80", "d"),
-    "saga": ("#009E73", "^"),
-    "sag": ("#E69F00", "v"),
-    "sarah": ("#CC79A7", "P"),
-    "storm": ("#D55E00", "h"),
-    "mars": ("#000000", "*"),
-    LBFGS: ("#B8A000", "X"),
-}
-OTHERS = [("#332288", "p"), ("#44AA99", "H"), ("#AA4499", "8"), ("#999933", "d")]
+#: The colors of Okabe and Ito, and markers, for one method after the other.
+COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#000000"]
+MARKERS = "o<^sDvPp"
 
 
 class Comparison:
@@ -59,19 +45,16 @@ class Comparison:
     """
 
     def __init__(self, search: Search, minimum: float | None, gaps: Sequence[float]) -> None:
-        self.trainings, self.chosen = search.trainings, search.chosen
+        self.trainings, self.chosen = [*search.done.values()], search.chosen
         self.interrupted = search.interrupted
         self._search, self._minimum = search, minimum
         self._sign = search.sign if minimum is None else 1  # -1 where more is better
-        self._gaps = gaps if minimum is not None else ()
-        self._plain = {method.name for method in search.methods if method.is_plain}
+        self._what = search.objective if minimum is None else "gap"
+        self._gaps = () if minimum is None else gaps
         self._ends = {
-            name: np.array([self._shown(search.end(each)) for each in trainings])
+            name: np.array([self._curve(each)[-1] for each in trainings])
             for name, trainings in self.chosen.items()
         }
-
-    def __str__(self) -> str:
-        return f"{self.table().to_string(na_rep='-')}\n\n{self.verdict}"
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -97,33 +80,32 @@ class Comparison:
         """
         import pandas as pd
 
-        what = self._search.objective if self._minimum is None else "gap"
         rows = {}
-        for name, trainings in self.chosen.items():
-            rate, options = trainings[0].learning_rate, _text(trainings[0].options)
-            row: dict[str, Any] = {"learning rate": rate, "options": options}
+        for name, (first, *_) in self.chosen.items():
+            row: dict[str, Any] = {"learning rate": first.learning_rate}
+            row["options"] = _text(first.options)
             for gap in self._gaps:
-                first = self._curve(trainings[0])[0]
-                row[f"passes to {gap:g}"] = self._reached(name, gap * first)[0]
+                row[f"passes to {gap:g}"] = self._reached(name, gap * self._curve(first)[0])[0]
             ends = self._ends[name]
-            row.update({what: _median(ends), "lowest": ends.min(), "highest": ends.max()})
-            for key in ("loss", *self._search.problem.measures, "seconds"):
-                row.setdefault(key, _median([each.curve[-1][key] for each in trainings]))
+            row.update({self._what: np.median(ends), "lowest": ends.min(), "highest": ends.max()})
+            for key in (*self._search.problem.measures, "seconds"):
+                row.setdefault(key, self._last(name, key))
             rows[name] = row
         return pd.DataFrame.from_dict(rows, orient="index")
 
-    def _shown(self, values: Any) -> Any:
-        """Objectives, or their distances to the known minimum."""
+    def _curve(self, training: Training) -> np.ndarray:
+        """The objectives, or their distances to the known minimum; infinite if it diverged."""
+        values, sign = training.of(self._search.objective), self._search.sign
+        values = np.where(np.isnan(values), sign * inf, values)
         if self._minimum is None:
             return values
-        first = self.trainings[0].curve[0][self._search.objective]
         is_exact = self._search.objective != "loss" or self._search.problem.data.dtype == "float64"
-        relative = ROUNDING if is_exact else OF_FLOAT32
-        gaps = self._search.sign * (np.asarray(values, dtype=float) - self._minimum)
-        return np.maximum(gaps, relative * max(1.0, abs(first)))
+        least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(values[0]))
+        return np.maximum(sign * (values - self._minimum), least)
 
-    def _curve(self, training: Training) -> np.ndarray:
-        return self._shown(training.of(self._search.objective))
+    def _last(self, name: str, key: str) -> float:
+        """The median of all seeds at the end."""
+        return float(np.median([each.curve[-1][key] for each in self.chosen[name]]))
 
     def _reached(self, name: str, level: float) -> tuple[float, float]:
         """The median passes and seconds until the objective is as good as a level; or NaN."""
@@ -137,59 +119,81 @@ class Comparison:
 
     # --- words ---------------------------------------------------------------------------------
 
+    def __str__(self) -> str:
+        minus = "" if self._minimum is None else f" minus the minimum, {self._minimum:.6g}"
+        said = [f"{self._what}: the last {self._search.objective}{minus}; the median of all seeds"]
+        if self._gaps:
+            gap = f"{self._gaps[0]:g}"
+            text = f"passes to {gap}: gradients / samples until the gap is {gap} of the first one"
+            said.append(f"{text}; -: not with most seeds")
+        said.append("learning rate: the best by that median; seconds: of one training")
+        table = self.table().drop(columns="loss" if minus else [])
+        forms = {"options": "{}", "seconds": "{:.2g}"}
+        forms.update({key: "{:.0f}" for key in table if key.startswith("passes to ")})
+        forms.update({key: "{:.1e}" for key in ("gap", "lowest", "highest") if minus})
+        for key, values in table.items():
+            form = forms.get(key, "{:.4g}")
+            table[key] = [form.format(each) if each == each else "-" for each in values]
+        for name, (first, *_) in self.chosen.items():
+            rates = {each.learning_rate for each in self.trainings if each.method == name}
+            if len(rates) > 1 and first.learning_rate in (min(rates), max(rates)):
+                table.loc[name, "learning rate"] += "*"
+        text = table.to_string()
+        if "*" in text:
+            said.append("*: the lowest or highest rate that was tried; others may be better")
+        return "\n".join([*said, "", text, "", self.verdict])
+
     @property
     def verdict(self) -> str:
-        """Which method is best, in sentences that follow from the numbers alone."""
+        """Which method is best, in lines that follow from the numbers alone, and its code."""
         costs = {name: self._sign * ends for name, ends in self._ends.items()}
-        order = sorted(costs, key=lambda name: (_median(costs[name]), costs[name].max()))
-        order = [name for name in order if isfinite(_median(costs[name]))]
+        order = sorted(costs, key=lambda name: (np.median(costs[name]), costs[name].max()))
+        diverged = [name for name in order if not isfinite(np.median(costs[name]))]
+        order = order[: len(order) - len(diverged)]
         said = ["An interrupt ended the comparison early."] if self.interrupted else []
         if not order:
-            return " ".join([*said, "All methods diverged at all rates that were tried."])
+            return "\n".join([*said, "All methods diverged at all rates that were tried."])
         best, *rest = order
         good = [name for name in rest if costs[name].min() <= costs[best].max()]
         same = [name for name in good if np.array_equal(costs[name], costs[best])]
-        close = [f"{name}, {self._range(name)}" for name in good if name not in same]
-        worse = [name for name in rest if name not in good]
-        what = "" if self._search.objective == "loss" else f" in {self._search.objective}"
-        above = "" if self._minimum is None else " from the known minimum"
-        way = "lowest" if self._sign > 0 else "highest"
-        said.append(f"{best} ends {way}{what}: {self._range(best)}{above}.")
-        if same:
-            said.append(f"Equal to it: {', '.join(same)}.")
-        if close:
-            said.append(f"The seeds do not tell it from {'; '.join(close)}: their ranges overlap.")
-        if worse:
-            ranges = "; ".join(f"{name}, {self._range(name)}" for name in worse)
-            said.append(f"Worse in each seed: {ranges}.")
-        diverged = [name for name in costs if name not in order]
+        way, time = "lowest" if self._sign > 0 else "highest", self._last(best, "seconds")
+        said.append(f"{best} ends {way}: its {self._what} is {self._range(best)} in {time:.2g} s.")
+        for text, names in (
+            ("Equal to it: {}.", same),
+            ("The seeds do not tell it from {}: their ranges overlap.", {*good} - {*same}),
+            ("Worse in each seed: {}.", {*rest} - {*good}),
+        ):
+            found = [f"{name}, {self._range(name)}" for name in rest if name in names]
+            said += [text.format("; ".join(found))] if found else []
         if diverged:
             said.append(f"Diverged: {', '.join(diverged)}.")
         if rest and len(costs[best]) == 1:
             said.append("With one seed all this can be chance.")
         if rest:
-            said.append(self._sooner(best, rest))
-        plain = [name for name in (best, *good) if name in self._plain]
-        if plain and not self._plain >= {*order}:
+            sooner = "; ".join(self._sooner(best, name) for name in rest)
+            said.append(f"{best} reaches the end {sooner}.")
+        methods = {method.name: method for method in self._search.methods}
+        plain = [name for name in (best, *good) if methods[name].is_plain]
+        if plain and not all(methods[name].is_plain for name in order):
             how = "best" if plain[0] == best else "as good"
-            said.append(f"Plain {plain[0]} is {how}: save the trouble.")
-        return " ".join(said)
+            said.append(f"{plain[0]} is {how}, without variance reduction: save the trouble.")
+        for name in [name for name in order if methods[name].code][:1]:
+            first = self.chosen[name][0]
+            settings = {"learning_rate": first.learning_rate, **first.options}
+            code = methods[name].code.format(settings)
+            said.append(f"In your own loop, {name}:\ntrainer = {code}")
+        return "\n".join(said)
 
     def _range(self, name: str) -> str:
         ends = self._ends[name]
-        text = f" ({ends.min():.4g} to {ends.max():.4g})" if len(ends) > 1 else ""
-        return f"{_median(ends):.4g}{text}"
+        text = f" ({ends.min():.3g} to {ends.max():.3g})" if len(ends) > 1 else ""
+        return f"{np.median(ends):.3g}{text}"
 
-    def _sooner(self, best: str, others: Sequence[str]) -> str:
-        """How soon the best is where others end."""
-        texts = []
-        for name in others:
-            passes, seconds = self._reached(best, _median(self._ends[name]))
-            ends = [each.curve[-1] for each in self.chosen[name]]
-            all_, time = (_median([end[key] for end in ends]) for key in ("data_passes", "seconds"))
-            text = f"of {name} ({all_:.3g} passes, {time:.2g} s) after {passes:.3g} passes"
-            texts.append(f"{text} and {seconds:.2g} s")
-        return f"{best} reaches the end {'; '.join(texts)}."
+    def _sooner(self, best: str, name: str) -> str:
+        """How soon the best is where another one ends."""
+        passes, seconds = self._reached(best, float(np.median(self._ends[name])))
+        own = f"{self._last(name, 'data_passes'):.3g} passes, {self._last(name, 'seconds'):.2g} s"
+        return f"of {name} ({own}) after {passes:.3g} passes and {seconds:.2g} s"
 
     # --- a figure ------------------------------------------------------------------------------
 
@@ -200,65 +204,55 @@ class Comparison:
         -------
         matplotlib.figure.Figure
             Thin lines are seeds, the thick one is that in the middle. A training that has diverged
-            ends at a cross.
+            is a cross at the top.
         """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(10, 5), layout="constrained")
         left, right = figure.subplots(ncols=2, sharey=True, width_ratios=(3, 2))
-        curves = [self._curve(each) for each in self.trainings]
-        finite = np.concatenate([values[np.isfinite(values)] for values in curves])
-        worst = self._sign * max(self._sign * finite)
-        unknown = iter(OTHERS * len(self.chosen))
-        for name, trainings in self.chosen.items():
-            base = name.lower().partition("+")[0].replace("-decay", "")
-            color, marker = STYLES[base] if base in STYLES else next(unknown)
-            line = ":" if "-decay" in name else "--" if "+" in name else "-"
-            look: Any = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
-            cross: Any = {"color": color, "marker": "x", "markersize": 9}
+        for place, (name, trainings) in enumerate(self.chosen.items()):
+            color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
             for each in trainings:
-                x, y = each.of("data_passes"), _finite(self._curve(each))
-                left.plot(x, y, color=color, alpha=0.4, lw=0.7)
+                left.plot(each.of("data_passes"), self._curve(each), color=color, alpha=0.4, lw=0.7)
                 if each.diverged:
-                    left.plot(x[-1], worst, **cross)
+                    _cross(left, each.curve[-1]["data_passes"], color)
             middle = trainings[np.argsort(self._ends[name])[(len(trainings) - 1) // 2]]
-            rate = middle.learning_rate
-            label = name if rate != rate else f"{name}, rate {rate:g}"
-            x, y = middle.of("data_passes"), _finite(self._curve(middle))
-            left.plot(x, y, markevery=0.1, label=label, **look)
-            if rate != rate:  # of L-BFGS
-                right.axhline(_median(self._ends[name]), color=color, lw=1)
+            rate, x = middle.learning_rate, middle.of("data_passes")
+            look: Any = {"color": color, "marker": marker, "markersize": 5, "markevery": 0.1}
+            look["label"] = name if isnan(rate) else f"{name}, rate {rate:g}"
+            left.plot(x, self._curve(middle), **look)
+            if isnan(rate):  # of L-BFGS
+                right.axhline(np.median(self._ends[name]), color=color)
                 continue
             groups: dict[float, list[float]] = {}
             for each in self.trainings:
                 if (each.method, each.options) == (name, middle.options):
-                    end = float(self._shown(self._search.end(each)))
-                    groups.setdefault(each.learning_rate, []).append(end)
-            rates = sorted(groups)
-            ends = np.array([_median(groups[rate]) for rate in rates])
-            right.plot(rates, _finite(ends), **{**look, "marker": ""})
-            for rate, end in zip(rates, ends):
-                face = color if len(groups[rate]) == len(trainings) else "none"
-                style = {**look, "markerfacecolor": face} if isfinite(end) else cross
-                right.plot(rate, end if isfinite(end) else worst, **style)
-        label = self._search.objective + ("" if self._minimum is None else " - minimum")
-        is_log = self._sign > 0 and min(finite) > 0
-        left.set(xlabel="data passes (gradients / samples)", ylabel=label)
+                    groups.setdefault(each.learning_rate, []).append(self._curve(each)[-1])
+            ends = {rate: np.median(groups[rate]) for rate in sorted(groups)}
+            right.plot([*ends], [*ends.values()], color=color)
+            for rate, end in ends.items():
+                face = color if len(groups[rate]) == len(trainings) else "white"
+                if isfinite(end):
+                    right.plot(rate, end, marker, color=color, markerfacecolor=face)
+                else:
+                    _cross(right, rate, color)
+        values = np.concatenate([self._curve(each) for each in self.trainings])
+        is_log = self._sign > 0 and values.min() > 0
+        minus = "" if self._minimum is None else f": {self._search.objective} - minimum"
+        left.set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
         left.set_yscale("log" if is_log else "linear")
-        text = f"filled: median of {max(map(len, self.chosen.values()))} seeds; open: one seed"
-        right.set(xscale="log", xlabel=f"learning rate\n{text}; x: diverged")
+        seeds = max(map(len, self.chosen.values()))
+        text = "one seed" if seeds == 1 else f"filled: median of {seeds} seeds, open: one"
+        right.set(xscale="log", xlabel=f"learning rate\n{text}, x: diverged")
         for axes in (left, right):
             axes.grid(color="#dddddd")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=4)
+        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
         return figure
 
 
-def _median(values: Any) -> float:
-    return float(np.median(values))
-
-
-def _finite(values: np.ndarray) -> np.ndarray:
-    return np.where(np.isfinite(values), values, nan)
+def _cross(axes: Any, x: float, color: str) -> None:
+    """Mark a training that has diverged, at the top whatever the scale is."""
+    axes.plot(x, 1, "x", color=color, transform=axes.get_xaxis_transform(), clip_on=False, zorder=3)
 
 
 def _text(options: Any) -> str:

@@ -37,7 +37,10 @@ class Data:
                 "data must be arrays, as in (X, y), or a function batches(seed, epoch) that "
                 f"returns the minibatches of an epoch, got {type(data).__name__}."
             )
-        self._arrays = [_on_host(array) for array in arrays]
+        self._arrays = [
+            (each.asnumpy(), each.dtype) if _is_there(each) else (np.asarray(each), None)
+            for each in arrays
+        ]
         lengths = [len(values) for values, _ in self._arrays]
         if self.function:
             lengths = [sum(len(batch[0]) for batch in self.batches(seed, 0))]
@@ -45,6 +48,8 @@ class Data:
             raise ValueError(f"data must be arrays as long as each other, or give minibatches of "
                              f"them; the numbers of samples are {lengths}.")  # fmt: skip
         self.n = lengths[0]
+        width = 1 if self.function else prod(self._arrays[0][0].shape[1:])
+        self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
 
     def put_on(self, net: Any) -> None:
         """Let arrays have the dtype and the device of a network."""
@@ -54,17 +59,15 @@ class Data:
     def batches(self, seed: int, epoch: int) -> Iterator[Batch]:
         """The minibatches of an epoch."""
         if self.function is None:
-            order = np.random.RandomState([seed, epoch]).permutation(self.n)
-            return self._cut(order, self.size)
-        return map(self._checked, self.function(seed, epoch))
+            return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
+        given = self.function(seed, epoch)
+        return ([x if _is_there(x) else self._array(x) for x in batch] for batch in given)
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
         if self.function is not None:
             return self.batches(self.seed, 0)
-        if not self._chunks:
-            rows = CHUNK_SIZE // max(1, prod(self._arrays[0][0].shape[1:]))
-            self._chunks = [*self._cut(slice(None), max(self.size, min(CHUNK_ROWS, rows)))]
+        self._chunks = self._chunks or [*self._cut(np.arange(self.n), max(self.size, self._rows))]
         return self._chunks
 
     def fixed(self, seed: int, name: str) -> list[Batch]:
@@ -75,29 +78,21 @@ class Data:
                 raise ValueError(CHANGES.format(name))
         return found
 
-    def _cut(self, order: Any, size: int) -> Iterator[Batch]:
-        arrays = [self._array(values[order], dtype) for values, dtype in self._arrays]
-        for start in range(0, self.n, size):
-            yield tuple(array[start : start + size] for array in arrays)
-
-    def _checked(self, batch: Any) -> Batch:
-        if not isinstance(batch, (tuple, list)):
-            raise TypeError(
-                "data(seed, epoch) must give minibatches that are tuples of arrays, as in (X, y), "
-                f"got {type(batch).__name__}."
-            )
-        is_there = (isinstance(part, mx.nd.NDArray) for part in batch)
-        return tuple(part if is_ else self._array(part) for part, is_ in zip(batch, is_there))
+    def _cut(self, order: np.ndarray, size: int) -> Iterator[Batch]:
+        """Slices of pieces that are copied one by one: of all at once, it would take far longer."""
+        rows = max(1, self._rows // size) * size
+        for piece in (order[start : start + rows] for start in range(0, self.n, rows)):
+            arrays = [self._array(values[piece], dtype) for values, dtype in self._arrays]
+            for start in range(0, len(piece), size):
+                yield tuple(array[start : start + size] for array in arrays)
 
     def _array(self, values: Any, dtype: Any = None) -> Any:
         make = mx.np.array if mx.util.is_np_array() else mx.nd.array
         return make(values, ctx=self.device, dtype=dtype or self.dtype)
 
 
-def _on_host(array: Any) -> tuple[np.ndarray, Any]:
-    """An array of NumPy, and the dtype that it had in MXNet."""
-    is_there = isinstance(array, mx.nd.NDArray)
-    return (array.asnumpy(), array.dtype) if is_there else (np.asarray(array), None)
+def _is_there(array: Any) -> bool:
+    return isinstance(array, mx.nd.NDArray)
 
 
 def _are_equal(one: Any, other: Any) -> bool:

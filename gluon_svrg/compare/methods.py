@@ -20,27 +20,14 @@ from ..svrg import SVRGTrainer
 from ..trainer import VarianceReducedTrainer
 
 #: The trainers of the package by the names of their methods.
-TRAINERS: dict[str, Any] = {
-    "svrg": SVRGTrainer,
-    "alpha-svrg": SVRGTrainer,
-    "svrg-stored": SVRGTrainer,
-    "saga": SAGATrainer,
-    "sag": SAGTrainer,
-    "sarah": SARAHTrainer,
-    "storm": STORMTrainer,
-    "mars": MARSTrainer,
-}
+TRAINERS: dict[str, Any] = dict.fromkeys(("svrg", "alpha-svrg", "svrg-stored"), SVRGTrainer)
+TRAINERS.update(saga=SAGATrainer, sag=SAGTrainer, sarah=SARAHTrainer, storm=STORMTrainer)
+TRAINERS.update(mars=MARSTrainer)
 LBFGS, DECAY = "lbfgs", "-decay"
 #: The middle one of the first three rates, as `rate_at` numbers them, for SGD and for other kinds.
 FIRST_FOR_SGD, FIRST_FOR_OTHERS = -2, -5
-LOWEST, HIGHEST = -16, 8  # the ends of the search
 
 Options = Mapping[str, Any]
-
-
-def rate_at(number: int) -> float:
-    """The learning rate of a number: 0.1, 0.3, 1, 3, 10 and so on; that of 0 is 1."""
-    return float(f"{10 ** (number / 2):.0e}")
 
 
 @dataclass(frozen=True)
@@ -48,24 +35,26 @@ class Method:
     """One of the methods that are compared."""
 
     name: str
-    #: Makes the trainer of a network, of its parameters, the learning rate and options.
+    #: Makes a trainer of parameters, the learning rate and options.
     make: Callable[[Any, float, Options], Any] | None = None  # None for L-BFGS
     options: Sequence[Options] = ({},)  # those that are tried with each rate
     first: int = FIRST_FOR_SGD
-    is_plain: bool = False  # made without this package
+    base: str = ""  # the name without optimizer and decay; empty if a function makes the trainer
     decays: bool = False
-    stores: bool = False
-    with_replacement: bool = False
+    code: str = ""  # of its trainer, with {} for the optimizer's arguments
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether it needs nothing of this package."""
+        return self.base not in ("", *TRAINERS)
 
     def trainer(self, net: Any, rate: float, options: Options) -> Any:
         """A new trainer of a network; raise a TypeError if the user's function makes none."""
         assert self.make is not None
         found = self.make(net.collect_params(), rate, options)
         if not callable(getattr(found, "step", None)):
-            raise TypeError(
-                f"The function of {self.name!r} returned {type(found).__name__}, expected a "
-                "trainer: something with a method step(batch_size)."
-            )
+            kind = type(found).__name__
+            raise TypeError(f"{self.name!r} returned {kind}, expected a trainer with step(n).")
         return found
 
 
@@ -82,13 +71,8 @@ def methods_of(
         if isinstance(what, str):
             method, keys = _named(name, what.lower(), given, snapshots, lock_random)
             used |= keys
-        elif callable(what):
-            method = Method(name, partial(_by_function, what))
         else:
-            raise TypeError(
-                f"A method must be a name, or a function of parameters and a learning rate that "
-                f"returns a trainer, got {type(what).__name__} for {name!r}."
-            )
+            method = Method(name, partial(_by_function, what))
         found.append(method)
     names = [method.name for method in found]
     if not names or len({*names}) < len(names):
@@ -110,11 +94,9 @@ def _named(
 ) -> tuple[Method, set[str]]:
     """A method by its name, and the keys at which its options may stand."""
     if name == LBFGS:
-        return Method(label, is_plain=True), set()
-    base, decays = name, name.endswith(DECAY)
-    if decays:
-        base = name[: -len(DECAY)]
-    base, _, optimizer = base.partition("+")
+        return Method(label, base=LBFGS), set()
+    decays = name.endswith(DECAY)
+    base, _, optimizer = (name[: -len(DECAY)] if decays else name).partition("+")
     is_ours = base in TRAINERS
     optimizer = optimizer or ("adam" if base == "mars" else "sgd") if is_ours else base
     if optimizer not in Optimizer.opt_registry or (not is_ours and "+" in name):
@@ -133,19 +115,20 @@ def _named(
         if "learning_rate" in each:
             raise ValueError("optimizer_params must have no learning_rate: set learning_rates.")
         _mxnet.check_optimizer(optimizer, dict(each))
-    own: dict[str, Any] = {"lock_random": lock_random}
+    trainer: Any = TRAINERS.get(base, gluon.Trainer)
+    own: Any = {"lock_random": lock_random} if is_ours else {}
+    code = trainer.__name__ if is_ours else "gluon.Trainer"
+    code += f"(net.collect_params(), {optimizer!r}, {{}}"
     if base == "alpha-svrg":
         own["coefficient"] = Linear(0.75, snapshots)
-    trainer = partial(TRAINERS[base], **own) if is_ours else gluon.Trainer
+        code += f", coefficient=Linear(0.75, {snapshots})"
+    code += ")  # the rate falls to 0 like half a cosine" if decays else ")"
 
     def make(params: Any, rate: float, options: Options) -> Any:
-        settings = {**options, "learning_rate": rate}
-        return trainer(params, optimizer, settings, kvstore=None)
+        return trainer(params, optimizer, {**options, "learning_rate": rate}, kvstore=None, **own)
 
-    is_sgd = _mxnet.steps_along_gradient(optimizer)
-    first = FIRST_FOR_SGD if is_sgd else FIRST_FOR_OTHERS
-    own = {"decays": decays, "stores": base == "svrg-stored", "with_replacement": base == "sag"}
-    return Method(label, make, options, first, not is_ours, **own), {*keys}
+    first = FIRST_FOR_SGD if _mxnet.steps_along_gradient(optimizer) else FIRST_FOR_OTHERS
+    return Method(label, make, options, first, base, decays, code), {*keys}
 
 
 def needs(trainer: Any) -> tuple[bool, bool]:

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import partial
 from inspect import signature
 from itertools import count
-from math import cos, inf, isfinite, nan, pi
+from math import cos, inf, nan, pi
 from time import perf_counter
-from typing import Any, Callable, Iterable, Mapping
+from typing import Any, Callable, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -56,9 +56,12 @@ class Problem:
     loss_of: Callable[..., Any]
     data: Data
     passes: float
-    measures: Mapping[str, Callable[[Any], float]]
+    measures: dict[str, Callable[[Any], float]]
     plain_epochs: int
     refresh_every: int
+
+    def __post_init__(self) -> None:
+        self.measures = {"loss": self.loss, **self.measures}
 
     def network(self, seed: int) -> Any:
         """A new network, initialized: equal for all methods of a seed."""
@@ -97,59 +100,53 @@ class Problem:
 class _Run:
     """A training while it runs."""
 
-    def __init__(
-        self, problem: Problem, found: Training, show: Callable[[float], None], net: Any
-    ) -> None:
-        self.problem, self.data, self.net = problem, problem.data, net
-        self.curve, self.show, self.n = found.curve, show, problem.data.n
-        self.budget = problem.passes * self.n
-        self.done = 0  # gradients
-        self.seconds, self.since = 0.0, perf_counter()
+    def __init__(self, problem: Problem, found: Training, show: Callable[[float], None]) -> None:
+        self.problem, self.data, self.found, self.show = problem, problem.data, found, show
+        self.n, self.budget = problem.data.n, problem.passes * problem.data.n
+        self.net = problem.network(found.seed)
+        self.done, self.seconds, self.since = 0, 0.0, perf_counter()  # gradients; seconds
 
     def loss_of(self, *batch: Any) -> Any:
         """The loss of each sample, whose gradient counts."""
         self.done += len(batch[0]) if mx.autograd.is_recording() else 0
         return self.problem.loss_of(self.net, *batch)
 
-    def note(self, loss: float = nan) -> None:
-        """Measure, which takes no time of the training; end it if it has diverged."""
+    def note(self) -> None:
+        """Measure, which takes no time of the training; raise if it has diverged."""
         mx.nd.waitall()
         self.seconds += perf_counter() - self.since
-        with np.errstate(all="ignore"):
-            loss = loss if loss == inf else self.problem.loss(self.net)
-        first = self.curve[0]["loss"] if self.curve else inf
-        diverged = not isfinite(loss) or loss > DIVERGED * abs(first)
         row = {"data_passes": self.done / self.n, "seconds": self.seconds}
-        row["loss"] = loss if isfinite(loss) else inf
-        for name, measure in self.problem.measures.items():
-            row[name] = nan if diverged else float(measure(self.net))
-        self.curve.append(row)
+        first = self.found.curve[0]["loss"] if self.found.curve else inf
+        for name, measure in self.problem.measures.items():  # the loss is the first
+            with np.errstate(all="ignore"):
+                row[name] = float(measure(self.net))
+            if not row["loss"] <= DIVERGED * abs(first):
+                raise FloatingPointError("The training has diverged.")
+        self.found.curve.append(row)
         self.show(row["data_passes"])
-        if diverged:
-            raise FloatingPointError("The training has diverged.")
         self.since = perf_counter()
 
-    def by_trainer(self, method: Method, rate: float, options: Options, seed: int) -> None:
+    def by_trainer(self, method: Method) -> None:
         """Train until all gradients are used."""
-        trainer = method.trainer(self.net, rate, options)
+        seed, rate = self.found.seed, self.found.learning_rate
+        trainer = method.trainer(self.net, rate, self.found.options)
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(trainer)
-        fixed = self.data.fixed(seed, method.name) if has_table or method.stores else None
+        stores = method.base == "svrg-stored"
+        fixed = self.data.fixed(seed, method.name) if has_table or stores else None
         indexed, cost, mark = has_table, self.data.size, 1
         for epoch in count():
             since, before = epoch - self.problem.plain_epochs, self.done
             is_due = since >= 0 and since % self.problem.refresh_every == 0
             if refreshes and is_due and self.done + self.n < self.budget:
-                whole = fixed or self._whole(seed, epoch)
-                stored = {"store_grads": True} if method.stores else {}
-                trainer.update_full_grads(self.loss_of, whole, **stored)
-                self.done = getattr(trainer, "grad_evaluations", self.done)
-                indexed, before = has_table or method.stores, self.done
+                stored = {"store_grads": True} if stores else {}
+                trainer.update_full_grads(self.loss_of, fixed or self._whole(epoch), **stored)
+                indexed, before = has_table or stores, self.done
             order: Any = enumerate(self.data.batches(seed, epoch))
             if fixed:
                 rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
                 # With replacement for SAG, which otherwise diverges at lower rates.
-                again = method.with_replacement and epoch > 0
+                again = method.base == "sag" and epoch > 0
                 indices = rng.randint(0, size, size) if again else rng.permutation(size)
                 order = ((int(index), fixed[index]) for index in indices)
             for index, batch in order:
@@ -162,7 +159,6 @@ class _Run:
                 if takes_closure:
                     row = {"batch_index": index} if indexed else {}
                     trainer.step(size, closure=partial(self.loss_of, *batch), **row)
-                    self.done = getattr(trainer, "grad_evaluations", self.done)
                 else:
                     with mx.autograd.record():
                         loss = self.loss_of(*batch)
@@ -175,10 +171,10 @@ class _Run:
             if self.done == before:
                 raise ValueError(f"data(seed, epoch) gives no minibatch in epoch {epoch}.")
 
-    def _whole(self, seed: int, epoch: int) -> Iterable[Any]:
+    def _whole(self, epoch: int) -> Iterable[Any]:
         """The data of a full gradient: large chunks, unless losses depend on their minibatch."""
-        if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())) or self.data.function:
-            return self.data.batches(seed, epoch)
+        if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())):
+            return self.data.batches(self.found.seed, epoch)
         return self.data.chunks()
 
     def by_lbfgs(self) -> None:
@@ -193,8 +189,7 @@ class _Run:
 
         def put(weights: np.ndarray) -> None:
             for p, part in zip(parameters, np.split(weights, ends)):
-                value = part.reshape(p.shape).astype(_mxnet.dtype_of(p))
-                p.set_data(_mxnet.like(_mxnet.to_ndarray(value, self.data.device), p.data()))
+                p.data()[:] = part.reshape(p.shape).astype(_mxnet.dtype_of(p))
 
         def evaluate(weights: np.ndarray) -> tuple[float, np.ndarray]:
             if self.done + self.n > self.budget:
@@ -224,28 +219,15 @@ class _Run:
         put(accepted[-1])
 
 
-def train(
-    problem: Problem,
-    method: Method,
-    rate: float,
-    options: Options,
-    seed: int,
-    show: Callable[[float], None],
-) -> Training:
+def train(problem: Problem, method: Method, found: Training, show: Callable[[float], None]) -> None:
     """Train a new network by a method; note the beginning, the end and a divergence."""
-    found = Training(method.name, rate, options, seed)
-    run = _Run(problem, found, show, problem.network(seed))
+    run = _Run(problem, found, show)
     try:
         run.note()
-        if method.make is None:
-            run.by_lbfgs()
-        else:
-            run.by_trainer(method, rate, options, seed)
+        run.by_trainer(method) if method.make else run.by_lbfgs()
         if found.curve[-1]["data_passes"] < run.done / run.n:
             run.note()
-    except FloatingPointError:
+    except FloatingPointError:  # of a measurement, or of a full gradient
         found.diverged = True
-        if found.curve[-1]["data_passes"] < run.done / run.n:  # of a full gradient
-            with suppress(FloatingPointError):
-                run.note(inf)
-    return found
+        end = {"data_passes": run.done / run.n, "seconds": run.seconds, "loss": inf}
+        found.curve.append({**dict.fromkeys(problem.measures, nan), **end})
