@@ -154,7 +154,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
     plot = found.plot()
     text = "batch size {batch_size}, weight decay {weight_decay:g}".format_map(settings)
-    plot.suptitle(f"{options.data}: {problem.kind}, {text}")
+    plot.suptitle(f"{Path(options.data).name}: {problem.kind}, {text}")
     plot.savefig(figure, dpi=150)
     print(f"loss: the mean over all samples plus half the weight decay times |w|^2\n{found}")
     if minimum["solver"]:
