@@ -29,16 +29,15 @@ PASSES = {"digits": 120}  # where a training ends at the latest; 60 where nothin
 LEVELS = (1e-3, 1e-6, 1e-9)
 ENOUGH = 1e-10  # below this gap a training ends
 
-#: With MXNet: what `drive` does, and in which precision.
+#: With MXNet: what `drive` does.
 METHODS = {
-    "SVRGTrainer": ("SVRG", "float64"),
-    "SVRGTrainer, float32": ("SVRG", "float32"),
-    "SVRGTrainer, stored": ("stored", "float64"),
-    "SVRGTrainer, loopless": ("loopless", "float64"),
-    "SAGATrainer": ("SAGA", "float64"),
-    "SAGTrainer": ("SAG", "float64"),
-    "SARAHTrainer": ("SARAH", "float64"),
-    "gluon.Trainer, SGD": ("SGD", "float64"),
+    "SVRGTrainer": "SVRG",
+    "SVRGTrainer, stored": "stored",
+    "SVRGTrainer, loopless": "loopless",
+    "SAGATrainer": "SAGA",
+    "SAGTrainer": "SAG",
+    "SARAHTrainer": "SARAH",
+    "gluon.Trainer, SGD": "SGD",
 }
 REFERENCE = "SVRG in NumPy"
 SKLEARN = {"sklearn SAG": "sag", "sklearn SAGA": "saga"}  # at batch size 1
@@ -69,24 +68,22 @@ def run(quick: bool) -> Records:
 
 def _ours(problem: Problem, size: int, passes: int, seeds: Sequence[int]) -> Iterator[dict]:
     """The trainers and the reference, with the same sequence of samples."""
-    trainings = []
-    for name, (kind, dtype) in METHODS.items():
-        trainings.append((name, *_tuned(problem, kind, size, passes), dtype))
+    kinds = METHODS.items()
+    trainings = [(name, *_tuned(problem, kind, size, passes)) for name, kind in kinds]
     for seed in seeds:  # methods take turns, because timings drift
-        for name, kind, rate, dtype in trainings:
-            solver = Trained(problem, rate, size, kind, dtype)
+        for name, kind, rate in trainings:
+            solver = Trained(problem, rate, size, kind)
             points = list(_followed(solver, kind, seed, passes))
             entry = _record(problem, size, name, seed, rate, points)
             if kind == "decaying SGD":
                 entry["rate"] += " / epoch"
-            if dtype == "float64":
-                reference = Reference(problem, rate, size, kind)
-                expected = list(islice(_followed(reference, kind, seed, passes), len(points)))
-                distance = np.linalg.norm(solver.weights - reference.weights)
-                distance /= np.linalg.norm(reference.weights)
-                entry["distance_to_reference"] = float(f"{distance:.2g}")
-                if name == "SVRGTrainer":
-                    yield _record(problem, size, REFERENCE, seed, rate, expected)
+            reference = Reference(problem, rate, size, kind)
+            expected = list(islice(_followed(reference, kind, seed, passes), len(points)))
+            distance = np.linalg.norm(solver.weights - reference.weights)
+            distance /= np.linalg.norm(reference.weights)
+            entry["distance_to_reference"] = float(f"{distance:.2g}")
+            if name == "SVRGTrainer":
+                yield _record(problem, size, REFERENCE, seed, rate, expected)
             yield entry
 
 
@@ -169,8 +166,7 @@ def lowest(points: Sequence[Sequence[float]]) -> list[list[float]]:
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """Those of the first run, and how many trainings of the others need the same passes."""
     records, *rest = runs.values()
-    sizes = sorted({entry["batch_size"] for entry in records})
-    found = {f"convergence {size}": _by_method(records, size) for size in sizes}
+    found = {"convergence": _by_method(records)}
     distances = [entry.get("distance_to_reference", 0) for entry in records]
     found["convergence distance"] = f"{max(distances):.0e}"
     first = {_key(entry): entry for entry in records}
@@ -204,19 +200,15 @@ def number(value: float, digits: str = ".0f") -> str:
     return f"{value:{digits}}" if np.isfinite(value) else "-"
 
 
-def _by_method(records: Records, size: int) -> str:
+def _by_method(records: Records) -> str:
     """Medians over the seeds: passes to all levels, and seconds to the middle one."""
     rows = []
-    for method in [
-        m
-        for m in (*METHODS, REFERENCE, *SKLEARN)
-        if any(_key(e)[1:3] == (size, m) for e in records)
-    ]:
-        row = {f"batch size {size}": method}
-        for name in dict.fromkeys(e["problem"] for e in records if e["batch_size"] == size):
+    for method in (*METHODS, REFERENCE, *SKLEARN):
+        row = {"method": method}
+        for name, size in dict.fromkeys(_key(entry)[:2] for entry in records):
             entries = _entries(records, name, size, method)
             passes = [_median(entries, level) for level in LEVELS] if entries else []
-            row[f"{name}: passes"] = "/".join(map(number, passes))
-            row[f"{name}: s"] = number(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
+            seconds = number(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
+            row[f"{name}, {size}"] = f"{'/'.join(map(number, passes))} ({seconds})" * bool(entries)
         rows.append(row)
     return as_text(rows)

@@ -97,17 +97,9 @@ class Trainings:
 
     def by(self, methods: Mapping[str, Any], passes: int, salt: int, **rates: Any) -> Mapping:
         """For each method its training at the best rate."""
-        settings = {"batch_size": BATCH_SIZE, "seeds": [1000 * salt + self.seed], **rates}
-        found = compare(
-            self.new_net,
-            self.loss_of,
-            self.data,
-            methods=methods,
-            passes=passes,
-            plain_epochs=0,
-            progress=False,
-            **settings,
-        )
+        same = {"passes": passes, "batch_size": BATCH_SIZE, "seeds": [1000 * salt + self.seed]}
+        how = {"methods": methods, "plain_epochs": 0, "progress": False, **same, **rates}
+        found = compare(self.new_net, self.loss_of, self.data, **how)
         return {name: training for name, (training,) in found.chosen.items()}
 
     def go_on(self, rate: float, epochs: int, salt: int) -> None:

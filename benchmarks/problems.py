@@ -54,7 +54,10 @@ class Problem:
 
     def loss(self, weight: np.ndarray) -> float:
         """The mean loss, penalties included."""
-        outputs = weight @ self.X.T
+        return self.objective(weight, weight @ self.X.T)
+
+    def objective(self, weight: np.ndarray, outputs: np.ndarray) -> float:
+        """The same, for outputs that are known."""
         if self.is_softmax:
             losses = np.logaddexp.reduce(outputs, axis=0) - (outputs * self._targets).sum(axis=0)
         elif self.is_huber:  # quadratic where the residual is below 1

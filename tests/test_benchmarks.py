@@ -93,38 +93,39 @@ def few_flights(request):
 
 
 def test_the_minimum_of_flights(few_flights):
-    """The gradient there is zero, or with L1 that of the penalty where a weight is not zero."""
+    """The gradient is zero there, or that of the L1 penalty where a weight is not zero."""
     problem, weight = few_flights, few_flights.solution
-    gradient = problem.gradient(weight) / problem.n
-    expected = -problem.l1 * np.sign(weight)
-    slack = np.where(weight == 0, problem.l1, 0)
-    assert np.abs(gradient - expected).max() <= max(slack.max(), 0) + 1e-7
-    np.testing.assert_allclose(gradient[weight != 0], expected[weight != 0], atol=1e-7)
-    assert (weight == 0).any() == (problem.l1 > 0)
+    gradient, is_zero = problem.gradient(weight) / problem.n, weight == 0
+    np.testing.assert_allclose(gradient, -problem.l1 * np.sign(weight), atol=problem.l1 + 1e-7)
+    expected = -problem.l1 * np.sign(weight[~is_zero])
+    np.testing.assert_allclose(gradient[~is_zero], expected, atol=1e-7)
+    assert is_zero.sum() > 50 or not problem.l1
 
 
 def test_trainings_of_flights(few_flights):
-    """The engine's objective is that of NumPy, and SVRG is on its way to the minimum."""
+    """From zero, with the data passes in order, towards the minimum."""
     problem = few_flights
     points = problem.trained(flights.SVRG, 30, 0, 0.1, 0.9, 50)
-    start = problem.gap(np.zeros(problem.shape))
+    start = problem.loss(np.zeros(problem.shape)) - problem.minimum
     assert points[0] == pytest.approx((0, 0, start), rel=1e-5)
-    assert points[-1][2] < 0.1 * start
+    assert 0 < points[-1][2] < 0.3 * start
     passes, seconds, _ = zip(*points)
     assert list(passes) == sorted(passes) and list(seconds) == sorted(seconds)
 
 
-def test_other_solvers_have_the_same_minimum(few_flights):
-    problem, solvers = few_flights, ["lbfgs", "newton-cholesky"]
+def test_solvers_of_scikit_learn_have_the_same_minimum(few_flights):
+    problem = few_flights
     if problem.l1:
-        ends = [list(peers.logistic(problem, "liblinear", [1000], 0))[-1]]
+        found = [peers.logistic(problem, "liblinear", [1000], 0)]
     elif problem.is_huber:
-        ends = [list(peers.lbfgs(problem, 3000, "float64"))[-1]]
-        ends.append((0, 0, list(peers.sgd(problem, 200, 0.3, 0, "float64"))[-1][2] * 1e-3))
+        found = [peers.lbfgs(problem, 3000, "float64")]
+        *_, last = peers.sgd(problem, 200, 0.3, 0, "float64")
+        assert 0 < last[2] < 0.01 * problem.loss(np.zeros(problem.shape))
     else:
-        ends = [list(peers.logistic(problem, solver, [3000], 0))[-1] for solver in solvers]
-        ends.append(list(peers.lbfgs(problem, 3000, "float64"))[-1])
-    assert max(abs(gap) for *_, gap in ends) < 1e-5
+        found = [peers.logistic(problem, "newton-cholesky", [20], 0)]
+        found.append(peers.lbfgs(problem, 3000, "float64"))
+    ends = [list(points)[-1][2] for points in found]
+    assert max(map(abs, ends)) < 1e-6
 
 
 def test_a_quick_run(tmp_path, monkeypatch, capsys):
