@@ -7,9 +7,15 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from . import convergence, costs, documents, memory, pays, record
+from . import convergence, costs, documents, flights, memory, pays, record
 
-BENCHMARKS = {"costs": costs, "memory": memory, "convergence": convergence, "pays": pays}
+BENCHMARKS = {
+    "flights": flights,
+    "convergence": convergence,
+    "costs": costs,
+    "memory": memory,
+    "pays": pays,
+}
 
 
 def main() -> int:
@@ -23,11 +29,6 @@ def main() -> int:
     parser.add_argument(
         "--baseline", type=Path, help="costs: a folder with another version of gluon_svrg, as well"
     )
-    parser.add_argument(
-        "--no-peers",
-        action="store_true",
-        help="convergence: leave out other packages, which are installed into OUTPUT/.venv-peers",
-    )
     options = parser.parse_args()
     if options.name == "tables":
         for path in documents.write(options.output, BENCHMARKS):
@@ -38,8 +39,6 @@ def main() -> int:
     settings: dict = {}
     if benchmark is costs:
         settings["baseline"] = options.baseline
-    if benchmark is convergence and not options.no_peers:
-        settings["peers"] = options.output.absolute() / ".venv-peers"
     options.output.mkdir(parents=True, exist_ok=True)
     records = benchmark.run(options.quick, **settings)
     path = record.save(options.name, records, options.quick, options.output)

@@ -9,20 +9,18 @@ from __future__ import annotations
 
 import time
 from itertools import islice, product
-from pathlib import Path
 from typing import Any, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
 from tqdm import tqdm
 
-from . import peers as others
-from . import tuning
+from . import peers
 from .methods import Reference, Trained, drive
 from .problems import NAMES, Problem, problem
 from .record import Records, as_text
 
-EXPONENTS = range(-5, 10)
+EXPONENTS = range(-8, 13)
 TUNING_SEED = 0
 SEEDS = (1, 2, 3)
 SIZES = (1, 32)
@@ -31,29 +29,22 @@ PASSES = {"digits": 120}  # where a training ends at the latest; 60 where nothin
 LEVELS = (1e-3, 1e-6, 1e-9)
 ENOUGH = 1e-10  # below this gap a training ends
 
-#: With MXNet: what `drive` does, and in which precision.
+#: With MXNet: what `drive` does.
 METHODS = {
-    "SVRGTrainer": ("SVRG", "float64"),
-    "SVRGTrainer, float32": ("SVRG", "float32"),
-    "SVRGTrainer, stored": ("stored", "float64"),
-    "SVRGTrainer, loopless": ("loopless", "float64"),
-    "SVRGTrainer, Barzilai-Borwein": ("BB", "float64"),
-    "SAGATrainer": ("SAGA", "float64"),
-    "SAGTrainer": ("SAG", "float64"),
-    "SARAHTrainer": ("SARAH", "float64"),
-    "gluon.Trainer, SGD": ("SGD", "float64"),
+    "SVRGTrainer": "SVRG",
+    "SVRGTrainer, stored": "stored",
+    "SVRGTrainer, loopless": "loopless",
+    "SAGATrainer": "SAGA",
+    "SAGTrainer": "SAG",
+    "SARAHTrainer": "SARAH",
+    "gluon.Trainer, SGD": "SGD",
 }
-AT_THEORY = "SVRGTrainer, 1/(3 L_max)"  # without a search, on the first problem at batch size 1
 REFERENCE = "SVRG in NumPy"
-OURS = {AT_THEORY, *METHODS} - {"gluon.Trainer, SGD"}
+SKLEARN = {"sklearn SAG": "sag", "sklearn SAGA": "saga"}  # at batch size 1
 
 
-def run(quick: bool, peers: Path | None = None) -> Records:
-    """Train everything on everything: a record per training.
-
-    `peers` is the folder with environments for other packages, which are made if they are not
-    there. Without it, other packages are left out.
-    """
+def run(quick: bool) -> Records:
+    """Train everything on everything: a record per training."""
     seeds = SEEDS[:1] if quick else SEEDS
     cases = [
         (problem(name), size, 6 if quick else PASSES.get(name, 60))
@@ -62,10 +53,11 @@ def run(quick: bool, peers: Path | None = None) -> Records:
         if (name, size) not in LEFT_OUT
     ]
     records = []
-    if peers is not None:  # first: what cannot be installed is known at once
-        for solver in tqdm(others.SOLVERS, desc="peers", leave=False):
-            for case in cases:
-                records += _peer(solver, *case, seeds, peers)
+    for (case, size, passes), (name, solver), seed in product(cases, SKLEARN.items(), seeds):
+        if size == 1:
+            epochs = [done for done in range(1, passes + 3) if done <= 12 or done % 3 == 0]
+            points = list(peers.logistic(case, solver, epochs, seed))
+            records.append(_record(case, size, name, seed, None, points))
     for case in tqdm(cases, desc="convergence", leave=False):
         records += _ours(*case, seeds)
     return records
@@ -76,29 +68,22 @@ def run(quick: bool, peers: Path | None = None) -> Records:
 
 def _ours(problem: Problem, size: int, passes: int, seeds: Sequence[int]) -> Iterator[dict]:
     """The trainers and the reference, with the same sequence of samples."""
-    theory = 1 / (3 * problem.smoothness)
-    trainings = []
-    for name, (kind, dtype) in METHODS.items():
-        # Barzilai-Borwein rates set themselves after the first epoch.
-        found = (kind, theory) if kind == "BB" else _tuned(problem, kind, size, passes)
-        trainings.append((name, *found, dtype))
-    if size == 1 and problem.name == NAMES[0]:
-        trainings.append((AT_THEORY, "SVRG", theory, "float64"))
+    kinds = METHODS.items()
+    trainings = [(name, *_tuned(problem, kind, size, passes)) for name, kind in kinds]
     for seed in seeds:  # methods take turns, because timings drift
-        for name, kind, rate, dtype in trainings:
-            solver = Trained(problem, rate, size, kind, dtype)
+        for name, kind, rate in trainings:
+            solver = Trained(problem, rate, size, kind)
             points = list(_followed(solver, kind, seed, passes))
             entry = _record(problem, size, name, seed, rate, points)
             if kind == "decaying SGD":
                 entry["rate"] += " / epoch"
-            if dtype == "float64":
-                reference = Reference(problem, rate, size, kind)
-                expected = list(islice(_followed(reference, kind, seed, passes), len(points)))
-                distance = np.linalg.norm(solver.weights - reference.weights)
-                distance /= np.linalg.norm(reference.weights)
-                entry["distance_to_reference"] = float(f"{distance:.2g}")
-                if name == "SVRGTrainer":
-                    yield _record(problem, size, REFERENCE, seed, rate, expected)
+            reference = Reference(problem, rate, size, kind)
+            expected = list(islice(_followed(reference, kind, seed, passes), len(points)))
+            distance = np.linalg.norm(solver.weights - reference.weights)
+            distance /= np.linalg.norm(reference.weights)
+            entry["distance_to_reference"] = float(f"{distance:.2g}")
+            if name == "SVRGTrainer":
+                yield _record(problem, size, REFERENCE, seed, rate, expected)
             yield entry
 
 
@@ -122,28 +107,21 @@ def _followed(
 
 def _tuned(problem: Problem, kind: str, size: int, passes: int) -> tuple[str, float]:
     """The best rate of the grid, in NumPy; of SGD, with a constant or a decaying one."""
-
-    def merits(variant: str, exponents: Sequence[int]) -> list[tuple[float, float]]:
-        solver = Reference(problem, _rates(problem, exponents), size, variant)
-        curves: list[list[tuple[float, float]]] = [[] for _ in exponents]
-        epochs, done = drive(solver, variant, TUNING_SEED), 0.0
+    found, rates = {}, np.array([2.0**k for k in EXPONENTS]) / (3 * problem.smoothness)
+    for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
+        solver, done = Reference(problem, rates, size, variant), 0.0
+        epochs, curves = drive(solver, variant, TUNING_SEED), [[] for _ in rates]  # type: Any, list
         with np.errstate(all="ignore"):  # some diverge
             while done < passes:
                 done = next(epochs)
                 for curve, weight in zip(curves, solver.weights):
                     curve.append((done, problem.gap(weight)))
-        return [_merit(curve) for curve in curves]
-
-    found = {}
-    for variant in ("SGD", "decaying SGD") if kind == "SGD" else (kind,):
-        exponent, merit = tuning.best(lambda k, variant=variant: merits(variant, k), EXPONENTS)
-        found[variant] = merit, float(_rates(problem, [exponent])[0])
+        merits = [_merit(curve) for curve in curves]
+        place = merits.index(min(merits))
+        assert 0 < place < len(rates) - 1, "the best rate is at an edge"
+        found[variant] = merits[place], float(rates[place])
     best = min(found, key=found.__getitem__)
     return best, found[best][1]
-
-
-def _rates(problem: Problem, exponents: Iterable[int]) -> np.ndarray:
-    return np.array([2.0**k for k in exponents]) / (3 * problem.smoothness)
 
 
 def _merit(curve: Iterable[tuple[float, float]]) -> tuple[float, float]:
@@ -159,51 +137,27 @@ def _merit(curve: Iterable[tuple[float, float]]) -> tuple[float, float]:
 def _record(
     problem: Problem, size: int, method: str, seed: int, rate: float | None, points: Sequence[Any]
 ) -> dict[str, Any]:
-    """Describe a training by the checkpoints where the gap was lower than ever, and the last."""
-    lowest, kept = np.inf, []
-    for number, (done, seconds, gap) in enumerate(points):
-        if gap < lowest or number == len(points) - 1:
-            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
-        lowest = min(gap, lowest)
-        if lowest < ENOUGH:  # other solvers continue
-            break
+    """Describe a training."""
     return {
         "problem": problem.name,
         "batch_size": size,
         "method": method,
         "seed": seed,
         "rate": "its own" if rate is None else f"{rate * 3 * problem.smoothness:.6g} / (3 L_max)",
-        "passes_seconds_gap": [point for point in kept if np.isfinite(point[2])],
+        "passes_seconds_gap": lowest(points),
     }
 
 
-# --- other packages ----------------------------------------------------------------------------
-
-
-def _peer(
-    solver: str, problem: Problem, size: int, passes: int, seeds: Sequence[int], folder: Path
-) -> Iterator[dict]:
-    """A solver of another package, with the best rate of the same grid where it has one."""
-    abilities = others.SOLVERS[solver]
-    if (size > 1 and not abilities.minibatches) or (problem.is_softmax and not abilities.softmax):
-        return
-
-    def trained(rates: Iterable[float | None], seeds: Iterable[int]) -> list[Any]:
-        jobs = [
-            {"batch_size": size, "rate": rate, "seed": seed, "passes": passes}
-            for rate, seed in product(rates, seeds)
-        ]
-        return others.run(solver, problem, jobs, folder)
-
-    def merits(exponents: Sequence[int]) -> list[tuple[float, float]]:
-        curves = trained(map(float, _rates(problem, exponents)), [TUNING_SEED])
-        return [_merit((done, gap) for done, _, gap in points) for points in curves]
-
-    rate = None
-    if abilities.has_rate:
-        rate = float(_rates(problem, [tuning.best(merits, EXPONENTS)[0]])[0])
-    for seed, points in zip(seeds, trained([rate], seeds)):
-        yield _record(problem, size, solver, seed, rate, points)
+def lowest(points: Sequence[Sequence[float]]) -> list[list[float]]:
+    """The checkpoints where the gap was lower than ever, and the last; rounded."""
+    least, kept = np.inf, []
+    for number, (done, seconds, gap) in enumerate(points):
+        if np.isfinite(gap) and (gap < least or number == len(points) - 1):
+            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
+        least = min(gap, least)
+        if least < ENOUGH:  # other solvers continue
+            break
+    return kept
 
 
 # --- what is shown -----------------------------------------------------------------------------
@@ -212,10 +166,8 @@ def _peer(
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """Those of the first run, and how many trainings of the others need the same passes."""
     records, *rest = runs.values()
-    sizes = sorted({entry["batch_size"] for entry in records})
-    found = {f"convergence {size}": _by_method(records, size) for size in sizes}
-    found["convergence first"] = as_text(list(_first(records)))
-    distances = [e.get("distance_to_reference", 0) for e in records if "Barz" not in e["method"]]
+    found = {"convergence": _by_method(records)}
+    distances = [entry.get("distance_to_reference", 0) for entry in records]
     found["convergence distance"] = f"{max(distances):.0e}"
     first = {_key(entry): entry for entry in records}
     both = [(first[_key(entry)], entry) for run in rest for entry in run if _key(entry) in first]
@@ -243,65 +195,20 @@ def _median(entries: Records, level: float, what: int = 0) -> float:
     return float(np.median([to(entry, level, what) for entry in entries]))
 
 
-def _text(value: float, digits: str = ".0f") -> str:
+def number(value: float, digits: str = ".0f") -> str:
+    """Write a number, or "-" for infinity."""
     return f"{value:{digits}}" if np.isfinite(value) else "-"
 
 
-def _by_method(records: Records, size: int) -> str:
+def _by_method(records: Records) -> str:
     """Medians over the seeds: passes to all levels, and seconds to the middle one."""
     rows = []
-    known = [*METHODS, AT_THEORY, REFERENCE, *others.SOLVERS]
-    for method in [m for m in known if any(_key(e)[1:3] == (size, m) for e in records)]:
-        row = {f"batch size {size}": method}
-        for name in dict.fromkeys(e["problem"] for e in records if e["batch_size"] == size):
+    for method in (*METHODS, REFERENCE, *SKLEARN):
+        row = {"method": method}
+        for name, size in dict.fromkeys(_key(entry)[:2] for entry in records):
             entries = _entries(records, name, size, method)
             passes = [_median(entries, level) for level in LEVELS] if entries else []
-            row[f"{name}: passes"] = "/".join(map(_text, passes))
-            row[f"{name}: s"] = _text(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
+            seconds = number(_median(entries, LEVELS[1], 1), ".2g") if entries else ""
+            row[f"{name}, {size}"] = f"{'/'.join(map(number, passes))} ({seconds})" * bool(entries)
         rows.append(row)
     return as_text(rows)
-
-
-def _first(records: Records) -> Iterator[dict[str, str]]:
-    """Who is first: of others, and of the trainers here."""
-    for name, size in dict.fromkeys(_key(entry)[:2] for entry in records):
-        row = {"problem, batch size": f"{name}, {size}"}
-        methods = dict.fromkeys(e["method"] for e in records if _key(e)[:2] == (name, size))
-        for title, level, what, digits in (
-            ("passes to 1e-9", 1e-9, 0, ".0f"),
-            ("seconds to 1e-6", 1e-6, 1, ".2g"),
-        ):
-            for ours in (False, True):
-                value, method = min(
-                    (_median(_entries(records, name, size, method), level, what), method)
-                    for method in methods
-                    if (method in OURS) == ours
-                )
-                text = f"{method}: {_text(value, digits)}" if np.isfinite(value) else "-"
-                row[title + ", ours" * ours] = text
-        yield row
-
-
-def draw(records: Records) -> Any:
-    """Gaps of the first seed at batch size 1, against data passes and against seconds."""
-    import matplotlib.pyplot as plt
-
-    one_of_each = list(others.SOLVERS)[::2]
-    shown = ("SVRGTrainer", "SAGATrainer", "gluon.Trainer, SGD", *one_of_each)
-    names = [name for name in NAMES if (name, 1) not in LEFT_OUT]
-    size = (4 * len(names), 7)
-    figure, axes = plt.subplots(2, len(names), figsize=size, layout="constrained", sharey=True)
-    for what, (label, row) in enumerate(zip(("data passes", "seconds"), axes)):
-        for ax, name in zip(row, names):
-            for number, method in enumerate(shown):
-                for entry in _entries(records, name, 1, method)[:1]:
-                    points = np.array(entry["passes_seconds_gap"])
-                    style = "--" if method in others.SOLVERS else "-"
-                    color = f"C{number}"
-                    ax.plot(points[:, what], points[:, 2], style, color=color, label=method)
-            ax.set(title=name, xlabel=label, yscale="log", ylim=(ENOUGH, 1))
-            ax.set_xscale("log" if what else "linear")
-            ax.grid(color="#e5e5e5")
-        row[0].set_ylabel("f - f*")
-    figure.legend(*axes[0, 0].get_legend_handles_labels(), loc="outside upper center", ncols=3)
-    return figure

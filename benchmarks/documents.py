@@ -11,11 +11,10 @@ import re
 from pathlib import Path
 from typing import Any, Mapping
 
-from . import convergence, record
+from . import record
 
 ROOT = Path(__file__).parents[1]
 DOCUMENTS = ("*.md", "benchmarks/*.md", "notebooks/**/*.md")
-FIGURE = "convergence.png"
 
 
 def write(folder: Path, benchmarks: Mapping[str, Any], root: Path = ROOT) -> list[Path]:
@@ -25,8 +24,6 @@ def write(folder: Path, benchmarks: Mapping[str, Any], root: Path = ROOT) -> lis
         runs = record.load(name, folder)
         if runs:
             texts.update(benchmark.tables(runs))
-        if runs and benchmark is convergence:
-            convergence.draw(next(iter(runs.values()))).savefig(folder / FIGURE, dpi=100)
     written = []
     for path in sorted(path for pattern in DOCUMENTS for path in root.glob(pattern)):
         before = path.read_text()

@@ -80,16 +80,15 @@ def _status(field: str) -> int:
 
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
-    """What is kept / the peak."""
+    """What is kept / the peak, with oneDNN."""
     rows = []
     for method in dict.fromkeys(entry["method"] for run in runs.values() for entry in run):
         rows_kept = f" ({ROWS} rows)" if "index" in METHODS[method][2] else ""
         row = {"times the parameters": method + rows_kept}
         for version, records in runs.items():
             for entry in records:
-                if entry["method"] == method:
-                    title = version + ("" if entry["onednn"] else ", without oneDNN")
-                    row[title] = f"{entry['kept']:.2f}/{entry['peak']:.2f}"
+                if entry["method"] == method and entry["onednn"]:
+                    row[version] = f"{entry['kept']:.2f}/{entry['peak']:.2f}"
         rows.append(row)
     return {"memory": as_text(rows)}
 

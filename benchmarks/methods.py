@@ -31,9 +31,8 @@ class Trained:
         self.net = PenalizedLoss(problem, dtype)
         self.plain = kind.endswith("SGD")
         trainer = gluon.Trainer if self.plain else TRAINERS.get(kind, SVRGTrainer)
-        own = {"barzilai_borwein": True} if kind == "BB" else {}
         settings = {"learning_rate": rate}
-        self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None, **own)
+        self.trainer = trainer(self.net.collect_params(), "sgd", settings, kvstore=None)
         self._steps = 0
 
     @property
@@ -87,7 +86,7 @@ class Reference:
         self.snapshot: np.ndarray | None = None
         self.rows: dict[int, np.ndarray] = {}  # of stored gradients, or of a table
         self.mean: Any = 0.0  # full gradient, last estimate, or mean of the table, per loss entry
-        self.entries = self.inner_steps = self.grad_evaluations = 0
+        self.entries = self.grad_evaluations = 0
         self.rescale = np.float64(np.float32(1.0 / batch_size))
         self.scale_rate(1.0)
 
@@ -107,15 +106,8 @@ class Reference:
     def refresh(self, batches: Iterable[np.ndarray], store: bool = False) -> None:
         """Take a snapshot and the full gradient."""
         gradients = [self._gradient(self.weights, index) for index in batches]
-        full_grad = sum(gradients) / self.problem.n
-        if self.kind == "BB" and self.snapshot is not None:
-            moved, bent = self.weights - self.snapshot, full_grad - self.mean
-            denominator = self.inner_steps * (moved * bent).sum()
-            if denominator > 0:
-                self.scale_rate((moved**2).sum() / denominator / self.rate)
-        self.snapshot, self.mean = self.weights.copy(), full_grad
+        self.snapshot, self.mean = self.weights.copy(), sum(gradients) / self.problem.n
         self.rows = dict(enumerate(gradients)) if store else {}
-        self.inner_steps = 0
 
     def _from_table(self, gradient: np.ndarray, count: int, position: int) -> np.ndarray:
         """The estimate of SAGA, or of SAG, which moves the row and the mean of the table."""
@@ -129,7 +121,6 @@ class Reference:
     def step(self, index: np.ndarray, position: int | None = None) -> None:
         """Make one step."""
         gradient, count = self._gradient(self.weights, index), len(index)
-        self.inner_steps += 1
         if self.kind in TABLES and position is not None:
             gradient = self._from_table(gradient, count, position)
         elif self.snapshot is not None:
@@ -160,7 +151,7 @@ def drive(solver: Trained | Reference, kind: str, seed: int) -> Iterator[float]:
     while True:
         if kind == "decaying SGD":
             solver.scale_rate(1 / (1 + epoch))
-        if kind in ("SVRG", "stored", "BB", "SARAH") or (kind == "loopless" and not epoch):
+        if kind in ("SVRG", "stored", "SARAH") or (kind == "loopless" and not epoch):
             solver.refresh(whole, store=kind == "stored")
         if kind == "stored" or kind in TABLES:
             is_shuffled = kind == "SAGA" or (kind == "SAG" and not epoch)

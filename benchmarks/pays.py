@@ -18,9 +18,9 @@ from mxnet import gluon
 from tqdm import tqdm
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.compare import compare
 from gluon_svrg.variance import variance
 
-from . import tuning
 from .networks import array, dense
 from .record import Records, as_text, summary
 
@@ -29,7 +29,6 @@ PASSES = 3  # of SVRG: a full gradient, and an epoch with two gradients a step
 POINTS = {"early": 1, "middle": 5, "late": 30}  # epochs of plain SGD before
 SEEDS = range(7)
 LIMITS = (0.1, 0.3, 1.0)  # of the ratio, in the second table
-GUESS = -2  # where the search for a rate begins: 3 to this power
 
 
 def cnn() -> gluon.HybridBlock:
@@ -60,79 +59,53 @@ def _images() -> tuple[np.ndarray, np.ndarray]:
     return (X[order] / 255).reshape(-1, 1, 28, 28).astype("float32"), y[order].astype("float32")
 
 
-class Training:
-    """A network at given weights, and how both methods train it."""
+class Trainings:
+    """Trainings of a network, from given weights or from new ones."""
 
     def __init__(self, case: str, seed: int, samples: int | None) -> None:
-        make, self.l2 = CASES[case]
-        self.host = tuple(values[:samples] for values in _images())
-        self.X, self.y = map(array, self.host)
-        self.n, self.seed = len(self.X), seed
-        mx.random.seed(seed)
-        self.net = make()
-        self.net.initialize(mx.init.Xavier())
-        self.net.hybridize()
-        self.net(self.X[:1])
+        self.make, self.l2 = CASES[case]
+        self.data, self.seed = tuple(values[:samples] for values in _images()), seed
+        self.start: Sequence[np.ndarray] = ()
+        self.net: Any = None  # the last one
+        self.trainers: dict[float, tuple[SVRGTrainer, Any]] = {}  # with their networks, by rate
         self.loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
 
-    @property
-    def weights(self) -> list[np.ndarray]:
-        """Copies of the current ones."""
-        return [p.data().asnumpy() for p in self.net.collect_params().values()]
+    def new_net(self) -> gluon.HybridBlock:
+        """A network with the weights of the start."""
+        self.net = self.make()
+        self.net.initialize(mx.init.Xavier())
+        self.net.hybridize()
+        self.net(array(self.data[0][:1]))
+        for parameter, value in zip(self.net.collect_params().values(), self.start):
+            parameter.set_data(array(value))
+        return self.net
 
-    def loss_of(self, X: Any, y: Any) -> Any:
+    def loss_of(self, net: Any, X: Any, y: Any) -> Any:
         """The loss of each sample, with the penalty."""
-        losses = self.loss_function(self.net(X), y)
+        losses = self.loss_function(net(X), y)
         if not self.l2:
             return losses
-        squares = [(p.data() ** 2).sum() for p in self.net.collect_params().values()]
+        squares = [(p.data() ** 2).sum() for p in net.collect_params().values()]
         return losses + 0.5 * self.l2 * sum(squares)
 
-    def loss(self) -> float:
-        """The mean over all samples; inf after a divergence."""
-        mean = float(self.loss_of(self.X, self.y).asnumpy().astype("float64").mean())
-        return mean if np.isfinite(mean) else np.inf
-
-    def batches(self, rng: np.random.RandomState) -> list[tuple[Any, Any]]:
-        """The shuffled minibatches of an epoch."""
-        order = rng.permutation(self.n)
-        X, y = (array(values[order]) for values in self.host)
-        starts = range(0, self.n, BATCH_SIZE)
-        return [(X[s : s + BATCH_SIZE], y[s : s + BATCH_SIZE]) for s in starts]
-
-    def train(
-        self, method: str, exponent: int, epochs: int, salt: int, start: Sequence[np.ndarray]
-    ) -> SVRGTrainer:
-        """Epochs of SVRG or of plain SGD: without a snapshot, the trainer is `gluon.Trainer`."""
-        for parameter, value in zip(self.net.collect_params().values(), start):
-            parameter.set_data(array(value))
-        settings = {"learning_rate": 3.0**exponent}
-        params = self.net.collect_params()
-        trainer = SVRGTrainer(params, "sgd", settings, lock_random=False)
-        rng = np.random.RandomState(1000 * salt + self.seed)
-        for _ in range(epochs):
-            batches = self.batches(rng)
-            if method == "SVRG":
-                trainer.update_full_grads(self.loss_of, batches)
-            for X, y in batches:
-                trainer.step(len(X), closure=partial(self.loss_of, X, y))
-            mx.nd.waitall()
+    def svrg(self, params: Any, rate: float) -> SVRGTrainer:
+        """A trainer, which is kept."""
+        own = {"lock_random": False, "kvstore": None}
+        trainer = SVRGTrainer(params, "sgd", {"learning_rate": rate}, **own)
+        self.trainers[rate] = trainer, self.net
         return trainer
 
-    def tuned(
-        self, method: str, guess: int, epochs: int, salt: int, start: Sequence[np.ndarray]
-    ) -> tuple[int, float]:
-        """The exponent of the rate that ends lowest, and that loss."""
+    def by(self, methods: Mapping[str, Any], passes: int, salt: int, **rates: Any) -> Mapping:
+        """For each method its training at the best rate."""
+        same = {"passes": passes, "batch_size": BATCH_SIZE, "seeds": [1000 * salt + self.seed]}
+        how = {"methods": methods, "plain_epochs": 0, "progress": False, **same, **rates}
+        found = compare(self.new_net, self.loss_of, self.data, **how)
+        return {name: training for name, (training,) in found.chosen.items()}
 
-        def end(exponent: int) -> float:
-            try:
-                self.train(method, exponent, epochs, salt, start)
-            except FloatingPointError:  # a full gradient is not finite
-                return np.inf
-            return self.loss()
-
-        grid = (guess - 1, guess, guess + 1)
-        return tuning.best(lambda exponents: list(map(end, exponents)), grid)
+    def go_on(self, rate: float, epochs: int, salt: int) -> None:
+        """Train by plain SGD; the next trainings start where it ends."""
+        self.by({"SGD": "sgd"}, epochs, salt, learning_rates=[rate])
+        self.start = [p.data().asnumpy() for p in self.net.collect_params().values()]
 
 
 def run(quick: bool) -> Records:
@@ -141,33 +114,34 @@ def run(quick: bool) -> Records:
     seeds, samples = (SEEDS[:1], 320) if quick else (SEEDS, None)
     records = []
     for name in list(CASES)[: 1 if quick else None]:
-        first = Training(name, SEEDS[0], samples)
-        exponent, _ = first.tuned("SGD", GUESS, max(points.values()), 0, first.weights)
+        first = Trainings(name, SEEDS[0], samples)
+        rate = first.by({"SGD": "sgd"}, max(points.values()), 0)["SGD"].learning_rate
         for seed in tqdm(seeds, desc=name, leave=False):
-            training, done = Training(name, seed, samples), 0
-            weights = training.weights
+            trainings, done = Trainings(name, seed, samples), 0
             for point, epochs in points.items():
-                training.train("SGD", exponent, epochs - done, done, weights)
-                weights, done = training.weights, epochs
-                found = _compared(training, weights, exponent, epochs + 100)
+                trainings.go_on(rate, epochs - done, done)
+                done = epochs
+                found = {"rate_before": rate, **_compared(trainings, epochs + 100)}
                 records.append({"case": name, "point": point, "seed": seed, **found})
     return records
 
 
-def _compared(
-    training: Training, weights: list[np.ndarray], guess: int, salt: int
-) -> dict[str, Any]:
+def _compared(trainings: Trainings, salt: int) -> dict[str, Any]:
     """Both methods from the same weights, with other minibatches than before."""
-    before = training.loss()
-    found: dict[str, Any] = {"loss": before, "rate_before": 3.0**guess}
-    for method, epochs in (("SGD", PASSES), ("SVRG", 1)):
-        exponent, loss = training.tuned(method, guess, epochs, salt, weights)
-        found[method] = {"rate": 3.0**exponent, "loss": loss}
-    trainer = training.train("SVRG", exponent, 1, salt, weights)
-    data = training.batches(np.random.RandomState(training.seed))
-    measured = variance(trainer, training.loss_of, data)
-    gain = (before - found["SVRG"]["loss"]) / (before - found["SGD"]["loss"])
-    return {**found, "noise": measured.noise, "ratio": measured.ratio, "gain": gain}
+    ends = trainings.by({"SGD": "sgd", "SVRG": trainings.svrg}, PASSES, salt)
+    loss = {name: training.of("loss") for name, training in ends.items()}
+    gains = {name: losses[0] - losses[-1] for name, losses in loss.items()}
+    found: dict[str, Any] = {"loss": loss["SGD"][0]}
+    for name, training in ends.items():
+        found[name] = {"rate": training.learning_rate, "loss": loss[name][-1]}
+    trainer, net = trainings.trainers[ends["SVRG"].learning_rate]
+    order = np.random.RandomState(trainings.seed).permutation(len(trainings.data[1]))
+    X, y = (array(values[order]) for values in trainings.data)
+    starts = range(0, len(order), BATCH_SIZE)
+    batches = [(X[s : s + BATCH_SIZE], y[s : s + BATCH_SIZE]) for s in starts]
+    measured = variance(trainer, partial(trainings.loss_of, net), batches)
+    found.update({"noise": measured.noise, "ratio": measured.ratio})
+    return {**found, "gain": gains["SVRG"] / gains["SGD"]}
 
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:

@@ -35,31 +35,38 @@ def problem(name: str) -> Problem:
 
 
 class Problem:
-    """Logistic regression (labels +-1) or softmax regression (labels 0, 1, ...).
+    """Logistic regression (labels +-1), softmax regression (labels 0, 1, ...), or Huber's loss.
 
     The weights have shape (1, features) or (classes, features), and start at zero. `smoothness` is
     the largest Lipschitz constant of the gradient of a single loss: L_max.
     """
 
-    def __init__(self, name: str, X: np.ndarray, y: np.ndarray) -> None:
-        self.name, self.X, self.y = name, X, y
+    def __init__(self, name: str, X: np.ndarray, y: np.ndarray, is_huber: bool = False) -> None:
+        self.name, self.X, self.y, self.is_huber = name, X, y, is_huber
         self.n = len(X)
-        self.l2 = 1.0 / self.n
-        self.is_softmax = y.min() == 0
+        self.l2, self.l1 = 1.0 / self.n, 0.0
+        self.is_softmax = not is_huber and y.min() == 0
         classes = int(y.max()) + 1 if self.is_softmax else 1
         self.shape = (classes, X.shape[1])
-        curvature = 0.5 if self.is_softmax else 0.25
+        curvature = 0.5 if self.is_softmax else 1.0 if is_huber else 0.25
         self.smoothness = curvature * float((X**2).sum(axis=1).max()) + self.l2
         self._targets = (np.arange(classes)[:, None] == y).astype(float)  # one-hot, (classes, n)
 
     def loss(self, weight: np.ndarray) -> float:
-        """The mean loss, penalty included."""
-        outputs = weight @ self.X.T
+        """The mean loss, penalties included."""
+        return self.objective(weight, weight @ self.X.T)
+
+    def objective(self, weight: np.ndarray, outputs: np.ndarray) -> float:
+        """The same, for outputs that are known."""
         if self.is_softmax:
             losses = np.logaddexp.reduce(outputs, axis=0) - (outputs * self._targets).sum(axis=0)
+        elif self.is_huber:  # quadratic where the residual is below 1
+            residuals = np.abs(outputs[0] - self.y)
+            losses = np.where(residuals < 1, 0.5 * residuals**2, residuals - 0.5)
         else:
             losses = np.logaddexp(0, -self.y * outputs[0])
-        return float(losses.mean() + 0.5 * self.l2 * (weight**2).sum())
+        penalties = 0.5 * self.l2 * (weight**2).sum() + self.l1 * np.abs(weight).sum()
+        return float(losses.mean() + penalties)
 
     def gradient(self, weights: np.ndarray, index: Any = slice(None)) -> np.ndarray:
         """The sum of the gradients over some samples, all by default.
@@ -72,6 +79,8 @@ class Problem:
             exponentials = np.exp(outputs - outputs.max(axis=-2, keepdims=True))
             delta = exponentials / exponentials.sum(axis=-2, keepdims=True)
             delta -= self._targets[:, index]
+        elif self.is_huber:
+            delta = np.clip(outputs - self.y[index], -1, 1)
         else:
             y = self.y[index]
             delta = -0.5 * y * (1 - np.tanh(0.5 * y * outputs))  # -y / (1 + exp(y z))
@@ -107,7 +116,7 @@ class PenalizedLoss(gluon.HybridBlock):
 
     def __init__(self, problem: Problem, dtype: str = "float64") -> None:
         super().__init__()
-        self.l2, self.is_softmax = problem.l2, problem.is_softmax
+        self.l2, self.is_softmax, self.is_huber = problem.l2, problem.is_softmax, problem.is_huber
         self.linear = {"no_bias": True, "num_hidden": problem.shape[0]}
         settings = {"shape": problem.shape, "dtype": dtype}
         if mx.util.is_np_array():
@@ -125,6 +134,8 @@ class PenalizedLoss(gluon.HybridBlock):
             outputs = mx.npx.fully_connected(X, weight, **self.linear)
             if self.is_softmax:
                 losses = -mx.npx.pick(mx.npx.log_softmax(outputs), y)
+            elif self.is_huber:
+                losses = mx.npx.smooth_l1(outputs.reshape(-1) - y, scalar=1.0)
             else:
                 losses = mx.npx.activation(-y * outputs.reshape(-1), act_type="softrelu")
             return losses + 0.5 * self.l2 * mx.np.square(weight).sum()
@@ -136,6 +147,8 @@ class PenalizedLoss(gluon.HybridBlock):
             outputs = F.FullyConnected(X, weight, **self.linear)
             if self.is_softmax:
                 losses = -F.pick(F.log_softmax(outputs), y)
+            elif self.is_huber:
+                losses = F.smooth_l1(F.reshape(outputs, (-1,)) - y, scalar=1.0)
             else:
                 losses = F.Activation(-y * F.reshape(outputs, (-1,)), act_type="softrelu")
             return F.broadcast_add(losses, 0.5 * self.l2 * F.sum(F.square(weight)))

@@ -19,8 +19,7 @@ The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of sev
 (``launch``, ``join``).
 """
 
-# Names are imported on first use. So the command line starts without MXNet, and a server that
-# unpickles an optimizer inside `import mxnet` can import this package.
+# Names are imported on first use: the command line needs no MXNet, and servers import this early.
 from __future__ import annotations
 
 from importlib import import_module as _import_module
@@ -37,7 +36,7 @@ if TYPE_CHECKING:
     from .storm import STORMTrainer as STORMTrainer
     from .svrg import SVRGTrainer as SVRGTrainer
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 #: Where each public name is defined.
 _MODULES = {

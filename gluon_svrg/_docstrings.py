@@ -11,11 +11,7 @@ _HEADING = re.compile(r"^    (\w[\w ]*)\n    -+\n", re.MULTILINE)
 
 
 def trainer(cls: T) -> T:
-    """Complete the docstring and the signature of a trainer by those of its base class.
-
-    The docstring in the file, which an editor shows, has what differs. `help` shows all sections,
-    and all parameters, with those of the method in the place of ``**own``.
-    """
+    """Complete docstring and signature of a trainer by its base class; `**own` is its method's."""
     base: Any = cls.__mro__[1]
     method: Any = cls._method_class  # type: ignore[attr-defined]
     shared, own = (inspect.signature(f).parameters for f in (base.__init__, method.__init__))

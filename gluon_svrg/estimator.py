@@ -20,8 +20,7 @@ __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 class SVRGBatchProcessor(BatchProcessor):
     """Computes the SVRG estimate of each minibatch, so that the `Estimator` makes a step with it.
 
-    Use it together with a `FullGradHandler` and an `SVRGTrainer`, or with a `STORMTrainer` or
-    `MARSTrainer` alone.
+    Use it with a `FullGradHandler` and an `SVRGTrainer`, or with a `STORMTrainer` or `MARSTrainer`.
 
     Examples
     --------
@@ -91,9 +90,8 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
     train_data : iterable
         The whole data, usually the loader that trains the network.
     update_freq : int or refresh schedule
-        The number of epochs between refreshes: due when the epoch, counted over all calls of
-        ``fit`` with a handler, is a multiple of it. Or a schedule of `gluon_svrg.schedule`. Without
-        a snapshot, a refresh is always due.
+        The number of epochs between refreshes, counted over all calls of ``fit`` with a handler, or
+        a schedule of `gluon_svrg.schedule`. Without a snapshot, a refresh is always due.
     progress : bool, default False
         Whether to show a progress bar for the pass over the data (needs tqdm).
     priority : int, default -3000
@@ -101,10 +99,8 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
 
     Raises
     ------
-    TypeError
-        If there is no data, or ``update_freq`` is neither a whole number nor a schedule.
-    ValueError
-        If ``update_freq`` is not positive.
+    TypeError, ValueError
+        If there is no data, or ``update_freq`` is neither a positive whole number nor a schedule.
 
     Examples
     --------
@@ -137,8 +133,8 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
             raise RuntimeError(
-                "FullGradHandler needs an SVRGBatchProcessor: another one would not use full "
-                "gradients. Pass Estimator(..., batch_processor=SVRGBatchProcessor())."
+                "FullGradHandler needs an SVRGBatchProcessor, which uses full gradients: pass "
+                "Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
@@ -182,7 +178,7 @@ def _method_of(estimator: Any) -> Method:
         )
     if trainer._method.needs_table:
         raise TypeError(
-            f"{name} needs batch_index, the position of each minibatch, which an Estimator does "
-            "not tell. Write the loop yourself, or use SVRGTrainer."
+            f"{name} needs batch_index, which an Estimator does not tell. Write the loop yourself, "
+            "or use SVRGTrainer."
         )
     return trainer._method

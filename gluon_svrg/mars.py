@@ -40,11 +40,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class MARS(Recursive):
-    """The weights before the last step, or the last gradient.
-
-    ``gamma`` and ``beta`` are rounded to float32, as MXNet rounds the hyperparameters of its
-    optimizers.
-    """
+    """The weights before the last step, or the last gradient. Factors are rounded to float32."""
 
     replaces_grads = True
     needs_closure = True
@@ -77,7 +73,6 @@ class MARS(Recursive):
         self.s = gamma * beta / (1 - beta)
         self.clip, self.include_vectors = clip, include_vectors
         self.keeps_weights, self.keeps_mean = exact, not exact
-        self.keeps_errors = self.keeps_mean
 
     def check_arguments(self, trainer: str, *arguments: Any) -> None:
         """Raise if gradients must not be compressed."""
@@ -95,7 +90,7 @@ class MARS(Recursive):
             return AS_IT_IS
         if self.keeps_weights:
             return Terms(a=1 + s, b=-s, reference=self.point, only=chosen)
-        return Terms(a=1 + s, k=-s, mean=self.mean, is_later=True, only=chosen)
+        return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step, and V from G and the last m, and clip."""
@@ -112,9 +107,9 @@ class MARS(Recursive):
 
     def moved(self, live: LiveGradients) -> None:
         """If approximate, m is of the last minibatches alone."""
-        super().moved(live)
         if self.keeps_mean:
-            self.in_objective = live.reached
+            self.in_objective = []
+        super().moved(live)
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
         """Clip."""
@@ -152,17 +147,15 @@ class MARSTrainer(VarianceReducedTrainer):
         Whether ``g_before`` is the gradient of the same minibatch, which takes two gradients per
         step. Otherwise it is the gradient of the previous minibatch, as computed in its step.
     include_vectors : bool, default False
-        Whether parameters of one dimension, such as biases, are corrected and clipped as well. The
-        paper leaves them to the plain optimizer.
+        Whether parameters of one dimension, such as biases, are corrected and clipped as well.
 
     Notes
     -----
     Every step needs a closure, even the first. With ``exact=True`` there is a `snapshot`, and no
-    `full_grads`. With ``exact=False`` it is the other way round: these are the mean gradient of the
-    last minibatch, zero for parameters that are left alone. `update_full_grads` starts over: the
-    current weights, or the full gradient, are compared with next. `discard_snapshot` also starts
-    over: the next step uses the gradient of its minibatch. The trainer needs twice the memory of
-    the parameters in addition, with ``exact=True`` three times.
+    `full_grads`; otherwise these are the mean gradient of the last minibatch, zero for parameters
+    that are left alone. `update_full_grads` starts over with the current weights, or with the full
+    gradient, and `discard_snapshot` with the gradient of the next minibatch. The trainer needs
+    twice the memory of the parameters in addition, with ``exact=True`` three times.
 
     References
     ----------

@@ -5,15 +5,11 @@ the penalty. With the step ``t`` of the last update, each weight becomes::
 
     the x that minimizes  |x - w|^2 / 2 + t * penalty(x)
 
-So weights become exactly zero, or stay inside a box. Weight decay and penalties inside the loss
-cannot do this.
+So weights become exactly zero, or stay inside a box, as by no penalty inside the loss.
 
-The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: that is
-how far one gradient moves a weight in total. With the learning rate alone, SGD with momentum would
-find the minimum for a penalty ``1 - momentum`` times as strong.
-
-Files of `save_states` do not store the operator: it is an argument of the trainer. Wrong arguments
-raise a TypeError or a ValueError.
+The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: so far
+does one gradient move a weight in total. Files of `save_states` do not store the operator. Wrong
+arguments raise a TypeError or a ValueError.
 """
 
 from __future__ import annotations
@@ -34,6 +30,8 @@ from . import _arguments, _mxnet
 from .kvstore.kinds import parameters_of
 
 __all__ = ["L1", "Box", "ElasticNet", "GroupLasso", "Prox"]
+
+_LEAST = sys.float_info.min  # MXNet's operators refuse smaller numbers
 
 
 class Prox:
@@ -72,7 +70,7 @@ class Prox:
         Returns
         -------
         NDArray
-            The new values, of the same shape and dtype. The trainer copies them into the weight.
+            The new values, of the same shape and dtype.
         """
         raise NotImplementedError
 
@@ -89,8 +87,8 @@ class L1(Prox):
     Parameters
     ----------
     strength : float
-        The factor of the penalty, which is added to the *mean* loss. It is ``alpha`` of
-        scikit-learn's ``Lasso``, and ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
+        The factor of the penalty, which is added to the *mean* loss: ``alpha`` of scikit-learn's
+        ``Lasso``, ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
 
     Examples
     --------
@@ -107,7 +105,7 @@ class L1(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
-        return _soft(weight, _times(step, self.strength))
+        return _soft(weight, step * self.strength)
 
 
 @dataclass(frozen=True)
@@ -122,9 +120,8 @@ class ElasticNet(Prox):
     Parameters
     ----------
     l1, l2 : float
-        The factors of the two penalties, which are added to the mean loss. ``l2`` means the same as
-        the optimizer's ``wd``, which is part of the gradient, and adds to it. They are
-        ``alpha * l1_ratio`` and ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``.
+        The factors of the penalties, which are added to the mean loss: ``alpha * l1_ratio`` and
+        ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``. ``l2`` adds to ``wd``.
 
     Examples
     --------
@@ -143,7 +140,7 @@ class ElasticNet(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
-        return _soft(weight, _times(step, self.l1)) / (1 + step * self.l2)
+        return _soft(weight, step * self.l1) / (1 + step * self.l2)
 
 
 @dataclass(frozen=True)
@@ -162,9 +159,7 @@ class GroupLasso(Prox):
         sizes.
     axis : int or None, default 0
         The groups are the slices along this axis. In Gluon's layers, 0 makes a group for each
-        output: the row of a unit in a matrix, the filter of a channel in a convolution. 1 makes a
-        group for each input: the column of a feature. None makes the whole weight one group. Along
-        axis 0 of a vector, such as a bias, each entry is a group.
+        output, and 1 for each input. None makes the whole weight one group.
 
     Examples
     --------
@@ -185,7 +180,7 @@ class GroupLasso(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         """Compute the new values of a weight."""
-        least = _times(step, self.strength)
+        least = max(step * self.strength, _LEAST)
         inside = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
         norm = (weight**2).sum(axis=inside, keepdims=True).sqrt() if inside else weight.abs()
         # Not max(1 - least / norm, 0): a norm of zero would give NaN where `least` is zero.
@@ -206,8 +201,7 @@ class Box(Prox):
     Parameters
     ----------
     low, high : float
-        The bounds, ``-inf`` and ``inf`` included: ``Box(0, inf)`` keeps weights from being
-        negative.
+        The bounds, perhaps infinite: ``Box(0, inf)`` keeps weights from being negative.
 
     Examples
     --------
@@ -236,13 +230,8 @@ class Box(Prox):
 
 def _soft(weight: NDArray, least: float) -> NDArray:
     """Compute ``sign(w) * max(|w| - least, 0)``, as w minus w clipped to ``[-least, least]``."""
+    least = max(least, _LEAST)
     return weight - mx.nd.maximum(mx.nd.minimum(weight, least), -least)
-
-
-def _times(step: float, strength: float) -> float:
-    """Multiply the two; MXNet's operators refuse numbers too small for all digits: these are 0."""
-    product = step * strength
-    return product if product >= sys.float_info.min else 0.0
 
 
 #: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.
@@ -250,10 +239,7 @@ ProxArgument = Union[Prox, Mapping[Union[str, Parameter], Optional[Prox]], None]
 
 
 class ProximalOperators:
-    """The operators of a trainer's parameters; the arguments are those of the trainer.
-
-    Before an update `note_moving` notes which weights it moves, after it `apply` changes them.
-    """
+    """The operators of a trainer's parameters; the arguments are those of the trainer."""
 
     def __init__(self, prox: ProxArgument, params: Any, optimizer: Any, settings: Any) -> None:
         self._operators = _by_parameter(prox, params)

@@ -1,8 +1,7 @@
 """The base of SARAH, STORM and MARS, which compare a minibatch with the previous step.
 
 The reference is the weights before the last step, and m comes from the last estimate. A step writes
-both anew, and they take effect when the optimizer has moved the weights. So a step that is skipped,
-or that raises an exception, changes nothing.
+both anew, and they take effect when the optimizer has moved the weights.
 """
 
 from __future__ import annotations
@@ -25,13 +24,9 @@ NEEDS_CLOSURE = (
 
 
 class Recursive(Method):
-    """A method whose reference is the previous step.
-
-    Frozen values are not kept: both passes of a step compute with the current ones.
-    """
+    """A method whose reference is the previous step. Both passes have the current frozen values."""
 
     moves = True
-    keeps_errors = True
     keeps_weights = True
     keeps_mean = True
 
@@ -52,8 +47,6 @@ class Recursive(Method):
     def treated(self) -> Sequence[bool] | None:
         """A flag for each parameter that the method treats; None if it treats all."""
         return None
-
-    # --- the state after a step ----------------------------------------------------------------
 
     def refresh(self, full: FullGradient) -> None:
         """Start over at the current weights: m is the full gradient."""
@@ -88,7 +81,8 @@ class Recursive(Method):
     def moved(self, live: LiveGradients) -> None:
         """Put the next state in place of the last one, whose memory is used again."""
         super().moved(live)
-        self.point, self._other = self._other, self.point
-        if self.keeps_mean:
-            self.network.give_spare([] if self.mean is None else self.mean.sums)
-            self.mean = live.following
+        kept, last = live.following if self.keeps_mean else None, self.mean
+        new = kept, self._other, self.point, None
+        self.mean, self.point, self._other, live.following = new  # an interrupt comes between lines
+        if last is not None:
+            self.network.give_spare(last.sums)

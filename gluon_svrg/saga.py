@@ -46,7 +46,6 @@ class SAGA(Method):
     """The table, and its sum."""
 
     moves = True
-    keeps_errors = True
     needs_table = True
     can_store_grads = True
     not_corrected = NO_ROW
@@ -61,8 +60,6 @@ class SAGA(Method):
         self._is_complete = False  # no more rows will come
         # Replaced with the network's arrays
         self._spare: list[Columns] = []  # memory for rows
-
-    # --- a minibatch ---------------------------------------------------------------------------
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - r + c m``."""
@@ -97,8 +94,6 @@ class SAGA(Method):
         self.taken_at = TakenAt.now(Point.copied(self.network, frozen=True), index)
         return row._replace(losses=Losses.of(found.recorded.losses))
 
-    # --- the state that changes with a step ----------------------------------------------------
-
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
         if self._is_complete:
@@ -107,20 +102,16 @@ class SAGA(Method):
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
         """Compute N m and N after the step, and leave the optimizer its gradient."""
-        added: Any
-        if isinstance(entries, NDArray):
-            entries, added = entries.split(2, axis=0)
-        else:
-            (added,) = self.numbers(live.rows)
         network, mean = self.network, self.mean
+        added: Any = self.numbers(live.rows)[0]
+        is_alone = len(network.live) == len(live.rows) == 1 and live.total is network.live
+        if isinstance(entries, NDArray):
+            (entries, added), is_alone = entries.split(2, axis=0), False
         sums = network.take_spare()
         # Where V is of one minibatch on one device, V - C m is g - r, and the sum is there already.
-        is_alone = len(network.live) == len(live.rows) == 1 and live.total is network.live
-        if is_alone and not isinstance(entries, NDArray):
-            pass
-        elif mean is None:
+        if mean is None and not is_alone:
             copy(live.total, sums, 1.0 / live.total_scale)
-        else:
+        elif mean is not None and not is_alone:
             # V - C m first: it is zero where g is the row, so that the sum does not drift.
             move = (-1.0 * (entries / mean.entries), 2), (1.0 / live.total_scale, 1)
             for row in zip(sums, live.total, mean.sums):
@@ -135,14 +126,14 @@ class SAGA(Method):
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
         if not self._is_complete:  # a refresh knows all losses
             super().moved(live)
-        self._spare += [self.table[index].grads for index in live.rows if index in self.table]
-        self.table.update(live.rows)
-        self.network.give_spare([] if self.mean is None else self.mean.sums)
-        self.mean = live.following
         if self.taken_at is not None and self.taken_at.visit is None:
             self.taken_at = None  # the step after a refresh has checked it
-
-    # --- a new table ---------------------------------------------------------------------------
+        for index, row in live.rows.items():
+            last, self.table[index] = self.table.get(index, row), row
+            self._spare += [last.grads] if last is not row else []
+        before, self.mean, live.following = self.mean, live.following, None
+        if before is not None:
+            self.network.give_spare(before.sums)
 
     def refresh(self, full: FullGradient) -> None:
         """Take over the gradients of all minibatches at the current weights."""
@@ -165,8 +156,6 @@ class SAGA(Method):
         if self.mean is None or not self.network.fits(self.mean.sums):
             self.discard()  # its memory is for other arrays
         self._spare, self.taken_at = [], None
-
-    # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """The table and its sum; None if it is empty."""
@@ -214,9 +203,8 @@ class SAGATrainer(VarianceReducedTrainer):
         g - row + count * mean
 
     ``mean`` is the mean of the table per loss entry; row and mean change with the step. A step
-    takes one gradient, and there are no other passes over the data. So a step costs little more
-    than one of `gluon.Trainer`, but the table has a gradient for each minibatch. Use it for small
-    models and fixed minibatches, in any order.
+    takes one gradient, and costs little more than one of `gluon.Trainer`. But the table has a
+    gradient for each minibatch: use it for small models and fixed minibatches, in any order.
 
     See Also
     --------
@@ -224,16 +212,13 @@ class SAGATrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    - `update_full_grads` fills the table with all gradients at the current weights (with or without
-      ``store_grads``). Otherwise the steps themselves fill it: unvisited rows are zero, and the
-      mean is over the entries of visited ones.
-    - There is no snapshot: ``has_snapshot`` is False, ``snapshot`` is None, and `at_snapshot`
-      raises an error. `full_grads` is the mean of the table. `discard_snapshot` begins a new one.
-    - ``inner_steps`` counts from the last `update_full_grads`, or from the start.
+    - `update_full_grads` fills the table with all gradients at the current weights. Otherwise the
+      steps fill it: unvisited rows are zero, and the mean is over the entries of visited ones.
+    - There is no snapshot, and `at_snapshot` raises an error. `full_grads` is the mean of the
+      table. `discard_snapshot` begins a new one.
     - Workers share the mean of the table, and each has the rows of its own minibatches.
-    - The memory is one gradient per device for each minibatch, and three more; without
-      `update_full_grads` a copy of the weights too, until the first minibatch comes again and its
-      losses are compared with those of then. While `update_full_grads` runs there are two tables.
+    - The memory is one gradient per device for each minibatch, and three more; for a while a copy
+      of the weights too. While `update_full_grads` runs there are two tables.
     - With ``grad_req='add'`` several minibatches make one update. Each needs its own index.
     - Save and load each worker's states separately: only its own file has its rows.
 
@@ -271,11 +256,8 @@ class SAGATrainer(VarianceReducedTrainer):
 class SAGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 
-    This is like `SAGATrainer`, but a step passes to the optimizer::
-
-        count * mean,        where the minibatch's row is its new gradient already
-
-    The estimate is biased, but has less variance.
+    This is like `SAGATrainer`, but the optimizer gets ``count * mean`` of the table with the new
+    gradient: a biased estimate, but with less variance.
 
     See Also
     --------
@@ -288,22 +270,15 @@ class SAGTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    Draw the minibatches with replacement, once all were visited:
+    A loop as for `SAGATrainer`, that draws the minibatches with replacement, once all were visited:
 
     >>> import random
-    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SAGTrainer
-    >>> net = gluon.nn.Dense(1, in_units=2)
+    >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> data = [(k * ones((3, 2)), ones((3, 1))) for k in range(1, 5)]
-    >>> def loss_of(X, y):
-    ...     return gluon.loss.L2Loss()(net(X), y)
     >>> trainer = SAGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
-    >>> for i in [*range(4), *random.choices(range(4), k=8)]:
-    ...     X, y = data[i]
-    ...     loss = trainer.step(len(X), closure=lambda: loss_of(X, y), batch_index=i)
+    >>> indices = [*range(4), *random.choices(range(4), k=8)]
     """
 
     _method_class = SAG

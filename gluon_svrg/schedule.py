@@ -2,7 +2,7 @@
 
 ``SVRGTrainer(coefficient=...)`` calls a coefficient schedule (`Linear`, `Cosine`, `Until`) with the
 index of a snapshot, from 0. A refresh schedule says whether a full gradient is due. Its state is
-saved with the trainer, and so are the draws of a sampler after ``trainer.register(sampler)``::
+saved with the trainer; that of a sampler after ``trainer.register(sampler)``::
 
     refresh = EverySteps(1000)
     for X, y in train_data:
@@ -23,7 +23,7 @@ import numpy as np
 from mxnet.gluon.data import Sampler
 
 from . import _arguments, saving
-from .passes.warn import warn
+from .passes.watch import warn
 
 if TYPE_CHECKING:
     from .trainer import VarianceReducedTrainer
@@ -39,8 +39,7 @@ class Linear:
     """A coefficient that falls linearly, constant between snapshots, as in alpha-SVRG.
 
     For snapshot ``s`` it is ``final + (initial - final) * (1 - s / num_snapshots)``, and ``final``
-    from ``s = num_snapshots`` on. `SVRGTrainer` names the paper, which recommends 0.5 to 1 for
-    ``initial``.
+    from ``s = num_snapshots`` on. The paper recommends 0.5 to 1 for ``initial``.
 
     Parameters
     ----------
@@ -103,8 +102,7 @@ class Cosine(Linear):
 class Until:
     """Variance reduction for the first snapshots only, then the plain optimizer at its own cost.
 
-    Once it is over, `SVRGTrainer.update_full_grads` makes no pass over the data: it discards the
-    snapshot, and returns nan instead of a mean loss.
+    Then `SVRGTrainer.update_full_grads` discards the snapshot, and returns nan without a pass.
 
     Parameters
     ----------
@@ -133,12 +131,12 @@ class Until:
         return 0.0 if self.is_over(index) else self.value
 
     def is_over(self, index: int) -> bool:
-        """Whether this snapshot comes after the last one.
+        """Whether a snapshot comes after the last one.
 
         Parameters
         ----------
         index : int
-            The index of the snapshot, from 0.
+            Its index, from 0.
 
         Returns
         -------
@@ -149,7 +147,7 @@ class Until:
 
 
 class _Refresh:
-    _is_time: Any  # whether a schedule asks for a refresh now
+    _is_time: Any  # whether a refresh is due where there is a snapshot
 
     def due(self, trainer: VarianceReducedTrainer) -> bool:
         """Whether a refresh is due; it always is where a trainer lacks a snapshot.
@@ -157,17 +155,12 @@ class _Refresh:
         Parameters
         ----------
         trainer : SVRGTrainer
-            The trainer. Call this once before each step, or, of `EveryEpochs`, before each epoch.
+            Call this once before each step, or, of `EveryEpochs`, before each epoch.
 
         Returns
         -------
         bool
             Whether to call ``update_full_grads``.
-
-        Raises
-        ------
-        TypeError
-            If it is not a trainer with snapshots.
         """
         if not hasattr(type(trainer), "wants_snapshot"):
             raise TypeError(
@@ -253,14 +246,12 @@ class EverySteps(_Refresh):
 class Loopless(_Refresh):
     """A refresh at each step with a given probability: L-SVRG [1]_.
 
-    The coin of a step depends only on the seed and the number of the step, so it is the same on all
-    workers that call ``due`` once per step.
+    The coin of a step depends on the seed and the number of the step alone: all workers have it.
 
     Parameters
     ----------
     probability : float
-        The probability of a refresh, above 0 and up to 1. The expected number of steps between
-        refreshes is its inverse.
+        The probability of a refresh, above 0 and up to 1.
     seed : int, default 0
         The seed of the coins, from 0.
 
@@ -280,8 +271,7 @@ class Loopless(_Refresh):
     asked: int = field(default=0, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        name = "probability"
-        self.probability = _arguments.number(self.probability, name, high=1, open_low=True)
+        _arguments.number(self.probability, "probability", high=1, open_low=True)
         self.seed = _arguments.whole(self.seed, "seed", 0)
 
     def _is_time(self, trainer: VarianceReducedTrainer) -> bool:
@@ -295,18 +285,18 @@ class Loopless(_Refresh):
 class PartialSampler(Sampler):
     """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
 
-    Pass it to a `mxnet.gluon.data.DataLoader`, and pass that to `SVRGTrainer.update_full_grads`.
-    Each iteration draws new samples.
+    Pass `SVRGTrainer.update_full_grads` a `mxnet.gluon.data.DataLoader` with it. Each iteration
+    draws new samples.
 
     Parameters
     ----------
     length : int
         The number of samples in the data.
     num_samples : int or callable
-        The number of samples in a draw, at most the length without replacement. Or a function that
-        returns it, of the number of the draw from 0, for draws that grow [2]_.
+        The number of samples in a draw, or a function of the number of the draw, from 0, that
+        returns it: for draws that grow [2]_.
     seed : int, default 0
-        The seed of the draws, from 0. Use the same on all workers that draw from the same data.
+        The seed of the draws, from 0: the same on all workers that draw from the same data.
     replacement : bool, default False
         Whether a sample can be drawn twice.
 
@@ -380,8 +370,6 @@ class Coefficient:
         """Whether the schedule wants no more snapshots."""
         is_over = getattr(self._schedule, "is_over", None)
         return is_over is not None and bool(is_over(num_snapshots))
-
-    # --- a part of a file ----------------------------------------------------------------------
 
     def state(self) -> dict[str, Any]:
         """The coefficient, and its schedule: a number, an object, or the word "function"."""

@@ -28,10 +28,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class STORM(Recursive):
-    """The weights before the last step, and the last estimate.
-
-    ``mixing`` is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
-    """
+    """The weights before the last step, and the last estimate. Mixing is rounded to float32."""
 
     needs_closure = True
     not_corrected = NEEDS_CLOSURE
@@ -68,11 +65,9 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Notes
     -----
-    Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula, an
-    estimate. `update_full_grads` starts over and sets it to the full gradient. `discard_snapshot`
-    also starts over: the next step uses the gradient of its minibatch. Rounding errors fade away:
-    each step keeps ``1 - mixing`` of the earlier ones. The trainer needs four times the memory of
-    the parameters in addition.
+    Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula.
+    `update_full_grads` starts over with the full gradient, and `discard_snapshot` with that of the
+    next minibatch. The trainer needs four times the memory of the parameters in addition.
 
     References
     ----------

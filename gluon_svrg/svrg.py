@@ -34,10 +34,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class SVRG(Method):
-    """The snapshot, the full gradient there, and the coefficient.
-
-    The coefficient is rounded to float32, as MXNet rounds the hyperparameters of its optimizers.
-    """
+    """The snapshot, the full gradient there, and the coefficient, which is rounded to float32."""
 
     needs_refresh = True
     can_store_grads = True
@@ -59,13 +56,12 @@ class SVRG(Method):
         if not _mxnet.steps_along_gradient(optimizer):
             name = _mxnet.class_of(optimizer).__name__
             raise ValueError(
-                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}: the rate "
-                "is meant for steps along the gradient itself."
+                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}."
             )
         scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
         if scheduler is not None:
             raise ValueError(
-                "barzilai_borwein=True sets the learning rate at each refresh, and the optimizer's "
+                "barzilai_borwein=True sets the learning rate, and the optimizer's "
                 f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
             )
         if not kinds.kind_of(kvstore).reduces:
@@ -97,8 +93,6 @@ class SVRG(Method):
             )
         return self.table[index]
 
-    # --- the snapshot --------------------------------------------------------------------------
-
     def refresh(self, full: FullGradient) -> None:
         """Take a snapshot of the current weights, and keep the full gradient there."""
         for row in full.rows:  # which becomes r - c mu
@@ -116,9 +110,8 @@ class SVRG(Method):
             rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
 
         ``dw`` is the change of the weights, ``dmu`` that of the full gradient, ``M`` the number of
-        steps in between, and ``wd`` the optimizer's weight decay, which is part of the objective
-        but not of the full gradient. ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``. None if
-        that is not positive. A momentum moves the weights ``1 / (1 - momentum)`` times as far.
+        steps in between, and ``wd`` the weight decay, which is not part of the full gradient.
+        ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``; None if that is not positive.
         """
         if not self._sets_rate or self.point is None or self.mean is None:
             return None
@@ -130,8 +123,6 @@ class SVRG(Method):
         product = float(dw @ (dmu + np.repeat(wds, [array.size for array in then]) * dw))
         rate = squared / (steps * product) if steps * product > 0 else math.inf
         return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
-
-    # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
@@ -187,10 +178,9 @@ class SVRGTrainer(VarianceReducedTrainer):
         alpha-SVRG [2]_. A callable is called with the index of each snapshot (0, 1, ...), perhaps
         more than once, and returns its coefficient.
     barzilai_borwein : bool, default False
-        Whether each refresh sets the learning rate from the last two snapshots [3]_, for SGD and
-        NAG without a scheduler. Until the second refresh, the optimizer uses its own rate. Where
-        the curvature is not positive, the last rate stays. A momentum moves the weights
-        ``1 / (1 - momentum)`` times as far, so the rate is divided by that.
+        Whether each refresh from the second on sets the learning rate from the last two snapshots
+        [3]_, for SGD and NAG without a scheduler, unless the curvature is not positive. The rate is
+        divided by ``1 / (1 - momentum)``, the times by which a momentum moves the weights farther.
 
     References
     ----------

@@ -21,19 +21,38 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import agreement
 from .passes.closure import Loss, check_closure
-from .passes.columns import are_finite
+from .passes.columns import sums_of_squares
 from .passes.data import check_data, initialize, number_of, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
-from .passes.live_gradients import NOTHING, REDUCED, LiveGradients
+from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
 from .passes.network import Network, check_dtypes
 from .passes.points import Point
-from .passes.progress import Progress
 from .passes.random_lock import RandomLock, losses_at, start
 from .passes.rows import Row
 from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
+
+
+class Progress:
+    """The public counters of a trainer, and its history: a part of a file."""
+
+    def __init__(self) -> None:
+        self.num_snapshots = 0  # refreshes over the whole training
+        self.inner_steps = 0  # steps since the last one; 0 without a snapshot
+        self.steps = 0  # steps over the whole training
+        self.grad_evaluations = 0  # loss entries that this worker has differentiated
+        self.compared = False  # whether the losses of a step were compared since the last refresh
+        self.history: list[dict[str, float | None]] = []  # what was measured at each refresh
+
+    def state(self) -> dict[str, Any]:
+        """All counters, and the history."""
+        return dict(vars(self))
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state. Version 0.3.0 counted no steps, and had no history."""
+        vars(self).update({**vars(Progress()), **state})
 
 
 class _Held(NamedTuple):
@@ -59,8 +78,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         The kvstore, as for `gluon.Trainer`. Several devices need one. An asynchronous one is only
         for `SVRGTrainer`: the others need the reduced gradient before the update.
     compression_params : dict, optional
-        Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` and exact MARS: in the
-        other methods an error would stay in the mean gradient.
+        Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` and exact MARS.
     update_on_kvstore : bool, optional
         Where to update, as for `gluon.Trainer`. True is only for `SVRGTrainer`.
     lock_random : bool or 'auto', default 'auto'
@@ -69,18 +87,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
         minibatches of each refresh twice, and those of the first step that has a reference; if they
         differ, it warns and locks from then on.
     prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied after each update; a dict has one for
-        each parameter, or pattern of names: ``{'.*weight': L1(0.01)}``. The update then runs on
-        the workers.
+        A penalty or constraint of `gluon_svrg.prox`, applied on the workers after each update; or
+        one for each parameter or pattern of names: ``{'.*weight': L1(0.01)}``.
     **own
         Arguments of the method.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these; if there are several devices and no kvstore; if the kvstore
-        cannot update where it is asked to, or never returns the reduced gradient that the method
-        needs; if gradients are compressed that must not be.
+        If an argument is none of these, or does not work with the method; if there are several
+        devices and no kvstore.
     RuntimeError
         If a parameter is not initialized.
 
@@ -130,9 +146,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._held = _Held(method, LiveGradients(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
         self._files = saving.StateFiles(type(method).__name__, self._network.parameters, params)
-        # Replaced with the network's arrays
-        self._here: Point | None = None  # the current weights
-        # For the user's block, and for warnings
+        self._here: Point | None = None  # the current weights; replaced with the network's arrays
         self._block: Any = None  # of `at_snapshot`
         self._watch = Watch(self._workers.size)
 
@@ -174,12 +188,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
             a parameter is still updated if its mean gradient, a part of the estimate, is not zero.
         closure : callable
             Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It must
-            compute the same loss each time, and its last call is at the current weights. It is
-            called twice if the method compares with other weights; once if it does not, or there is
-            nothing to compare with; and once or twice more in the first step after a refresh, to
-            check that the losses are the same.
-            You may leave it out after `correct_grads`, and after your own backward where the
-            trainer is the plain optimizer.
+            compute the same loss each time. It is called twice if the method compares with other
+            weights, last at the current ones, and once or twice more in the first step after a
+            refresh, as a check. Leave it out after `correct_grads`, or after your own backward
+            where the trainer is the plain optimizer.
         batch_index : int, optional
             The position of this minibatch in the data, from 0, on each worker. `SAGATrainer` and
             `SAGTrainer` always need it; `SVRGTrainer` takes it if gradients were stored.
@@ -193,18 +205,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         ------
         TypeError, ValueError, IndexError, RuntimeError
             As `correct_grads`; if ``batch_size`` is no positive number; if the method needs an
-            estimate, but there is neither a closure nor an earlier call of `correct_grads`; if a
-            backward has overwritten the result of `correct_grads`.
+            estimate and there is none, or a backward has overwritten it.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
         Notes
         -----
-        What changes with a step takes effect when the update has run. A step that raises an
-        exception, or that AMP skips, changes nothing. A gradient that is NaN or infinite stays in
-        the mean gradient of SARAH, STORM and approximate MARS, and in the table of SAGA and SAG,
-        until `discard_snapshot` or `update_full_grads`: `full_grads` and `gluon_svrg.variance` show
-        it.
+        A step that raises an exception, or that AMP skips, changes nothing. A gradient that is NaN
+        or infinite stays in the mean gradient of SARAH, STORM and approximate MARS, and in the
+        table of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
@@ -236,11 +245,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
         """Leave the estimate of a minibatch's gradient in `Parameter.grad`.
 
-        This is the first half of `step`. The second half is `step` without a closure, or
-        `allreduce_grads` and `update`. In between, you can clip or inspect the gradients. A state
-        that changes with a step is computed from the result of `allreduce_grads`, before you clip
-        it, and takes effect in `update`. With SAG and approximate MARS, the optimizer's gradient
-        exists only after `allreduce_grads`.
+        The other half of `step` is `step` without a closure, or `allreduce_grads` and `update`. In
+        between, you can clip or inspect the gradients. A state that changes with a step follows
+        from the result of `allreduce_grads`, before you clip it. With SAG and approximate MARS, the
+        optimizer's gradient exists only then.
 
         Parameters
         ----------
@@ -257,21 +265,17 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, IndexError
-            If the closure is not callable or returns no loss, or one on a device without
-            parameters, or one that depends on none of them; if the index is missing, not wanted, no
-            integer, that of no stored gradient, or that of another minibatch, or was already used
-            since the last update.
+            If the closure is no function or returns no loss of these parameters; if the index is
+            missing, not wanted, none of a minibatch, or was used since the last update.
         RuntimeError
             If the closure called backward itself, assigned a parameter, or computed something else
-            in its second call (see `lock_random`); inside `at_snapshot`; if parameters have changed
-            in shape, dtype, device or ``grad_req`` since the snapshot, or were initialized anew; if
-            no gradients are stored, or the first one after a refresh is of other data.
+            in its second call (see `lock_random`); inside `at_snapshot`; if the parameters are
+            others than at the snapshot; if no gradients are stored, or those of other data.
 
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if the losses of the first step with a reference, computed
-            twice, differ.
+            With ``lock_random='auto'``, if the losses of the first step, computed twice, differ.
         """
         return self._correct(closure, batch_index, "correct_grads")
 
@@ -337,11 +341,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 start(lock.next_seed())  # what is drawn next is not the same each time
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
-        """Compute the losses of the first step twice; if they differ, lock the random numbers.
-
-        Not where the weights have changed since the refresh: the user has done so on purpose.
-        Returns the seed of the step.
-        """
+        """Compute the losses of the first step twice, unless weights have changed; its seed."""
         here, lock = Point.here(self._network), self._lock
         with lock.kept_on_error():
             is_known = self.num_snapshots > 0 and not reference.is_current()
@@ -385,9 +385,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         _arguments.number(batch_size, "batch_size", open_low=True)
         if self._live.awaits_reduction:
             raise RuntimeError(
-                "update() needs allreduce_grads() before, even on one device: "
-                f"{type(self._method).__name__} takes its mean gradient there, before gradients "
-                "are clipped."
+                "update() needs allreduce_grads() before, even on one device: there "
+                f"{type(self._method).__name__} takes its mean gradient."
             )
         self._check_intact("update")
         with self._updating(ignore_stale_grad):
@@ -395,10 +394,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @contextmanager
     def _updating(self, ignore_stale_grad: bool) -> Iterator[None]:
-        """Show what is fresh during an update, and count a step if it raises nothing.
-
-        After a stale gradient, where nothing has moved, it can be tried again.
-        """
+        """Show what is fresh in an update, and count a step; a stale one can be tried again."""
         live, workers = self._live, self._workers
         shares = ignore_stale_grad and workers.size > 1 and workers.reduces
         live.show_marks(ignore_stale_grad, workers if shares else None)
@@ -408,7 +404,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             live.hide_marks()
             raise
         except BaseException:
-            live.drop()  # without an update, the method keeps its state
+            if live.stage != MOVED:
+                live.drop()  # without an update, the method keeps its state
             raise
         live.drop()
         self._progress.steps += 1
@@ -424,7 +421,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the method compute its next state from V and its loss entries C."""
         live = self._live
         if not live.awaits_reduction:
-            live.note_reduced()
+            live.stage = REDUCED if live.stage == HELD else live.stage
         else:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             scale = self._loss_scale.of_live_grads if self._scales_losses else 1.0
@@ -439,8 +436,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
-        if self._live.following is not None:
-            self._method.moved(self._live)
+        self._live.move()
         if self._prox is not None:
             self._prox.apply(self._network.parameters, self.optimizer)
 
@@ -496,16 +492,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         _mxnet.end_recording()
         if mx.autograd.is_recording():
             raise RuntimeError(
-                f"{name}() was called inside `with autograd.record()`. Take it out of the block: "
-                "the trainer records what the closure computes by itself."
+                f"{name}() was called inside `with autograd.record()`. Take it out of the block."
             )
         if self._network.at is not None and self._block is not None and self._block.gi_frame:
             raise RuntimeError(
-                f"{name}() was called inside `with trainer.at_snapshot()`, where the network "
-                "computes with other weights. Call it after the block."
+                f"{name}() was called inside `with trainer.at_snapshot()`. Call it after the block."
             )
         self._network.come_back()
         _mxnet.end_notes()
+        self._live.settle()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""
@@ -513,7 +508,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if not self._updates_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced
         trainable = filter(_mxnet.is_trainable, self._network.parameters)
-        return not are_finite(grad for p in trainable for grad in _mxnet.gradients(p))
+        squares = sums_of_squares(grad for p in trainable for grad in _mxnet.gradients(p))
+        return not all(np.isfinite(found.asnumpy()).all() for found in squares)
 
     # --- a refresh -----------------------------------------------------------------------------
 
@@ -530,17 +526,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         closure : callable
-            Called with the items of each batch, and by checks again with those of the first ones;
-            returns the loss, as for `step`.
+            Called with the items of each batch; returns the loss, as for `step`.
         data : iterable
             The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``; any
-            other is passed unchanged, ``closure(batch)``. If the data has a method ``reset``, as
-            `mx.io.DataIter` has, it is called before and after the pass.
+            other is passed unchanged. A method ``reset``, as of `mx.io.DataIter`, is called before
+            and after the pass.
         store_grads : bool, default False
             Whether to keep the gradient of each minibatch, by its position in the data, so that
-            ``step(..., batch_index=i)`` takes one gradient instead of two. Use it for small models
-            and fixed minibatches: it takes the memory of the gradients once for each minibatch,
-            and twice during a refresh.
+            ``step(..., batch_index=i)`` takes one gradient instead of two. For small models and
+            fixed minibatches: it takes their gradients' memory, and twice that during a refresh.
         progress : bool, default False
             Whether to show a progress bar (needs tqdm), with the memory of stored gradients.
 
@@ -553,8 +547,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, RuntimeError
-            As `correct_grads`; if the items of the data are no minibatches, or there are none; if
-            no parameter has gradients, or no minibatch initializes one; if another worker fails.
+            As `correct_grads`; if there are no minibatches, or no gradients; if another worker
+            fails.
         FloatingPointError
             If the full gradient is not finite.
         ImportError
@@ -563,23 +557,20 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if a minibatch has other losses the second time: the
-            network draws random numbers, which are locked from now on.
+            With ``lock_random='auto'``, if a minibatch has other losses the second time.
 
         Notes
         -----
         The pass waits for the device once, and with ``lock_random='auto'`` at each of the first
-        three minibatches. The gradients in `Parameter.grad` and the marks of stale gradients do not
-        change. If an exception is raised, nothing changes: weights, auxiliary states, counters and
-        the previous snapshot stay. In addition to the parameters, this needs three times their
-        memory, four times at its peak, and a copy of the frozen ones.
+        three minibatches. The gradients in `Parameter.grad` and their marks do not change; after an
+        exception, nothing has changed. This needs three times the memory of the parameters in
+        addition, four times at its peak, and a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
         if stored and not self._method.can_store_grads:
             raise ValueError(
-                f"store_grads=True: {type(self).__name__} compares each minibatch with the step "
-                "before, and has no use for stored gradients. Leave it out."
+                f"{type(self).__name__} has no use for stored gradients. Leave store_grads out."
             )
         self._check_outside("update_full_grads")
         if self._is_over():
@@ -623,7 +614,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
         self._watch.refresh(full.entries, full.first_shape)
-        network.free_spare()  # the snapshot takes its memory
+        network.give_spare([])  # the snapshot takes its memory
         rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
         following = self._after(full, alpha, rate)
         if rate is not None:
@@ -662,9 +653,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def at_snapshot(self) -> AbstractContextManager[None]:
         """Let the network compute at the snapshot, inside a ``with`` block.
 
-        All of the trainer's parameters have the values of `snapshot`, for SVRG with frozen ones and
-        auxiliary states. Do not assign values there. A backward leaves its gradients in
-        `Parameter.grad` as usual.
+        Its parameters have the values of `snapshot`, for SVRG with frozen ones and auxiliary
+        states. Do not assign values there. A backward leaves its gradients where it always does.
 
         Returns
         -------
@@ -729,7 +719,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Copies of the snapshot's values, per parameter and device. None without a snapshot.
 
         For SARAH, STORM and exact MARS these are the weights before the last step, without frozen
-        ones: both passes of a step use the current frozen values.
+        ones.
         """
         point = self._method.point if self._is_in_force() else None
         if point is None:
@@ -759,17 +749,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         method = self._method
         if not self._is_in_force() or not method.has_state:
-            raise RuntimeError(
-                f"{name}() has nothing to compare gradients with: "
-                + ("the table is empty. " if method.needs_table else "there is no snapshot. ")
-                + "Call update_full_grads() first, or take a step with a method that needs none."
-            )
+            what = "the table is empty" if method.needs_table else "there is no snapshot"
+            raise RuntimeError(f"{name}() needs gradients to compare with, and {what}.")
         self._bind()
         if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
             raise RuntimeError(
-                f"{name}() has nothing to compare gradients with: as it is set up here, "
+                f"{name}() needs gradients to compare with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
-                "or vectors alone without include_vectors). Change this setting first."
+                "or vectors alone without include_vectors)."
             )
         return method
 
@@ -789,8 +776,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def grad_evaluations(self) -> int:
         """The number of loss entries that this worker has differentiated.
 
-        Divide it by the size of the worker's data for the number of data passes. Losses that are
-        only computed, to look for random numbers, are not counted.
+        Divide it by the size of the worker's data for the number of data passes.
         """
         return self._progress.grad_evaluations
 
@@ -799,9 +785,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """What was measured at each refresh: ``pandas.DataFrame(trainer.history)`` is its table.
 
         A dict for each refresh, with ``data_passes`` (gradient evaluations so far, divided by the
-        loss entries of the pass), ``steps`` so far, ``mean_loss`` and ``gradient_norm`` at the
-        snapshot (the norm of the full gradient), ``learning_rate``, and ``coefficient`` (None for
-        methods without one). It is saved with the states.
+        loss entries of the pass) and ``steps`` so far, ``mean_loss`` and ``gradient_norm`` (of the
+        full gradient) at the snapshot, ``learning_rate``, and ``coefficient`` (or None).
         """
         return [dict(line) for line in self._progress.history]
 
@@ -829,15 +814,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """The loss scale of AMP. It keeps the trainer, so nothing must keep it."""
         return _mxnet.LossScale(self)
 
-    # --- files ---------------------------------------------------------------------------------
-
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the complete state of training, except the weights, to a file.
 
-        The file holds the optimizer with its states and scheduler, the snapshot with its frozen
-        values and auxiliary states, the full gradient, stored gradients, counters and history, the
-        coefficient, registered schedules, the random lock, and AMP's loss scaler. With the weights
-        (``net.save_parameters``), training resumes to the last bit, even in mid-epoch.
+        That is the optimizer with its states and scheduler, the snapshot, the full gradient, stored
+        gradients, counters and history, schedules, the random lock, and AMP's loss scaler. With the
+        weights (``net.save_parameters``), training resumes to the last bit, even in mid-epoch.
 
         Parameters
         ----------
@@ -855,7 +837,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         --------
         export_optimizer_states : The part that `gluon.Trainer` can load.
         """
-        self._check_files("save_states")
+        self._check_outside("save_states")
+        self._check_states_are_here("save_states")
         if self._is_ready:
             self._apply_loaded()
         self._files.save(fname, self._parts())
@@ -863,15 +846,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def load_states(self, fname: str | os.PathLike[str]) -> None:
         """Load a file of `save_states` or of `gluon.Trainer.save_states`.
 
-        This works before the first step and with deferred parameters: the file is checked at once,
-        and applied when it is needed and the parameters are initialized. Load the weights before or
-        after it. A file of `gluon.Trainer` has no snapshot, so there is none afterwards.
+        This works before the first step and with deferred parameters, before or after the weights
+        are loaded. A file of `gluon.Trainer` has no snapshot, so there is none afterwards.
 
         Parameters
         ----------
         fname : str or path
-            The file. It is read and checked completely before anything changes, and it cannot run
-            code. Parameters are matched by name.
+            The file, which cannot run code. Parameters are matched by name.
 
         Raises
         ------
@@ -881,7 +862,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         OSError
             If the file cannot be read.
         """
-        self._check_files("load_states")
+        self._check_outside("load_states")
+        self._check_states_are_here("load_states")
         if "counters" not in self._files.load(fname, self._parts()):
             self._progress.inner_steps = 0  # of gluon.Trainer
         self._live.drop()
@@ -902,7 +884,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         OSError
             If the file cannot be written.
         """
-        self._check_files("export_optimizer_states")
+        self._check_outside("export_optimizer_states")
+        self._check_states_are_here("export_optimizer_states")
         if not self._is_ready:
             raise RuntimeError(
                 "There are no optimizer states to export before the parameters are initialized. "
@@ -916,13 +899,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Save and load the state of a schedule, or of a sampler, together with this trainer's.
 
         Refresh schedules of `gluon_svrg.schedule` register themselves at the first call of ``due``.
-        If a file was loaded before, the schedule takes over its saved state.
 
         Parameters
         ----------
         schedule : object
-            Its attributes are saved, and must be plain data. Several objects of one class are
-            distinguished by their settings, or else by the order in which they were registered.
+            Its attributes are saved, and must be plain data. Several of one class are known by
+            their settings, or else by the order in which they were registered.
 
         Raises
         ------
@@ -936,11 +918,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
         self._registered.add(self._epoch_count)
         return self._epoch_count
-
-    def _check_files(self, name: str) -> None:
-        """Raise if states cannot be saved or loaded here."""
-        self._check_outside(name)
-        self._check_states_are_here(name)
 
     @property
     def _is_ready(self) -> bool:
@@ -972,8 +949,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._files.apply(self._parts())
         if self._files.has_reference:
             raise RuntimeError(
-                "The snapshot that was loaded waits for the parameters to be initialized. Load "
-                "them (net.load_parameters), run a forward pass, or take a step with a closure."
+                "The snapshot that was loaded waits for the parameters to be initialized: load "
+                "them, run a forward pass, or take a step with a closure."
             )
 
 

@@ -37,12 +37,11 @@ class Variance:
     ratio : float
         ``estimate / plain``; below 1 the method reduces the variance.
     bias : float
-        Norm of the difference between the mean of the estimate and the mean gradient. SVRG and
-        SAGA have no bias, up to rounding, on their own data without random numbers. With dropout
-        they have one, because the masks here are not those of the full gradient.
+        Norm of the difference between the mean of the estimate and the mean gradient: zero up to
+        rounding for SVRG and SAGA, on their own data without random numbers.
     cosine_distance_plain : float
         Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches, without
-        those that are zero, which have no direction; nan if there is no pair.
+        those that are zero; nan if there is no pair.
     cosine_distance_estimate : float
         The same for the estimates.
     best_coefficient : float
@@ -79,8 +78,7 @@ class Variance:
         """Noise over signal of the plain gradient of one minibatch: ``plain / gradient_norm ** 2``.
 
         Less variance can speed a step up by a factor of ``1 + noise`` at most. Where this is below
-        the cost of a method's gradients, the method loses, however small `ratio` is. It falls about
-        as the size of minibatches grows. It is inf where the mean gradient is zero.
+        the cost of a method's gradients, the method loses, however small `ratio` is.
         """
         signal = self.gradient_norm**2
         return self.plain / signal if signal > 0 else float("inf")
@@ -95,10 +93,9 @@ def variance(
 ) -> Variance:
     """Compute the variance of the plain gradient and of a method's estimate over a data set.
 
-    This makes one pass over the data, with two gradients for each minibatch. It needs ten times the
-    memory of the parameters in float64, whatever the number of minibatches. It changes nothing in
-    the trainer or the network. MXNet cannot save the state of its generator, so under the random
-    lock later random numbers continue from a seed that is drawn first.
+    This makes one pass over the data, with two gradients for each minibatch, and needs ten times
+    the memory of the parameters in float64. It changes nothing in the trainer or the network. Under
+    the random lock, later random numbers continue from a seed that is drawn first.
 
     Parameters
     ----------
@@ -119,11 +116,8 @@ def variance(
 
     Raises
     ------
-    IndexError
-        If a refresh filled a table, and the data has more minibatches.
-    TypeError, ValueError, RuntimeError
-        As `SVRGTrainer.correct_grads`; also a RuntimeError if there is nothing to compare gradients
-        with, and a ValueError if there is no data.
+    TypeError, ValueError, IndexError, RuntimeError
+        As `SVRGTrainer.correct_grads`; if there is nothing to compare gradients with, or no data.
 
     Examples
     --------

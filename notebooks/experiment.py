@@ -6,6 +6,7 @@ from io import BytesIO
 
 import mxnet as mx
 import numpy as np
+import pandas as pd
 from IPython.display import Image
 from matplotlib import pyplot as plt
 from PIL import Image as Pillow
@@ -115,10 +116,37 @@ def tune(train, guess, seeds, full=FULL):
     )
 
 
+def curves(found, name):
+    """The trainings of a method at its best rate: a table for each seed."""
+    return [pd.DataFrame(each.curve) for each in found.chosen[name]]
+
+
+def last(found, name, key="loss"):
+    """The last value of each seed at the best rate."""
+    return np.array([each.curve[-1][key] for each in found.chosen[name]])
+
+
+def ends(found, key="loss"):
+    """The last value of the first seed at each rate: a row for each method; inf: diverged."""
+    rows = [
+        (each.method, each.learning_rate, np.inf if each.diverged else each.curve[-1][key])
+        for each in found.trainings
+        if each.seed == found.trainings[0].seed
+    ]
+    table = pd.DataFrame(rows, columns=["method", "learning rate", key])
+    return table.pivot_table(key, "method", "learning rate", sort=False).sort_index(axis=1)
+
+
+def tried(found, key="loss"):
+    """The table of `ends` in words."""
+    return ends(found, key).to_string(float_format="{:.1e}".format, na_rep="")
+
+
 def band(axes, runs, x, y, color, label, marker="o", style="-", **options):
-    """Plot the median of all runs over ``x``, and their range."""
-    across = np.median([run[x] for run in runs], axis=0)
-    values = np.array([run[y] for run in runs])
+    """Plot the median of all runs over ``x``, and their range, as far as all of them go."""
+    length = min(len(run[x]) for run in runs)
+    across = np.median([run[x][:length] for run in runs], axis=0)
+    values = np.array([run[y][:length] for run in runs])
     settings = {"color": color, "marker": marker, "linestyle": style, "markersize": 4, **options}
     axes.plot(across, np.median(values, axis=0), label=label, **settings)
     axes.fill_between(across, values.min(axis=0), values.max(axis=0), color=color, alpha=0.15, lw=0)

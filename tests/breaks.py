@@ -66,7 +66,8 @@ BREAKS = {
         ("self.in_objective or live", "live", "halves reaches_moves_by_its_mean[SARAH")
     ],
     "passes/network.py": [
-        ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]")
+        ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]"),
+        ('"add" if p in self._adding else "write"', '"write"', "layers penalty_that_ends[SVRG"),
     ],
     "passes/closure.py": [("[number] += prod", "[number] = prod", "losses several_losses")],
     "passes/random_lock.py": [
@@ -101,8 +102,8 @@ BREAKS = {
             "methods step_without_an_update",
         ),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
-        ("[grads], p.grad_req)", '[grads], "write")', "halves backward_at_the_snapshot[add"),
-        ("inner_steps = None, 0", "steps = None, 0", "methods counters"),
+        ("note_overwritten(_mxnet.take_fresh(point.weights))", "hide_marks()", "halves snapshot"),
+        ("        progress.inner_steps = 0", "        pass", "methods counters"),
         ("self._overflows_on_kvstore():", "False:", "dtypes_and_amp overflow_in_either"),
         ("self._progress.inner_steps = 0  # of", "pass  # of", "methods file_of_gluon_trainer"),
         ("self._progress.compared = False", "pass", "random_numbers compares_once_more"),
@@ -115,7 +116,8 @@ BREAKS = {
         ("if not first or content[", "if not first and content[", "files damaged_files")
     ],
     "saving/files.py": [
-        ("if method != self._method:", "if False:", "files formats_methods_and_parts")
+        ("if method != self._method:", "if False:", "files formats_methods_and_parts"),
+        ("if self._problems(self.waiting, parts,", "if (lambda *_: 0)(", "resume cast_after"),
     ],
     "saving/objects.py": [("common.index(max(common))", "0", "schedule remembered")],
     "saving/optimizer.py": [
@@ -138,6 +140,24 @@ BREAKS = {
     "estimator.py": [
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),
         ("estimator.trainer.epoch_count.epochs += 1", "pass", "estimator loop_by_hand"),
+    ],
+    "compare/training.py": [
+        ("self.done += len(batch[0])", "self.done += 1", "compare_engine equal_gradients[4-sgd"),
+        ("self.done + cost / 2", "self.done - cost", "compare_engine equal_gradients[4-svrg"),
+        ("raise FloatingPointError(", "print(", "compare_engine divergence"),
+    ],
+    "compare/search.py": [
+        ("for each in near if", "for each in () if", "compare_engine 'not boosted'"),
+        (
+            "for all_seeds in (False, True):",
+            "for all_seeds in (False,):",
+            "compare_engine 'not boosted'",
+        ),
+        ("np.median(np.where(", "np.min(np.where(", "compare_engine 'not boosted'"),
+    ],
+    "compare/comparison.py": [
+        ("costs[name].min() <= costs[best].max()", "True", "compare_engine worse_and_equal"),
+        ("self._sign * self._curve(each) <=", "self._curve(each) >=", "compare_engine minimum"),
     ],
     "commands/compare.py": [("seeds=range(options.seed,", "seeds=range(0,", "compare momentum")],
 }

@@ -22,18 +22,9 @@ def run_cluster(folder, task, workers=2, servers=1, **settings):
 
 
 def run_tasks(folder, kvstore, tasks, workers=2):
-    """Run tasks, one after the other, in workers without servers.
+    """Run tasks in workers without servers; by the name of each, what each worker has found.
 
-    Parameters
-    ----------
-    kvstore : {'sharedfolder', 'horovod'}
-    tasks : dict of tuple
-        By a name, the task and its settings.
-
-    Returns
-    -------
-    dict of list of dict
-        By the name of the task, what each worker has found, in the order of ranks.
+    The kvstore is 'sharedfolder' or 'horovod'; tasks have settings.
     """
     own = {name: [task, {"kvstore": kvstore, **more}] for name, (task, more) in tasks.items()}
     command = [sys.executable, WORKER, folder, json.dumps(own)]

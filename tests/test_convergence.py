@@ -1,9 +1,14 @@
 """Linear convergence on a strongly convex problem, which plain SGD does not have."""
 
+from argparse import Namespace
+
 import numpy as np
 import pytest
 from plays import WITH_STORED, Play
 from problems import Dense, values
+
+from gluon_svrg.commands.compare import Problem
+from gluon_svrg.compare import compare
 
 RIDGE = 0.125  # exact in float32, as MXNet takes it
 PROBLEM = Dense("classification", samples=32, features=10, seed=48)
@@ -37,3 +42,40 @@ def test_passes_to_an_accuracy(name):
         if norm(values(play.net)) < 1e-9 * first:
             break
     assert norm(values(play.net)) < 1e-9 * first
+
+
+def least_passes(problem, minimum, passes, rates, momenta):
+    """SVRG with momentum, to a gap of 1e-6: the fewest passes of all rates and momenta."""
+    found = compare(
+        problem.new_net,
+        problem.loss_of,
+        (problem.X, problem.y),
+        methods=["svrg+nag"],
+        passes=passes,
+        batch_size=16,
+        seeds=1,
+        learning_rates=rates,
+        optimizer_params={"nag": [{"momentum": momentum} for momentum in momenta]},
+        progress=False,
+    ).runs
+    first = found["loss"].iloc[0] - minimum
+    return found["data_passes"][found["loss"] - minimum <= 1e-6 * first].min()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "l2", "curvature", "passes"),
+    [("digits", 0.01, 0.5, 25), ("diabetes", 1 / 442, 1, 60), ("wine", 0.01, 0.5, 60)],
+)
+def test_the_six_runs_of_the_guide(name, l2, curvature, passes):
+    """They find a rate and a momentum that need at most 1.5 times the passes of the best ones."""
+    pytest.importorskip("sklearn", reason="needs scikit-learn")
+    problem = Problem(Namespace(data=name, target=None, weight_decay=l2))
+    X, minimum = problem.X, problem.minimum()["loss"]
+    largest = np.linalg.eigvalsh(X.T @ X / len(X)).max()
+    rate = 1 / (curvature * (largest + (X**2).sum(axis=1).max() / 16) + l2)
+    six = least_passes(problem, minimum, passes, [rate / 2, rate, 2 * rate], [0.9, 0.97])
+    grid = least_passes(
+        problem, minimum, passes, [0.01, 0.03, 0.1, 0.3, 1, 3], [0, 0.9, 0.97, 0.99]
+    )
+    assert six <= 1.5 * grid, (six, grid)

@@ -15,7 +15,6 @@ from pathlib import Path
 import kit
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
 from kit import assert_unchanged
 from mxnet import autograd, gluon
@@ -124,19 +123,6 @@ def test_a_sum_that_float16_cannot_hold():
     np.testing.assert_allclose(trainer.full_grads[weight][0].asnumpy(), total / 10, rtol=1e-2)
 
 
-def test_float16_beside_float32():
-    weights, closures = zip(*map(elementwise, ("float16", "float32")))
-    settings = {"learning_rate": 0.01, "multi_precision": True}
-    trainer = SVRGTrainer(list(weights), "sgd", settings)
-
-    def loss_of(index):
-        return [loss for closure in closures for loss in closure(index)]
-
-    kit.train(trainer, loss_of, np.array_split(np.arange(30), 3))
-    half, whole = (weight.data().asnumpy() for weight in weights)
-    np.testing.assert_allclose(half, whole, rtol=2e-2)
-
-
 def test_other_dtypes_are_refused():
     weight = gluon.Parameter("weight", shape=(3,), dtype="int32")
     weight.initialize(init=mx.init.One())
@@ -239,20 +225,6 @@ def test_an_overflow_in_the_full_pass():
     assert (scaler.loss_scale, trainer.num_snapshots, trainer.grad_evaluations) == (2**13, 1, 23)
     expected = [g / 23 for g in PROBLEM.gradient(PROBLEM.initial, np.arange(23))[0]]
     assert distance(kit.full_gradients(trainer, net), expected) < 1e-5
-
-
-def test_unscale():
-    net, loss_of, trainer, _ = make(update_on_kvstore=False)
-    trainer.update_full_grads(loss_of, BATCHES)
-    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
-    amp.unscale(trainer)
-    grads = kit.gradients(net)
-    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
-    twin.refresh(BATCHES)
-    assert distance(grads, twin.estimate(BATCHES[0])) < 1e-4
-    trainer.step(5)
-    expected = [w - 0.1 / 5 * g for w, g in zip(PROBLEM.initial, grads)]
-    assert distance(values(net), expected) < 1e-5
 
 
 @pytest.mark.parametrize("cls", [STORMTrainer, MARSTrainer])

@@ -100,6 +100,14 @@ def unrelated(loss):
     return x * 2
 
 
+def of_numpy(begun):
+    return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
+
+
+def of_its_own():
+    raise AssertionError("mine")
+
+
 ONE = r"The data is a \w+ of arrays.* this is one minibatch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
@@ -152,6 +160,10 @@ MISTAKES = {
     mx.base.MXNetError: {
         "a dtype": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "float32"))), "have one dtype"),
         "integers": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "uint8"))), "have one dtype"),
+    },
+    AssertionError: {
+        "labels of NumPy": (lambda b: b.step(lambda: of_numpy(b)), "no array of MXNet, such as"),
+        "its own": (lambda b: b.step(of_its_own), "^mine$"),
     },
     OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
 }

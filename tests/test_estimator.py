@@ -1,6 +1,5 @@
 """Gluon's Estimator with SVRG: as a hand-written loop, with all that it offers."""
 
-import doctest
 import importlib
 import logging
 import re
@@ -12,10 +11,9 @@ import pytest
 from kit import full_gradients
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator, event_handler
-from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler, EarlyStoppingHandler
+from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler
 from problems import Dense, array, contexts, distance, values
 
-import gluon_svrg.estimator
 from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer, schedule
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 
@@ -26,12 +24,6 @@ metric = importlib.import_module(
 )
 PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
 TWO = contexts(2)
-
-
-def test_the_examples_run():
-    found = doctest.testmod(gluon_svrg.estimator)
-    assert found.attempted >= 17
-    assert found.failed == 0
 
 
 def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):
@@ -125,14 +117,6 @@ def test_samples_along_another_axis(devices):
     expected, count = problem.gradient(problem.initial, np.arange(23))
     found = full_gradients(estimator.trainer, net)
     assert distance(found, [total / count for total in expected]) < 1e-5
-
-
-def test_early_stopping():
-    estimator, data = make(), loader()
-    monitor = next(m for m in estimator.val_metrics if "loss" in m.name)
-    stop = EarlyStoppingHandler(monitor=monitor, patience=1, mode="max")  # the loss falls
-    estimator.fit(data, loader(), epochs=20, event_handlers=[FullGradHandler(data, 2), stop])
-    assert estimator.trainer.num_snapshots < 10
 
 
 @pytest.mark.parametrize("stop_at", [2, 3])

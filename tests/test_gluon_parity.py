@@ -10,12 +10,11 @@ import pytest
 from kit import assert_unchanged
 from loops import plain_step, svrg_step
 from mxnet import autograd, gluon
-from problems import Dense, Partly, contexts, parameters
+from problems import Dense, contexts, parameters
 
 from gluon_svrg import SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=14)
-PARTLY = Partly("classification", hidden=(5,), seed=14)
 BATCHES, TWO = PROBLEM.batches(5), contexts(2)
 
 
@@ -198,13 +197,3 @@ def test_all_members_and_arguments_are_tested():
     for name, parameter in theirs.items():
         assert ours[name].default == parameter.default
         assert ours[name].kind == parameter.kind
-
-
-@pytest.mark.parametrize("snapshot", [False, True])
-def test_parameters_that_no_loss_reaches(snapshot):
-    """With `ignore_stale_grad`, they stay where they are; others have momentum and decay."""
-    settings, found = {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.01}, []
-    for svrg in (False, True):
-        program = Program(svrg, snapshot, problem=PARTLY, optimizer_params=settings)
-        found.append([array for _ in range(2) for array in program.train(ignore_stale_grad=True)])
-    assert_unchanged(*found)

@@ -116,13 +116,6 @@ def test_a_coefficient_in_mid_training():
     assert distance(estimates[0], half) < 1e-12
 
 
-def test_a_coefficient_for_each_snapshot():
-    _, loss_of, trainer = make(coefficient=lambda index: 1 / (index + 1))
-    for expected in (1, 1 / 2, 1 / 3):
-        trainer.update_full_grads(loss_of, BATCHES)
-        assert trainer.coefficient == expected
-
-
 # --- data ----------------------------------------------------------------------------------------
 
 

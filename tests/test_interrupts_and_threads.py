@@ -11,6 +11,7 @@ from pathlib import Path
 
 import kit
 import mxnet as mx
+import numpy as np
 import pytest
 from kit import assert_unchanged
 from mxnet import autograd, gluon
@@ -20,6 +21,8 @@ from problems import Dense, array, parameters, values
 
 import gluon_svrg
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.saving import file_format
+from gluon_svrg.saving.values import decode
 
 PROBLEM = Dense("regression", hidden=(3,), samples=6, seed=33)
 BATCHES = PROBLEM.batches(3)
@@ -49,14 +52,18 @@ def test_gradients_are_put_back_though_mxnet_records():
     assert_unchanged(before, kit.gradients(net))
 
 
-def interrupted(number, call):
-    """Call something, and interrupt it at a line of the package; False if it has fewer."""
+def interrupted(number, call, functions=None):
+    """Call something, and interrupt it at a line of the package; False if it has fewer.
+
+    The lines are those of some functions, if these are given.
+    """
     package, lines = str(Path(gluon_svrg.__file__).parent), itertools.count(1)
 
     def trace(frame, event, _):
         if event == "line" and next(lines) == number:
             raise KeyboardInterrupt
-        return trace if frame.f_code.co_filename.startswith(package) else None
+        is_there = functions is None or frame.f_code.co_name in functions
+        return trace if is_there and frame.f_code.co_filename.startswith(package) else None
 
     sys.settrace(trace)
     try:
@@ -89,6 +96,12 @@ class Begun:
         closure = lambda: self.loss_of(BATCHES[number])  # noqa: E731
         self.trainer.step(3, closure=closure, **self.case.row(number))
 
+    def method(self):
+        """The state of the method, as a file has it."""
+        self.trainer.save_states(self.path)
+        _, parts, arrays = file_format.unpack(self.path.read_bytes())
+        return repr(decode(parts["method"], arrays, range(4)))
+
     def look(self):
         with self.trainer.at_snapshot():
             self.loss_of(BATCHES[0])
@@ -108,6 +121,7 @@ def is_same(these, those):
 
 
 STRIDE = 37
+IN_MOVED = ("_on_updated", "move", "settle", "moved", "drop")  # after the weights have moved
 MANY = [pytest.param(first, marks=pytest.mark.slow) for first in range(2, STRIDE + 1)]
 
 
@@ -129,6 +143,30 @@ def test_an_interrupted_refresh(name, first, tmp_path):
         assert kinds[-1] or is_same(now, old), number
         assert methods() == before
     assert not kinds[0] and sorted(kinds) == kinds
+
+
+@pytest.mark.parametrize("functions", [IN_MOVED, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("name", ["SAGA", "SAG", "SARAH", "STORM", "MARS", "approximate MARS"])
+def test_an_interrupted_step(name, functions, tmp_path):
+    """At any line: the method has all of its next state, or none of it, and training goes on."""
+
+    def run(number):
+        """What the method keeps before and after a step, and all after three more."""
+        begun = Begun(WITH_STORED[name], tmp_path / "states")
+        seen = [begun.method()]
+        is_complete = not interrupted(number, lambda: begun.step(0), functions)
+        seen.append(begun.method())
+        for each in (0, 1, 0, 1)[seen[0] != seen[1] :]:
+            begun.step(each)
+        return is_complete, *seen, [begun.method(), *map(np.ndarray.tobytes, values(begun.net))]
+
+    _, old, new, end = run(0)
+    for number in itertools.count(1):
+        is_complete, _, now, later = run(number)
+        assert now == old or (now, later) == (new, end), number
+        if is_complete:
+            break
+    assert old != new and number > 20
 
 
 def test_an_interrupted_block_at_the_snapshot(tmp_path):

@@ -185,6 +185,26 @@ def test_an_operator_on_a_parameter(case, name, how, devices, first):
 # --- graphs that keep the arrays of gradients that they saw first --------------------------------
 
 
+class Penalized(Problem):
+    """With a penalty on the first weight, outside the graph, in the minibatch of sample 0 alone."""
+
+    def closure(self, net, dtype="float64", devices=None):
+        loss_of = super().closure(net, dtype, devices)
+
+        def penalized(index, *part):
+            loss = loss_of(index, *part)
+            return loss + (net[0].weight.data() ** 2).sum() if index[0] == 0 else loss
+
+        return penalized
+
+
+@each_method
+def test_a_static_graph_and_a_penalty_that_ends(case):
+    """MXNet keeps from the first minibatch on that a graph adds to the gradient of its weight."""
+    play = Play(case, Penalized(None), "add", None, STATIC)
+    play.run(parts=((0,), (3, 1, 4, 1), (2, 3)))
+
+
 @pytest.mark.parametrize(
     "devices, kinds", [(None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step"))]
 )

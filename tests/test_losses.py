@@ -209,18 +209,6 @@ def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
     assert play.distance() < 1e-10
 
 
-@pytest.mark.parametrize("name", ["STORM", "MARS"])
-@pytest.mark.parametrize("bad", [draws_a_minibatch, uses_random_numbers])
-def test_the_first_steps_find_it_where_there_is_no_refresh(name, bad):
-    play = Play(WITH_STORED[name])
-    closure = bad(play, play.loss_of)
-    with noticed(), pytest.raises(RuntimeError, match=r"(?s)minibatch.*outside MXNet"):
-        for _ in range(2):  # the second is the first that has a reference
-            before = everything(play.trainer, play.net)
-            play.trainer.step(5, closure=closure)
-    assert_unchanged(before, everything(play.trainer, play.net))
-
-
 # --- sum -----------------------------------------------------------------------------------------
 
 

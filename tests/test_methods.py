@@ -40,7 +40,8 @@ def test_trajectory_in_float32(case):
 def test_minibatches_of_many_sizes(case, monkeypatch):
     """What is compiled for the first sizes does for all others: factors are passed to it."""
     monkeypatch.setattr(combine, "_SEVERAL", 4)
-    monkeypatch.setattr(combine, "_known", {})
+    for name in ("_known", "_quick"):
+        monkeypatch.setattr(combine, name, {})
     problem = Dense("classification", hidden=(5,), seed=46, samples=66)
     play = Play(case, problem)
     play.shares = [np.split(np.arange(66), np.cumsum(range(1, 11)))]

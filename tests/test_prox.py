@@ -306,6 +306,7 @@ def test_what_scikit_learn_finds(cls, name, settings, operator, optimizer, rate,
         (lambda: make(prox={".*wait": L1(1)}), ValueError, r"'.\*wait', which fits none .*weight"),
         (lambda: make(prox={"*weight": L1(1)}), ValueError, r"'\*weight', which is no regular"),
         (lambda: make(prox={FOREIGN: L1(1)}), ValueError, r"the key '.*weight', which fits none"),
+        (lambda: make("float16", prox=L1(1)), ValueError, r"needs float32 .*weight is float16"),
         (lambda: make(prox=GroupLasso(1, 1)), ValueError, r"GroupLasso\(.*\) cannot group .*bias"),
     ],
 )
@@ -353,12 +354,6 @@ def test_where_the_kvstore_updates():
         layer.initialize()
         with pytest.raises(ValueError, match=r"A prox needs .* is a row_sparse weight"):
             SVRGTrainer(layer.collect_params(), "sgd", prox=L1(0.1))
-
-
-def test_float16():
-    message = r"L1\(strength=0.1\) needs float32 or float64, and .*weight is float16"
-    with pytest.raises(ValueError, match=message):
-        make("float16", settings={"multi_precision": True}, prox=L1(0.1))
 
 
 def test_deferred_parameters():

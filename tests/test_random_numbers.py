@@ -126,48 +126,6 @@ def test_where_nothing_is_random_the_random_stream_is_not_touched():
 # --- found out -----------------------------------------------------------------------------------
 
 
-def test_randomness_of_some_calls_is_found_by_most():
-    """Three pairs at the refresh find it in 7 of 8 trainings, the first step in half the rest."""
-    found = 0
-    for seed in range(30):
-        mx.random.seed(seed)
-        net, loss_of, trainer = calm()
-
-        def sometimes(index, net=net, loss_of=loss_of):
-            """Stochastic depth: half of the calls leave a layer out."""
-            with_layer = mx.nd.random.uniform().asscalar() < 0.5
-            return loss_of(index) * (1.5 if with_layer else 1)
-
-        with noticed() as texts:
-            trainer.update_full_grads(sometimes, BATCHES)
-            trainer.step(8, closure=lambda: sometimes(BATCHES[0]))
-        found += bool(texts)
-    assert found >= 27
-
-
-def test_the_first_step_finds_what_no_refresh_has_seen():
-    """A closure that draws random numbers once it is awake."""
-    net, _, trainer = make()
-    loss_function = PROBLEM.loss_function()
-
-    def loss_of(index):
-        with mx.autograd.train_mode() if loss_of.awake else mx.autograd.predict_mode():
-            return loss_function(
-                net(array(PROBLEM.X[index], "float32")), array(PROBLEM.y[index], "float32")
-            )
-
-    loss_of.awake = False
-    trainer.update_full_grads(loss_of, BATCHES)
-    loss_of.awake = True
-    with noticed() as texts:
-        trainer.step(8, closure=lambda: loss_of(BATCHES[0]))
-    assert ["network draws random numbers" in text for text in texts] == [True]
-    with noticed() as texts:
-        trainer.update_full_grads(loss_of, BATCHES)
-        trainer.step(8, closure=lambda: loss_of(BATCHES[0]))
-    assert texts == []
-
-
 def noise(loss_of):
     return lambda: loss_of(ALL[:8]) * array(np.random.rand(8), "float32")
 

@@ -226,6 +226,23 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
     assert resumed.trainer.snapshot is None
 
 
+def test_a_cast_after_loading(tmp_path):
+    """What waits fits no more: each step says so, until all of it is discarded."""
+    straight, resumed = Run(), Run()
+    straight.play(["refresh", 0])
+    straight.save(tmp_path)
+    resumed.load(tmp_path)
+    resumed.net.cast("float64")
+    resumed.loss_of = PROBLEM.closure(resumed.net)
+    for _ in range(2):
+        with pytest.raises(ValueError, match=r"does not fit .* discard_snapshot\(\) to train on"):
+            resumed.play([1])
+    resumed.trainer.discard_snapshot()
+    before = resumed.weights()
+    resumed.play([1, "refresh", 2])
+    assert resumed.trainer.has_snapshot and not np.array_equal(before[0], resumed.weights()[0])
+
+
 # --- schedules, and files of gluon.Trainer -------------------------------------------------------
 
 

@@ -151,12 +151,6 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
     assert [ask(one, trainer, 2) for one in same[::-1]] == expected[::-1]
 
 
-def test_a_refresh_schedule_needs_a_trainer():
-    for refresh in (EveryEpochs(2), EverySteps(2), Loopless(0.5)):
-        with pytest.raises(TypeError, match=r"due must be called .*, got NoneType"):
-            refresh.due(None)
-
-
 @pytest.mark.parametrize(
     "call, error, message",
     [
@@ -166,6 +160,7 @@ def test_a_refresh_schedule_needs_a_trainer():
         (lambda: Linear(1, 3, "x"), TypeError, "final must be a number, got str"),
         (lambda: Cosine(1, 2.5), TypeError, "num_snapshots must be a whole number, got float"),
         (lambda: EveryEpochs(True), TypeError, "epochs must be a whole number, got bool"),
+        (lambda: EveryEpochs(2).due(None), TypeError, "due must be called .*, got NoneType"),
         (lambda: EverySteps(-3), ValueError, "steps must be 1 or more"),
         (lambda: EverySteps(5, 0), ValueError, "factor must be 1 or more, got 0"),
         (lambda: Loopless(0), ValueError, "probability must be finite, above 0"),
@@ -193,12 +188,6 @@ def test_partial_sampler(replacement):
     assert all(len(draw) == 20 for draw in draws)
     assert any(len(set(draw)) < 20 for draw in draws) == replacement
     assert {i for draw in draws for i in draw} == set(range(50))
-
-
-def test_draws_that_grow():
-    growing = sampler(100, lambda draw: round(8 * 1.5**draw))
-    assert [len(list(growing)) for _ in range(8)] == [8, 12, 18, 27, 40, 61, 91, 100]
-    assert len(growing) == 100
 
 
 def test_a_full_gradient_over_part_of_the_data():

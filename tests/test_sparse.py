@@ -77,18 +77,6 @@ def test_as_the_dense_network(kind, devices, kvstore, optimizer):
 
 @needs_sparse
 @kinds
-def test_the_estimate_at_the_snapshot_is_the_full_gradient(kind):
-    net, loss_of, trainer = make(kind, lock_random="auto")
-    trainer.update_full_grads(loss_of, BATCHES)
-    trainer.correct_grads(lambda: loss_of(np.arange(7)))
-    mean = trainer.full_grads[net[0].weight][0].asnumpy()
-    grad = net[0].weight.list_grad()[0].tostype("default").asnumpy()
-    np.testing.assert_allclose(grad, 7 * mean, atol=1e-5)
-    assert np.abs(mean).max() > 0 and np.all(mean[15:] == 0)
-
-
-@needs_sparse
-@kinds
 def test_without_a_snapshot_it_is_gluon_trainer(kind):
     found = []
     for cls in (gluon.Trainer, SVRGTrainer):

@@ -13,7 +13,6 @@ from kit import (
     full_gradients,
     gradients,
     make,
-    move,
     train,
 )
 from mxnet import autograd
@@ -57,19 +56,6 @@ def test_at_the_snapshot_the_estimate_is_the_full_gradient(
         scale = max(np.abs(g).max() for g in plain + expected)
         for estimate, value in zip(gradients(net), expected):
             assert np.abs(estimate - value).max() <= 4 * np.finfo(dtype).eps * scale
-
-
-@given(problem=problems, size=st.integers(1, 6), seed=st.integers(0, 9), refresh=st.integers(1, 9))
-def test_the_mean_estimate_over_all_minibatches_is_the_gradient(problem, size, seed, refresh):
-    net, loss_of, trainer = make(problem)
-    trainer.update_full_grads(loss_of, problem.batches(refresh))
-    move(net, 0.3, seed)
-    total = [0.0] * len(problem.initial)
-    for index in problem.batches(size, np.random.RandomState(seed).permutation(len(problem.X))):
-        trainer.correct_grads(lambda: loss_of(index))
-        total = [t + g for t, g in zip(total, gradients(net))]
-    everything = np.arange(len(problem.X))
-    assert distance(total, problem.gradient(values(net), everything)[0]) < 1e-11
 
 
 @given(problem=problems, size=st.integers(1, 6), other=st.integers(1, 9))

@@ -207,18 +207,14 @@ def test_a_row_of_as_many_entries_on_other_devices(case):
 @both
 def test_a_step_needs_an_index_and_there_is_no_snapshot(case):
     play = Play(case)
-    trainer, loss_of, index = play.trainer, play.loss_of, BATCHES[0]
-    for refreshed in (False, True):
-        with pytest.raises(TypeError, match=r"step.. needs batch_index"):
-            trainer.step(5, closure=lambda: loss_of(index))
-        with pytest.raises(TypeError, match=r"correct_grads.. needs batch_index"):
-            trainer.correct_grads(lambda: loss_of(index))
-        assert (trainer.has_snapshot, trainer.wants_snapshot, trainer.snapshot) == (0, 0, None)
-        message = rf"at_snapshot\(\) needs a snapshot, and {case.trainer}"
-        with pytest.raises(RuntimeError, match=message), trainer.at_snapshot():
-            pass
-        if not refreshed:
-            with pytest.raises(RuntimeError, match="the table is empty"):
-                variance(trainer, loss_of, BATCHES)
-            play.refresh()
-    assert_unchanged(values(play.net), PROBLEM.initial)
+    trainer, closure = play.trainer, lambda: play.loss_of(BATCHES[0])
+    with pytest.raises(RuntimeError, match="the table is empty"):
+        variance(trainer, play.loss_of, BATCHES)
+    for call in (lambda: trainer.step(5, closure=closure), lambda: trainer.correct_grads(closure)):
+        with pytest.raises(TypeError, match=r"(step|correct_grads).. needs batch_index"):
+            call()
+    play.refresh()
+    assert (trainer.has_snapshot, trainer.wants_snapshot, trainer.snapshot) == (0, 0, None)
+    message = rf"at_snapshot\(\) needs a snapshot, and {case.trainer}"
+    with pytest.raises(RuntimeError, match=message), trainer.at_snapshot():
+        pass

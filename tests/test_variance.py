@@ -81,15 +81,6 @@ def test_against_numpy(size, steps, coefficient, devices):
     assert found.minibatches == len(PROBLEM.batches(size))
 
 
-def test_at_the_snapshot_there_is_none():
-    _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    found = variance(trainer, loss_of, PROBLEM.batches(4))
-    assert found.estimate < 1e-12 * found.plain
-    assert found.best_coefficient == pytest.approx(1)
-    assert found.distance == 0
-
-
 def test_a_table_with_empty_rows():
     """All measures are those of ``v`` and of the control variate ``g - v``."""
     net, loss_of, trainer = make(cls=SAGATrainer)

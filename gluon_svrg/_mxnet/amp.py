@@ -7,11 +7,7 @@ from typing import Any, Iterator
 
 
 class LossScale:
-    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any.
-
-    Create one where you need it, but do not store it: a trainer in a reference cycle keeps all of
-    its arrays until the garbage collector runs.
-    """
+    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any. Do not store it."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
@@ -41,10 +37,7 @@ class LossScale:
         scaler._next_loss_scale, scaler._unskipped = scaler._loss_scale / 2, 0
 
     def halve(self, data: Any) -> bool:
-        """Halve the scale for a full gradient that overflowed; False if it is 1.
-
-        Raises a FloatingPointError if the data can be iterated over only once.
-        """
+        """Halve the scale after an overflow; False if it is 1. Raises if data can be used once."""
         if self.value <= 1:
             return False
         if hasattr(data, "__next__") and not hasattr(data, "reset"):
@@ -68,8 +61,6 @@ class LossScale:
             if before:
                 vars(self._scaler).update(before)
             raise
-
-    # --- its state, to be saved with the trainer -----------------------------------------------
 
     def state(self) -> Any:
         """The attributes of the scaler, and the trainer's divisor; None without AMP."""

@@ -35,10 +35,7 @@ _devices: dict[tuple[int, int], Any] = {}
 
 
 def device_of(array: NDArray) -> Any:
-    """The device that holds an array; always the same object for the same device.
-
-    Without the overhead of `NDArray.ctx`, which makes another object each time.
-    """
+    """The device that holds an array, always the same object, which `NDArray.ctx` makes anew."""
     kind, number = ctypes.c_int(), ctypes.c_int()
     status = _context_of(array.handle, ctypes.byref(kind), ctypes.byref(number))
     if status:
@@ -110,10 +107,7 @@ _invoke = _LIB.MXInvokeCachedOp if HAS_DEVICES else _LIB.MXInvokeCachedOpEx
 def prepared(
     operator: CachedOp, device: Any, inputs: Sequence[int], outputs: Sequence[int]
 ) -> Callable[[], None]:
-    """Make a call of a compiled operator, with arrays by their handles, that can be repeated.
-
-    ``CachedOp.__call__`` does the same, and takes twice as long for a few small arrays.
-    """
+    """A call of a compiled operator, with arrays by their handles, in half of MXNet's own time."""
     where = (device.device_typeid, device.device_id) if HAS_DEVICES else ()
     count, arrays = ctypes.c_int(len(outputs)), (ctypes.c_void_p * len(outputs))(*outputs)
     results, types = ctypes.c_void_p(ctypes.addressof(arrays)), ctypes.c_void_p()
@@ -138,8 +132,8 @@ OTHER_DTYPE = (
     "X.astype('float32'), or net.cast('float64'). MXNet says:"
 )
 NO_ARRAY = (
-    "The network was called with data that is no array of MXNet, such as one of NumPy: pass "
-    "mx.np.array(X) on MXNet 2.0, mx.nd.array(X) on 1.9.1, or a DataLoader. MXNet says:"
+    "A network or a loss was called with data that is no array of MXNet, such as one of NumPy: "
+    "pass mx.np.array(X) on MXNet 2.0, mx.nd.array(X) on 1.9.1, or a DataLoader. MXNet says:"
 )
 
 
@@ -148,7 +142,7 @@ def cause_of(error: Exception) -> str:
     said = str(error)
     if re.search(r"(?i)expected '?(u?int|b?float)\d", said):
         return OTHER_DTYPE
-    return NO_ARRAY if "must be one NDArray" in said else ""
+    return NO_ARRAY if re.search("must (be one NDArray|have NDArray type)", said) else ""
 
 
 def is_refused_backward(error: Exception) -> bool:
@@ -204,9 +198,6 @@ def end_recording() -> None:
             _recording.discard(thread)
 
 
-# --- gradients ---------------------------------------------------------------------------------
-
-
 def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:
     """Let `backward` write the gradients of arrays to buffers ('write'), or add them ('add')."""
     flat = [array for per_device in arrays for array in per_device]
@@ -217,10 +208,7 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]
 
 
 def fresh(arrays: Arrays) -> Flags:
-    """Tell which gradients `backward` has written since their marks were cleared.
-
-    `gluon.Trainer` reads the same marks.
-    """
+    """Tell which gradients `backward` has written since MXNet's marks of that were cleared."""
     flags = take_fresh(arrays)
     mark(arrays, flags)
     return flags

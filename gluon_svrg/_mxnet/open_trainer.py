@@ -18,10 +18,7 @@ UNKNOWN = (
 
 
 class OpenTrainer(Trainer):
-    """A `gluon.Trainer` that calls hooks, with names for what it does with its kvstore.
-
-    The parameters are those of `gluon.Trainer`.
-    """
+    """A `gluon.Trainer` that calls hooks, with names for what it does with its kvstore."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -33,8 +30,6 @@ class OpenTrainer(Trainer):
     def __reduce__(self) -> Any:
         """Stay out of copies. On 1.9.1 a copy of a network copies its trainer, too."""
         return CopiedTrainer, (type(self).__name__,)
-
-    # --- hooks ---------------------------------------------------------------------------------
 
     def _on_reduced(self) -> None:
         """Called when gradients are summed over devices and workers."""
@@ -55,8 +50,6 @@ class OpenTrainer(Trainer):
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
         return False
-
-    # --- names ---------------------------------------------------------------------------------
 
     #: The parameters, with shared ones only once.
     _all_parameters = property(attrgetter("_params"))
@@ -85,8 +78,6 @@ class OpenTrainer(Trainer):
             self._init_kvstore()
         if self._params_to_init:
             self._init_params()
-
-    # --- what gluon.Trainer does ---------------------------------------------------------------
 
     def _allreduce_grads(self) -> None:
         super()._allreduce_grads()
@@ -153,11 +144,7 @@ def barrier(kvstore: Any) -> None:
 
 
 def make_plain(arrays: list[NDArray]) -> None:
-    """Give dense arrays MXNet's own layout. Waits for them.
-
-    In a prediction, oneDNN reorders the weights of convolutions in place, and a kvstore cannot send
-    that layout ("can't generate TBlob"). Reading the address of the values restores the order.
-    """
+    """Undo, by reading their address, what oneDNN does to weights: no kvstore can send that."""
     for array in arrays:
         if array.stype == "default":
             array.wait_to_read()

@@ -49,11 +49,7 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
 
 
 def steps_along_gradient(optimizer: Any) -> bool:
-    """Whether the step of an optimizer, or of a named one, is the rate times a direction.
-
-    The rate must be the same for all weights; momentum is allowed. True for an unknown name, about
-    which MXNet raises its own error.
-    """
+    """Whether the step of an optimizer is one rate times a direction; True for an unknown name."""
     cls = class_of(optimizer)
     return cls is None or issubclass(cls, (SGD, NAG))
 

@@ -42,11 +42,7 @@ def is_trainable(parameter: Parameter) -> bool:
 
 
 def is_auxiliary(parameter: Parameter) -> bool:
-    """Whether operators may write to a parameter by themselves, as BatchNorm does.
-
-    Gluon declares such states not differentiable. A SymbolBlock does not, but its states are
-    vectors; a frozen weight with more dimensions is a constant.
-    """
+    """Whether operators may write to a parameter by themselves, as BatchNorm to its states."""
     return not is_trainable(parameter) and (
         not parameter._differentiable or len(parameter.shape or ()) <= 1
     )
@@ -57,10 +53,7 @@ data: Callable[[Parameter], list[NDArray]] = attrgetter("_data")
 
 
 def all_rows(parameter: Parameter) -> list[NDArray]:
-    """Copies of the values of a parameter, with all rows.
-
-    A row_sparse parameter holds only some rows; the others come from the kvstore.
-    """
+    """Copies of the values of a parameter, with all rows; row_sparse ones from the kvstore."""
     weights = parameter._data
     if has_sparse_values(parameter):
         trainer: Any = parameter._trainer
@@ -94,11 +87,7 @@ gradients: Callable[[Parameter], list[NDArray]] = attrgetter("_grad")
 
 
 def put(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> None:
-    """Let the network compute with other arrays, by reference.
-
-    Blocks, hybridized or not, read `Parameter.data` at every call. `Parameter.set_data` would
-    copy, and would reset the kvstore and with it the optimizer's momentum.
-    """
+    """Let the network compute with other arrays; blocks read `Parameter.data` at every call."""
     for parameter, values in zip(parameters, arrays):
         parameter._data = values
 
@@ -115,10 +104,7 @@ _notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
 
 @contextmanager
 def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
-    """Call a function with each initialized parameter just before this thread reads it.
-
-    The thread reads the values that the parameter has after the call. This patches Gluon.
-    """
+    """Call a function, by a patch, with each parameter just before this thread reads its values."""
     _notes[threading.get_ident()] = note
     Parameter._check_and_get = _note_and_get
     try:

@@ -14,9 +14,8 @@ from typing import Any, Mapping, NamedTuple
 from . import roles
 
 _DESCRIPTION = """\
-Turn a process that mpirun, srun or Kubernetes has started into a role of MXNet's job: rank 0 into
-the scheduler, the next ones into servers, all others into workers, which run the command. What has
-started the processes also watches them: this command starts nothing, and nothing of it stays."""
+Turn a process that mpirun, srun or Kubernetes has started, and watches, into a role of MXNet's job:
+rank 0 into the scheduler, the next ones into servers, all others into workers with the command."""
 
 _EPILOG = """\
 examples, each with one scheduler, two servers and four workers:
@@ -78,7 +77,7 @@ class Rank(NamedTuple):
 
 
 #: The variables of Open MPI, MPICH and Slurm: the rank, the number of ranks, how many of them are
-#: on this machine, and the job. In an allocation of Slurm, mpirun passes on those of its daemon.
+#: on this machine, and the job.
 _VARIABLES = [
     "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE",
     "PMI_RANK PMI_SIZE MPI_LOCALNRANKS",
@@ -139,8 +138,7 @@ def address_of(name: str | None) -> str:
         raise ValueError(f"{name} has no address: use another name in --scheduler HOST")
     if address.startswith("127.") and name not in ("localhost", address):
         raise ValueError(
-            f"{name} is {address} on this machine, which others cannot reach: give its address in "
-            "the network, --scheduler ADDRESS"
+            f"{name} is {address} on this machine, which others cannot reach: --scheduler ADDRESS"
         )
     return address
 

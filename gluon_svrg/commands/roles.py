@@ -44,7 +44,7 @@ def add_command(
         metavar="SECONDS",
         type=_positive,
         help="End the job when a worker has made no step, and no minibatch of a refresh, for so "
-        f"long. Off by default; the variable {TIMEOUT} sets it, too.",
+        f"long (default: never). {TIMEOUT} sets it, too.",
     )
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
     return parser

@@ -38,11 +38,7 @@ class Collective(Workers):
 
 
 class HorovodKVStore(KVStoreBase):
-    """``kvstore='horovod'``: a kvstore over `horovod.mxnet`.
-
-    MXNet's own of that name is a local one on 1.9.1, and fails in its broadcast on 2.0. With one
-    device, `gluon.Trainer` ignores the name: ranks would silently drift apart.
-    """
+    """``kvstore='horovod'`` over `horovod.mxnet`: MXNet's own is local on 1.9.1, fails on 2.0."""
 
     type = "horovod"
     rank = property(lambda self: int(self._hvd.rank()))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import re
 import sys
 from typing import Any, Iterable, Iterator
 
@@ -11,19 +12,10 @@ from typing import Any, Iterable, Iterator
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 
 
-def _seconds() -> float:
-    """The value of `TIMEOUT`, 0 without it; raise a ValueError if it is no number of seconds."""
-    value = os.environ.get(TIMEOUT) or "0"
-    try:
-        found = float(value)
-    except ValueError:
-        found = -1.0
-    if not 0 <= found < 1e9:
-        raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {value!r}.")
-    return found
-
-
-SECONDS = _seconds()
+_VALUE = os.environ.get(TIMEOUT) or "0"
+if not re.fullmatch(r"\d{1,8}(\.\d*)?", _VALUE):
+    raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {_VALUE!r}.")
+SECONDS = float(_VALUE)
 
 
 def is_worker() -> bool:
@@ -37,10 +29,7 @@ def number_of_workers() -> int:
 
 
 def end_on_errors() -> None:
-    """Let an exception end this process at once.
-
-    Otherwise MXNet would keep the process to wait for the other workers, which wait for this one.
-    """
+    """Let an exception end this process at once; MXNet would wait for the other workers."""
     hook = sys.excepthook
 
     def end(kind: Any, error: Any, traceback: Any) -> None:
@@ -55,10 +44,7 @@ def end_on_errors() -> None:
 
 
 def rearm_timeout() -> None:
-    """Begin the seconds of `TIMEOUT` anew, at each step and each minibatch of a refresh.
-
-    A worker that waits longer for the others prints where, and ends. This takes 23 us, if it is on.
-    """
+    """Begin the seconds anew, after which a worker that waits prints where, and ends: 23 us."""
     if SECONDS:
         faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
 

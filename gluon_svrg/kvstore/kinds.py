@@ -45,10 +45,7 @@ def _is_in_python(kvstore: Any) -> bool:
 
 
 def recognized(kvstore: Any) -> Any:
-    """Convert the argument `kvstore` to what `gluon.Trainer` does not misunderstand.
-
-    That is a kvstore or None; a name only if it is 'horovod' or of MXNet's C++ library.
-    """
+    """Convert the argument `kvstore` to what `gluon.Trainer` does not misunderstand."""
     if kvstore is None:
         return None
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
@@ -60,10 +57,7 @@ def recognized(kvstore: Any) -> Any:
     if name == "horovod":
         return kvstore if isinstance(kvstore, HorovodKVStore) else name
     if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
-        raise ValueError(
-            "kvstore='nccl' needs an MXNet that was built with NCCL, and this one was not. Use "
-            "kvstore='device'."
-        )
+        raise ValueError("This MXNet was not built with NCCL. Use kvstore='device'.")
     known = {*NATIVE, *mx.kvstore.KVStoreBase.kv_registry}
     if name not in known and not _is_in_python(kvstore):
         names = ", ".join(map(repr, sorted({*known, "horovod"})))
@@ -85,8 +79,8 @@ def created(kvstore: Any) -> Any:
         return kvstore
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
         raise RuntimeError(
-            f"kvstore={kvstore!r} needs a job with parameter servers, and this process is in none. "
-            "Start it by `gluon-svrg launch -n 2 -- python train.py`, or leave kvstore out."
+            f"kvstore={kvstore!r} needs a job with parameter servers. Start one by "
+            "`gluon-svrg launch -n 2 -- python train.py`, or leave kvstore out."
         )
     return mx.kv.create(kvstore)
 
@@ -99,11 +93,7 @@ def parameters_of(params: Any) -> list[Parameter]:
 
 
 def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, needs: str) -> Any:
-    """Choose whether the kvstore updates; None leaves it to `gluon.Trainer`.
-
-    `wanted` is the argument `update_on_kvstore`. `needs` names what needs the reduced gradients
-    before the update, if anything does.
-    """
+    """Choose if the kvstore updates, as is wanted; `needs` names who needs the reduced gradient."""
     kind, named = kind_of(kvstore), f"kvstore={name_of(kvstore)!r}"
     devices = len(_mxnet.devices(parameters[0])) if parameters else 1
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)

@@ -8,16 +8,12 @@ import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from ..passes.warn import warn
+from ..passes.watch import warn
 from . import job, kinds
 
 
 class KVStoreTrainer(_mxnet.OpenTrainer):
-    """A `gluon.Trainer` whose workers have the same weights before the first pass.
-
-    The constructor waits for all workers. `updates_here` names what needs the reduced gradients
-    before the update, so that the kvstore never updates; empty if nothing does.
-    """
+    """A `gluon.Trainer` whose workers have the same weights; `updates_here` names who updates."""
 
     def __init__(
         self,
@@ -73,10 +69,7 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         return self._servers.wrapped(self.optimizer)
 
     def _prepare_push(self, batch_size: float) -> float:
-        """If servers update: send them new settings, and divide the gradients here.
-
-        MXNet's servers would keep the first batch size. Returns the divisor that remains.
-        """
+        """If servers update: send them new settings, and divide here. The divisor that remains."""
         if self._servers is None:
             return batch_size
         self._servers.send_settings(self.optimizer, self._all_parameters)

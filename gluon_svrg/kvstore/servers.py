@@ -46,13 +46,8 @@ class SynchronousServers(Workers):
         for key, array in arrays.items():
             self.kvstore.pushpull(key, array, out=array)
 
-    # --- where the servers update --------------------------------------------------------------
-
     def wrapped(self, optimizer: Any) -> ServerOptimizer:
-        """The optimizer for servers, which updates parameters and assigns all other keys.
-
-        Raises a ValueError if it needs whole arrays, of which servers hold slices.
-        """
+        """The optimizer for servers; raise if it needs whole arrays, of which they hold slices."""
         name, servers = type(optimizer).__name__, len(self._probes)
         if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
             raise ValueError(
@@ -73,10 +68,9 @@ class SynchronousServers(Workers):
             self.kvstore.pull(key, out=answer)
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
-                    "A server could not load the optimizer, see its output. Servers unpickle it "
-                    "inside `import mxnet`: gluon_svrg, and the module that defines your optimizer "
-                    "or scheduler, must be importable there without mxnet.gluon. Or update on the "
-                    "workers: update_on_kvstore=False."
+                    "A server could not load the optimizer, see its output: gluon_svrg, and the "
+                    "module that defines your optimizer or scheduler, must be importable there "
+                    "without mxnet.gluon. Or update on the workers: update_on_kvstore=False."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:
@@ -92,10 +86,7 @@ class SynchronousServers(Workers):
 
 
 class AsynchronousServers(SynchronousServers):
-    """Workers of a kvstore that updates at each push of any worker, and never sums.
-
-    So each worker has its own slots for sums, and all workers read all slots.
-    """
+    """Workers of a kvstore that never sums: each has slots for sums, and all read all slots."""
 
     reduces = False
 

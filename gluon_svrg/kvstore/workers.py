@@ -19,13 +19,10 @@ BLOCK = 64
 class Workers:
     """The processes that train together, each with its part of the data; here there is only one.
 
-    All methods are collective: every worker calls the same ones in the same order. What a kind can
-    do stands in class attributes, which are asked before there are any workers.
+    All methods are collective: every worker calls the same ones in the same order.
 
-    What is summed travels in arrays of this object, one for each key, whatever the caller passes.
-    MXNet orders the exchanges of a key only through the array that is passed: with another array, a
-    fast worker's push overtakes the last exchange, and servers add two pushes of one worker and
-    none of another. On a CPU, MXNet keeps what was last sent, so this takes no more memory.
+    What is summed travels in arrays of this object, one for each key. MXNet orders the exchanges of
+    a key only through the array that is passed: with another one, a fast worker's push overtakes.
     """
 
     is_alone = True  # there is nothing to exchange
@@ -40,20 +37,12 @@ class Workers:
         self._travelling: dict[int, NDArray] = {}  # by key
 
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
-        """Replace arrays by their sums over all workers, with the same bits on all of them.
-
-        Each has a small number from 0, which always stands for arrays of one shape and dtype.
-        """
+        """Replace arrays, by small numbers, by their sums over all workers: the same bits."""
         first = self._first_key + 1
         self._exchange({first + number: _mxnet.classic(array) for number, array in arrays.items()})
 
     def sum_numbers(self, numbers: Sequence[float]) -> np.ndarray:
-        """Sum a vector of numbers in float64, as long on all workers, and wait for the result.
-
-        Servers may round float64 to float32. So each worker has a place of its own for its numbers,
-        and sends each as four whole numbers of 16 bits. A first number that is NaN tells that this
-        worker has failed: all others raise.
-        """
+        """Sum numbers in float64 and wait, as four whole ones of 16 bits each; a NaN ends all."""
         total = np.array(numbers, dtype="float64")
         for start in range(0, 0 if self.is_alone else len(total), BLOCK):
             block = total[start : start + BLOCK]
@@ -71,10 +60,7 @@ class Workers:
         return total
 
     def share_weights(self, parameters: Sequence[Parameter]) -> None:
-        """Give all workers the same weights again, in place; wait for them.
-
-        They begin with the same weights. If all make the same updates, there is nothing to do.
-        """
+        """Give all workers the same weights again, in place, unless their updates are equal."""
 
     def wait(self) -> None:
         """Wait until all workers call this, and everything that they have sent has arrived."""

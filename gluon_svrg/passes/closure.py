@@ -20,8 +20,7 @@ Loss = Any
 MASK = "If a mask selects losses, multiply all by the mask instead: their number must not change."
 REFUSED = (
     "The loss of the closure cannot be differentiated: either the closure called backward() "
-    "itself, which is left to the trainer, or its loss depends on no parameter (was it detached, "
-    "turned into a number, or computed under autograd.pause()?)."
+    "itself, or its loss depends on no parameter (was it detached, or computed under pause()?)."
 )
 
 
@@ -64,13 +63,10 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
 
 
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
-    """Call a closure and record; raise unless it returns losses.
-
-    These are an NDArray, or a list or tuple of NDArrays, on devices of the parameters.
-    """
+    """Call a closure and record; raise unless it returns losses on devices of the parameters."""
     try:
         loss = _mxnet.recorded(closure, batch)
-    except (MXNetError, TypeError, ValueError) as error:
+    except (AssertionError, MXNetError, TypeError, ValueError) as error:
         _explain(error, closure, batch)
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
     places, counts = _places(losses, devices), [0] * len(devices)
@@ -98,7 +94,7 @@ def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: b
     try:
         with mx.autograd.pause(train_mode=train_mode):
             closure(*batch)
-    except (MXNetError, TypeError, ValueError) as error:
+    except (AssertionError, MXNetError, TypeError, ValueError) as error:
         _explain(error, closure, batch)
 
 
@@ -137,9 +133,8 @@ def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, A
         if not isinstance(loss, NDArray):
             raise TypeError(
                 f"The closure returned {type(loss).__name__}, alone or in a list, expected the "
-                "loss: an NDArray, or a list or tuple of NDArrays (one per device or task). All "
-                "are differentiated. End it with `return loss`, and return predictions and metrics "
-                "by other means."
+                "loss: an NDArray, or a list or tuple of NDArrays. All are differentiated. End it "
+                "with `return loss`, and return predictions and metrics by other means."
             )
         device = _mxnet.device_of(loss)
         if device not in devices:

@@ -55,7 +55,7 @@ class Column(List[NDArray]):
 
     @cached_property
     def device(self) -> Any:
-        """Where they are."""
+        """Their device."""
         return _mxnet.device_of(self[0])
 
     def only(self, chosen: Sequence[bool] | None) -> Column:
@@ -70,10 +70,7 @@ Columns = List[Column]
 
 
 class Mean(NamedTuple):
-    """A mean per loss entry, kept as the sum over some entries.
-
-    Minibatches mostly have one size. A sum over as many entries is added without a product.
-    """
+    """A mean per loss entry, kept as the sum over some: as many more add without a product."""
 
     sums: Columns
     entries: Any  # a number, or an array whose first one it is
@@ -175,24 +172,14 @@ def norm(arrays: Iterable[NDArray]) -> float:
     return float(np.sqrt(sum(float(np.dot(x, x)) for x in wide)))
 
 
-def _by_operator(operator: Any, arrays: Iterable[NDArray]) -> list[NDArray]:
-    """What an operator for many arrays at once tells of them."""
+def sums_of_squares(arrays: Iterable[NDArray]) -> list[NDArray]:
+    """The sums of the squares of arrays, on their devices. Does not wait for them."""
     groups: dict[Any, list[NDArray]] = {}
     for number, array in enumerate(map(dense, map(classic, arrays))):
-        # With more than 200 arrays, such operators would write beyond their memory.
+        # With more than 200 arrays, the operator would write beyond its memory.
         kind = _mxnet.device_of(array), array.dtype, number // 100
         groups.setdefault(kind, []).append(array if array.shape else array.reshape((1,)))
-    return [operator(*group, num_arrays=len(group)) for group in groups.values()]
-
-
-def are_finite(arrays: Iterable[NDArray]) -> bool:
-    """Whether all entries of arrays are finite. Waits for them."""
-    return all(bool(flag.asscalar()) for flag in _by_operator(mx.nd.multi_all_finite, arrays))
-
-
-def sums_of_squares(arrays: Iterable[NDArray]) -> list[NDArray]:
-    """The sum of the squares of each array, on its device. Does not wait for it."""
-    return _by_operator(mx.nd.multi_sum_sq, arrays)
+    return [mx.nd.multi_sum_sq(*group, num_arrays=len(group)) for group in groups.values()]
 
 
 #: How far copies of one value may differ by rounding, relative to their norm.

@@ -32,19 +32,12 @@ def are_read(steps: tuple[Step, ...]) -> list[int]:
 
 
 def are_assigned(steps: tuple[Step, ...]) -> list[int]:
-    """The numbers of the arrays to which steps assign, in the order of the last assignments.
-
-    An array may be overwritten only when all steps before it have read it.
-    """
+    """The numbers of the arrays to which steps assign, in the order of the last assignments."""
     return list({target: None for target, _ in reversed(steps)})[::-1]
 
 
 def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[str, ...]) -> Any:
-    """What the steps assign, in the order of `are_assigned`; F is `mx.nd` or `mx.sym`.
-
-    A row has the arrays that are read, by their numbers, and the dtypes of all arrays. Nothing is
-    rounded to a narrow dtype but the results.
-    """
+    """What the steps assign, as `are_assigned`; F is `mx.nd` or `mx.sym`. Results are rounded."""
     values: dict[int, Any] = {}
     for target, terms in steps:
         wide, total = SUMMED_IN[dtypes[target]], None
@@ -98,10 +91,7 @@ def replaced(steps: tuple[Step, ...], factors: Iterable[Any]) -> tuple[Step, ...
 
 
 class Compiled:
-    """Steps for columns of dense arrays of some kinds, compiled.
-
-    Factors are a part of it, or arrays that are passed in place of those other than 1 and -1.
-    """
+    """Compiled steps for columns of some kinds; factors are a part of it, or are passed to it."""
 
     def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column], *, varies: bool) -> None:
         read, heads, count = are_read(steps), [], len(products(steps)) if varies else 0
@@ -145,9 +135,10 @@ def _on_device(factor: Any, device: Any) -> NDArray:
     return mx.nd.full((1, 1), factor, ctx=device, dtype="float64")
 
 
-_MOST, _FEW, _SEVERAL = 256, 32, 32
-#: By steps and columns: what is compiled, by the factors. None where it was made once.
-_known: dict[Any, dict[Any, Compiled | None]] = {}
+_MOST, _SEVERAL = 256, 32
+#: By steps and columns: what is compiled, by the factors.
+_known: dict[Any, dict[Any, Compiled]] = {}
+_quick: dict[Any, Compiled] = {}  # by both, which takes a step less time to look up
 _kind_of = attrgetter("kind")
 
 
@@ -157,16 +148,15 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     A factor is a number, or an array of one number, which stays on its device. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
-    Most data have minibatches of two sizes, so factors come again and again, and are a part of what
-    is compiled, which is quicker. Where several have come, all others are passed to it. Steps for
-    many arrays, which take some milliseconds to compile, are compiled when they come for the second
-    time. Compiled, intermediate results need no memory where at most the first factor of each step
-    differs from 1 and -1; large arrays are then added in a third of the time.
+    Factors come again and again, and are a part of what is compiled; where several have come, all
+    others are passed to it. Large arrays are added in a third of the time where at most the first
+    factor of each step differs from 1 and -1.
     """
-    compiled = _compiled(columns, steps)
-    if compiled is not None:
-        compiled(columns, steps)
-        return
+    assignment(columns, *steps)()
+
+
+def _one_by_one(columns: Sequence[Column], steps: tuple[Step, ...]) -> None:
+    """Assign array by array, sparse ones too."""
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
         dtypes = tuple(column.dtypes[n] for column in columns)
@@ -177,33 +167,30 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
 
 def assignment(columns: Sequence[Column], *steps: Step) -> Callable[[], None]:
     """Prepare an `assign` that comes for every minibatch."""
-    for _ in range(2):  # what comes for the second time is compiled
-        compiled = _compiled(columns, steps)
-    return (
-        partial(assign, columns, *steps) if compiled is None else partial(compiled, columns, steps)
-    )
+    return partial(_compiled(columns, steps) or _one_by_one, columns, steps)
 
 
 def _compiled(columns: Sequence[Column], steps: tuple[Step, ...]) -> Compiled | None:
-    """The compiled steps for such columns, if they can be, and have come before or are few."""
+    """The compiled steps for such columns, unless some are sparse."""
+    key = steps, *map(_kind_of, columns)
+    if key in _quick:
+        return _quick[key]
     if not columns[0] or not all(column.is_dense for column in columns):
         return None
-    kind = replaced(steps, repeat(None)), tuple(map(_kind_of, columns))
-    by_factors = _known.get(kind)
-    if by_factors is None:
-        if len(_known) > _MOST:
-            _known.clear()
-        by_factors = _known[kind] = {}
+    kind = replaced(steps, repeat(None)), key[1:]
+    if len(_known) > _MOST:
+        _known.clear()
+        _quick.clear()
+    by_factors = _known.setdefault(kind, {})
     factors: Any = tuple(products(steps))
     varies = any(isinstance(factor, NDArray) for factor in factors)
     if varies or (factors not in by_factors and len(by_factors) > _SEVERAL):
         varies, factors = True, None
-    known = by_factors.get(factors)
-    if known is None:
-        if factors in by_factors or len(columns[0]) <= _FEW:
-            known = Compiled(steps, columns, varies=varies)
-        by_factors[factors] = known
-    return known
+    if factors not in by_factors:
+        by_factors[factors] = Compiled(steps, columns, varies=varies)
+    if not varies:
+        _quick[key] = by_factors[factors]
+    return by_factors[factors]
 
 
 def copy(these: Columns, targets: Columns, factor: Any = 1.0) -> None:
@@ -214,11 +201,7 @@ def copy(these: Columns, targets: Columns, factor: Any = 1.0) -> None:
 
 @lru_cache(maxsize=8)
 def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
-    """An operator for many products at once: ``x * min(1, most / norm(x))`` for each x.
-
-    It takes ``most``, of shape (1, 1), then each x, of shape (1, n). All of it is products of
-    matrices, see `_times`. Results may replace the x.
-    """
+    """An operator: ``x * min(1, most / norm(x))`` for each x, which results may replace."""
     most, heads = mx.sym.Variable("most"), []
     for n, dtype in enumerate(dtypes):
         x, wide = mx.sym.Variable(f"x{n}"), SUMMED_IN[dtype]
@@ -234,11 +217,8 @@ def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
     if not arrays:
         return
-    limit = entries * most
-    if not isinstance(limit, NDArray):
-        limit = mx.nd.full((1, 1), limit, dtype="float64")
+    limit = _on_device(entries * most, arrays.device)
     rows = [dense(array).reshape((1, -1)) for array in arrays]
-    limit = limit.as_in_context(arrays.device).reshape((1, 1))
     _scaling_to_norm(arrays.dtypes)(limit, *rows, out=rows)
     for row, array in zip(rows, arrays):
         if array.stype != "default":

@@ -58,10 +58,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
 
 @contextmanager
 def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[Any], Any]]:
-    """Iterate over data; reset it before and after if it has ``reset``.
-
-    Beside the batches there is a function that shows a line beside the progress bar, if any.
-    """
+    """Iterate over data, reset before and after if it can be; and a function to show a text."""
     reset = getattr(data, "reset", lambda: None)
     bar: Any = None
     if progress:
@@ -82,10 +79,7 @@ def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[
 def initialize(
     parameters: Sequence[Parameter], closure: Callable[..., Loss], batches: Iterator[Any]
 ) -> Iterator[Any]:
-    """Finish the deferred initialization of parameters with the first batches; return all batches.
-
-    Raises a ValueError if there is no batch, and a RuntimeError if none initializes a parameter.
-    """
+    """Finish the deferred initialization with the first batches, or raise; return all batches."""
     seen, deferred = [], list(filter(_mxnet.is_deferred, parameters))
     for batch in batches if deferred else ():
         seen.append(batch)
@@ -101,8 +95,7 @@ def initialize(
         raise ValueError(NO_DATA)
     if deferred:
         raise RuntimeError(
-            f"No minibatch initializes {', '.join(p.name for p in deferred)}: the shape is not "
-            "known until the network uses the parameter. Give it its shape (in_units, "
-            "in_channels, ...), or leave it out of the trainer."
+            f"No minibatch initializes {', '.join(p.name for p in deferred)}. Give it its shape "
+            "(in_units, in_channels, ...), or leave it out of the trainer."
         )
     return chain(seen, batches)

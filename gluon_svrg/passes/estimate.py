@@ -46,7 +46,6 @@ class Terms(NamedTuple):
     reference: Point | Row | None = None  # where r is; None if b is 0
     mean: Mean | None = None  # m; None without it
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
-    is_later: bool = False  # whether v is computed after the reduction
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
@@ -69,34 +68,28 @@ def plain(
 ) -> Estimate:
     """Compute the gradient of a minibatch as for `gluon.Trainer`, in the parameters' own arrays.
 
-    A device without data contributes zero, not its previous gradient. The closure initializes
-    parameters whose initialization is deferred. Random numbers come from the seed, if there is one.
+    A device without data contributes zero. The closure may initialize deferred parameters.
     """
     start(seed)
     devices = _mxnet.devices(parameters[0]) if parameters else []
-    weights = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
-    before = _mxnet.take_fresh(weights)
+    earlier = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
+    before = _mxnet.take_fresh(earlier)
     try:
         recorded = record(closure, (), devices)
         recorded.backward(scale)
-        reached = _mark_on_all_devices(parameters)
+        trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
+        weights = list(map(_mxnet.data, trainable))
+        touched = _mxnet.fresh(weights)
+        reached = check_dependent(touched)
+        for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
+            if is_reached and all(flags):
+                continue
+            if parameter.grad_req == "write":
+                zero(grad for grad, flag in zip(_mxnet.gradients(parameter), flags) if not flag)
+            _mxnet.mark([row], [[is_reached] * len(row)])
     finally:
-        _mxnet.mark(weights, before)  # what is fresh stays so until the update
+        _mxnet.mark(earlier, before)  # what is fresh stays so until the update
     return Estimate(recorded, recorded.entries, reached)
-
-
-def _mark_on_all_devices(parameters: Sequence[Parameter]) -> list[bool]:
-    trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
-    weights = list(map(_mxnet.data, trainable))
-    touched = _mxnet.fresh(weights)
-    reached = check_dependent(touched)
-    for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
-        if is_reached and all(flags):
-            continue
-        if parameter.grad_req == "write":
-            zero(grad for grad, flag in zip(_mxnet.gradients(parameter), flags) if not flag)
-        _mxnet.mark([row], [[is_reached] * len(row)])
-    return reached
 
 
 def check_dependent(touched: Flags) -> list[bool]:
@@ -113,11 +106,7 @@ def check_dependent(touched: Flags) -> list[bool]:
 def estimate(
     here: Point, closure: Callable[[], Loss], terms: Terms, seed: int | None, scale: float
 ) -> Estimate:
-    """Leave ``v = a g + b r + k c m`` in the live gradients, where g is the gradient here.
-
-    Both passes draw their random numbers from the seed, if there is one. The scale is the factor of
-    the losses (mixed precision), and so of v.
-    """
+    """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
     network, reference, there = here.network, terms.reference, None
     columns = [_columns(network, n, terms) for n in range(len(network.devices))]
     network.hide_marks()
@@ -134,7 +123,7 @@ def estimate(
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
-    if terms is not AS_IT_IS and not terms.is_later:
+    if terms.reference is not None or terms.copy_to is not None:  # or v follows the reduction
         combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
         for these, count in zip(columns, recorded.counts):
             combine(these, terms, count, scale)
@@ -150,11 +139,7 @@ def differentiate(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Leave the gradient of a minibatch at a point in the live gradients.
-
-    What backward does not reach is set to zero. The loss entries are checked before backward,
-    which moves running statistics. Returns the losses, and which parameters they depend on.
-    """
+    """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
     if seed is not None:
         start(seed)
     try:
@@ -204,17 +189,10 @@ def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> 
 
 
 def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
-    """Assign ``live = a g + b r + k c m``, where the live gradients hold g.
-
-    If r is that of a point, all but g is in the spare memory. Otherwise there is r, of unscaled
-    losses, or m.
-    """
-    if isinstance(terms.reference, Point):
-        factor, number = terms.b, SPARE
-    elif terms.reference is not None:
+    """Assign ``live = a g + b r + k c m``: all but a g is in the spare memory, or r in a row."""
+    factor, number = terms.b, SPARE
+    if not isinstance(terms.reference, Point):
         factor, number = terms.b * scale, ROW
-    elif terms.mean is not None:
-        factor, number = terms.k * (count * scale / terms.mean.entries), MEAN
     if is_one_of(factor, 1, -1):
         assign(columns, (LIVE, ((terms.a, LIVE), (factor, number))))
     else:
@@ -222,10 +200,7 @@ def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: 
 
 
 def _combine_and_copy(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
-    """Copy g, and assign ``live = a g + b r + k c m``, where the live gradients hold g.
-
-    The spare memory holds ``a g + b r`` afterwards, or what becomes of the sum of m by that.
-    """
+    """Copy g; assign v to the live gradients, and a g + b r, or the new sum of m, to the spare."""
     at_row, last = [(terms.a, LIVE)], [(1.0, SPARE)]
     if terms.reference is not None:
         at_row.append((terms.b * scale, ROW))

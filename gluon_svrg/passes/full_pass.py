@@ -26,16 +26,13 @@ from .watch import first_shape
 REPEATED = 3
 #: The number of minibatches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
-
-
 #: How far the sum of the squares of an array may differ when it is computed again.
 ROUNDING = 1e-5
 ASSIGNED = (
-    "The closure has assigned values to a parameter (Parameter.set_data or param.data()[:] = ...), "
-    "and the trainer calls it at other weights too: the assignment would be lost, or would damage "
-    "the snapshot. Assign before step(), not in the forward pass, or use grad_req='null' for a "
-    "state that the forward pass changes. The weights are as the closure has left them; nothing "
-    "else has changed."
+    "The closure has assigned values to a parameter (Parameter.set_data or param.data()[:] = ...): "
+    "at other weights, that would be lost, or damage the snapshot. Assign before step(), not in "
+    "the forward pass, or use grad_req='null' for a state that the forward pass changes. The "
+    "weights are as the closure has left them; nothing else has changed."
 )
 
 
@@ -64,10 +61,8 @@ def full_gradient(
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    The workers, each with a part of the data, sum numbers by ``reach`` and arrays by ``sum``. This
-    overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
-    losses of the first minibatches are computed twice; if two differ, the lock is turned on. Raises
-    a FloatingPointError if the result is not finite.
+    This overwrites the live gradients: call it inside `Network.grads_kept`. Raises a
+    FloatingPointError if the result is not finite.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
     weights = list(chain(*network.weights))
@@ -125,8 +120,7 @@ def full_gradient(
     if not np.isfinite(size):
         raise FloatingPointError(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
-            "held before is still in force. Look for a learning rate that is too high or for bad "
-            "values in the data."
+            "held before is still in force. Is a learning rate too high, or are data not finite?"
         )
     return FullGradient(
         Mean(total, together),

@@ -4,13 +4,14 @@
 
     nothing --hold--> held --reduce--> reduced
                       held --hold--> held       where gradients accumulate
-    held or reduced --drop--> nothing           after the update, or where none comes
+    held or reduced --drop--> nothing           where no update comes
+    reduced --move--> moved --settle--> nothing after the update, at once or after an interrupt
 
 No other file writes this state. It ends as a whole, together with the method's next state.
 
 A method whose state moves with V takes what was computed, and the optimizer what the user has made
-of it. So V is kept apart where both may differ: where the user can change the live gradients before
-they are reduced, and where gradients accumulate, perhaps with others.
+of it. So V is kept apart where the user can change the live gradients before they are reduced, and
+where gradients accumulate.
 """
 
 from __future__ import annotations
@@ -29,13 +30,12 @@ from .method import Method
 from .network import Network
 from .rows import Row
 
-NOTHING, HELD, REDUCED = "nothing", "held", "reduced"
+NOTHING, HELD, REDUCED, MOVED = "nothing", "held", "reduced", "moved"
 
 CHANGED = (
-    "{name}() finds other gradients than correct_grads() has left, and {method} computes the "
-    "gradient of the optimizer when gradients are reduced, so that the change would be lost. Clip "
-    "or change gradients after the reduction: correct_grads(), allreduce_grads(), clip, update(). "
-    "With grad_req='add', they must be zero before the first minibatch of an update."
+    "{name}() finds other gradients than correct_grads() has left, and {method} would lose the "
+    "change when it reduces them. Clip or change them after that: correct_grads(), "
+    "allreduce_grads(), clip, update(). With grad_req='add', set them to zero after each update."
 )
 NEW_ARRAYS = (
     "{name}() was to use what correct_grads() left, but the parameters have new gradients since, "
@@ -43,14 +43,12 @@ NEW_ARRAYS = (
 )
 OVERWRITTEN = (
     "{name}() was to use what correct_grads() left in the gradient of {parameter}, but a backward "
-    "has overwritten it: that of another trainer on the same loss, or your own. Give all "
-    "parameters to one trainer (with lr_mult if their learning rates differ), call correct_grads() "
-    "after your own backward, or set grad_req='add' to add a further gradient."
+    "has overwritten it: another trainer's, or your own. Give all parameters to one trainer (with "
+    "lr_mult), call correct_grads() after your own backward, or set grad_req='add' to add another."
 )
 SOME_ADD = (
-    "Some parameters have grad_req='add' and others 'write', so that only some gradients would be "
-    "sums over this minibatch and the last ones. Give all the same grad_req, or update after each "
-    "minibatch."
+    "Some parameters have grad_req='add' and others 'write', so that only some gradients would add "
+    "up. Give all the same grad_req, or update after each minibatch."
 )
 #: How far gradients may differ from what was computed, relative to the largest norm so far.
 ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
@@ -64,9 +62,20 @@ class LiveGradients:
         self._apart: Columns = []  # memory for V
         self.drop()
 
+    def move(self) -> None:
+        """The weights have moved: let the method's next state take effect, and drop all."""
+        self.stage = MOVED
+        self.settle()
+
+    def settle(self) -> None:
+        """Complete `move` if an interrupt has ended it; all that it calls can be repeated."""
+        if self.stage == MOVED:
+            if self.following is not None:
+                self._method.moved(self)
+            self.drop()
+
     def drop(self) -> None:
         """Forget all, and the method's next state: the update is over, or does not come."""
-        self.stage = NOTHING
         self.entries = 0  # C: the loss entries of these minibatches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, Row] = {}  # what the method keeps of each, by its index
@@ -77,15 +86,10 @@ class LiveGradients:
         self._terms: Terms | None = None  # of an estimate; marks then show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
-
-    # --- a minibatch ---------------------------------------------------------------------------
+        self.stage = NOTHING
 
     def make_room(self) -> None:
-        """Drop what the next gradient will overwrite, or the user has set to zero.
-
-        Where gradients accumulate and the method's state moves, this waits for the device. Raises a
-        RuntimeError if only a part would be overwritten.
-        """
+        """Drop what the next gradient will overwrite, or raise; with 'add', see if the user did."""
         if self.stage == NOTHING:
             return
         kinds = {p.grad_req for p in self._network.parameters} - {"null"}
@@ -109,10 +113,7 @@ class LiveGradients:
     def hold(
         self, found: Estimate, terms: Terms, row: Row | None, scale: float, *, is_half: bool
     ) -> None:
-        """Hold the estimate of a minibatch, which is in the live gradients alone.
-
-        In one half of a step, the user can change the gradients before the update.
-        """
+        """Hold an estimate in the live gradients; in half a step, the user may change it."""
         if (is_half or self._network.accumulating) and self._is_moving:
             if not self._network.fits(self._apart):
                 self._apart = zeros_like(self._network.live)
@@ -131,8 +132,6 @@ class LiveGradients:
         self.reached = list(map(or_, self.reached or found.reached, found.reached))
         self._arrays = list(map(_mxnet.gradients, self._network.parameters))
         self.stage = HELD
-
-    # --- what the user sees --------------------------------------------------------------------
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
@@ -159,10 +158,7 @@ class LiveGradients:
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:
-        """Mark the gradients as `gluon.Trainer` expects, if workers are given as they all do.
-
-        If it ignores stale ones, parameters that only the mean gradient moves are updated, too.
-        """
+        """Mark what is updated as fresh: as all workers do, and what the mean alone moves."""
         terms = self._terms
         if terms is None and workers is None:
             return
@@ -183,16 +179,10 @@ class LiveGradients:
         if self._terms is not None:
             self._network.hide_marks()
 
-    # --- the update ----------------------------------------------------------------------------
-
     @property
     def total(self) -> Columns:
         """V as it was computed, or the sum of g."""
         return self._apart if self._is_apart else self._network.live
-
-    def note_reduced(self) -> None:
-        """Note a reduction that the method did not need."""
-        self.stage = REDUCED if self.stage == HELD else self.stage
 
     @property
     def awaits_reduction(self) -> bool:
@@ -202,10 +192,7 @@ class LiveGradients:
     def reduce(
         self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]
     ) -> None:
-        """Let the method compute its next state from V and C, see `Method.next_state`.
-
-        Without any loss entry there is no mean, V is zero, and the method stays as it is.
-        """
+        """Let the method compute its next state from V and C; without losses it stays."""
         network, self.stage = self._network, REDUCED
         if not self.entries and not Mean([], entries).divisor():
             return

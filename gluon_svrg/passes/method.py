@@ -43,7 +43,6 @@ class Method:
     """A method without variance reduction: v = g. Other methods override what they need."""
 
     moves = False  # whether its state changes with a step, so that it needs the reduced gradient
-    keeps_errors = False  # whether an error of the reduction, as of compression, stays in the state
     replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
     needs_table = False  # whether each minibatch has an index, and a refresh keeps its gradient
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
@@ -68,16 +67,14 @@ class Method:
         self.mean: Mean | None = None  # m, if it keeps that
         self.in_objective: list[bool] = []  # per parameter: whether m may not be zero
 
-    # --- the arguments of its trainer ----------------------------------------------------------
-
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
     ) -> None:
         """Raise if the method does not work with the arguments of its trainer."""
-        if compression_params and self.keeps_errors:
+        if compression_params and self.moves and self.keeps_mean:
             raise ValueError(
-                f"{trainer} cannot compress gradients: its mean gradient moves by each reduced "
-                "gradient, so an error would stay forever. Leave compression_params out."
+                f"{trainer} cannot compress gradients: an error would stay forever in its mean "
+                "gradient. Leave compression_params out."
             )
 
     def checked_index(self, index: Any, name: str, trainer: str) -> int:
@@ -85,29 +82,22 @@ class Method:
         if index is None:
             raise TypeError(
                 f"{name}() needs batch_index=..., the position of the minibatch, with the closure: "
-                "it names the row of the table that holds the last gradient of this minibatch, and "
-                "that this step replaces. Keep the minibatches in a list, and shuffle their "
-                "positions."
+                "the row of the table with its last gradient. Keep the minibatches in a list, and "
+                "shuffle their positions."
             )
         if not self.can_store_grads:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        if type(index) is int:  # the rest takes Python longer to tell
-            return index
         return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
-
-    # --- the reference -------------------------------------------------------------------------
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether there is a reference to compare a minibatch's gradient with."""
-        return bool(self.in_objective)
 
     @property
     def has_state(self) -> bool:
         """Whether the method keeps anything that belongs to the parameters' arrays."""
         return bool(self.in_objective)
+
+    #: Whether there is a reference to compare a minibatch's gradient with.
+    has_reference: Any = has_state
 
     def refresh(self, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
@@ -131,20 +121,13 @@ class Method:
         if self.point is not None:
             self.point.bind()
 
-    # --- a minibatch ---------------------------------------------------------------------------
-
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
-        """The formula for the next minibatch, where `rows` has the earlier ones of this update.
-
-        None if its gradient is left as it is.
-        """
+        """The formula for the next minibatch, after the rows of this update; None for g."""
         return None
 
     def row(self, found: Estimate, index: int) -> Row | None:
         """What to keep of a minibatch with an index until the update."""
         return None
-
-    # --- the state that changes with a step ----------------------------------------------------
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """More numbers to sum over the workers."""
@@ -153,10 +136,9 @@ class Method:
     def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
         """Compute the state after the step, for `moved`; None if it stays.
 
-        The live gradients hold V times the scale on every device, or what the user has made of it.
-        The method may change them; ``live.total`` is V as it was computed. C, the loss entries over
-        all devices, workers and micro-batches, is a number; with several workers it is an array, of
-        C and the sums of `numbers`.
+        The live gradients hold V times the scale on every device, or what the user has made of it,
+        and may be changed; ``live.total`` is V as it was computed. C, the loss entries of all, is a
+        number; with several workers it is an array, of C and the sums of `numbers`.
         """
         return None
 
@@ -164,17 +146,12 @@ class Method:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
     def moved(self, live: Any) -> None:
-        """Let the next state take effect."""
+        """Let the next state take effect; it can be called again after an interrupt."""
         self.in_objective = list(map(or_, self.in_objective or live.reached, live.reached))
 
     def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
-        """What the optimizer would get for an estimate v, the *mean* over a minibatch's entries.
-
-        A vector of all parameters, which the method may change.
-        """
+        """What the optimizer gets for v, the *mean* over a minibatch's entries: a vector."""
         return v
-
-    # --- files ---------------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
         """The state as plain data; None if there is none. All devices hold the same."""

@@ -18,11 +18,7 @@ from .outside import Outside
 
 
 class Network:
-    """The parameters whose gradients passes compute.
-
-    Backward always changes the live gradients, the parameters' own gradient buffers. Passes are at
-    aliases of the weights, so that the weights' own marks stay.
-    """
+    """The parameters whose gradients passes compute, at aliases: the weights' own marks stay."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
@@ -50,8 +46,6 @@ class Network:
         self._adding: list[Parameter] = []  # those that have always been under ``grad_req='add'``
         self._lists: list[Any] = []  # the lists of arrays that are known
         self._were: list[str] = []  # descriptions of the parameters
-
-    # --- binding to arrays ---------------------------------------------------------------------
 
     def is_bound(self) -> bool:
         """Whether the parameters still have the arrays that are known here."""
@@ -101,12 +95,7 @@ class Network:
         _mxnet.put_gradients_into(weights, self.live_grads, reqs)
 
     def difference(self) -> str:
-        """Describe how the parameters differ from those that are known here; empty if they do not.
-
-        New arrays with the same values, as after a cast to the same dtype, are no difference; nor
-        is what `Parameter.reset_ctx` does, which averages the copies on several devices, and what
-        operators change by themselves.
-        """
+        """Describe how the parameters differ from those known here, but for rounding and states."""
         for p, was, known in zip(self.parameters, self._were, self._lists):
             now = _described(p)
             if now != was:
@@ -115,8 +104,6 @@ class Network:
             if values is not known and not is_state and not are_close(values, known):
                 return f"{p.name} has other values, as after net.initialize(force_reinit=True)"
         return ""
-
-    # --- memory --------------------------------------------------------------------------------
 
     @property
     def spare(self) -> Columns:
@@ -130,12 +117,8 @@ class Network:
         taken, self._spare = self.spare, []
         return taken
 
-    def free_spare(self) -> None:
-        """Keep no spare memory, until it is needed."""
-        self._spare = []
-
     def give_spare(self, memory: Columns) -> None:
-        """Give memory of the same kind back, in which sums of the current gradients fit."""
+        """Give memory back, in which sums of the current gradients fit, or keep none."""
         self._spare = memory
 
     def fits(self, sums: Columns) -> bool:
@@ -147,14 +130,9 @@ class Network:
             for these, those in zip(sums, self.live)
         )
 
-    # --- what the user has in the live gradients -----------------------------------------------
-
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
-        """Put the live gradients and their marks back at the end of a block.
-
-        Meanwhile they are in the spare memory.
-        """
+        """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
         copy(self.live, self.spare)
         self._kept = _mxnet.fresh(self.weights)
         try:
@@ -177,13 +155,8 @@ class Network:
         if self._kept is not None:
             self._put_grads_back()
 
-    # --- marks ---------------------------------------------------------------------------------
-
     def overwritten(self) -> list[Parameter]:
-        """The parameters whose live gradient another backward has overwritten since `hide_marks`.
-
-        Where gradients accumulate, nothing is overwritten.
-        """
+        """Those whose gradient was overwritten since `hide_marks`, unless it accumulates."""
         self.note_overwritten(_mxnet.fresh(self.weights))
         return self._overwritten
 

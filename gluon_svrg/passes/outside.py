@@ -1,7 +1,7 @@
 """Parameters that a closure reads but that are not the trainer's.
 
-A network may have parameters that another trainer, or no trainer, optimizes, and BatchNorm layers
-whose statistics belong to no trainer. A pass at other weights must not change them.
+Another trainer may optimize them, and statistics of BatchNorm may belong to none. A pass at other
+weights must not change them.
 """
 
 from __future__ import annotations
@@ -27,10 +27,7 @@ class Outside:
         self.may_move = True  # whether there are such parameters, or that is not known
 
     def fingerprint(self) -> int | None:
-        """A checksum of those values that only another trainer changes. Waits for the device.
-
-        None before the first pass.
-        """
+        """A checksum of what only another trainer changes; None before the first pass. Waits."""
         if not self._is_searched:
             return None
         found = 0
@@ -42,11 +39,7 @@ class Outside:
 
     @contextmanager
     def protected(self, *, gradients: bool = False, search: bool = False) -> Iterator[None]:
-        """Put their states and gradients back at the end of a block.
-
-        Not all gradients, unless asked to, but those to which backward adds: the pass at the
-        weights writes the others anew. A search looks for parameters that the block reads.
-        """
+        """Put their states back at the end of a block, and gradients that add, or all of them."""
         with ExitStack() as stack:
 
             def protect(parameter: Parameter) -> None:

@@ -14,8 +14,8 @@ from .network import Network
 class Point:
     """Values of all parameters of a network.
 
-    The gradients of a pass at a point go to the live gradients of the parameters, the only ones
-    that a network hybridized with ``static_shape=True`` can use.
+    The gradients of a pass there go to the live gradients of the parameters, the only ones that a
+    network hybridized with ``static_shape=True`` can use.
 
     Frozen values that are not given are those at the time of each pass. Operators that change their
     own states, such as BatchNorm, do so on copies, unless the point may move states.
@@ -54,9 +54,7 @@ class Point:
         """Use the gradient buffers that the parameters have now."""
         network = self.network
         if self.is_elsewhere:  # MXNet 2.0 has traced the arrays as those of another variable
-            for row in self.weights:
-                row[:] = [value.detach() for value in row]
-            for row in self.frozen or ():
+            for row in (*self.weights, *(self.frozen or ())):
                 row[:] = [value.detach() for value in row]
         rows = list(network.frozen_values if self.frozen is None else self.frozen)
         self._states: list[tuple[NDArray, NDArray]] = []  # those that operators change, and copies

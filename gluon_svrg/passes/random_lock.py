@@ -1,9 +1,7 @@
 """The random lock: both passes of a step draw the same random numbers.
 
-With different dropout masks, the reference gradient and the gradient that it corrects belong to
-different functions: the correction would add variance instead of removing it. Random numbers are
-found by the losses of a minibatch, computed twice at the same weights. Their sum does not depend on
-the order of the samples.
+With different dropout masks, the correction would add variance instead of removing it. Random
+numbers are found by the sum of a minibatch's losses, computed twice at the same weights.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .closure import Loss, check_repeatable, record
-from .warn import warn
+from .watch import warn
 
 RANDOM = (
     "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
@@ -28,9 +26,8 @@ RANDOM = (
 NOT_REPEATABLE = (
     "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
     "their size, although MXNet's random numbers were the same. The closure must compute the same "
-    "each time. Draw the minibatch (next(iterator)), augment data and update a state, as of an "
-    "RNN, before the step. Use no random numbers from outside MXNet, as custom operators do. "
-    "lock_random=True and lock_random=False omit this check."
+    "each time: draw the minibatch (next(iterator)), augment data and update a state before the "
+    "step, with no random numbers from outside MXNet. lock_random=True and False omit this check."
 )
 #: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
 ROUNDING = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
@@ -69,8 +66,7 @@ class RandomLock:
     """Whether random numbers are locked, and the seeds that lock them: a part of a file.
 
     MXNet's generators can be seeded, but their states cannot be saved. So each pair of passes has
-    its own seed, from the number of the pair and a base seed that is drawn once from MXNet. The
-    mode is whether to lock; ``'auto'`` locks if it proves necessary.
+    its own seed, from the number of the pair and a base seed that is drawn once from MXNet.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -82,10 +78,7 @@ class RandomLock:
         self._count = 0
 
     def is_repeated(self, first: Measured, second: Measured) -> bool:
-        """Whether a minibatch has the same losses twice; if not, warn and lock, to try again.
-
-        Raises a RuntimeError if they differ under the lock, or in their number.
-        """
+        """Whether losses are the same twice; if not, warn and lock, or raise if that is on."""
         check_repeatable(first[0], second[0])
         difference = first[1].difference(second[1])
         if difference and self.locked:
@@ -134,10 +127,7 @@ class RandomLock:
 def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
 ) -> Measured:
-    """The loss entries per device, and the losses, at a point. Waits for the device.
-
-    Losses are recorded, as a network that is compiled for that would be compiled anew otherwise.
-    """
+    """The loss entries per device, and the losses, recorded as in a step. Waits for the device."""
     start(seed)
     try:
         point.enter()

@@ -11,14 +11,13 @@ from .closure import MASK, Loss
 from .columns import Columns
 from .points import Point
 from .random_lock import Losses, losses_at
-from .warn import warn
+from .watch import warn
 
 RESHUFFLED = (
     "The stored gradient of minibatch {index} differs from what the closure computes now: its "
-    "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size. "
-    "batch_index must be the position of the minibatch in the data: was the data reshuffled? "
-    "Keep the minibatches in a list, and shuffle their positions. If the network draws random "
-    "numbers (dropout), pass lock_random=True; lock_random=False omits this check."
+    "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size: "
+    "was the data reshuffled? Keep the minibatches in a list, and shuffle their positions. If the "
+    "network draws random numbers, pass lock_random=True; lock_random=False omits this check."
 )
 
 
@@ -55,11 +54,7 @@ class TakenAt:
         return cls(point, point.network.outside.fingerprint(), visit)
 
     def check(self, row: Row, closure: Callable[[], Loss]) -> None:
-        """Compute the losses of the first row again; raise, or warn, if they are others.
-
-        Not if others' weights have changed. If a loss is not finite, the next row is the first.
-        Waits for the device.
-        """
+        """Raise or warn if the first row, computed again where it was taken, has other losses."""
         point = self._point
         if point is None or self.visit not in (None, row.position):
             return

@@ -41,10 +41,7 @@ def to_columns(network: Network, state: dict[int, Any]) -> Columns:
 
 
 def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
-    """A new point with the weights of a state, and with its frozen values, if it has any.
-
-    Frozen values are lists of one array, for all devices, or of one for each.
-    """
+    """A new point with the weights and frozen values of a state: one for all devices, or each."""
     point = Point.copied(network, frozen=frozen is not None)
     kept = [([value], row) for value, row in zip(in_order(network, weights), point.weights)]
     rows = zip(parameters(network, trainable=False), point.frozen or ())
@@ -54,9 +51,6 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
             new = _mxnet.to_ndarray(np.asarray(value), _mxnet.device_of(array))
             new.copyto(_mxnet.classic(array))
     return point
-
-
-# --- tables ------------------------------------------------------------------------------------
 
 
 def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:

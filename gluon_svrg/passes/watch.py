@@ -1,15 +1,19 @@
-"""What trains, but probably not as it was meant to: cheap signs, and one warning of each.
+"""Warnings; what trains, but probably not as it was meant to, gets one by cheap signs.
 
-All of it is counts and shapes, which are known without a wait for the device.
+These are counts and shapes, which are known without a wait for the device.
 """
 
 from __future__ import annotations
 
+import sys
+import warnings
+from pathlib import Path
 from typing import Any, Sequence
 
 from .. import _mxnet
 from .closure import Loss, Recorded
-from .warn import warn
+
+_PACKAGE = str(Path(__file__).parents[1])
 
 RETURNS_OUTPUT = (
     "The closure returns losses of shapes {one} and {other}. Everything that it returns is "
@@ -18,9 +22,8 @@ RETURNS_OUTPUT = (
 )
 MEAN_LOSS = (
     "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
-    "is {batch_size}, by which its gradient is divided. If the loss is the mean over the "
-    "minibatch, call step(1). If it is the sum over the samples, in update_full_grads too, all is "
-    "right."
+    "is {batch_size}, by which its gradient is divided. Is the loss the mean over the minibatch? "
+    "Then call step(1). If it is the sum, in update_full_grads too, all is right."
 )
 ONE_AND_MANY = (
     "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
@@ -43,11 +46,17 @@ EACH_STEP = (
 _IN_A_ROW, _EPOCHS = 5, 20  # how often the same comes before it is taken for what it seems
 
 
-def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
-    """The shape of the loss of a refresh's first minibatch, where it is worth a warning.
+def warn(message: str) -> None:
+    """Warn at the innermost line outside this package and MXNet."""
+    level, frame, name = 1, sys._getframe(), __file__
+    while frame.f_back is not None and (name.startswith(_PACKAGE) or "mxnet" in Path(name).parts):
+        level, frame = level + 1, frame.f_back
+        name = frame.f_code.co_filename
+    warnings.warn(message, stacklevel=level)
 
-    That is () for one entry of several samples, (n, n) where labels have n entries, and else (0,).
-    """
+
+def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
+    """The shape of a first loss, if it is () for several samples or (n, n) for n; else (0,)."""
     shapes = [tuple(x.shape) for x in inputs if getattr(x, "shape", ())]
     _, shape = recorded.places[0]
     if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:

@@ -7,9 +7,8 @@ This package knows no trainer, only parts, each with two methods, or three::
     assign(state)     takes over the state
 
 `StateFiles` checks everything before it changes anything. Parts that need arrays wait until the
-parameters are initialized, and are checked again then. Values of parameters are in a `ByParameter`,
-by position; they come back by the positions that the parameters have here. Arrays come back as
-read-only NumPy arrays, objects (schedulers, schedules) as `SavedObject`.
+parameters are initialized. Values of parameters are in a `ByParameter`, by position, and come back
+by the positions here. Arrays come back as NumPy arrays, objects (schedulers) as `SavedObject`.
 """
 
 from .file_format import write_bytes

@@ -81,11 +81,7 @@ def view(content: Any, dtype: np.dtype, shape: Sequence[int], order: Any = "C") 
 
 
 def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:
-    """Write a file beside the old one, flush it to disk, and rename it.
-
-    If this is interrupted, the old file or the new one is complete. A symbolic link stays, and so
-    do permissions. Raises an OSError if the file or its folder cannot be written to.
-    """
+    """Write a file beside the old one and rename it. A symbolic link and permissions stay."""
     target = Path(os.path.realpath(path))
     if target.exists() and not target.is_file():
         raise OSError(f"{path} is a folder, a device or a pipe. Name a file.")

@@ -21,12 +21,7 @@ DEFERRED = ("optimizer_states", "method")
 
 
 class StateFiles:
-    """Writes the states of a trainer's parts to files, and reads them.
-
-    Weights may be loaded after the states, or before. So the states of `DEFERRED` are in
-    ``waiting`` until they are needed and the parameters are initialized. The parameters are in the
-    trainer's order, and as they were given to it: a mapping has keys for them.
-    """
+    """Writes and reads the parts of a trainer; those of `DEFERRED` wait until they can be used."""
 
     def __init__(self, method: str, parameters: Sequence[Parameter], given: Any) -> None:
         self._method, self._parameters = method, list(parameters)
@@ -53,10 +48,7 @@ class StateFiles:
         file_format.write(path, header, {**states, **self.waiting})
 
     def load(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> set[str]:
-        """Read and check a file, assign what needs no arrays, and return the names of its parts.
-
-        A file of `gluon.Trainer` has only the optimizer. After an error, nothing has changed.
-        """
+        """Check a file, or change nothing; assign what needs no arrays; the names of its parts."""
         content = Path(path).read_bytes()
         try:
             states, then = self._read(content)

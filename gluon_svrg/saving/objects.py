@@ -75,10 +75,7 @@ def _inside(value: Any) -> dict[Any, Any]:
 
 
 class Registered:
-    """Schedules, samplers and counts of epochs: a part of a trainer's file.
-
-    Several of one class are told apart by their settings, or else by their order.
-    """
+    """Schedules, samplers and counts of epochs, told apart by their settings, or else by order."""
 
     def __init__(self) -> None:
         self._live: list[Any] = []

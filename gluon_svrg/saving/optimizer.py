@@ -1,8 +1,7 @@
 """The optimizer as two parts of a file: its settings, and its states per parameter.
 
-Both refer to parameters by position, so a file fits a trainer with another order. The counts of
-updates are apart from other settings, because MXNet keeps them per device. Adam computes its
-correction from them, so a device without them would drift apart.
+Both refer to parameters by position. The counts of updates are apart from other settings, because
+MXNet keeps them per device: Adam on a device without them would drift apart.
 """
 
 from __future__ import annotations

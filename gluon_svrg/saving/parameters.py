@@ -1,9 +1,8 @@
 """The parameters of a file and those of a trainer: matched by name, in any order, and compared.
 
 MXNet 1.9.1 sorts parameters by name, ``dense10_weight`` before ``dense9_weight``, and counts layers
-over a whole process: the first layer of a second network may be ``dense7``. MXNet 2.0 calls all of
-them ``weight`` and ``bias``, and a network's mapping has keys: ``0.weight``. So names are sorted
-with numbers as numbers, and then compared without them.
+over a whole process. MXNet 2.0 calls all of them ``weight`` and ``bias``, and a network's mapping
+has keys: ``0.weight``. So names are sorted with numbers as numbers, and compared without them.
 """
 
 from __future__ import annotations
@@ -71,12 +70,7 @@ def misfits(then: list[Description], now: list[Description], is_frozen_kept: boo
 def array_problems(
     arrays: Any, what: str, parameters: Any, summed: bool = False, rows: int = 0, devices: int = 0
 ) -> Iterator[str]:
-    """Describe where values from a file are no finite arrays like these parameters.
-
-    They are a dict by the parameter's number, of arrays or of lists with one array per device. All
-    ``parameters``, by number, must have them; shapes that are not known yet are not compared.
-    Sums of gradients are wider than float16. Each array may be a stack of ``rows`` arrays.
-    """
+    """Describe where values of a file, or stacks of them, are no finite arrays like these."""
     if not isinstance(arrays, dict) or arrays.keys() != parameters.keys():
         yield f"its {what} belongs to other parameters"
         return

@@ -1,8 +1,7 @@
 """Reading the pickles of `gluon.Trainer.save_states` without running them.
 
 A pickle is a program. `pickletools` takes it apart here, and its operations make plain containers
-and notes of what would have been called; nothing is called or imported. Arrays are views of the
-bytes in it, and the classes of optimizers and schedulers are noted by name.
+and notes of what would have been called; nothing is called or imported.
 """
 
 from __future__ import annotations
