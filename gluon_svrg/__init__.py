@@ -19,8 +19,7 @@ The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of sev
 (``launch``, ``join``).
 """
 
-# Names are imported on first use. So the command line starts without MXNet, and a server that
-# unpickles an optimizer inside `import mxnet` can import this package.
+# Names are imported on first use: the command line needs no MXNet, and servers import this early.
 from __future__ import annotations
 
 from importlib import import_module as _import_module

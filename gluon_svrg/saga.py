@@ -214,9 +214,8 @@ class SAGATrainer(VarianceReducedTrainer):
     -----
     - `update_full_grads` fills the table with all gradients at the current weights. Otherwise the
       steps fill it: unvisited rows are zero, and the mean is over the entries of visited ones.
-    - There is no snapshot: ``has_snapshot`` is False, ``snapshot`` is None, and `at_snapshot`
-      raises an error. `full_grads` is the mean of the table. `discard_snapshot` begins a new one.
-    - ``inner_steps`` counts from the last `update_full_grads`, or from the start.
+    - There is no snapshot, and `at_snapshot` raises an error. `full_grads` is the mean of the
+      table. `discard_snapshot` begins a new one.
     - Workers share the mean of the table, and each has the rows of its own minibatches.
     - The memory is one gradient per device for each minibatch, and three more; for a while a copy
       of the weights too. While `update_full_grads` runs there are two tables.

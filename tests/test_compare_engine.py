@@ -250,6 +250,18 @@ def test_options_of_optimizers():
     assert regression(["nag"], **ONE_RATE).trainings[0].options == {"momentum": 0.9}
 
 
+def test_a_rate_above_one_that_diverges_is_not_chosen():
+    """As where a network is dead after a few steps, whose loss is finite."""
+
+    def trainer(params, rate):
+        own = rate if rate < 0.03 else 1e4 if rate < 0.3 else 1e-9
+        return gluon.Trainer(params, "sgd", {"learning_rate": own}, kvstore=None)
+
+    found = regression({"own": trainer}, seeds=1)
+    assert found.chosen["own"][0].learning_rate < 0.03
+    assert {each.learning_rate for each in found.trainings if each.diverged} == {0.03, 0.1}
+
+
 def test_divergence_and_figure():
     found = regression(["sgd", "svrg"], learning_rates=[0.1, 1e4])
     for each in found.trainings:

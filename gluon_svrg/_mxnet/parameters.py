@@ -42,10 +42,7 @@ def is_trainable(parameter: Parameter) -> bool:
 
 
 def is_auxiliary(parameter: Parameter) -> bool:
-    """Whether operators may write to a parameter by themselves, as BatchNorm does.
-
-    Gluon declares such states not differentiable; those of a SymbolBlock are frozen vectors.
-    """
+    """Whether operators may write to a parameter by themselves, as BatchNorm to its states."""
     return not is_trainable(parameter) and (
         not parameter._differentiable or len(parameter.shape or ()) <= 1
     )

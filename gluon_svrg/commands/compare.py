@@ -35,7 +35,7 @@ from typing import Any
 from .. import __version__, _require_mxnet
 
 BUNDLED = ("digits", "breast_cancer", "diabetes", "wine")
-LARGE = 50_000  # rows, from which on a search with three seeds takes too long
+LARGE = 50_000  # rows, from which on all seeds and passes would take too long
 ROUNDING = 1e-14  # differences of losses below it are rounding errors
 
 
@@ -62,15 +62,18 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
     for name, default, low, text in (
         ("--weight-decay", 0.01, 0.0, "times half the squared norm of all weights is in the loss"),
-        ("--passes", 30, 1, "gradients that each method takes, divided by the samples"),
         ("--plain-epochs", 1, 0, "epochs of the plain optimizer before the first full gradient"),
         ("--update-freq", 1, 1, "epochs from one full gradient to the next"),
         ("--batch-size", 16, 1, "samples in a minibatch"),
         ("--seed", 0, 0, "the first seed of the order of the samples"),
     ):
         add(name, type=partial(number, low), default=default, help=f"{text} {shown}")
-    text = f"how many seeds (default: 1 from {LARGE:,} rows on, otherwise 3)"
-    add("--seeds", type=partial(number, 1), help=text)
+    for name, few, most, text in (
+        ("--passes", 20, 30, "gradients that each method takes, divided by the samples"),
+        ("--seeds", 1, 3, "how many seeds"),
+    ):
+        text += f" (default: {most}; from {LARGE:,} rows on {few})"
+        add(name, type=partial(number, 1), help=text)
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
 
 
@@ -114,9 +117,12 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         tempfile.TemporaryFile(dir=options.output).close()  # so files can be written there
     except (ImportError, OSError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    if problem.n >= LARGE and options.seeds is None:
-        options.seeds = 1
-        print(f"{problem.n:,} rows: one seed, unless --seeds says more", file=sys.stderr)
+    is_large = problem.n >= LARGE
+    options.passes = options.passes or (20 if is_large else 30)
+    options.seeds = options.seeds or (1 if is_large else 3)
+    if is_large:
+        text = f"--passes {options.passes} --seeds {options.seeds}"
+        print(f"{problem.n:,} rows: as with {text}", file=sys.stderr)
     minimum, own = problem.minimum(), {}
     if any("nag" in name for name in options.methods):
         own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
@@ -127,7 +133,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         methods=options.methods,
         passes=options.passes,
         batch_size=options.batch_size,
-        seeds=range(options.seed, options.seed + (options.seeds or 3)),
+        seeds=range(options.seed, options.seed + options.seeds),
         measure={"training accuracy": problem.accuracy} if problem.classes else {},
         minimum=minimum["loss"],
         learning_rates=options.learning_rates,
@@ -148,7 +154,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
     plot = found.plot()
     text = "batch size {batch_size}, weight decay {weight_decay:g}".format_map(settings)
-    plot.suptitle(f"{options.data}: {problem.kind}, {text}")
+    plot.suptitle(f"{Path(options.data).name}: {problem.kind}, {text}")
     plot.savefig(figure, dpi=150)
     print(f"loss: the mean over all samples plus half the weight decay times |w|^2\n{found}")
     if minimum["solver"]:
@@ -250,7 +256,8 @@ class Problem:
             X, y, self.classes = read(Path(options.data), options.target)
         scaled = StandardScaler().fit_transform
         X = X / 16 if options.data == "digits" else scaled(X)
-        self.X = np.c_[X, np.ones(len(X))]  # so the bias is a weight, and penalized as one
+        # A column of ones makes the bias a weight, which is penalized as one.
+        self.X = np.ascontiguousarray(np.c_[X, np.ones(len(X))])
         self.y = y if self.classes else scaled(y[:, None])[:, 0]
         self.n, self.decay = len(X), options.weight_decay
         self.kind = {0: "ridge", 2: "logistic"}.get(self.classes, "softmax") + " regression"

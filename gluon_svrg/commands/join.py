@@ -14,9 +14,8 @@ from typing import Any, Mapping, NamedTuple
 from . import roles
 
 _DESCRIPTION = """\
-Turn a process that mpirun, srun or Kubernetes has started into a role of MXNet's job: rank 0 into
-the scheduler, the next ones into servers, all others into workers, which run the command. What has
-started the processes also watches them: this command starts nothing, and nothing of it stays."""
+Turn a process that mpirun, srun or Kubernetes has started, and watches, into a role of MXNet's job:
+rank 0 into the scheduler, the next ones into servers, all others into workers with the command."""
 
 _EPILOG = """\
 examples, each with one scheduler, two servers and four workers:

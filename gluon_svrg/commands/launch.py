@@ -15,9 +15,8 @@ from typing import Any, NoReturn
 from . import roles
 
 _DESCRIPTION = """\
-Start a scheduler, servers and workers of MXNet's distributed kvstores on this machine.
-
-When one of them fails, all others are ended, and the last line names the first one."""
+Start a scheduler, servers and workers of MXNet's distributed kvstores on this machine. When one of
+them fails, all others are ended, and the last line names the first one."""
 
 _EPILOG = """\
 example:

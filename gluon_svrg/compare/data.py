@@ -38,7 +38,7 @@ class Data:
                 f"returns the minibatches of an epoch, got {type(data).__name__}."
             )
         self._arrays = [
-            (each.asnumpy(), each.dtype) if _is_there(each) else (np.asarray(each), None)
+            (each.asnumpy(), each.dtype) if _is_there(each) else (np.ascontiguousarray(each), None)
             for each in arrays
         ]
         lengths = [len(values) for values, _ in self._arrays]

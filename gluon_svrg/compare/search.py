@@ -82,9 +82,11 @@ class Search:
 
     def _best(self, method: Method, place: int, rates: Sequence[float], all_seeds: bool) -> float:
         """The best rate with the first seed, or with all where the first is in their range."""
-        firsts = {}
-        for rate in rates:
-            firsts[rate] = self._merit(self._train(method, rate, place, self.seeds[0]))
+        firsts, is_above = {}, False
+        for rate in rates:  # that a rate above one that diverges does not is no merit of it
+            first = self._merit(self._train(method, rate, place, self.seeds[0]))
+            is_above = is_above or not isfinite(first[0])
+            firsts[rate] = (inf, inf) if is_above else first
         order = sorted(rates, key=lambda rate: (firsts[rate], rate))
         if not all_seeds:
             return order[0]

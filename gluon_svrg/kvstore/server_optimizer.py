@@ -52,11 +52,7 @@ class ServerOptimizer(Optimizer):
 
 
 class Settings(Dict[str, Any]):
-    """New attributes of the user's optimizer; those of its scheduler begin with ``lr_scheduler.``.
-
-    MXNet sends servers nothing but optimizers, pickled. Unpickling this one changes the existing
-    optimizer and returns it.
-    """
+    """New attributes of the user's optimizer, which unpickling this changes and returns."""
 
     multi_precision = False  # or MXNet would send that, too
 

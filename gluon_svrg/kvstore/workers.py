@@ -21,10 +21,8 @@ class Workers:
 
     All methods are collective: every worker calls the same ones in the same order.
 
-    What is summed travels in arrays of this object, one for each key, whatever the caller passes.
-    MXNet orders the exchanges of a key only through the array that is passed: with another array, a
-    fast worker's push overtakes the last exchange, and servers add two pushes of one worker and
-    none of another.
+    What is summed travels in arrays of this object, one for each key. MXNet orders the exchanges of
+    a key only through the array that is passed: with another one, a fast worker's push overtakes.
     """
 
     is_alone = True  # there is nothing to exchange
@@ -44,12 +42,7 @@ class Workers:
         self._exchange({first + number: _mxnet.classic(array) for number, array in arrays.items()})
 
     def sum_numbers(self, numbers: Sequence[float]) -> np.ndarray:
-        """Sum a vector of numbers in float64, as long on all workers, and wait for the result.
-
-        Servers may round float64 to float32. So each worker has a place of its own for its numbers,
-        and sends each as four whole numbers of 16 bits. A first number that is NaN tells that this
-        worker has failed: all others raise.
-        """
+        """Sum numbers in float64 and wait, as four whole ones of 16 bits each; a NaN ends all."""
         total = np.array(numbers, dtype="float64")
         for start in range(0, 0 if self.is_alone else len(total), BLOCK):
             block = total[start : start + BLOCK]

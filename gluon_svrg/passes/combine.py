@@ -148,10 +148,9 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     A factor is a number, or an array of one number, which stays on its device. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
-    Most data have minibatches of two sizes, so factors come again and again, and are a part of what
-    is compiled, which is quicker. Where several have come, all others are passed to it.
-    Intermediate results need no memory where at most the first factor of each step differs from 1
-    and -1; large arrays are then added in a third of the time.
+    Factors come again and again, and are a part of what is compiled; where several have come, all
+    others are passed to it. Large arrays are added in a third of the time where at most the first
+    factor of each step differs from 1 and -1.
     """
     assignment(columns, *steps)()
 

@@ -68,8 +68,7 @@ def plain(
 ) -> Estimate:
     """Compute the gradient of a minibatch as for `gluon.Trainer`, in the parameters' own arrays.
 
-    A device without data contributes zero, not its previous gradient. The closure initializes
-    parameters whose initialization is deferred. Random numbers come from the seed, if there is one.
+    A device without data contributes zero. The closure may initialize deferred parameters.
     """
     start(seed)
     devices = _mxnet.devices(parameters[0]) if parameters else []
@@ -140,11 +139,7 @@ def differentiate(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Leave the gradient of a minibatch at a point in the live gradients.
-
-    What backward does not reach is set to zero. The loss entries are checked before backward,
-    which moves running statistics. Returns the losses, and which parameters they depend on.
-    """
+    """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
     if seed is not None:
         start(seed)
     try:
@@ -205,10 +200,7 @@ def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: 
 
 
 def _combine_and_copy(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
-    """Copy g, and assign ``live = a g + b r + k c m``, where the live gradients hold g.
-
-    The spare memory holds ``a g + b r`` afterwards, or what becomes of the sum of m by that.
-    """
+    """Copy g; assign v to the live gradients, and a g + b r, or the new sum of m, to the spare."""
     at_row, last = [(terms.a, LIVE)], [(1.0, SPARE)]
     if terms.reference is not None:
         at_row.append((terms.b * scale, ROW))

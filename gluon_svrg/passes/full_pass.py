@@ -61,10 +61,8 @@ def full_gradient(
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    The workers, each with a part of the data, sum numbers by ``reach`` and arrays by ``sum``. This
-    overwrites the live gradients: call it inside `Network.grads_kept`. With ``'auto'``, the
-    losses of the first minibatches are computed twice; if two differ, the lock is turned on. Raises
-    a FloatingPointError if the result is not finite.
+    This overwrites the live gradients: call it inside `Network.grads_kept`. Raises a
+    FloatingPointError if the result is not finite.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
     weights = list(chain(*network.weights))

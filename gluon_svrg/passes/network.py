@@ -18,11 +18,7 @@ from .outside import Outside
 
 
 class Network:
-    """The parameters whose gradients passes compute.
-
-    Backward always changes the live gradients, the parameters' own gradient buffers. Passes are at
-    aliases of the weights, so that the weights' own marks stay.
-    """
+    """The parameters whose gradients passes compute, at aliases: the weights' own marks stay."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
@@ -99,11 +95,7 @@ class Network:
         _mxnet.put_gradients_into(weights, self.live_grads, reqs)
 
     def difference(self) -> str:
-        """Describe how the parameters differ from those that are known here; empty if they do not.
-
-        New arrays with the same values are no difference; nor is what `Parameter.reset_ctx` does,
-        which averages the copies on several devices, and what operators change by themselves.
-        """
+        """Describe how the parameters differ from those known here, but for rounding and states."""
         for p, was, known in zip(self.parameters, self._were, self._lists):
             now = _described(p)
             if now != was:

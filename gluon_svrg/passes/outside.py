@@ -39,11 +39,7 @@ class Outside:
 
     @contextmanager
     def protected(self, *, gradients: bool = False, search: bool = False) -> Iterator[None]:
-        """Put their states and gradients back at the end of a block.
-
-        Not all gradients, unless asked to, but those to which backward adds: the pass at the
-        weights writes the others anew. A search looks for parameters that the block reads.
-        """
+        """Put their states back at the end of a block, and gradients that add, or all of them."""
         with ExitStack() as stack:
 
             def protect(parameter: Parameter) -> None:

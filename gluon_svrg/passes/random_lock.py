@@ -66,8 +66,7 @@ class RandomLock:
     """Whether random numbers are locked, and the seeds that lock them: a part of a file.
 
     MXNet's generators can be seeded, but their states cannot be saved. So each pair of passes has
-    its own seed, from the number of the pair and a base seed that is drawn once from MXNet. The
-    mode is whether to lock; ``'auto'`` locks if it proves necessary.
+    its own seed, from the number of the pair and a base seed that is drawn once from MXNet.
     """
 
     def __init__(self, mode: Any) -> None:

@@ -56,10 +56,7 @@ def warn(message: str) -> None:
 
 
 def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
-    """The shape of the loss of a refresh's first minibatch, where it is worth a warning.
-
-    That is () for one entry of several samples, (n, n) where labels have n entries, and else (0,).
-    """
+    """The shape of a first loss, if it is () for several samples or (n, n) for n; else (0,)."""
     shapes = [tuple(x.shape) for x in inputs if getattr(x, "shape", ())]
     _, shape = recorded.places[0]
     if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:
