@@ -133,18 +133,19 @@ def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str,
 
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
-    """Medians, without static_alloc / with it."""
+    """Medians, without static_alloc / with it; a pair for each MXNet."""
     rows = []
     for network in dict.fromkeys(entry["network"] for run in runs.values() for entry in run):
-        for version, records in runs.items():
-            both = [entry for entry in records if entry["network"] == network]
-            row = {"network": network, "MXNet": version}
-            for title in both[0]["ratios"]:
-                for kind in ("median", "processor") if "baseline" in title else ("median",):
-                    medians = [entry["ratios"][title][kind] for entry in both]
-                    column = title + ", processor" * (kind == "processor")
-                    row[column] = "/".join(f"{median:.2f}" for median in medians)
-            steps = [entry["microseconds"]["SVRG"] for entry in both]
-            row["SVRG (µs)"] = "/".join(f"{value:.0f}" for value in steps)
-            rows.append(row)
+        each = [[e for e in records if e["network"] == network] for records in runs.values()]
+
+        def pairs(value: Callable[[dict], float], digits: str, each: Any = each) -> str:
+            return ", ".join("/".join(f"{value(e):{digits}}" for e in both) for both in each)
+
+        row = {"network": network}
+        for title in each[0][0]["ratios"]:
+            for kind in ("median", "processor") if "baseline" in title else ("median",):
+                column = title + ", processor" * (kind == "processor")
+                row[column] = pairs(lambda e, t=title, k=kind: e["ratios"][t][k], ".2f")
+        row["SVRG (µs)"] = pairs(lambda e: e["microseconds"]["SVRG"], ".0f")
+        rows.append(row)
     return {"costs": as_text(rows)}
