@@ -232,6 +232,7 @@ def test_the_code_of_the_best(name):
     trainer = eval(found.verdict.partition("\ntrainer = ")[2], {**names, "net": net})
     assert trainer.learning_rate == 0.03 and ("svrg" in name) == hasattr(trainer, "snapshot")
     assert ("nag" in name) == isinstance(trainer.optimizer, mx.optimizer.NAG)
+    assert trainer.optimizer.momentum == (0.9 if "nag" in name else 0)
 
 
 def test_a_measure_that_is_maximized():
