@@ -39,7 +39,7 @@ BREAKS = {
     "mars.py": [
         ("scale_to_norm(column, self.clip * scale, entries)", "pass", "methods trajectory[MARS"),
         ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
-        ("self.in_objective = live.reached", "pass", "halves moves_by_the_last"),
+        ("self.in_objective = []", "pass", "halves moves_by_the_last"),
     ],
     "recursive.py": [
         ("1 / live.total_scale", "1.0", "dtypes_and_amp step_after_unscale or methods matter"),
@@ -147,13 +147,13 @@ BREAKS = {
         ("raise FloatingPointError(", "print(", "compare_engine divergence"),
     ],
     "compare/search.py": [
-        ("for each in near if", "for each in () if", "compare_engine 'not boosted'"),
+        ("for each in near if", "for each in () if", "compare_engine 'edge or seed'"),
         (
             "for all_seeds in (False, True):",
             "for all_seeds in (False,):",
-            "compare_engine 'not boosted'",
+            "compare_engine 'edge or seed'",
         ),
-        ("np.median(np.where(", "np.min(np.where(", "compare_engine 'not boosted'"),
+        ("np.median(np.where(", "np.min(np.where(", "compare_engine 'edge or seed'"),
     ],
     "compare/comparison.py": [
         ("costs[name].min() <= costs[best].max()", "True", "compare_engine worse_and_equal"),

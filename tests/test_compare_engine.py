@@ -171,6 +171,7 @@ def test_the_best_rate_is_no_edge_and_chosen_by_all_seeds():
         assert best == min(medians, key=medians.get)
         for some in ends.values():  # all seeds where the first is in the range of the best
             assert len(some) == 3 or some[0] > max(ends[best])
+        assert 1 in map(len, ends.values())  # and no others
     assert found.chosen["sgd"][0].learning_rate > 0.1 > found.chosen["lucky"][0].learning_rate
     tried = {t.learning_rate for t in found.trainings if t.method == "own"}
     assert {*rates} == tried | {0.01}  # with 0.01 it is tried out
@@ -231,6 +232,7 @@ def test_the_code_of_the_best(name):
     trainer = eval(found.verdict.partition("\ntrainer = ")[2], {**names, "net": net})
     assert trainer.learning_rate == 0.03 and ("svrg" in name) == hasattr(trainer, "snapshot")
     assert ("nag" in name) == isinstance(trainer.optimizer, mx.optimizer.NAG)
+    assert trainer.optimizer.momentum == (0.9 if "nag" in name else 0)
 
 
 def test_a_measure_that_is_maximized():
