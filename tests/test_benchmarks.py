@@ -100,14 +100,20 @@ def test_the_minimum_of_flights(few_flights):
     expected = -problem.l1 * np.sign(weight[~is_zero])
     np.testing.assert_allclose(gradient[~is_zero], expected, atol=1e-7)
     assert is_zero.sum() > 50 or not problem.l1
+    assert min(problem.gap(0.99 * weight), problem.gap(1.01 * weight)) > 0
 
 
 def test_trainings_of_flights(few_flights):
     """From zero, with the data passes in order, towards the minimum."""
     problem = few_flights
+    first = problem.loss(np.zeros(problem.shape))
+    losses = problems.PenalizedLoss(problem, "float32")(*map(array, problem.arrays)).asnumpy()
+    assert losses.mean() == pytest.approx(first, rel=1e-5)
+    problem.trained(flights.LBFGS, 2, 0, 0, 0, 0)
     points = problem.trained(flights.SVRG, 30, 0, 0.1, 0.9, 50)
-    start = problem.loss(np.zeros(problem.shape)) - problem.minimum
+    start = first - problem.minimum
     assert points[0] == pytest.approx((0, 0, start), rel=1e-5)
+    assert points[1][0] > 1  # a refresh comes first
     assert 0 < points[-1][2] < 0.3 * start
     passes, seconds, _ = zip(*points)
     assert list(passes) == sorted(passes) and list(seconds) == sorted(seconds)
