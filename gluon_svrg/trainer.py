@@ -268,9 +268,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
             If the closure is no function or returns no loss of these parameters; if the index is
             missing, not wanted, none of a minibatch, or was used since the last update.
         RuntimeError
-            If the closure called backward itself, assigned a parameter, or computed something else
-            in its second call (see `lock_random`); inside `at_snapshot`; if the parameters are
-            others than at the snapshot; if no gradients are stored, or those of other data.
+            If the closure called backward itself, or computed something else in its second call
+            (see `lock_random`); inside `at_snapshot`; if the parameters are others than at the
+            snapshot; if no gradients are stored, or those of other data.
 
         Warns
         -----
