@@ -19,7 +19,7 @@ from mxnet.ndarray import NDArray
 from . import _arguments, _mxnet, saving
 from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
-from .kvstore.workers import agreement
+from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import sums_of_squares
 from .passes.data import check_data, initialize, number_of, one_pass
@@ -593,7 +593,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         coefficient = self._method.coefficient
         alpha = None if coefficient is None else coefficient.at(self.num_snapshots)
         with ExitStack() as stack:
-            ready = stack.enter_context(agreement(self._workers))
+            ready = stack.enter_context(Agreement(self._workers))
             batches, show = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, job.rearming(batches))
             if not any(map(_mxnet.is_trainable, parameters)):
@@ -602,7 +602,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if keeps_rows:
                 show(_memory_of_rows(parameters, number_of(data)))
             ready.reach([0.0])
-            done = stack.enter_context(agreement(self._workers))
+            done = stack.enter_context(Agreement(self._workers))
             self._share_weights()
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():

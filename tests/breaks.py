@@ -50,7 +50,7 @@ BREAKS = {
         ("SPARE), ((1.0, MEAN)", "SPARE), ((0.9, MEAN)", "tables mean_is_that"),
     ],
     "passes/full_pass.py": [
-        ("sum_to_first(total)", "pass", "methods trajectory[SVRG-2"),
+        ("network.sum_everywhere(total, workers.sum)", "pass", "methods trajectory[SVRG-2"),
         ("loss += total_loss(queue)", "pass", "losses mean_of_many"),
         ("if not np.isfinite(size):", "if False:", "errors 'mistakes and NaN'"),
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
@@ -60,7 +60,7 @@ BREAKS = {
         ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),
         ("or terms is AS_IT_IS", "", "halves is_the_plain_gradient[STORM"),
         ("if not self.entries and", "if False and", "losses without_losses[MARS"),
-        ("sum_arrays(dict(", "(lambda _: 0)(dict(", "workers test_two_workers"),
+        ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],
     "passes/method.py": [
         ("self.in_objective or live", "live", "halves reaches_moves_by_its_mean[SARAH")
