@@ -343,7 +343,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
         here, lock = Point.here(self._network), self._lock
-        with lock.kept_on_error():
+        with _kept_on_error(lock):
             is_known = self.num_snapshots > 0 and not reference.is_current()
             seed = lock.new_seed()
             while not is_known:
@@ -577,7 +577,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self.discard_snapshot()
             return float("nan")
         keeps_rows = stored or self._method.needs_table
-        with self._loss_scale.kept_on_error(), self._lock.kept_on_error():
+        with _kept_on_error(self._lock, self._loss_scale.scaler):
             while True:
                 try:
                     return self._refresh(closure, data, progress, keeps_rows)
@@ -952,6 +952,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "The snapshot that was loaded waits for the parameters to be initialized: load "
                 "them, run a forward pass, or take a step with a closure."
             )
+
+
+@contextmanager
+def _kept_on_error(*parts: Any) -> Iterator[None]:
+    """Put what attributes of parts were back if the block raises; a first seed stays drawn."""
+    known = [(part, *item) for part in filter(None, parts) for item in vars(part).items()]
+    try:
+        yield
+    except BaseException:
+        for part, name, value in known:
+            if value is not None:
+                setattr(part, name, value)
+        raise
 
 
 def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:

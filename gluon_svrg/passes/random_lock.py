@@ -6,8 +6,7 @@ numbers are found by the sum of a minibatch's losses, computed twice at the same
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -102,16 +101,6 @@ class RandomLock:
         if self._base is None:
             self._base = draw_seed()
         return self._base
-
-    @contextmanager
-    def kept_on_error(self) -> Iterator[None]:
-        """Restore the lock if the block raises an exception."""
-        was_locked, count = self.locked, self._count
-        try:
-            yield
-        except BaseException:
-            self.locked, self._count = was_locked, count
-            raise
 
     def state(self) -> dict[str, Any]:
         """Whether it is on, and which seeds were drawn. The next ones follow from it."""
