@@ -22,7 +22,7 @@ from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import sums_of_squares
-from .passes.data import check_data, initialize, number_of, one_pass
+from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
@@ -594,13 +594,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         alpha = None if coefficient is None else coefficient.at(self.num_snapshots)
         with ExitStack() as stack:
             ready = stack.enter_context(Agreement(self._workers))
-            batches, show = stack.enter_context(one_pass(data, progress=progress))
+            batches, bar = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, job.rearming(batches))
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             check_dtypes(parameters)
-            if keeps_rows:
-                show(_memory_of_rows(parameters, number_of(data)))
+            if keeps_rows and bar is not None:
+                bar.set_postfix_str(_memory_of_rows(parameters, bar.total))
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
             self._share_weights()
