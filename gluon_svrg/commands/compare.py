@@ -18,8 +18,6 @@ for example:
 from __future__ import annotations  # functions import the rest: --help must need no MXNet
 
 import argparse
-import csv
-import gzip
 import json
 import math
 import os
@@ -191,19 +189,20 @@ def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
 
     if not path.exists():
         raise ValueError(f"there is no file {path}; bundled data are {', '.join(BUNDLED)}")
-    first, opened = "", gzip.open if path.suffix == ".gz" else open
+    settings: Any = {"encoding": "utf-8-sig", "skipinitialspace": True, "na_values": "?"}
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file, warnings.catch_warnings():
-            first = next(filter(str.strip, file), "").strip()
-            separator = csv.Sniffer().sniff(first, ",;\t|").delimiter
+        with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
-            settings = {"index_col": False, "skipinitialspace": True, "na_values": "?"}
-            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", **settings)
-    except csv.Error as error:
-        text = f"has only one column, {first!r}: separate columns by commas, semicolons, tabs or |"
-        raise ValueError(f"{path} {text if first else 'is empty'}") from error
+            heads = {mark: pd.read_csv(path, sep=mark, nrows=0, **settings) for mark in ",;\t|"}
+            separator = max(heads, key=lambda mark: heads[mark].shape[1])
+            frame = pd.read_csv(path, sep=separator, index_col=False, **settings)
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(f"{path} is empty") from error
     except (EOFError, OSError, ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(f"cannot read {path} as UTF-8 text: {str(error).strip()}") from error
+    if frame.shape[1] == 1:
+        text = "separate columns by commas, semicolons, tabs or |"
+        raise ValueError(f"{path} has only one column, {frame.columns[0]!r}: {text}")
     if target not in frame:
         lacks = "needs a --target" if target is None else f"has no column {target!r}: choose one"
         raise ValueError(f"{path} {lacks} from {', '.join(map(repr, frame))}")
