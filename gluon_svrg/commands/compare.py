@@ -292,11 +292,10 @@ class Problem:
 
     def minimum(self) -> dict[str, Any]:
         """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
-        import numpy as np
-        from mxnet import autograd
         from sklearn.linear_model import LogisticRegression, Ridge
 
         from ..compare.data import Data
+        from ..compare.training import mean_gradient
 
         solvers = ["newton-cholesky", "newton-cg"] if self.classes else ["cholesky", "svd"]
         if not self.decay:  # a minimum of classes may be infinitely far
@@ -316,15 +315,9 @@ class Problem:
             except ValueError:  # an old scikit-learn without this solver
                 continue
             seconds = time.perf_counter() - start
-            loss, gradient = 0.0, np.zeros_like(fitted)
             net.weight.data()[:] = fitted.reshape(net.weight.shape)
-            for batch in data.chunks():
-                with autograd.record():
-                    losses = self.loss_of(net, *batch)
-                losses.backward()
-                loss += float(losses.asnumpy().sum()) / self.n
-                gradient += net.weight.grad().asnumpy().reshape(fitted.shape) / self.n
+            loss, gradient = mean_gradient(partial(self.loss_of, net), [net.weight], data)
             # The loss is strongly convex: this bounds its distance to the minimum.
-            if (gradient**2).sum() <= 2 * self.decay * ROUNDING or not self.decay:
+            if gradient @ gradient <= 2 * self.decay * ROUNDING or not self.decay:
                 return {"loss": loss, "solver": solver, "seconds": seconds}
         return {"loss": None, "solver": None, "seconds": None}
