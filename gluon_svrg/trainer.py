@@ -135,8 +135,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
-        operators = (prox, params, optimizer, optimizer_params)
-        self._prox = None if prox is None else ProximalOperators(*operators)
+        self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         why = name if method.moves else "A prox" if prox is not None else ""
         super().__init__(
@@ -429,16 +428,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
-        if self._prox is not None:
-            self._prox.note_moving(self._network.parameters)
+        self._prox.note_moving(self._network.parameters)
         if self._live.following is not None:
             self._method.before_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
         self._live.move()
-        if self._prox is not None:
-            self._prox.apply(self._network.parameters, self.optimizer)
+        self._prox.apply(self._network.parameters, self.optimizer)
 
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
@@ -706,7 +703,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         For STORM and MARS: whether there was a step or a refresh.
         """
-        has_one = self._method.has_reference or self._files.has_reference
+        has_one = self._method.has_reference or "method" in self._files.waiting
         return has_one and not self._method.needs_table
 
     @property
@@ -947,7 +944,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._start_kvstore()
             self._bind()
             self._files.apply(self._parts())
-        if self._files.has_reference:
+        if "method" in self._files.waiting:
             raise RuntimeError(
                 "The snapshot that was loaded waits for the parameters to be initialized: load "
                 "them, run a forward pass, or take a step with a closure."
@@ -956,14 +953,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
 @contextmanager
 def _kept_on_error(*parts: Any) -> Iterator[None]:
-    """Put what attributes of parts were back if the block raises; a first seed stays drawn."""
-    known = [(part, *item) for part in filter(None, parts) for item in vars(part).items()]
+    """Put the attributes that parts have, if there are such parts, back if the block raises."""
+    before = [(vars(part), dict(vars(part))) for part in filter(None, parts)]
     try:
         yield
     except BaseException:
-        for part, name, value in known:
-            if value is not None:
-                setattr(part, name, value)
+        for attributes, earlier in before:
+            attributes.update(earlier)
         raise
 
 

@@ -167,13 +167,11 @@ def reason_against(name: str, cells: Any, is_text: bool) -> str | None:
     labels = known.nunique()
     if name.startswith("Unnamed: ") or not labels:
         return "no name" if labels else "empty"
-    if not is_text:
-        return None
-    if has_decimal_commas(known):
+    if is_text and has_decimal_commas(known):
         return "decimal commas, write points"
-    if labels <= min(200, len(known) // 2):
-        return None
-    return f"{labels} texts in {len(known)} rows"
+    if is_text and labels > min(200, len(known) // 2):
+        return f"{labels} texts in {len(known)} rows"
+    return None
 
 
 def has_decimal_commas(cells: Any) -> bool:
