@@ -235,7 +235,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
         with self._updating(ignore_stale_grad):
-            if self._scales_losses and self._overflows_on_kvstore():
+            if self._loss_scale.is_on and self._overflows_on_kvstore():
                 self._loss_scale.skip()
             else:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
@@ -287,16 +287,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._start_with(closure)
         self._live.make_room()
         terms = self._method.terms(batch_index, self._live.rows)
-        scales = self._scales_losses
-        scale = self._loss_scale.value if scales else 1.0
+        loss_scale = self._loss_scale
+        scale = loss_scale.value
         if terms is None:
             found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
             self._network.note_buffers()
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, name)
-        if scales:
-            self._loss_scale.let_optimizer_undo()
+        if loss_scale.is_on:
+            loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
@@ -423,8 +423,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             live.stage = REDUCED if live.stage == HELD else live.stage
         else:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
-            scale = self._loss_scale.of_live_grads if self._scales_losses else 1.0
-            live.reduce(scale, entries, self._workers.sum_arrays)
+            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
@@ -484,8 +483,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _check_outside(self, name: str) -> None:
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
-        if job.SECONDS:
-            job.rearm_timeout()
+        job.rearm_timeout()
         _mxnet.end_recording()
         if mx.autograd.is_recording():
             raise RuntimeError(
@@ -735,10 +733,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         mean = self._method.mean if self._is_in_force() and self._method.has_state else None
         if mean is None:
             return None
-        rows = zip(self._network.trainable, zip(*mean.copies()))
+        divisor, rows = mean.divisor(), zip(self._network.trainable, zip(*mean.sums))
         return {
-            parameter: [_mxnet.like(grad, _mxnet.data(parameter)[0]) for grad in grads]
-            for parameter, grads in rows
+            parameter: [_mxnet.like(total / divisor, _mxnet.data(parameter)[0]) for total in sums]
+            for parameter, sums in rows
         }
 
     def _begin_comparison(self, name: str) -> Method:
