@@ -7,7 +7,6 @@ from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from inspect import signature
-from math import prod
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -21,7 +20,7 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
-from .passes.columns import sums_of_squares
+from .passes.columns import Columns, sums_of_squares
 from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
@@ -594,8 +593,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             check_dtypes(parameters)
-            if keeps_rows and bar is not None:
-                bar.set_postfix_str(_memory_of_rows(parameters, bar.total))
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
             self._share_weights()
@@ -603,6 +600,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if self._method.has_state and network.difference():
                 self._method.discard()  # no memory of the old snapshot can be reused
             self._bind()
+            if keeps_rows and bar is not None:
+                bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
             stack.enter_context(network.grads_kept())
             scale = self._loss_scale.value
             full = full_gradient(
@@ -961,9 +960,7 @@ def _kept_on_error(*parts: Any) -> Iterator[None]:
         raise
 
 
-def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:
+def _memory_of_rows(grads: Columns, count: int | None) -> str:
     """The memory of stored gradients, for a progress bar."""
-    trainable = filter(_mxnet.is_trainable, parameters)
-    grads = [grad for p in trainable for grad in _mxnet.gradients(p)]
-    each = sum(max(np.dtype(grad.dtype).itemsize, 4) * prod(grad.shape) for grad in grads)
+    each = sum(max(np.dtype(x.dtype).itemsize, 4) * x.size for column in grads for x in column)
     return f"storing {each * (count or 1) / 1e6:.3g} MB" + ("" if count else " each")
