@@ -122,8 +122,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         if not hasattr(update_freq, "due"):
             name = "update_freq (epochs, or a refresh schedule)"
             update_freq = EveryEpochs(_arguments.whole(update_freq, name))
-        self.train_data = train_data
-        self.schedule = update_freq
+        self.train_data, self.schedule = train_data, update_freq
         self.progress, self.priority = progress, priority
         self._epoch = 0  # of this call of ``fit``, as MXNet's own handlers count
 
