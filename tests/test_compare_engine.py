@@ -9,6 +9,7 @@ from functools import partial
 import mxnet as mx
 import numpy as np
 import pytest
+from loops import backward
 from mxnet import autograd, gluon
 from problems import array
 
@@ -131,9 +132,7 @@ class Twice:
 
     def step(self, batch_size, closure):
         for _ in range(2):
-            with autograd.record():
-                loss = closure()
-            loss.backward()
+            backward(closure)
         self.trainer.step(batch_size)
 
 

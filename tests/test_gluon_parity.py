@@ -8,8 +8,8 @@ import inspect
 import mxnet as mx
 import pytest
 from kit import assert_unchanged
-from loops import plain_step, svrg_step
-from mxnet import autograd, gluon
+from loops import backward, plain_step, svrg_step
+from mxnet import gluon
 from problems import Dense, contexts, parameters
 
 from gluon_svrg import SVRGTrainer
@@ -42,10 +42,7 @@ class Program:
     def backward(self, index):
         if self.svrg:
             return self.trainer.correct_grads(lambda: self.loss_of(index))
-        with autograd.record():
-            loss = self.loss_of(index)
-        autograd.backward(loss)
-        return loss
+        return backward(lambda: self.loss_of(index))
 
     def step(self, index, **kwargs):
         make = svrg_step if self.svrg else plain_step

@@ -9,7 +9,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from mxnet import autograd, gluon
+from loops import backward
+from mxnet import gluon
 from problems import Dense, array, distance, parameters
 
 import gluon_svrg
@@ -79,9 +80,7 @@ def test_the_snapshot_comes_first():
 
 def test_gradients_and_their_marks_survive_a_refresh_and_an_error():
     net, loss_of, trainer = make()
-    with autograd.record():
-        loss = loss_of(ALL[:5])
-    loss.backward()
+    backward(lambda: loss_of(ALL[:5]))
     before = kit.gradients(net)
     for _ in range(2):
         trainer.update_full_grads(loss_of, BATCHES)

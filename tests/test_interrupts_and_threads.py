@@ -14,6 +14,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged
+from loops import plain_step
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 from plays import WITH_STORED
@@ -261,10 +262,7 @@ def of_two_parameters(cls=SVRGTrainer):
 
 
 def plain(loss_of, trainer):
-    with autograd.record():
-        loss = loss_of(BATCHES[0])
-    loss.backward()
-    trainer.step(3)
+    plain_step(trainer, lambda: loss_of(BATCHES[0]), 3)
 
 
 def train(loss_of, trainer):

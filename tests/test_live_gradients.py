@@ -6,6 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from kit import assert_unchanged, everything
+from loops import backward
 from mxnet import autograd
 from plays import Play, each_method, ways
 from problems import Dense, array, contexts, distance, parameters, values
@@ -28,12 +29,6 @@ def begun(devices=None):
     return net, loss_of, trainer, twin
 
 
-def backward(loss_of, index):
-    with autograd.record():
-        loss = loss_of(index)
-    autograd.backward(loss)
-
-
 # --- a backward between the estimate and the step ------------------------------------------------
 
 
@@ -53,11 +48,11 @@ def test_a_backward_between_the_halves(finish, devices, where):
     trainer.correct_grads(lambda: loss_of(BATCHES[0]))
     if where == "at the snapshot":
         with trainer.at_snapshot():
-            backward(loss_of, BATCHES[1])
+            backward(lambda: loss_of(BATCHES[1]))
     else:
         if where == "after the reduction":
             trainer.allreduce_grads()
-        backward(loss_of, BATCHES[1])
+        backward(lambda: loss_of(BATCHES[1]))
     before = values(net)
     with pytest.raises(RuntimeError, match=r"(?s)a backward has overwritten it.*lr_mult"):
         FINISH[finish](trainer)
@@ -75,7 +70,8 @@ def test_a_backward_that_is_allowed():
     with autograd.record():
         y = net(x)
     autograd.grad(y, [x])
-    backward(PROBLEM.closure(PROBLEM.network()), BATCHES[1])
+    other = PROBLEM.closure(PROBLEM.network())
+    backward(lambda: other(BATCHES[1]))
     trainer.step(5)
     assert distance(values(net), [w - 0.1 / 5 * g for w, g in zip(twin.weights, v)]) < 1e-6
 

@@ -8,8 +8,8 @@ import numpy as np
 import oracle
 import pytest
 from kit import assert_unchanged, everything
-from loops import plain_step, split_at
-from mxnet import autograd, gluon
+from loops import backward, plain_step, split_at
+from mxnet import gluon
 from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
 from problems import Dense, contexts, distance, flat, parameters, values
 
@@ -152,9 +152,7 @@ def test_never_silently_plain(case):
         if action:
             action()
         for call in calls:
-            with autograd.record():
-                loss = play.loss_of(BATCHES[0])
-            loss.backward()
+            backward(lambda: play.loss_of(BATCHES[0]))
             before = everything(trainer, play.net)
             if case.needs_refresh and not trainer.has_snapshot:
                 call()

@@ -6,7 +6,7 @@ import numpy as np
 import oracle
 import pytest
 from kit import HYBRIDIZE, assert_unchanged
-from loops import plain_step
+from loops import backward, plain_step
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from plays import WITH_STORED, Play, each_method
@@ -30,9 +30,7 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
     trainer.step(count, closure=closures[0])
     expected = found = 0.0
     for closure in closures:
-        with autograd.record():
-            loss = closure()
-        autograd.backward(loss)
+        backward(closure)
         expected = expected + live()
     for closure in closures:
         trainer.correct_grads(closure)
@@ -175,9 +173,7 @@ def test_statistics_at_the_snapshot_are_of_that_moment():
     for _ in range(2):
         with pytest.raises(KeyError), trainer.at_snapshot():
             np.testing.assert_array_equal(net(X).asnumpy(), at_refresh)
-            with autograd.record():  # moves the copy of the statistics that it sees
-                loss = loss_of(np.arange(9))
-            loss.backward()
+            backward(lambda: loss_of(BATCHES[0]))  # moves the statistics that it sees, a copy
             raise KeyError
         np.testing.assert_array_equal(net(X).asnumpy(), now)
     kept = [trainer.snapshot[p][0].asnumpy() for p in (norm.running_mean, norm.running_var)]

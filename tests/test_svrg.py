@@ -6,16 +6,8 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import (
-    HYBRIDIZE,
-    assert_unchanged,
-    failing,
-    full_gradients,
-    gradients,
-    make,
-    train,
-)
-from mxnet import autograd
+from kit import HYBRIDIZE, assert_unchanged, failing, full_gradients, gradients, make, train
+from loops import backward
 from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
@@ -45,9 +37,7 @@ def test_at_the_snapshot_the_estimate_is_the_full_gradient(
     trainer.coefficient = coefficient
     mean = full_gradients(trainer, net)
     for index in problem.batches(size):
-        with autograd.record():
-            loss = loss_of(index)
-        loss.backward()
+        backward(lambda: loss_of(index))
         plain = gradients(net)
         trainer.correct_grads(lambda: loss_of(index))
         expected = [
