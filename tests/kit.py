@@ -26,13 +26,14 @@ def make(
     settings=None,
     rate=0.1,
     hybridize=None,
+    deferred=False,
     **kwargs,
 ):
     """A network at the problem's initial weights, its loss of an index array, and a trainer.
 
     Without `settings`, the arguments of the optimizer, its learning rate is `rate`.
     """
-    net = problem.network(dtype, devices, hybridize=hybridize)
+    net = problem.network(dtype, devices, deferred, hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
     trainer = cls(net.collect_params(), optimizer, settings, **kwargs)
     return net, problem.closure(net, dtype, devices), trainer
@@ -82,13 +83,18 @@ def scale_losses(trainer):
 # --- loops ---------------------------------------------------------------------------------------
 
 
+def one_epoch(trainer, loss_of, batches):
+    """A step by each of the minibatches."""
+    for index in batches:
+        trainer.step(len(index), closure=lambda: loss_of(index))
+
+
 def train(trainer, loss_of, batches, epochs=4, data=None):
     """A snapshot every second epoch, of `data` if it is cut another way than the minibatches."""
     for epoch in range(epochs):
         if epoch % 2 == 0:
             trainer.update_full_grads(loss_of, batches if data is None else data)
-        for index in batches:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        one_epoch(trainer, loss_of, batches)
 
 
 def train_twin(twin, optimizer, batches, epochs=4, data=None):

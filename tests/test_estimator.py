@@ -5,10 +5,10 @@ import logging
 import re
 from contextlib import nullcontext
 
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import full_gradients
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator, event_handler
 from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler
@@ -47,16 +47,12 @@ def make(devices=None, processor=SVRGBatchProcessor, net=None, loss=None, traine
 
 
 def by_hand(epochs, update_freq, devices=None):
-    net = PROBLEM.network("float32", devices)
-    settings = {"learning_rate": 0.1, "momentum": 0.9}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", settings)
-    loss_of = PROBLEM.closure(net, "float32", devices)
-    batches = PROBLEM.batches(10)
+    settings, batches = {"learning_rate": 0.1, "momentum": 0.9}, PROBLEM.batches(10)
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", devices, settings=settings)
     for epoch in range(epochs):
         if epoch % update_freq == 0:
             trainer.update_full_grads(loss_of, batches)
-        for index in batches:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, batches)
     return values(net)
 
 
@@ -115,7 +111,7 @@ def test_samples_along_another_axis(devices):
     estimator = make(devices, net=net, loss=gluon.loss.L2Loss(), rate=0.0)
     estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 1)], batch_axis=1)
     expected, count = problem.gradient(problem.initial, np.arange(23))
-    found = full_gradients(estimator.trainer, net)
+    found = kit.full_gradients(estimator.trainer, net)
     assert distance(found, [total / count for total in expected]) < 1e-5
 
 

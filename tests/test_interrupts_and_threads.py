@@ -269,8 +269,7 @@ def train(loss_of, trainer):
     """All that gives something out, and takes it back."""
     for _ in range(2):
         trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(3, closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     with trainer.at_snapshot():
         loss_of(BATCHES[0])
     trainer.correct_grads(lambda: loss_of(BATCHES[0]))

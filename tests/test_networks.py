@@ -46,9 +46,8 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
 def test_deferred_initialization(hybridize, devices):
     """The first thing that a user calls may be `update_full_grads`."""
     where = contexts(devices)
-    net = PROBLEM.network("float64", where, deferred=True, hybridize=hybridize)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
-    loss_of = PROBLEM.closure(net, "float64", where)
+    settings = {"settings": SETTINGS, "hybridize": hybridize, "deferred": True}
+    net, loss_of, trainer = kit.make(PROBLEM, devices=where, **settings)
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
     initial = values(net, where[0])
     full = [g / 23 for g in PROBLEM.gradient(initial, np.arange(23))[0]]
@@ -166,8 +165,7 @@ def test_statistics_at_the_snapshot_are_of_that_moment():
         then = [norm.running_mean.data().asnumpy(), norm.running_var.data().asnumpy()]
         at_refresh = net(X).asnumpy()
         trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     now = net(X).asnumpy()
     assert not np.array_equal(at_refresh, now)
     for _ in range(2):
@@ -352,10 +350,8 @@ def test_frozen_values_of_any_dtype(dtype):
 def test_weights_copied_inside_a_pass():
     """For a teacher that follows, or a metric: they are arrays like any other."""
     net, loss_of, trainer = kit.make(PROBLEM)
-    weight, other = (
-        parameters(net)[0],
-        gluon.Parameter("other", shape=parameters(net)[0].shape, dtype="float64"),
-    )
+    weight = parameters(net)[0]
+    other = gluon.Parameter("other", shape=weight.shape, dtype="float64")
     other.initialize()
     buffer = weight.data() * 0
 
@@ -368,8 +364,7 @@ def test_weights_copied_inside_a_pass():
 
     trainer.update_full_grads(copied, BATCHES)
     then = weight.data().asnumpy()
-    for index in BATCHES:
-        trainer.step(5, closure=lambda index=index: copied(index))
+    kit.one_epoch(trainer, copied, BATCHES)
     with trainer.at_snapshot():
         copied()
     for found in (buffer, other.data()):
@@ -388,6 +383,5 @@ def test_statistics_on_devices_that_were_set_anew(devices):
         if renewed:
             for p in net.collect_params().values():
                 getattr(p, "reset_device", p.reset_ctx)(where)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda index=index: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     assert trainer.inner_steps == 2 * len(BATCHES)

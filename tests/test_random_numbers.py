@@ -117,8 +117,7 @@ def test_where_nothing_is_random_the_random_stream_is_not_touched():
 
     def train():
         trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
 
     assert_unchanged(draws(lambda: None), draws(train))
 

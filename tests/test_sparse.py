@@ -110,8 +110,7 @@ def test_states_of_sparse_networks_resume(tmp_path):
     second[0].load_parameters(str(tmp_path / "weights"))
     second[2].load_states(tmp_path / "states")
     for _, loss_of, trainer in (first, second):
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     assert_unchanged(values(first[0]), values(second[0]))
 
 

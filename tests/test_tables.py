@@ -11,7 +11,6 @@ from loops import split_at
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import contexts, distance, values
 
-from gluon_svrg import SVRGTrainer
 from gluon_svrg.variance import variance
 
 TABLES = {name: WITH_STORED[name] for name in ("SAGA", "SAG", "stored")}
@@ -67,8 +66,7 @@ def test_the_index_may_be_left_out():
 def test_the_progress_bar_shows_the_bytes(capfd):
     """Also of data without a length."""
     size = 4 * sum(value.size for value in PROBLEM.initial) / 1e6
-    net = PROBLEM.network("float32", deferred=True)
-    loss_of, trainer = PROBLEM.closure(net, "float32"), SVRGTrainer(net.collect_params(), "sgd")
+    _, loss_of, trainer = kit.make(PROBLEM, "float32", deferred=True)
     for data, words in ((iter(BATCHES), f"{size:.3g} MB each"), (BATCHES, f"{5 * size:.3g} MB")):
         trainer.update_full_grads(loss_of, data, store_grads=True, progress=True)
         assert f"storing {words}" in capfd.readouterr().err

@@ -67,9 +67,7 @@ def by_numpy(now, there, batches, coefficient):
 def test_against_numpy(size, steps, coefficient, devices):
     net, loss_of, trainer = make(devices=devices, coefficient=coefficient)
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    for step in range(steps):
-        index = ALL[step : step + 6]
-        trainer.step(len(index), closure=lambda: loss_of(index))
+    kit.one_epoch(trainer, loss_of, [ALL[step : step + 6] for step in range(steps)])
     found = variance(trainer, loss_of, PROBLEM.batches(size))
     expected = by_numpy(
         values(net, devices and TWO[0]), PROBLEM.initial, PROBLEM.batches(size), coefficient

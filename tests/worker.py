@@ -244,9 +244,7 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
 def failing(where, first, kvstore="dist_sync"):
     """One worker fails in the full gradient, the first one or a later; all raise, and go on."""
     who, chosen = make_kvstore(kvstore)
-    net = PROBLEM.network(deferred=first)
-    loss_of = PROBLEM.closure(net)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=chosen)
+    net, loss_of, trainer = kit.make(PROBLEM, kvstore=chosen, deferred=first)
     shares, sizes = minibatches(who.rank, who.num_workers)
     if not first:
         trainer.update_full_grads(loss_of, shares)
@@ -344,20 +342,17 @@ def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
     With the coefficient 0, the steps are those of SGD.
     """
     who, chosen = make_kvstore(kvstore)
-    net = PROBLEM.network()
-    loss_of, rng = PROBLEM.closure(net), np.random.RandomState(who.rank)
     settings = {"kvstore": chosen, "coefficient": coefficient}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, **settings)
+    net, loss_of, trainer = kit.make(PROBLEM, rate=0.3, **settings)
     shares, _ = minibatches(who.rank, who.num_workers)
-    mine, found = np.concatenate(shares), {}
+    mine, found, rng = np.concatenate(shares), {}, np.random.RandomState(who.rank)
     for epoch in range(epochs):
         trainer.update_full_grads(loss_of, shares)
         for n, p in enumerate(parameters(net)):
             found[f"s{epoch}.{n}"] = trainer.snapshot[p][0].asnumpy()
             found[f"m{epoch}.{n}"] = trainer.full_grads[p][0].asnumpy()
-        for _ in range(8 if who.rank == 0 else 5):
-            index = rng.permutation(mine)[:5]
-            trainer.step(5, closure=lambda index=index: loss_of(index))
+        steps = range(8 if who.rank == 0 else 5)
+        kit.one_epoch(trainer, loss_of, [rng.permutation(mine)[:5] for _ in steps])
     return who, found
 
 
@@ -397,12 +392,11 @@ class Unknown(mx.optimizer.SGD):
 
 
 def not_loaded():
-    net = PROBLEM.network()
-    who = mx.kv.create("dist_sync")
-    trainer = SVRGTrainer(net.collect_params(), Unknown(), kvstore=who, update_on_kvstore=True)
-    message = ""
+    who, message = mx.kv.create("dist_sync"), ""
+    settings = {"optimizer": Unknown(), "settings": {}, "update_on_kvstore": True}
+    net, loss_of, trainer = kit.make(PROBLEM, kvstore=who, **settings)
     try:
-        trainer.step(5, closure=lambda: PROBLEM.closure(net)(np.arange(5)))
+        trainer.step(5, closure=lambda: loss_of(np.arange(5)))
     except RuntimeError as error:
         message = str(error)
     return who, {"message": np.array(message), **found_in(parameters(net))}
