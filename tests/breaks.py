@@ -96,11 +96,7 @@ BREAKS = {
         ('{"float16": "float32"', '{"float16": "float16"', "dtypes_and_amp float16_cannot")
     ],
     "trainer.py": [
-        (
-            "live.drop()  # without",
-            "pass  # without",
-            "methods step_without_an_update",
-        ),
+        ("live.drop()  # without", "pass  # without", "methods step_without_an_update"),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
         ("note_overwritten(_mxnet.take_fresh(point.weights))", "hide_marks()", "halves snapshot"),
         ("        progress.inner_steps = 0", "        pass", "methods counters"),

@@ -6,7 +6,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from jobs import DEADLINE, GLUON_SVRG, end, finish, start
+from jobs import DEADLINE, GLUON_SVRG, end, finish, run, start
 
 WORKER = Path(__file__).with_name("worker.py")
 
@@ -60,9 +60,7 @@ def found_by(folder, workers):
 
 def launch(arguments):
     """Run `gluon-svrg launch` until a deadline; its exit status and its output."""
-    process = start([*GLUON_SVRG, "launch", *arguments])
-    output = finish(process)
-    return process.returncode, output
+    return run([*GLUON_SVRG, "launch", *arguments])
 
 
 def assert_identical(found):

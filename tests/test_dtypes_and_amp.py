@@ -8,7 +8,6 @@ own.
 
 import importlib
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
+from jobs import run
 from kit import assert_unchanged
 from mxnet import autograd, gluon
 from problems import Dense, array, contexts, distance, values
@@ -258,10 +258,9 @@ def test_the_scaler_is_saved(tmp_path):
 @pytest.mark.skipif(IS_2, reason="MXNet 2.0: amp.init('bfloat16') is a KeyError")
 def test_bfloat16_from_end_to_end():
     pytest.importorskip("sklearn")
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("bfloat16.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if "could not create a primitive descriptor" in done.stderr:
+    status, output = run([sys.executable, Path(__file__).with_name("bfloat16.py")])
+    if "could not create a primitive descriptor" in output:
         pytest.skip("oneDNN, of MXNet, has no bfloat16 on this processor")
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, last, scale = map(float, done.stdout.split()[-3:])
+    assert status == 0, output[-2000:]
+    first, last, scale = map(float, output.split()[-3:])
     assert last < first / 2 and scale > 0

@@ -8,7 +8,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from jobs import finish, start
+from jobs import run
 from loops import split_at
 from mxnet import gluon
 from problems import Dense, contexts, distance, parameters, values
@@ -229,7 +229,6 @@ SVRGTrainer(net.collect_params(), "sgd", kvstore="horovod")
 @pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod: .ci/horovod builds it")
 def test_processes_that_horovod_does_not_see():
     for name, size in [("OMPI_COMM_WORLD_SIZE", 3), ("PMI_SIZE", 3), ("SLURM_NTASKS", 1)]:
-        process = start([sys.executable, "-c", ALONE], **{name: str(size)})
-        output = finish(process)
-        assert process.returncode == (size > 1)
+        status, output = run([sys.executable, "-c", ALONE], **{name: str(size)})
+        assert status == (size > 1)
         assert (f"Horovod sees one process, but {name} is 3" in output) == (size > 1)
