@@ -210,14 +210,10 @@ def test_bad_arguments(data, value, error, message):
 def test_parts_that_are_missing():
     net, data = PROBLEM.network("float32"), loader()
     plain = make(net=net, trainer=gluon.Trainer(net.collect_params(), "sgd"))
+    handled, by_gluon = [FullGradHandler(data, 2)], make(processor=BatchProcessor)
     for estimator, handlers, error, message in [
-        (plain, [FullGradHandler(data, 2)], TypeError, "needs an SVRGTrainer, got Trainer"),
-        (
-            make(processor=BatchProcessor),
-            [FullGradHandler(data, 2)],
-            RuntimeError,
-            "needs an SVRGB",
-        ),
+        (plain, handled, TypeError, "needs an SVRGTrainer, got Trainer"),
+        (by_gluon, handled, RuntimeError, "needs an SVRGB"),
         (make(), [], RuntimeError, "needs a FullGradHandler"),
     ]:
         with pytest.raises(error, match=message):

@@ -96,9 +96,9 @@ def test_where_the_estimate_is_the_plain_gradient(name):
     """`gluon.Trainer` is the oracle for what no minibatch reaches, with momentum and decay."""
     found = []
     for cls in (gluon.Trainer, getattr(gluon_svrg, WITH_STORED[name].trainer)):
-        net, own = PARTLY.network(), {} if cls is gluon.Trainer else WITH_STORED[name].plain
-        trainer = cls(net.collect_params(), "sgd", SETTINGS, **own)
-        loss_of, step = PARTLY.closure(net), plain_step if cls is gluon.Trainer else svrg_step
+        own = {} if cls is gluon.Trainer else WITH_STORED[name].plain
+        net, loss_of, trainer = kit.make(PARTLY, cls=cls, settings=SETTINGS, **own)
+        step = plain_step if cls is gluon.Trainer else svrg_step
         for number in (1, 0, 3, 2):
             step(trainer, lambda: loss_of(BATCHES[number]), 5, ignore_stale_grad=True)
         found.append(values(net))

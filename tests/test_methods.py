@@ -101,9 +101,8 @@ def assert_plain(case, optimizer="sgd", devices=None, between=None, **own):
     kwargs = {"update_on_kvstore": None if case.trainer == "SVRGTrainer" else False}
     own = {"optimizer": optimizer, "optimizer_params": settings, **kwargs, **own}
     play = Play(case, dtype="float32", devices=devices, **own)
-    net = PROBLEM.network("float32", devices)
-    loss_of = PROBLEM.closure(net, "float32", devices)
-    plain = gluon.Trainer(net.collect_params(), optimizer, settings, **kwargs)
+    kwargs.update(optimizer=optimizer, settings=settings)
+    net, loss_of, plain = kit.make(PROBLEM, "float32", devices, cls=gluon.Trainer, **kwargs)
     for number, order in enumerate(PARTS):
         if number and between:
             between(play)
@@ -169,8 +168,9 @@ def test_never_silently_plain(case):
 @pytest.mark.parametrize("split", [None, split_at([0.4])], ids=["one device", "two devices"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_variance_and_bias(case, split):
+    """Of v and of the control variate g - v; on one device, a table has empty rows."""
     play = Play(case, devices=split and TWO, split=split)
-    if case.indexed or case.needs_refresh:
+    if case.needs_refresh or (case.indexed and split):
         play.refresh()
     play.epoch((3, 0, 4))
     before = everything(play.trainer, play.net)
@@ -183,14 +183,23 @@ def test_variance_and_bias(case, split):
     for number, index in enumerate(BATCHES):
         twin, row = copy.deepcopy(play.twin), (0, number)
         estimates.append(flat(twin.advance(twin.estimate(index, row), [index], [row])))
-    plain, estimates = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
-    for name, rows in (("plain", plain), ("estimate", estimates)):
-        centred = rows - np.average(rows, axis=0, weights=counts)
-        expected = np.average((centred**2).sum(axis=1), weights=counts)
-        np.testing.assert_allclose(getattr(found, name), expected, rtol=1e-6, err_msg=name)
-    bias = np.linalg.norm(np.average(estimates - plain, axis=0, weights=counts))
-    np.testing.assert_allclose(found.bias, bias, rtol=1e-6, atol=1e-10)
-    assert (found.bias < 1e-9) == (case.trainer in ("SVRGTrainer", "SAGATrainer"))
+    g, v = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
+    means = [np.average(rows, axis=0, weights=counts) for rows in (g, v)]
+    g, v = g - means[0], v - means[1]
+
+    def covariance(these, those):
+        return np.average((these * those).sum(axis=1), weights=counts)
+
+    expected = {"plain": covariance(g, g), "estimate": covariance(v, v)}
+    if case.trainer in ("SVRGTrainer", "SAGATrainer"):
+        best = covariance(g, g - v) / covariance(g - v, g - v)
+        expected["best_coefficient"] = best * oracle.rounded(case.settings.get("coefficient", 1))
+    for name, value in expected.items():
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-9, err_msg=name)
+    bias = np.linalg.norm(means[0] - means[1])
+    np.testing.assert_allclose(found.bias, bias, rtol=1e-9, atol=1e-10)
+    is_unbiased = case.trainer == "SVRGTrainer" or (case.trainer == "SAGATrainer" and split)
+    assert (found.bias < 1e-9) == bool(is_unbiased)
 
 
 @each_method
@@ -349,8 +358,7 @@ def step_without_an_update(play, number, scaler):
 
 @each_method
 def test_a_file_of_gluon_trainer_starts_anew(case, tmp_path):
-    net = PROBLEM.network()
-    loss_of, plain = PROBLEM.closure(net), gluon.Trainer(net.collect_params(), "sgd", SETTINGS)
+    _, loss_of, plain = kit.make(PROBLEM, cls=gluon.Trainer, settings=SETTINGS)
     plain_step(plain, lambda: loss_of(BATCHES[0]), 5)
     plain.save_states(str(tmp_path / "states"))
     play = Play(case)

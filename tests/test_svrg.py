@@ -8,9 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import HYBRIDIZE, assert_unchanged, failing, full_gradients, gradients, make, train
 from loops import backward
+from mxnet.lr_scheduler import FactorScheduler
 from problems import Dense, contexts, distance, parameters, values
-
-from gluon_svrg import SVRGTrainer
 
 problems = st.builds(
     Dense,
@@ -127,21 +126,15 @@ def test_the_last_rate_is_kept_where_there_is_no_new_one():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("own", "error", "message"),
     [
-        (("adam",), ValueError, "'sgd' or 'nag', got Adam"),
-        ((mx.optimizer.AdaGrad(),), ValueError, "'sgd' or 'nag', got AdaGrad"),
-        (
-            ("sgd", {"lr_scheduler": mx.lr_scheduler.FactorScheduler(10)}),
-            ValueError,
-            "overwrite it",
-        ),
-        (("sgd", {}, "dist_async"), ValueError, "no worker knows with kvstore='dist_async'"),
-        (("sgd", {}, "device", 1), TypeError, "True or False"),
+        ({"optimizer": "adam"}, ValueError, "'sgd' or 'nag', got Adam"),
+        ({"optimizer": mx.optimizer.AdaGrad(), "settings": {}}, ValueError, "got AdaGrad"),
+        ({"settings": {"lr_scheduler": FactorScheduler(10)}}, ValueError, "overwrite it"),
+        ({"kvstore": "dist_async"}, ValueError, "no worker knows with kvstore='dist_async'"),
+        ({"barzilai_borwein": 1}, TypeError, "True or False"),
     ],
 )
-def test_arguments_that_barzilai_and_borwein_refuse(arguments, error, message):
-    optimizer, settings, kvstore, flag = (*arguments, *(None, {}, "device", True)[len(arguments) :])
-    params = Dense("regression").network().collect_params()
+def test_arguments_that_barzilai_and_borwein_refuse(own, error, message):
     with pytest.raises(error, match=message):
-        SVRGTrainer(params, optimizer, settings or None, kvstore, barzilai_borwein=flag)
+        make(Dense("regression"), **{"barzilai_borwein": True, **own})

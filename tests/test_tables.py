@@ -26,18 +26,14 @@ both = pytest.mark.parametrize("case", [TABLES["SAGA"], TABLES["SAG"]], ids=["SA
 def test_the_mean_is_that_of_the_rows(case, count, refresh, small, monkeypatch):
     """Each row is the gradient at the weights of its last visit. Indices may have gaps."""
     monkeypatch.setattr("gluon_svrg.passes.columns.SMALL", small)
-    split, rows = split_at([0.1, 0.5][3 - count :]), {}
-    play = Play(case, devices=contexts(count), split=split)
+    play = Play(case, devices=contexts(count), split=split_at([0.1, 0.5][3 - count :]))
     if refresh:
         play.refresh()
-        rows = {n: PROBLEM.gradient(PROBLEM.initial, index)[0] for n, index in enumerate(BATCHES)}
     for number in (3, 3, 0, 4, 0, 0, 1, 4, 3):
-        rows[number] = PROBLEM.gradient(values(play.net), BATCHES[number])[0]
         index, row = BATCHES[number], np.int64(number if refresh else 10 * number)
         play.trainer.step(len(index), closure=lambda: play.loss_of(index), batch_index=row)
-        entries = sum(len(BATCHES[visited]) for visited in rows)
-        expected = [sum(parts) / entries for parts in zip(*rows.values())]
-        assert distance(kit.full_gradients(play.trainer, play.net), expected) < 1e-12
+        play.twin.step(play.optimizer, index, rows=[(0, row)])
+        assert distance(kit.full_gradients(play.trainer, play.net), play.twin.mean) < 1e-12
 
 
 def test_the_mean_of_the_table_does_not_drift():
@@ -125,8 +121,6 @@ def test_an_index_without_stored_gradients(again):
     before = everything(play.trainer, play.net)
     with pytest.raises(RuntimeError, match=r"update_full_grads\(closure, data, store_grads=True\)"):
         play.step_alone(0)
-    with pytest.raises(TypeError, match="needs the closure"):
-        play.trainer.step(5, batch_index=0)
     assert_unchanged(before, everything(play.trainer, play.net))
 
 

@@ -79,31 +79,6 @@ def test_against_numpy(size, steps, coefficient, devices):
     assert found.minibatches == len(PROBLEM.batches(size))
 
 
-def test_a_table_with_empty_rows():
-    """All measures are those of ``v`` and of the control variate ``g - v``."""
-    net, loss_of, trainer = make(cls=SAGATrainer)
-    batches, plain, estimates = PROBLEM.batches(5), [], []
-    for number in (1, 2, 4):
-        closure = partial(loss_of, batches[number])
-        trainer.step(len(batches[number]), closure=closure, batch_index=number)
-    for number, index in enumerate(batches):
-        plain.append(flat(PROBLEM.gradient(values(net), index)[0]))
-        trainer.correct_grads(partial(loss_of, index), batch_index=number)
-        estimates.append(flat(kit.gradients(net)))
-    counts = np.array(list(map(len, batches)))
-    g, v = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
-    means = [np.average(x, axis=0, weights=counts) for x in (g, v)]
-    g, v = g - means[0], v - means[1]
-    plain, estimate, both = (
-        np.average(np.sum(x * y, axis=1), weights=counts) for x, y in ((g, g), (v, v), (g, v))
-    )
-    found = variance(trainer, loss_of, batches)
-    assert found.estimate == pytest.approx(estimate, rel=1e-9)
-    assert found.bias == pytest.approx(np.linalg.norm(means[0] - means[1]), rel=1e-9)
-    best = (plain - both) / (plain - 2 * both + estimate)
-    assert found.best_coefficient == pytest.approx(best, rel=1e-9)
-
-
 def regression(data, dtype, **kwargs):
     """The variance of a linear model of zeros, at its snapshot."""
     net = gluon.nn.Dense(1, in_units=2, use_bias=False, dtype=dtype)
