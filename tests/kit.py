@@ -89,21 +89,12 @@ def one_epoch(trainer, loss_of, batches):
         trainer.step(len(index), closure=lambda: loss_of(index))
 
 
-def train(trainer, loss_of, batches, epochs=4, data=None):
-    """A snapshot every second epoch, of `data` if it is cut another way than the minibatches."""
+def train(trainer, loss_of, batches, epochs=4):
+    """A snapshot every second epoch."""
     for epoch in range(epochs):
         if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, batches if data is None else data)
+            trainer.update_full_grads(loss_of, batches)
         one_epoch(trainer, loss_of, batches)
-
-
-def train_twin(twin, optimizer, batches, epochs=4, data=None):
-    """The same loop for a method of `oracle`."""
-    for epoch in range(epochs):
-        if epoch % 2 == 0:
-            twin.refresh(batches if data is None else data)
-        for index in batches:
-            twin.step(optimizer, index)
 
 
 def counted(closure):

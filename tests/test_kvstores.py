@@ -11,6 +11,7 @@ import pytest
 from jobs import run
 from loops import split_at
 from mxnet import gluon
+from plays import CASES, PARTS, Play
 from problems import Dense, contexts, distance, parameters, values
 
 from gluon_svrg import SARAHTrainer, SVRGTrainer
@@ -21,35 +22,26 @@ TWO_BITS = {"type": "2bit", "threshold": 0.5}
 
 
 def make(devices=1, cls=SVRGTrainer, **kwargs):
-    if kwargs.get("kvstore") == "instance":
-        kwargs["kvstore"] = mx.kv.create("device")
     where = contexts(devices) if devices > 1 else None
     return kit.make(PROBLEM, devices=where, cls=cls, settings=SETTINGS, **kwargs)
 
 
-@pytest.fixture(scope="module")
-def expected():
-    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
-    kit.train_twin(twin, oracle.SGD(**SETTINGS), PROBLEM.batches(5), 6, PROBLEM.batches(7))
-    return twin.weights
-
-
-def check(made, expected, devices=1):
-    net, loss_of, trainer = made
-    kit.train(trainer, loss_of, PROBLEM.batches(5), 6, PROBLEM.batches(7))
-    for device in contexts(devices):
-        assert distance(values(net, device), expected) < 1e-10
+def check(name, devices, kvstore, update_on_kvstore=None, split=None):
+    """A method stays with its twin, also if a refresh comes first."""
+    kwargs = {"settings": SETTINGS, "split": split, "update_on_kvstore": update_on_kvstore}
+    for parts in (PARTS, ((), *PARTS)):
+        kwargs["kvstore"] = mx.kv.create("device") if kvstore == "instance" else kvstore
+        play = Play(CASES[name], PROBLEM, devices=devices, **kwargs)
+        play.run(parts=parts)
+    return play
 
 
 @pytest.mark.parametrize("update_on_kvstore", [None, True, False])
 @pytest.mark.parametrize("kvstore", ["local", "Device", "instance"])
-def test_two_devices(kvstore, update_on_kvstore, expected):
+def test_two_devices(kvstore, update_on_kvstore):
     """However a minibatch is split; a device may have no part of it."""
     for cuts in ([0.5], [0.8], [0.0], [1.0]):
-        where = contexts(2)
-        net, _, trainer = make(2, kvstore=kvstore, update_on_kvstore=update_on_kvstore)
-        loss_of = PROBLEM.closure(net, "float64", where, split_at(cuts))
-        check((net, loss_of, trainer), expected, 2)
+        check("SVRG", contexts(2), kvstore, update_on_kvstore, split_at(cuts))
 
 
 @pytest.mark.parametrize(
@@ -62,14 +54,14 @@ def test_two_devices(kvstore, update_on_kvstore, expected):
         ("instance", False),
     ],
 )
-def test_one_device(kvstore, update_on_kvstore, expected):
-    check(make(kvstore=kvstore, update_on_kvstore=update_on_kvstore), expected)
+def test_one_device(kvstore, update_on_kvstore):
+    check("SVRG", None, kvstore, update_on_kvstore)
 
 
-def test_a_kvstore_in_python_with_one_worker(expected):
+def test_a_kvstore_in_python_with_one_worker():
     """MXNet's own, for tests. With one device, `gluon.Trainer` would drop the name."""
-    check(make(2, kvstore="teststore"), expected, 2)
-    check(make(2, kvstore=mx.kv.create("teststore")), expected, 2)
+    check("SVRG", contexts(2), "teststore")
+    check("SVRG", contexts(2), mx.kv.create("teststore"))
 
 
 def test_the_first_device_leads_when_devices_start_apart():
@@ -85,10 +77,7 @@ def test_the_first_device_leads_when_devices_start_apart():
 
 @pytest.mark.parametrize("kvstore", ["local", "device", "instance"])
 def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
-    net, loss_of, trainer = make(2, SARAHTrainer, kvstore=kvstore)
-    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
-    assert trainer._updates_on_kvstore is False
-    np.testing.assert_array_equal(*(values(net, device)[0] for device in contexts(2)))
+    assert check("SARAH", contexts(2), kvstore).trainer._updates_on_kvstore is False
 
 
 KNOWN = r"MXNet has no kvstore '.*Known are .*'dist_async'.*'dist_sync'.*'horovod'.*'local'"

@@ -3,7 +3,6 @@
 import kit
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
 from kit import HYBRIDIZE, assert_unchanged
 from loops import backward, plain_step
@@ -41,22 +40,22 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
 # --- deferred and hybridized ---------------------------------------------------------------------
 
 
+class Deferred(Dense):
+    def network(self, dtype, devices=None, hybridize=None):
+        return super().network(dtype, devices, True, hybridize)
+
+
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_deferred_initialization(hybridize, devices):
-    """The first thing that a user calls may be `update_full_grads`."""
-    where = contexts(devices)
-    settings = {"settings": SETTINGS, "hybridize": hybridize, "deferred": True}
-    net, loss_of, trainer = kit.make(PROBLEM, devices=where, **settings)
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    initial = values(net, where[0])
-    full = [g / 23 for g in PROBLEM.gradient(initial, np.arange(23))[0]]
-    assert distance(kit.full_gradients(trainer, net), full) < 1e-12
-    batches, twin = PROBLEM.batches(7), oracle.SVRG(PROBLEM.gradient, initial)
-    kit.train(trainer, loss_of, BATCHES, data=batches)
-    kit.train_twin(twin, oracle.SGD(0.1, 0.9), BATCHES, data=batches)
-    for device in where:
-        assert distance(values(net, device), twin.weights) < 1e-10
+    """The first thing that a user calls may be `update_full_grads`, of other minibatches."""
+    problem = Deferred("classification", hidden=(5,), seed=6)
+    play = Play(WITH_STORED["SVRG"], problem, "step", contexts(devices), hybridize)
+    play.refresh_alone(play.loss_of, PROBLEM.batches(7))
+    play.twin.weights = values(play.net)
+    play.twin.refresh(PROBLEM.batches(7))
+    assert distance(kit.full_gradients(play.trainer, play.net), play.twin.mean) < 1e-12
+    play.run()
 
 
 def test_a_parameter_that_no_minibatch_initializes():

@@ -284,13 +284,12 @@ def test_schedules_resume(tmp_path):
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
     """Load one, and export one that it loads."""
-    nets = [PROBLEM.network("float32", devices) for _ in range(3)]
-    plain, svrg, back = (
-        cls(net.collect_params(), optimizer,
-            {**OPTIMIZERS[optimizer], "lr_scheduler": mx.lr_scheduler.PolyScheduler(100, 0.1)})
-        for cls, net in zip((gluon.Trainer, SVRGTrainer, gluon.Trainer), nets)
-    )  # fmt: skip
-    closures = [PROBLEM.closure(net, "float32", devices) for net in nets]
+    made = []
+    for cls in (gluon.Trainer, SVRGTrainer, gluon.Trainer):
+        scheduler = mx.lr_scheduler.PolyScheduler(100, 0.1)
+        kwargs = {"settings": {**OPTIMIZERS[optimizer], "lr_scheduler": scheduler}, "cls": cls}
+        made.append(kit.make(PROBLEM, "float32", devices, optimizer=optimizer, **kwargs))
+    nets, closures, (plain, svrg, back) = zip(*made)
     for index in BATCHES:
         plain_step(plain, lambda: closures[0](index), len(index))
     plain.save_states(str(tmp_path / "plain"))
