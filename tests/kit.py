@@ -27,13 +27,15 @@ def make(
     rate=0.1,
     hybridize=None,
     deferred=False,
+    net=None,
     **kwargs,
 ):
     """A network at the problem's initial weights, its loss of an index array, and a trainer.
 
-    Without `settings`, the arguments of the optimizer, its learning rate is `rate`.
+    Or another network for its data. Without `settings`, the arguments of the optimizer, its
+    learning rate is `rate`.
     """
-    net = problem.network(dtype, devices, deferred, hybridize)
+    net = net or problem.network(dtype, devices, deferred, hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
     trainer = cls(net.collect_params(), optimizer, settings, **kwargs)
     return net, problem.closure(net, dtype, devices), trainer

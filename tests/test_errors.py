@@ -456,9 +456,8 @@ def test_no_false_alarm(name):
 def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
     """The first row is computed again, at its own weights, when its minibatch comes again."""
     where, batches = contexts(devices), PROBLEM.batches(8)[:2]
-    net = kit.with_dropout(where, norm=True)
-    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=True)
-    loss_of = PROBLEM.closure(net, "float32", where)
+    kwargs = {"net": kit.with_dropout(where, norm=True), "lock_random": True}
+    _, loss_of, trainer = make("float32", where, cls=cls, rate=0.01, **kwargs)
 
     def epoch(order):
         for index, number in enumerate(order):

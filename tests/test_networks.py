@@ -155,9 +155,7 @@ def test_convolutions(kind, tmp_path):
 
 def test_statistics_at_the_snapshot_are_of_that_moment():
     """A pass at the snapshot starts from the states then, whatever passes were before it."""
-    net = kit.with_norm(hybridize={})
-    loss_of = PROBLEM.closure(net, "float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", net=kit.with_norm(hybridize={}))
     X, norm = array(PROBLEM.X, "float32"), net[1]
     for _ in range(2):
         mx.nd.waitall()
@@ -374,9 +372,7 @@ def test_weights_copied_inside_a_pass():
 def test_statistics_on_devices_that_were_set_anew(devices):
     """MXNet averages the copies, which differ; the snapshot holds."""
     where = contexts(devices)
-    net = kit.with_norm(devices=where)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
-    loss_of = PROBLEM.closure(net, "float32", where)
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", where, net=kit.with_norm(where))
     trainer.update_full_grads(loss_of, BATCHES)
     for renewed in (False, True):
         if renewed:

@@ -23,9 +23,7 @@ calm = partial(kit.make, PROBLEM, "float32")  # a network that draws none
 def make(lock_random="auto", hybridize=None, norm=False, rate=0.1, devices=None):
     """A network with dropout."""
     net = kit.with_dropout(devices, hybridize, norm)
-    settings = {"learning_rate": rate}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", settings, lock_random=lock_random)
-    return net, PROBLEM.closure(net, "float32", devices), trainer
+    return calm(devices, net=net, rate=rate, lock_random=lock_random)
 
 
 def is_full_gradient(trainer, count):
@@ -133,8 +131,7 @@ def noise(loss_of):
 def test_what_has_changed_since_the_refresh_is_no_difference(change):
     """Also statistics that the loss depends on."""
     net = kit.sequence(nn.BatchNorm(in_channels=4, use_global_stats=True), nn.Dense(3, in_units=4))
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    loss_of = PROBLEM.closure(net, "float32")
+    _, loss_of, trainer = calm(net=net)
     trainer.update_full_grads(loss_of, BATCHES)
     parameter = net[1].bias if change == "weights" else net[0].running_mean
     parameter.set_data(parameter.data() + 1)

@@ -119,8 +119,7 @@ def test_noise_where_there_is_no_gradient():
 def test_nothing_is_changed(grad_req):
     net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
     net[1].weight.grad_req = grad_req
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
-    loss_of = PROBLEM.closure(net, "float32")
+    _, loss_of, trainer = make("float32", net=net)
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
     trainer.step(6, closure=lambda: loss_of(ALL[:6]))
     trainer.correct_grads(lambda: loss_of(ALL[:5]))
@@ -158,10 +157,9 @@ def test_errors():
 
 def test_dropout_under_the_lock_and_without():
     """At the reference there is none under the lock. MXNet's own random numbers go on."""
-    net, drawn = kit.with_dropout(), set()
-    loss_of, batches = PROBLEM.closure(net, "float32"), PROBLEM.batches(7)
+    net, drawn, batches = kit.with_dropout(), set(), PROBLEM.batches(7)
     for cls, lock_random in ((SVRGTrainer, True), (SAGATrainer, True), (SVRGTrainer, False)):
-        trainer = cls(net.collect_params(), "sgd", lock_random=lock_random)
+        _, loss_of, trainer = make("float32", net=net, cls=cls, lock_random=lock_random)
         trainer.update_full_grads(loss_of, batches)
         for _ in range(2):
             ratio = variance(trainer, loss_of, batches).ratio

@@ -19,7 +19,7 @@ from loops import backward
 from mxnet import gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
-from problems import Dense, Partly, Tied, array, distance, parameters
+from problems import Dense, Partly, Tied, Words, array, distance, parameters, values_of_any
 
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.prox import L1
@@ -55,28 +55,12 @@ class Images(Dense):
         )
 
 
-class Words(Dense):
-    """Words for an embedding, whose weight may be row_sparse: then servers have all rows."""
-
-    def __init__(self, embedding, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.embedding, self.X = embedding, np.random.RandomState(2).randint(0, 15, (46, 3))
-
-    def network(self, dtype="float32", devices=None, **kwargs):
-        mx.random.seed(1)
-        net = gluon.nn.Sequential()
-        layers = {"dense": gluon.nn.Embedding, "sparse": gluon.contrib.nn.SparseEmbedding}
-        net.add(layers[self.embedding](20, 4), gluon.nn.Dense(3, in_units=12))
-        net.initialize(mx.init.Normal(0.5))
-        return net
-
-
 PROBLEMS = {
     "layers": PROBLEM,
     "tied layers": Tied("classification", hidden=(4, 4), samples=46),
     "images": Images("classification", samples=46),
-    "words": Words("dense", "classification", samples=46),
-    "sparse words": Words("sparse", "classification", samples=46),
+    "words": Words("dense", 46),
+    "sparse words": Words("sparse weight", 46),  # servers have all of its rows
 }
 
 
@@ -152,15 +136,7 @@ def make_kvstore(kvstore):
 
 
 def found_in(params):
-    """Values of parameters; of a row_sparse one all rows, which a worker does not have."""
-    found = {}
-    for n, p in enumerate(params):
-        if getattr(p, "_stype", "default") == "row_sparse":
-            value = p.row_sparse_data(mx.nd.arange(p.shape[0], dtype="int64")).tostype("default")
-        else:
-            value = p.list_data()[0]
-        found[f"w{n}"] = value.asnumpy()
-    return found
+    return {f"w{n}": value for n, value in enumerate(values_of_any(params))}
 
 
 # --- tasks ---------------------------------------------------------------------------------------
