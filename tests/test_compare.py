@@ -211,7 +211,6 @@ BAD_CALLS = {
     "own.csv": r"own.csv needs a --target from 'a', 'y'$",
     "wine --target y": r"--target is for files; wine has a target of its own$",
     "digits --methods sgd,SGD": r"methods must be one or more, each once",
-    "digits --methods svgr": r"There is no method 'svgr'. Did you mean 'svrg'\?",
     "digits --learning-rates 0,1": r"argument --learning-rates: a number of .*, not '0'$",
     "digits --learning-rates 0.1,abc": r"argument --learning-rates: a number of .*, not 'abc'$",
     "digits --seeds 1.5": r"argument --seeds: a whole number of 1 or more is needed, not '1.5'$",

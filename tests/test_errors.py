@@ -67,11 +67,6 @@ def fails_in_the_middle(begun):
     raise OSError("disk on fire")
 
 
-def augmented(begun):
-    noise = np.random.RandomState(0)
-    return lambda X, y: begun.loss_of(X + array(noise.rand(*X.shape)), y)
-
-
 def other_minibatches(begun):
     batches = itertools.cycle([begun.batches[0], begun.batches[-1]])
     return lambda *_: begun.loss_of(*next(batches))
@@ -144,7 +139,6 @@ MISTAKES = {
         "infinity": (lambda b: b.refresh(data=spoiled(b, np.inf)), "full gradient is not finite"),
     },
     RuntimeError: {
-        "augmentation": (lambda b: b.refresh(augmented(b)), "compute the same each .*augment data"),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
             r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",

@@ -25,6 +25,7 @@ from plays import (
 from problems import Partly, distance, parameters, values
 
 import gluon_svrg
+from gluon_svrg.variance import variance
 
 RATE = {"learning_rate": 0.05}
 
@@ -170,7 +171,7 @@ def test_a_backward_at_the_snapshot(name, how, devices):
 )
 @each_method
 def test_running_statistics_move_once_a_minibatch(case, first, grad_req, devices, hybridize):
-    """Not by a refresh or a check, and not by a pass elsewhere; also those of other parameters."""
+    """Not by refreshes, checks, variances and passes elsewhere; also those of other parameters."""
     nets = [kit.with_dropout(devices, hybridize, norm=True) for _ in range(2)]
     statistics = [
         (*net[0].running_mean.list_data(), *net[0].running_var.list_data()) for net in nets
@@ -186,6 +187,7 @@ def test_running_statistics_move_once_a_minibatch(case, first, grad_req, devices
         for count, number in enumerate((1, 3, 1, 4, 0, 2, 3, 1)):
             if count in (2, 4):
                 play.refresh_alone(loss_of, BATCHES)
+                variance(play.trainer, loss_of, BATCHES)
             play.correct(number)
             if grad_req == "write" or count % 2:
                 play.trainer.step(5)

@@ -17,7 +17,7 @@ from loops import plain_step, svrg_step
 from mxnet import gluon
 from mxnet.lr_scheduler import FactorScheduler
 from plays import CASES, Play
-from problems import Dense, array, contexts, distance, parameters, values
+from problems import Dense, Words, array, contexts, distance, parameters, values
 
 from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
@@ -344,10 +344,8 @@ def test_where_the_kvstore_updates():
     for update_on_kvstore in (None, False):
         make(**{**settings, "update_on_kvstore": update_on_kvstore})
     if not mx.util.is_np_array():  # MXNet 2.0 refuses sparse weights in Gluon
-        layer = gluon.contrib.nn.SparseEmbedding(5, 3)
-        layer.initialize()
         with pytest.raises(ValueError, match=r"A prox needs .* is a row_sparse weight"):
-            SVRGTrainer(layer.collect_params(), "sgd", prox=L1(0.1))
+            kit.make(Words("sparse weight", 5), "float32", prox=L1(0.1))
 
 
 def test_deferred_parameters():

@@ -115,26 +115,6 @@ def test_noise_where_there_is_no_gradient():
     assert (found.plain, found.gradient_norm, found.noise) == (1.0, 0.0, np.inf)
 
 
-@pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_nothing_is_changed(grad_req):
-    net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
-    net[1].weight.grad_req = grad_req
-    _, loss_of, trainer = make("float32", net=net)
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    trainer.step(6, closure=lambda: loss_of(ALL[:6]))
-    trainer.correct_grads(lambda: loss_of(ALL[:5]))
-
-    def gradients():
-        params = net[1].collect_params().values()
-        return [each for p in params for each in (p.grad().asnumpy(), p.data()._fresh_grad)]
-
-    before = kit.everything(trainer, net), gradients()
-    variance(trainer, loss_of, PROBLEM.batches(4), progress=False)
-    kit.assert_unchanged(before[0], kit.everything(trainer, net))
-    kit.assert_unchanged(before[1], gradients())
-    trainer.step(5)
-
-
 def test_errors():
     """The message about a coefficient of 0 does not deny the snapshot."""
     _, loss_of, trainer = make()
