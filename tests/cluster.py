@@ -13,10 +13,8 @@ WORKER = Path(__file__).with_name("worker.py")
 
 def run_cluster(folder, task, workers=2, servers=1, **settings):
     """Run a task on a cluster of MXNet's parameter servers; what each worker has found."""
-    tasks = json.dumps({"": [task, settings]})
-    status, output = launch(
-        ["-n", workers, "-s", servers, "--", sys.executable, WORKER, folder, tasks]
-    )
+    words = [sys.executable, WORKER, folder, json.dumps({"": [task, settings]})]
+    status, output = launch(["-n", workers, "-s", servers, "--", *words])
     assert status == 0, output
     return found_by(folder, workers)
 

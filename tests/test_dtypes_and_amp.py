@@ -178,9 +178,8 @@ def test_without_variance_reduction_it_is_gluon_trainer(snapshot):
 @pytest.mark.parametrize("bad_call", [0, 1])
 @pytest.mark.parametrize("devices, update_on_kvstore", [(None, None), (TWO, None), (TWO, False)])
 def test_an_overflow_in_either_pass_skips_the_step_once(bad_call, devices, update_on_kvstore):
-    net, loss_of, trainer, scaler = make(
-        devices, update_on_kvstore=update_on_kvstore, lock_random=False
-    )
+    kwargs = {"update_on_kvstore": update_on_kvstore, "lock_random": False}
+    net, loss_of, trainer, scaler = make(devices, **kwargs)
     trainer.update_full_grads(loss_of, BATCHES)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
     before, scale, calls = values(net), scaler.loss_scale, iter(range(2))

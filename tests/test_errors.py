@@ -62,11 +62,6 @@ def begun(request):
     return Begun(request.param)
 
 
-def fails_in_the_middle(begun):
-    yield begun.batches[0]
-    raise OSError("disk on fire")
-
-
 def other_minibatches(begun):
     batches = itertools.cycle([begun.batches[0], begun.batches[-1]])
     return lambda *_: begun.loss_of(*next(batches))
@@ -87,10 +82,6 @@ def unrelated(loss):
 
 def of_numpy(begun):
     return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
-
-
-def of_its_own():
-    raise AssertionError("mine")
 
 
 ONE = r"The data is a \w+ of arrays.* this is one minibatch"
@@ -150,9 +141,14 @@ MISTAKES = {
     },
     AssertionError: {
         "labels of NumPy": (lambda b: b.step(lambda: of_numpy(b)), "no array of MXNet, such as"),
-        "its own": (lambda b: b.step(of_its_own), "^mine$"),
+        "its own": (lambda b: b.step(kit.failing(b.closure, 0, AssertionError)), "^mine$"),
     },
-    OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
+    OSError: {
+        "data that raise": (
+            lambda b: b.refresh(data=map(kit.failing(tuple, 1, OSError), b.batches)),
+            "^mine$",
+        ),
+    },
 }
 
 

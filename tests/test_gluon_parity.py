@@ -179,9 +179,8 @@ def test_arguments(settings, snapshot):
         if callable(mine.get("optimizer")):
             mine["optimizer"] = mine["optimizer"]()
         program = Program(svrg, snapshot, **mine)
-        found.append(
-            [*program.train(ignore_stale_grad=True), *program.train(ignore_stale_grad=True)]
-        )
+        first, second = (program.train(ignore_stale_grad=True) for _ in range(2))
+        found.append(first + second)
     assert_unchanged(*found)
 
 

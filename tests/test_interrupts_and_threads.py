@@ -257,9 +257,7 @@ def plain(loss_of, trainer):
 
 def train(loss_of, trainer):
     """All that gives something out, and takes it back."""
-    for _ in range(2):
-        trainer.update_full_grads(loss_of, BATCHES)
-        kit.one_epoch(trainer, loss_of, BATCHES)
+    kit.train(trainer, loss_of, BATCHES)
     with trainer.at_snapshot():
         loss_of(BATCHES[0])
     trainer.correct_grads(lambda: loss_of(BATCHES[0]))

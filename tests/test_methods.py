@@ -253,19 +253,13 @@ def test_the_history_has_a_line_for_each_refresh(case, tmp_path):
         }
         expected.append(line)
     with pytest.raises(FloatingPointError, match="not finite"):
-        play.refresh_alone(
-            lambda index: [x * np.inf for x in _listed(play.loss_of(index))], BATCHES
-        )
+        play.refresh_alone(lambda index: play.loss_of(index) * np.inf, BATCHES)
     play.trainer.discard_snapshot()
     assert play.trainer.history == expected
     play.trainer.save_states(tmp_path / "states")
     other = Play(case)
     other.trainer.load_states(tmp_path / "states")
     assert other.trainer.history == play.trainer.history
-
-
-def _listed(losses):
-    return losses if isinstance(losses, list) else [losses]
 
 
 # --- what stays ----------------------------------------------------------------------------------
@@ -323,7 +317,7 @@ def test_an_error_leaves_everything_unchanged(case, devices, refreshed, how):
     assert_unchanged(*found)
 
 
-@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("devices", [contexts(1), TWO])
 @pytest.mark.parametrize("kind", ["an error", "an overflow"])
 @each_method
 def test_a_step_without_an_update_moves_nothing(case, kind, devices):
@@ -349,7 +343,7 @@ def test_a_step_without_an_update_moves_nothing(case, kind, devices):
 def step_without_an_update(play, number, scaler):
     before, index = values(play.net), BATCHES[number]
     if scaler:
-        play.step_alone(number, closure=lambda: [x * 1e38 for x in _listed(play.loss_of(index))])
+        play.step_alone(number, closure=lambda: [loss * 1e38 for loss in play.loss_of(index)])
     else:
         with pytest.raises(ZeroDivisionError):
             play.step_alone(number, kit.Indivisible(len(index)))

@@ -102,10 +102,8 @@ def test_parameters_of_several_dtypes_and_of_any_shape(shape):
     X = np.random.RandomState(3).randn(12, *shape)
 
     def loss_of(index):
-        product = (
-            weight.data().reshape((1, -1)) * array(X[index], "float32").reshape((4, -1))
-        ).sum(axis=1)
-        return (product.astype("float64") * scale.data() - 1) ** 2
+        x, w = array(X[index], "float32").reshape((4, -1)), weight.data().reshape((1, -1))
+        return ((x * w).sum(axis=1).astype("float64") * scale.data() - 1) ** 2
 
     trainer = SVRGTrainer([weight, scale], "sgd", {"learning_rate": 0.01})
     batches = np.split(np.arange(12), 3)

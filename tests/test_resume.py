@@ -21,6 +21,7 @@ OPTIMIZERS = {
     "lars": {"learning_rate": 0.05, "momentum": 0.9},
 }
 METHODS = [*CASES, "SVRG, stored"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "SVRG"]
 #: What is done before the file is written, and after it: refreshes, discards, and minibatches.
 MOMENTS = {
     "at the start": ([], ["refresh", 0, 1, 2]),
@@ -51,10 +52,8 @@ class Run:
         params = {**OPTIMIZERS[optimizer], **dict(params)}
         if kwargs.get("kvstore") == "instance":  # of this trainer alone
             kwargs["kvstore"] = mx.kv.create("device")
-        kwargs["lock_random"] = lock
-        self.trainer = self.case.make_trainer(
-            self.net.collect_params(), optimizer, params, **kwargs
-        )
+        kwargs.update(optimizer_params=params, lock_random=lock)
+        self.trainer = self.case.make_trainer(self.net.collect_params(), optimizer, **kwargs)
         self.loss_of = PROBLEM.closure(self.net, dtype, devices)
 
     def play(self, actions):
@@ -135,21 +134,14 @@ def test_with_the_lock_on(moment, method, lock, tmp_path):
         resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
 
 
-@pytest.mark.slow
-@all_methods
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("moment", ["in mid-epoch", "after a discard"])
-def test_with_every_optimizer_and_two_devices(moment, devices, optimizer, method, tmp_path):
-    into = [(order, False, []) for order in ORDERS]
-    resumes(moment, tmp_path, into, method=method, optimizer=optimizer, devices=devices)
-
-
+@pytest.mark.parametrize("method", ["SVRG", *OTHERS])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("kvstore", ["device", "instance"])  # which updates
-def test_wherever_the_update_is(kvstore, devices, optimizer, tmp_path):
-    resumes("in mid-epoch", tmp_path, optimizer=optimizer, devices=devices, kvstore=kvstore)
+def test_wherever_the_update_is(kvstore, devices, optimizer, method, tmp_path):
+    kwargs = {"method": method, "optimizer": optimizer, "devices": devices, "kvstore": kvstore}
+    for moment in ("in mid-epoch", "after a discard"):
+        resumes(moment, tmp_path, [(order, False, []) for order in ORDERS], **kwargs)
 
 
 def test_the_statistics_of_each_device(tmp_path):

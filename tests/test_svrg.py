@@ -80,9 +80,8 @@ def test_the_rate_of_barzilai_and_borwein(kind, wd, devices):
     problem, rate, sizes = Dense(kind, seed=5), 0.02, []
     # Without momentum, MXNet 2.0 rounds 1 - learning_rate * wd to float32.
     settings = {"learning_rate": rate, "wd": wd, "momentum": 0.2}
-    net, loss_of, trainer = make(
-        problem, devices=contexts(devices), settings=settings, barzilai_borwein=True
-    )
+    kwargs = {"settings": settings, "barzilai_borwein": True}
+    net, loss_of, trainer = make(problem, devices=contexts(devices), **kwargs)
     twin = oracle.SVRG(problem.gradient, problem.initial)
     optimizer, rates = oracle.SGD(**settings), oracle.BarzilaiBorwein(rate, wd)
     for epoch in range(4):  # later, little moves: the rate is a quotient of rounding errors

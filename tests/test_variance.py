@@ -69,9 +69,8 @@ def test_against_numpy(size, steps, coefficient, devices):
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
     kit.one_epoch(trainer, loss_of, [ALL[step : step + 6] for step in range(steps)])
     found = variance(trainer, loss_of, PROBLEM.batches(size))
-    expected = by_numpy(
-        values(net, devices and TWO[0]), PROBLEM.initial, PROBLEM.batches(size), coefficient
-    )
+    now = values(net, devices and TWO[0])
+    expected = by_numpy(now, PROBLEM.initial, PROBLEM.batches(size), coefficient)
     best = [found.best_coefficients[p] for p in parameters(net)]
     np.testing.assert_allclose(best, expected.pop("best_coefficients"), rtol=1e-6)
     for name, value in expected.items():
