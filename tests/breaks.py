@@ -41,9 +41,7 @@ BREAKS = {
         ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
         ("self.in_objective = []", "pass", "halves moves_by_the_last"),
     ],
-    "recursive.py": [
-        ("1 / live.total_scale", "1.0", "dtypes_and_amp step_after_unscale or methods matter"),
-    ],
+    "recursive.py": [("1 / live.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
     # A step and a refresh
     "passes/estimate.py": [
         ("terms.b * (count / terms.mean.entries)", "terms.b", "methods trajectory[SVRG"),
