@@ -19,10 +19,10 @@ from mxnet.ndarray import NDArray
 from . import _arguments, _mxnet, saving
 from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
-from .kvstore.workers import agreement
+from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import sums_of_squares
-from .passes.data import check_data, initialize, number_of, one_pass
+from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
@@ -135,8 +135,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             )
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
-        operators = (prox, params, optimizer, optimizer_params)
-        self._prox = None if prox is None else ProximalOperators(*operators)
+        self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         why = name if method.moves else "A prox" if prox is not None else ""
         super().__init__(
@@ -343,7 +342,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
         here, lock = Point.here(self._network), self._lock
-        with lock.kept_on_error():
+        with _kept_on_error(lock):
             is_known = self.num_snapshots > 0 and not reference.is_current()
             seed = lock.new_seed()
             while not is_known:
@@ -429,16 +428,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
-        if self._prox is not None:
-            self._prox.note_moving(self._network.parameters)
+        self._prox.note_moving(self._network.parameters)
         if self._live.following is not None:
             self._method.before_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
         self._live.move()
-        if self._prox is not None:
-            self._prox.apply(self._network.parameters, self.optimizer)
+        self._prox.apply(self._network.parameters, self.optimizer)
 
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""
@@ -577,7 +574,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self.discard_snapshot()
             return float("nan")
         keeps_rows = stored or self._method.needs_table
-        with self._loss_scale.kept_on_error(), self._lock.kept_on_error():
+        with _kept_on_error(self._lock, self._loss_scale.scaler):
             while True:
                 try:
                     return self._refresh(closure, data, progress, keeps_rows)
@@ -593,16 +590,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
         coefficient = self._method.coefficient
         alpha = None if coefficient is None else coefficient.at(self.num_snapshots)
         with ExitStack() as stack:
-            ready = stack.enter_context(agreement(self._workers))
-            batches, show = stack.enter_context(one_pass(data, progress=progress))
+            ready = stack.enter_context(Agreement(self._workers))
+            batches, bar = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, job.rearming(batches))
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             check_dtypes(parameters)
-            if keeps_rows:
-                show(_memory_of_rows(parameters, number_of(data)))
+            if keeps_rows and bar is not None:
+                bar.set_postfix_str(_memory_of_rows(parameters, bar.total))
             ready.reach([0.0])
-            done = stack.enter_context(agreement(self._workers))
+            done = stack.enter_context(Agreement(self._workers))
             self._share_weights()
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():
@@ -706,7 +703,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         For STORM and MARS: whether there was a step or a refresh.
         """
-        has_one = self._method.has_reference or self._files.has_reference
+        has_one = self._method.has_reference or "method" in self._files.waiting
         return has_one and not self._method.needs_table
 
     @property
@@ -947,11 +944,23 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._start_kvstore()
             self._bind()
             self._files.apply(self._parts())
-        if self._files.has_reference:
+        if "method" in self._files.waiting:
             raise RuntimeError(
                 "The snapshot that was loaded waits for the parameters to be initialized: load "
                 "them, run a forward pass, or take a step with a closure."
             )
+
+
+@contextmanager
+def _kept_on_error(*parts: Any) -> Iterator[None]:
+    """Put the attributes that parts have, if there are such parts, back if the block raises."""
+    before = [(vars(part), dict(vars(part))) for part in filter(None, parts)]
+    try:
+        yield
+    except BaseException:
+        for attributes, earlier in before:
+            attributes.update(earlier)
+        raise
 
 
 def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:

@@ -248,7 +248,7 @@ def test_options_of_optimizers():
     assert found.table()["options"].tolist() == ["momentum 0.5"] * 2
     assert {t.options["momentum"] for t in found.trainings} == {0.5, 0.999}
     assert regression(["nag"], **ONE_RATE).trainings[0].options == {"momentum": 0.9}
-    options = {"SGD": {"momentum": 0.5}}  # of the method of that name, not of all with this optimizer
+    options = {"SGD": {"momentum": 0.5}}  # of this method, not of all with SGD
     found = regression({"SGD": "svrg", "plain": "sgd"}, optimizer_params=options, **ONE_RATE)
     assert [training.options for training in found.trainings] == [{"momentum": 0.5}, {}]
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
 from typing import Any, Iterator
 
 
@@ -11,13 +10,13 @@ class LossScale:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self._scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
-        self.is_on = self._scaler is not None  # whether losses are scaled
+        self.scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
+        self.is_on = self.scaler is not None  # whether losses are scaled
 
     @property
     def value(self) -> float:
         """The factor of the losses."""
-        return 1.0 if self._scaler is None else float(self._scaler.loss_scale)
+        return 1.0 if self.scaler is None else float(self.scaler.loss_scale)
 
     def let_optimizer_undo(self) -> None:
         """Let the next step divide by the scale, as ``amp.scale_loss`` does. Only under AMP."""
@@ -32,7 +31,7 @@ class LossScale:
 
     def skip(self) -> None:
         """Lower the scale for a step whose overflow the scaler itself cannot see."""
-        scaler = self._scaler
+        scaler = self.scaler
         scaler._loss_scale = scaler._next_loss_scale
         scaler._next_loss_scale, scaler._unskipped = scaler._loss_scale / 2, 0
 
@@ -46,21 +45,10 @@ class LossScale:
                 f"cannot be repeated at a lower one: the data is a {type(data).__name__}, which "
                 "can be used once. Pass a list or a DataLoader. Nothing was changed."
             )
-        scaler = self._scaler
+        scaler = self.scaler
         scaler._loss_scale = scaler._next_loss_scale = scaler._loss_scale / 2
         scaler._unskipped = 0
         return True
-
-    @contextmanager
-    def kept_on_error(self) -> Iterator[None]:
-        """Put the scale back if the block raises."""
-        before = dict(vars(self._scaler)) if self.is_on else {}
-        try:
-            yield
-        except BaseException:
-            if before:
-                vars(self._scaler).update(before)
-            raise
 
     def state(self) -> Any:
         """The attributes of the scaler, and the trainer's divisor; None without AMP."""
@@ -68,17 +56,17 @@ class LossScale:
             return None
         trainer = self._trainer
         scales = {"scale": trainer._scale, "original_scale": trainer._amp_original_scale}
-        return {"scaler": dict(vars(self._scaler)), **scales}
+        return {"scaler": dict(vars(self.scaler)), **scales}
 
     def problems(self, state: Any) -> Iterator[str]:
         """Describe why a state cannot be assigned."""
         if not self.is_on:
             yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
-        elif not set(state["scaler"]) <= set(vars(self._scaler)):
+        elif not set(state["scaler"]) <= set(vars(self.scaler)):
             yield "the state of its loss scaler belongs to another kind of scaler"
 
     def assign(self, state: Any) -> None:
         """Assign a state to scaler and trainer."""
-        vars(self._scaler).update(state["scaler"])
+        vars(self.scaler).update(state["scaler"])
         self._trainer._scale = state["scale"]
         self._trainer._amp_original_scale = state["original_scale"]

@@ -18,8 +18,6 @@ for example:
 from __future__ import annotations  # functions import the rest: --help must need no MXNet
 
 import argparse
-import csv
-import gzip
 import json
 import math
 import os
@@ -169,13 +167,11 @@ def reason_against(name: str, cells: Any, is_text: bool) -> str | None:
     labels = known.nunique()
     if name.startswith("Unnamed: ") or not labels:
         return "no name" if labels else "empty"
-    if not is_text:
-        return None
-    if has_decimal_commas(known):
+    if is_text and has_decimal_commas(known):
         return "decimal commas, write points"
-    if labels <= min(200, len(known) // 2):
-        return None
-    return f"{labels} texts in {len(known)} rows"
+    if is_text and labels > min(200, len(known) // 2):
+        return f"{labels} texts in {len(known)} rows"
+    return None
 
 
 def has_decimal_commas(cells: Any) -> bool:
@@ -191,19 +187,20 @@ def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
 
     if not path.exists():
         raise ValueError(f"there is no file {path}; bundled data are {', '.join(BUNDLED)}")
-    first, opened = "", gzip.open if path.suffix == ".gz" else open
+    settings: Any = {"encoding": "utf-8-sig", "skipinitialspace": True, "na_values": "?"}
     try:
-        with opened(path, "rt", encoding="utf-8-sig") as file, warnings.catch_warnings():
-            first = next(filter(str.strip, file), "").strip()
-            separator = csv.Sniffer().sniff(first, ",;\t|").delimiter
+        with warnings.catch_warnings():
             warnings.simplefilter("error", pd.errors.ParserWarning)  # of cells without a column
-            settings = {"index_col": False, "skipinitialspace": True, "na_values": "?"}
-            frame = pd.read_csv(path, sep=separator, encoding="utf-8-sig", **settings)
-    except csv.Error as error:
-        text = f"has only one column, {first!r}: separate columns by commas, semicolons, tabs or |"
-        raise ValueError(f"{path} {text if first else 'is empty'}") from error
+            heads = {mark: pd.read_csv(path, sep=mark, nrows=0, **settings) for mark in ",;\t|"}
+            separator = max(heads, key=lambda mark: heads[mark].shape[1])
+            frame = pd.read_csv(path, sep=separator, index_col=False, **settings)
+    except pd.errors.EmptyDataError as error:
+        raise ValueError(f"{path} is empty") from error
     except (EOFError, OSError, ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(f"cannot read {path} as UTF-8 text: {str(error).strip()}") from error
+    if frame.shape[1] == 1:
+        text = "separate columns by commas, semicolons, tabs or |"
+        raise ValueError(f"{path} has only one column, {frame.columns[0]!r}: {text}")
     if target not in frame:
         lacks = "needs a --target" if target is None else f"has no column {target!r}: choose one"
         raise ValueError(f"{path} {lacks} from {', '.join(map(repr, frame))}")
@@ -293,11 +290,10 @@ class Problem:
 
     def minimum(self) -> dict[str, Any]:
         """The lowest loss (None if it is not known), the solver of scikit-learn, its seconds."""
-        import numpy as np
-        from mxnet import autograd
         from sklearn.linear_model import LogisticRegression, Ridge
 
         from ..compare.data import Data
+        from ..compare.training import mean_gradient
 
         solvers = ["newton-cholesky", "newton-cg"] if self.classes else ["cholesky", "svd"]
         if not self.decay:  # a minimum of classes may be infinitely far
@@ -317,15 +313,9 @@ class Problem:
             except ValueError:  # an old scikit-learn without this solver
                 continue
             seconds = time.perf_counter() - start
-            loss, gradient = 0.0, np.zeros_like(fitted)
             net.weight.data()[:] = fitted.reshape(net.weight.shape)
-            for batch in data.chunks():
-                with autograd.record():
-                    losses = self.loss_of(net, *batch)
-                losses.backward()
-                loss += float(losses.asnumpy().sum()) / self.n
-                gradient += net.weight.grad().asnumpy().reshape(fitted.shape) / self.n
+            loss, gradient = mean_gradient(partial(self.loss_of, net), [net.weight], data)
             # The loss is strongly convex: this bounds its distance to the minimum.
-            if (gradient**2).sum() <= 2 * self.decay * ROUNDING or not self.decay:
+            if gradient @ gradient <= 2 * self.decay * ROUNDING or not self.decay:
                 return {"loss": loss, "solver": solver, "seconds": seconds}
         return {"loss": None, "solver": None, "seconds": None}

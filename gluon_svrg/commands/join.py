@@ -94,7 +94,8 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
             if found[size] == found.get(here):
                 scheduler = "127.0.0.1"
             elif rank == "SLURM_PROCID":
-                scheduler = _first(variables.get("SLURM_STEP_NODELIST", ""))
+                nodes = variables.get("SLURM_STEP_NODELIST", "")  # as in node[3-5,8],other
+                scheduler = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).split(",")[0]
             name = ".".join(variables.get(part, "") for part in job)
             return Rank(found[rank], found[size], name, scheduler)
     if "JOB_COMPLETION_INDEX" in found:
@@ -103,11 +104,6 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
         "no engine has told this process its rank: start it by mpirun, srun or an Indexed Job of "
         "Kubernetes; on one machine, use gluon-svrg launch"
     )
-
-
-def _first(nodes: str) -> str:
-    """The first node of a list as Slurm writes it: node3 of ``node[3-5,8],other``."""
-    return re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).split(",")[0]
 
 
 def role_of(rank: Rank, options: argparse.Namespace) -> str:

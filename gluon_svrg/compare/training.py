@@ -10,12 +10,13 @@ from inspect import signature
 from itertools import count
 from math import cos, inf, nan, pi
 from time import perf_counter
-from typing import Any, Callable, Iterable
+from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
 
 from .. import _mxnet
+from ..passes.columns import vector
 from ..passes.data import initialize
 from .data import Data
 from .methods import Method, Options, needs
@@ -184,9 +185,6 @@ class _Run:
         parameters = [p for p in self.net.collect_params().values() if _mxnet.is_trainable(p)]
         ends = np.cumsum([p.data().size for p in parameters])[:-1]
 
-        def flat(arrays: Iterable[Any]) -> np.ndarray:
-            return np.concatenate([a.asnumpy().astype("float64").ravel() for a in arrays])
-
         def put(weights: np.ndarray) -> None:
             for p, part in zip(parameters, np.split(weights, ends)):
                 p.data()[:] = part.reshape(p.shape).astype(_mxnet.dtype_of(p))
@@ -195,16 +193,9 @@ class _Run:
             if self.done + self.n > self.budget:
                 raise StopIteration
             put(weights)
-            loss, gradient = 0.0, np.zeros(weights.size)
-            for batch in self.data.chunks():
-                with mx.autograd.record():
-                    losses = self.loss_of(*batch)
-                losses.backward()
-                loss += float(losses.asnumpy().sum(dtype="float64"))
-                gradient += flat(p.grad() for p in parameters)
-            return loss / self.n, gradient / self.n
+            return mean_gradient(self.loss_of, parameters, self.data)
 
-        accepted = [flat(p.data() for p in parameters)]
+        accepted = [vector(p.data() for p in parameters)]
 
         def accept(weights: np.ndarray) -> None:
             accepted.append(weights.copy())
@@ -217,6 +208,20 @@ class _Run:
         with suppress(StopIteration):
             minimize(evaluate, accepted[0], callback=accept, **settings)
         put(accepted[-1])
+
+
+def mean_gradient(
+    loss_of: Callable[..., Any], parameters: Sequence[Any], data: Data
+) -> tuple[float, np.ndarray]:
+    """The mean loss over the data, and its gradient as one vector, in float64."""
+    loss, gradient = 0.0, np.zeros(1)
+    for batch in data.chunks():
+        with mx.autograd.record():
+            losses = loss_of(*batch)
+        losses.backward()
+        loss += float(losses.asnumpy().sum(dtype="float64"))
+        gradient = gradient + vector(p.grad() for p in parameters)
+    return loss / data.n, gradient / data.n
 
 
 def train(problem: Problem, method: Method, found: Training, show: Callable[[float], None]) -> None:

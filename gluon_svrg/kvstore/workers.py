@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -89,25 +88,20 @@ class Workers:
 
 
 class Agreement:
-    """One agreement of all workers on a vector of numbers, which is summed over them."""
+    """A block in which all workers agree on sums; if one raises before that, all of them raise."""
 
     def __init__(self, workers: Workers) -> None:
-        self._workers = workers
-        self.is_pending, self.sum = True, workers.sum_arrays
+        self._workers, self._is_pending = workers, True
+        self.sum = workers.sum_arrays
+
+    def __enter__(self) -> Agreement:
+        return self
+
+    def __exit__(self, kind: Any, *error: Any) -> None:
+        if kind is not None and self._is_pending:
+            self._workers.sum_numbers([np.nan])
 
     def reach(self, numbers: Sequence[float]) -> Sequence[float]:
         """Give this worker's numbers, one at least, and get the sums; raise if others have."""
-        self.is_pending = False
+        self._is_pending = False
         return self._workers.sum_numbers(numbers).tolist()
-
-
-@contextmanager
-def agreement(workers: Workers) -> Iterator[Agreement]:
-    """Agree on numbers; if the block raises before that, all workers raise."""
-    wanted = Agreement(workers)
-    try:
-        yield wanted
-    except BaseException:
-        if wanted.is_pending:
-            workers.sum_numbers([np.nan])
-        raise

@@ -143,22 +143,6 @@ def put_back(before: Iterable[Sequence[NDArray]], targets: Iterable[Sequence[NDA
                 value.copyto(target)
 
 
-def sum_to_first(sums: Columns) -> None:
-    """Add the columns of all devices to that of the first."""
-    first, *others = sums
-    for other in others:
-        for total, addend in zip(first, other):
-            total += addend.copyto(_mxnet.device_of(total))
-
-
-def copy_from_first(arrays: Columns) -> None:
-    """Copy the column of the first device to the others."""
-    first, *others = arrays
-    for other in others:
-        for value, target in zip(first, other):
-            value.copyto(target)
-
-
 def pieces(array: NDArray) -> Iterator[np.ndarray]:
     """The entries of an array, in pieces that need little memory. Waits for it."""
     flat = dense(classic(array)).reshape((-1,))

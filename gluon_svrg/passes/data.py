@@ -23,14 +23,6 @@ def arguments(batch: Any) -> Sequence[Any]:
     return batch if isinstance(batch, (tuple, list)) else (batch,)
 
 
-def number_of(data: Iterable[Any]) -> int | None:
-    """The number of batches, if the data knows it."""
-    try:
-        return len(data)  # type: ignore[arg-type]
-    except (TypeError, NotImplementedError):  # of a sampler without a length
-        return None
-
-
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     """Raise if the items of data are not the minibatches of a closure."""
     if callable(data) and not callable(closure):
@@ -58,7 +50,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
 
 @contextmanager
 def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[Any], Any]]:
-    """Iterate over data, reset before and after if it can be; and a function to show a text."""
+    """Iterate over data, reset before and after if it can be; and a progress bar, or None."""
     reset = getattr(data, "reset", lambda: None)
     bar: Any = None
     if progress:
@@ -71,7 +63,7 @@ def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[
         data = bar = tqdm(data, desc="full gradient", unit="batch", leave=False)
     reset()
     try:
-        yield iter(data), getattr(bar, "set_postfix_str", lambda text: None)
+        yield iter(data), bar
     finally:
         reset()
 

@@ -10,7 +10,7 @@ from typing import Any, Callable, Iterable, NamedTuple
 import numpy as np
 
 from .closure import Loss, Recorded, total_loss
-from .columns import Columns, Mean, copy_from_first, norm, sum_to_first, sums_of_squares, zeros_like
+from .columns import Columns, Mean, norm, sums_of_squares, zeros_like
 from .combine import assign, assignment, copy
 from .data import NO_DATA, arguments
 from .estimate import differentiate
@@ -110,12 +110,10 @@ def full_gradient(
         if not np.allclose(before.asnumpy(), after.asnumpy(), ROUNDING, 0, equal_nan=True):
             raise RuntimeError(ASSIGNED)
     sums = workers.reach([entries, loss, together, 1, *reached])
-    sum_to_first(total)
-    numbers = map(network.parameters.index, network.trainable)
-    workers.sum(dict(zip(numbers, total[0])))
+    network.sum_everywhere(total, workers.sum)
     together = sums[2] / sums[3] or 1.0  # the same on all workers
-    assign([total[0]], (0, ((together / (sums[0] * scale), 0),)))
-    copy_from_first(total)
+    for column in total:
+        assign([column], (0, ((together / (sums[0] * scale), 0),)))
     size = norm(total[0]) / together
     if not np.isfinite(size):
         raise FloatingPointError(

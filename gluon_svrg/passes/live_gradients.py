@@ -23,7 +23,7 @@ from typing import Any, Callable
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .columns import Columns, Mean, copy_from_first, dense, norm, sum_to_first, zeros_like
+from .columns import Columns, Mean, dense, norm, zeros_like
 from .combine import assign
 from .estimate import AS_IT_IS, Estimate, Terms
 from .method import Method
@@ -193,14 +193,11 @@ class LiveGradients:
         self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]
     ) -> None:
         """Let the method compute its next state from V and C; without losses it stays."""
-        network, self.stage = self._network, REDUCED
+        self.stage = REDUCED
         if not self.entries and not Mean([], entries).divisor():
             return
         if self._is_apart:
-            sum_to_first(self._apart)
-            numbers = map(network.parameters.index, network.trainable)
-            sum_arrays(dict(zip(numbers, self._apart[0])))
-            copy_from_first(self._apart)
+            self._network.sum_everywhere(self._apart, sum_arrays)
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
         self.total_scale = 1.0 if self._is_apart else scale

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import contextmanager
 from operator import is_
-from typing import Any, Iterator, Sequence
+from typing import Any, Callable, Iterator, Sequence
 
 import mxnet as mx
 from mxnet.gluon import Parameter
@@ -120,6 +120,18 @@ class Network:
     def give_spare(self, memory: Columns) -> None:
         """Give memory back, in which sums of the current gradients fit, or keep none."""
         self._spare = memory
+
+    def sum_everywhere(self, sums: Columns, sum_arrays: Callable[[Any], None]) -> None:
+        """Replace sums of gradients by those over all devices, and by a function over workers."""
+        first, *others = sums
+        for other in others:
+            for total, addend in zip(first, other):
+                total += addend.copyto(_mxnet.device_of(total))
+        numbers = map(self.parameters.index, self.trainable)
+        sum_arrays(dict(zip(numbers, first)))
+        for other in others:
+            for total, target in zip(first, other):
+                total.copyto(target)
 
     def fits(self, sums: Columns) -> bool:
         """Whether sums of the current gradients fit into some columns."""

@@ -6,8 +6,8 @@ numbers are found by the sum of a minibatch's losses, computed twice at the same
 
 from __future__ import annotations
 
-from contextlib import contextmanager
-from typing import Any, Callable, Iterator, NamedTuple, Sequence, Tuple
+from functools import cached_property
+from typing import Any, Callable, NamedTuple, Sequence, Tuple
 
 import mxnet as mx
 import numpy as np
@@ -74,7 +74,6 @@ class RandomLock:
             raise ValueError(f"lock_random must be True, False or 'auto', got {mode!r}.")
         self.mode = mode
         self.locked: bool = mode is True
-        self._base: int | None = None
         self._count = 0
 
     def is_repeated(self, first: Measured, second: Measured) -> bool:
@@ -95,33 +94,23 @@ class RandomLock:
     def next_seed(self) -> int:
         """Draw a seed."""
         self._count += 1
-        sequence = np.random.SeedSequence([self._drawn_base(), self._count])
+        sequence = np.random.SeedSequence([self._base, self._count])
         return int(sequence.generate_state(1)[0] >> 1)
 
-    def _drawn_base(self) -> int:
-        if self._base is None:
-            self._base = draw_seed()
-        return self._base
-
-    @contextmanager
-    def kept_on_error(self) -> Iterator[None]:
-        """Restore the lock if the block raises an exception."""
-        was_locked, count = self.locked, self._count
-        try:
-            yield
-        except BaseException:
-            self.locked, self._count = was_locked, count
-            raise
+    @cached_property
+    def _base(self) -> int:
+        return draw_seed()
 
     def state(self) -> dict[str, Any]:
         """Whether it is on, and which seeds were drawn. The next ones follow from it."""
-        base = None if self.mode is False else self._drawn_base()
+        base = None if self.mode is False else self._base
         return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
-        self.mode, self.locked = state["mode"], state["locked"]
-        self._base, self._count = state["base"], state["count"]
+        self.mode, self.locked, self._count = state["mode"], state["locked"], state["count"]
+        if state["base"] is not None:
+            self._base = state["base"]
 
 
 def losses_at(

@@ -27,13 +27,8 @@ class StateFiles:
         self._method, self._parameters = method, list(parameters)
         keys = sorted(given.keys(), reverse=True) if hasattr(given, "keys") else []
         self._keys = {id(given[key]): key for key in keys}  # shared parameters get the first
-        self.waiting: dict[str, Any] = {}
+        self.waiting: dict[str, Any] = {}  # states by part, of `DEFERRED`
         self._file: Any = "", []  # the path of what waits, and what the parameters were in it
-
-    @property
-    def has_reference(self) -> bool:
-        """Whether the state of a method waits."""
-        return "method" in self.waiting
 
     def save(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
         """Write the states of all parts to a file; those that wait as they were loaded."""
