@@ -66,6 +66,10 @@ def kept(losses, limit):
     return found.as_np_ndarray() if IS_NUMPY_LIKE else found
 
 
+def multiplied(losses, limit):
+    return losses * (losses > limit)
+
+
 @comparing
 def test_a_mask_that_depends_on_the_weights(case):
     """The number of losses differs at the reference: the error names the cause, and the cure."""
@@ -79,7 +83,7 @@ def test_a_mask_that_depends_on_the_weights(case):
     with pytest.raises((RuntimeError, ValueError), match=r"(?s)mask.*[Mm]ultipl"):
         play.step_alone(0)
     assert_unchanged(before, everything(play.trainer, play.net))
-    play.loss_of = lambda index: loss_of(index) * (loss_of(index) > limit)
+    play.loss_of = lambda index: multiplied(loss_of(index), limit)
     play.refresh()
     play.epoch((0, 4, 1))
 
