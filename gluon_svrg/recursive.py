@@ -72,11 +72,10 @@ class Recursive(Method):
 
     def before_update(self) -> None:
         """Copy the weights, which are about to move, to the next reference."""
-        if self.keeps_weights:
-            if self._other is None:
-                self._other = Point.copied(self.network, frozen=False)
-            else:
-                self._other.move()
+        if self._other is not None:
+            self._other.move()
+        elif self.keeps_weights:
+            self._other = Point.copied(self.network, frozen=False)
 
     def moved(self, live: LiveGradients) -> None:
         """Put the next state in place of the last one, whose memory is used again."""

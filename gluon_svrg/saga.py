@@ -96,8 +96,6 @@ class SAGA(Method):
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
-        if self._is_complete:
-            return (0,)
         return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
@@ -230,7 +228,6 @@ class SAGATrainer(VarianceReducedTrainer):
     Examples
     --------
     >>> import numpy as np
-    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SAGATrainer
     >>> samples = np.random.rand(20, 3).astype('float32')

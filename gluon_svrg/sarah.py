@@ -7,8 +7,7 @@
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets ``m`` to
-the full gradient. With a refresh every few steps this is SPIDER; with a refresh by the
-toss of a coin it is PAGE.
+the full gradient.
 
 Each step adds its rounding error, of the size of ``g - r``, to ``m``. A refresh ends that drift.
 """

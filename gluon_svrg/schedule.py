@@ -182,18 +182,8 @@ class EveryEpochs(_Refresh):
 
     Examples
     --------
-    >>> import mxnet as mx
-    >>> from gluon_svrg import SVRGTrainer
     >>> from gluon_svrg.schedule import EveryEpochs
-    >>> weight = mx.gluon.Parameter('weight', shape=(1,))
-    >>> weight.initialize()
-    >>> trainer, refresh = SVRGTrainer([weight], 'sgd'), EveryEpochs(2)
-    >>> for epoch in range(4):
-    ...     if refresh.due(trainer):
-    ...         loss = trainer.update_full_grads(lambda x: weight.data() * x, [2.0])
-    ...         print('a full gradient in epoch', epoch)
-    a full gradient in epoch 0
-    a full gradient in epoch 2
+    >>> refresh = EveryEpochs(2)  # in epochs 0, 2, 4, ...
     """
 
     epochs: int

@@ -7,7 +7,6 @@ from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from inspect import signature
-from math import prod
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
 
@@ -21,7 +20,7 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
-from .passes.columns import sums_of_squares
+from .passes.columns import Columns, sums_of_squares
 from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
@@ -235,7 +234,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
         with self._updating(ignore_stale_grad):
-            if self._scales_losses and self._overflows_on_kvstore():
+            if self._loss_scale.is_on and self._overflows_on_kvstore():
                 self._loss_scale.skip()
             else:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
@@ -287,16 +286,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._start_with(closure)
         self._live.make_room()
         terms = self._method.terms(batch_index, self._live.rows)
-        scales = self._scales_losses
-        scale = self._loss_scale.value if scales else 1.0
+        loss_scale = self._loss_scale
+        scale = loss_scale.value
         if terms is None:
             found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
             self._network.note_buffers()
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, name)
-        if scales:
-            self._loss_scale.let_optimizer_undo()
+        if loss_scale.is_on:
+            loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
@@ -423,8 +422,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             live.stage = REDUCED if live.stage == HELD else live.stage
         else:
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
-            scale = self._loss_scale.of_live_grads if self._scales_losses else 1.0
-            live.reduce(scale, entries, self._workers.sum_arrays)
+            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
@@ -484,8 +482,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _check_outside(self, name: str) -> None:
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
-        if job.SECONDS:
-            job.rearm_timeout()
+        job.rearm_timeout()
         _mxnet.end_recording()
         if mx.autograd.is_recording():
             raise RuntimeError(
@@ -596,8 +593,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if not any(map(_mxnet.is_trainable, parameters)):
                 raise ValueError("No parameter of the trainer has gradients: all are frozen.")
             check_dtypes(parameters)
-            if keeps_rows and bar is not None:
-                bar.set_postfix_str(_memory_of_rows(parameters, bar.total))
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
             self._share_weights()
@@ -605,6 +600,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if self._method.has_state and network.difference():
                 self._method.discard()  # no memory of the old snapshot can be reused
             self._bind()
+            if keeps_rows and bar is not None:
+                bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
             stack.enter_context(network.grads_kept())
             scale = self._loss_scale.value
             full = full_gradient(
@@ -735,10 +732,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         mean = self._method.mean if self._is_in_force() and self._method.has_state else None
         if mean is None:
             return None
-        rows = zip(self._network.trainable, zip(*mean.copies()))
+        divisor, rows = mean.divisor(), zip(self._network.trainable, zip(*mean.sums))
         return {
-            parameter: [_mxnet.like(grad, _mxnet.data(parameter)[0]) for grad in grads]
-            for parameter, grads in rows
+            parameter: [_mxnet.like(total / divisor, _mxnet.data(parameter)[0]) for total in sums]
+            for parameter, sums in rows
         }
 
     def _begin_comparison(self, name: str) -> Method:
@@ -963,9 +960,7 @@ def _kept_on_error(*parts: Any) -> Iterator[None]:
         raise
 
 
-def _memory_of_rows(parameters: list[Parameter], count: int | None) -> str:
+def _memory_of_rows(grads: Columns, count: int | None) -> str:
     """The memory of stored gradients, for a progress bar."""
-    trainable = filter(_mxnet.is_trainable, parameters)
-    grads = [grad for p in trainable for grad in _mxnet.gradients(p)]
-    each = sum(max(np.dtype(grad.dtype).itemsize, 4) * prod(grad.shape) for grad in grads)
+    each = sum(max(np.dtype(x.dtype).itemsize, 4) * x.size for column in grads for x in column)
     return f"storing {each * (count or 1) / 1e6:.3g} MB" + ("" if count else " each")

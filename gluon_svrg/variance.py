@@ -238,10 +238,7 @@ class _Moments:
 
 def _cosine_distance(unit_sum: np.ndarray, count: int) -> float:
     """Compute it from the sum of unit vectors, whose squared norm has all cosines in it."""
-    if count < 2:
-        return float("nan")
-    cosines = unit_sum @ unit_sum - count
-    return float(1 - cosines / (count * (count - 1)))
+    return 1 - _ratio(float(unit_sum @ unit_sum - count), count * (count - 1))
 
 
 def _ratio(part: float, whole: float) -> float:

@@ -111,15 +111,9 @@ def prepared(
     where = (device.device_typeid, device.device_id) if HAS_DEVICES else ()
     count, arrays = ctypes.c_int(len(outputs)), (ctypes.c_void_p * len(outputs))(*outputs)
     results, types = ctypes.c_void_p(ctypes.addressof(arrays)), ctypes.c_void_p()
-    arguments = (
-        operator.handle,
-        len(inputs),
-        (ctypes.c_void_p * len(inputs))(*inputs),
-        *where,
-        ctypes.byref(count),
-        ctypes.byref(results),
-        ctypes.byref(types),
-    )
+    given = (ctypes.c_void_p * len(inputs))(*inputs)
+    returned = map(ctypes.byref, (count, results, types))
+    arguments = (operator.handle, len(inputs), given, *where, *returned)
 
     def call(_memory: Any = arrays) -> None:
         check_call(_invoke(*arguments))

@@ -67,11 +67,6 @@ class OpenTrainer(Trainer):
             return [self._kvstore._updater]
         return list(self._updaters)
 
-    @property
-    def _scales_losses(self) -> bool:
-        """Whether AMP scales losses, see `LossScale`."""
-        return "_amp_loss_scaler" in self.__dict__
-
     def _start_kvstore(self) -> None:
         """Let `gluon.Trainer` choose its kvstore and share the weights, as in its first step."""
         if not self._kv_initialized:

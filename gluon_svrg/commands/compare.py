@@ -306,12 +306,9 @@ class Problem:
                 exact = {"solver": solver, "tol": 1e-12, "max_iter": 1000}
                 model = LogisticRegression(C=1 / model.alpha, fit_intercept=False, **exact)
             start = time.perf_counter()
-            try:
-                with warnings.catch_warnings():
-                    warnings.simplefilter("ignore")  # the gradient shows whether it has converged
-                    fitted = model.fit(self.X, self.y).coef_
-            except ValueError:  # an old scikit-learn without this solver
-                continue
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")  # the gradient shows whether it has converged
+                fitted = model.fit(self.X, self.y).coef_
             seconds = time.perf_counter() - start
             net.weight.data()[:] = fitted.reshape(net.weight.shape)
             loss, gradient = mean_gradient(partial(self.loss_of, net), [net.weight], data)

@@ -121,8 +121,8 @@ class _Job:
             os.killpg(process, signal.SIGCONT)  # a stopped process ends, too
         deadline = time.monotonic() + _PATIENCE
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while time.monotonic() < deadline:
-            if all(os.waitid(os.P_PID, process, look) for process in self._running):
+        while not all(os.waitid(os.P_PID, process, look) for process in self._running):
+            if time.monotonic() > deadline:
                 break
             time.sleep(0.02)
         for process in list(self._running):

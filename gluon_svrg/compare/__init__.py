@@ -17,11 +17,6 @@ from .training import Problem
 
 __all__ = ["Comparison", "compare"]
 
-RANDOM = (
-    "'lbfgs' needs the same loss each time, and this network draws random numbers (dropout), or "
-    "loss_of does. Leave it out."
-)
-
 
 def compare(
     new_net: Callable[[], Any],
@@ -146,7 +141,10 @@ def compare(
             if needs(trainer)[1] or method.base == "svrg-stored":
                 source.fixed(all_seeds[0], method.name)
         elif is_random:
-            raise ValueError(RANDOM)
+            raise ValueError(
+                "'lbfgs' needs the same loss each time, and this network draws random numbers "
+                "(dropout), or loss_of does. Leave it out."
+            )
     search = Search(problem, known, all_seeds, rates, objective, -1 if maximize else 1)
     search.run(progress)
     return Comparison(search, minimum, gaps)

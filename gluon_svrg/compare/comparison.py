@@ -117,8 +117,6 @@ class Comparison:
         passes, seconds = np.median(found, axis=0)
         return (passes, seconds) if isfinite(passes) else (nan, nan)
 
-    # --- words ---------------------------------------------------------------------------------
-
     def __str__(self) -> str:
         minus = "" if self._minimum is None else f" minus the minimum, {self._minimum:.6g}"
         said = [f"{self._what}: the last {self._search.objective}{minus}; the median of all seeds"]
@@ -194,8 +192,6 @@ class Comparison:
         passes, seconds = self._reached(best, float(np.median(self._ends[name])))
         own = f"{self._last(name, 'data_passes'):.3g} passes, {self._last(name, 'seconds'):.2g} s"
         return f"of {name} ({own}) after {passes:.3g} passes and {seconds:.2g} s"
-
-    # --- a figure ------------------------------------------------------------------------------
 
     def plot(self) -> Figure:
         """Draw the trainings at the best rates, and the end of all trainings by their rate.

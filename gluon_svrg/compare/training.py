@@ -148,8 +148,7 @@ class _Run:
                 rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
                 # With replacement for SAG, which otherwise diverges at lower rates.
                 again = method.base == "sag" and epoch > 0
-                indices = rng.randint(0, size, size) if again else rng.permutation(size)
-                order = ((int(index), fixed[index]) for index in indices)
+                order = ((int(index), fixed[index]) for index in rng.choice(size, size, again))
             for index, batch in order:
                 if self.done + cost / 2 > self.budget:
                     return

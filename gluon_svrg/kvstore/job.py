@@ -11,7 +11,6 @@ from typing import Any, Iterable, Iterator
 #: The variable with the seconds after which a worker without a step ends.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 
-
 _VALUE = os.environ.get(TIMEOUT) or "0"
 if not re.fullmatch(r"\d{1,8}(\.\d*)?", _VALUE):
     raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {_VALUE!r}.")

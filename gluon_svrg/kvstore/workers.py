@@ -63,7 +63,6 @@ class Workers:
 
     def wait(self) -> None:
         """Wait until all workers call this, and everything that they have sent has arrived."""
-        mx.nd.waitall()
 
     def _exchange(self, arrays: Mapping[int, NDArray]) -> None:
         """Replace arrays, by their keys, by their sums over all workers."""

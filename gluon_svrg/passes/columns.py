@@ -80,10 +80,6 @@ class Mean(NamedTuple):
         entries = self.entries
         return float(entries[0].asscalar() if isinstance(entries, NDArray) else entries)
 
-    def copies(self) -> list[list[NDArray]]:
-        """The mean, per device and parameter."""
-        return [[array / self.divisor() for array in column] for column in self.sums]
-
     def vector(self) -> np.ndarray:
         """The mean as `vector` has it. Waits for the device."""
         return vector(self.sums[0]) / self.divisor()
@@ -135,10 +131,10 @@ def zero(arrays: Iterable[NDArray]) -> None:
         mx.nd.reset_arrays(*flat, num_arrays=len(flat))
 
 
-def put_back(before: Iterable[Sequence[NDArray]], targets: Iterable[Sequence[NDArray]]) -> None:
-    """Copy the earlier values of arrays, in lists of lists, back to them."""
+def copy_rows(rows: Iterable[Sequence[NDArray]], targets: Iterable[Sequence[NDArray]]) -> None:
+    """Copy arrays to others, on any devices; both are in lists of lists."""
     with mx.autograd.pause():
-        for row, target_row in zip(before, targets):
+        for row, target_row in zip(rows, targets):
             for value, target in zip(row, target_row):
                 value.copyto(target)
 

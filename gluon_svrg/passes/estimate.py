@@ -140,8 +140,7 @@ def differentiate(
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
     """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
-    if seed is not None:
-        start(seed)
+    start(seed)
     try:
         point.enter()
         recorded = record(closure, batch, point.network.devices)

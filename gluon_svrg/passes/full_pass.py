@@ -120,16 +120,10 @@ def full_gradient(
             "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
             "held before is still in force. Is a learning rate too high, or are data not finite?"
         )
-    return FullGradient(
-        Mean(total, together),
-        size,
-        float(sums[1] / sums[0]),
-        [count > 0 for count in sums[4:]],
-        int(sums[0]),
-        entries,
-        shape,
-        [
-            Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
-            for number, (grads, recorded, seed) in enumerate(rows)
-        ],
-    )
+    mean, mean_loss = Mean(total, together), float(sums[1] / sums[0])
+    reached = [count > 0 for count in sums[4:]]
+    kept = [
+        Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
+        for number, (grads, recorded, seed) in enumerate(rows)
+    ]
+    return FullGradient(mean, size, mean_loss, reached, int(sums[0]), entries, shape, kept)

@@ -12,7 +12,7 @@ from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from .._mxnet import Arrays, Flags
-from .columns import SUMMED_IN, Columns, are_close, columns, put_back, zeros_like
+from .columns import SUMMED_IN, Columns, are_close, columns, copy_rows, zeros_like
 from .combine import copy
 from .outside import Outside
 
@@ -64,7 +64,7 @@ class Network:
             # ``static_shape=True`` that computes with other weights would write the last ones.
             last, now = self._buffers.get(p), _mxnet.gradients(p)
             if last is not None and last is not now and _kinds(last) == _kinds(now):
-                put_back([now], [last])
+                copy_rows([now], [last])
                 _mxnet.put_gradients(p, last)
         self.note_buffers()
         self.weights = [_mxnet.data(p) for p in self.trainable]
@@ -129,9 +129,7 @@ class Network:
                 total += addend.copyto(_mxnet.device_of(total))
         numbers = map(self.parameters.index, self.trainable)
         sum_arrays(dict(zip(numbers, first)))
-        for other in others:
-            for total, target in zip(first, other):
-                total.copyto(target)
+        copy_rows([first] * len(others), others)
 
     def fits(self, sums: Columns) -> bool:
         """Whether sums of the current gradients fit into some columns."""

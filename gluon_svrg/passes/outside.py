@@ -14,7 +14,7 @@ from typing import Iterable, Iterator
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
-from .columns import pieces, put_back
+from .columns import copy_rows, pieces
 
 
 class Outside:
@@ -51,7 +51,7 @@ class Outside:
                     now = _mxnet.gradients(parameter)
                     stack.callback(_mxnet.mark, [values], _mxnet.fresh([values]))
                     stack.callback(_mxnet.take_fresh, [values])
-                    stack.callback(put_back, [[grad.copy() for grad in now]], [now])
+                    stack.callback(copy_rows, [[grad.copy() for grad in now]], [now])
 
             def note(parameter: Parameter) -> None:
                 if parameter not in self._inside and parameter not in self._found:

@@ -86,8 +86,8 @@ class OptimizerStates:
 
     def state(self) -> dict[str, Any]:
         """The states of the first device."""
-        own = _own(self._updaters[0].states if self._updaters else {}, self._parameters)
-        return {"states": own}
+        states = self._updaters[0].states if self._updaters else {}
+        return {"states": _own(states, self._parameters)}
 
     def problems(self, state: Any) -> Iterator[str]:
         """Compare a state with the states that the optimizer would begin with now."""
