@@ -4,8 +4,11 @@
 
     v = (1 + s) g - s r,      then V is clipped,      s = gamma beta / (1 - beta)
 
-The letters are those of `sarah`. The mean estimate ``V / C`` of each tensor is clipped to the norm
-``clip``, and the optimizer gets the result. The paper writes ``g + s (g - r)``.
+``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
+entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
+norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
+The paper writes ``g + s (g - r)``.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
 mean gradient of the last step's minibatch at its own weights. As ``m`` is the same everywhere, it

@@ -322,7 +322,9 @@ class PartialSampler(Sampler):
         count = len(self)
         random = np.random.default_rng([self.seed, self.draws])
         self.draws += 1
-        return iter(random.choice(self.length, count, self.replacement).tolist())
+        if self.replacement:
+            return iter(random.integers(0, self.length, count).tolist())
+        return iter(random.permutation(self.length)[:count].tolist())
 
     def __len__(self) -> int:
         wanted = self.num_samples

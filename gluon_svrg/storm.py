@@ -4,8 +4,11 @@
 
     v = g - (1 - mixing) (r - c m),      then m = V / C
 
-The letters are those of `sarah`; ``mixing`` is the share of the fresh gradient. The first step has
-``v = g``, so no refresh is needed; a refresh sets ``m`` to the full gradient.
+``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
+``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
+of the paper: the share of the fresh gradient. With 1 this is the plain gradient. The first
+step has ``v = g``, so no refresh is needed; a refresh sets ``m`` to the full gradient.
 
 Each step keeps ``1 - mixing`` of the earlier rounding errors: the drift of ``m`` stays below
 ``1 / mixing`` times the error of one step.

@@ -1,7 +1,6 @@
-"""What the notebooks share: how rates are tuned, how long they run, and how plots look."""
+"""What the notebooks share: how long they run, what a comparison has found, and how plots look."""
 
 import os
-from dataclasses import dataclass
 from io import BytesIO
 
 import mxnet as mx
@@ -39,81 +38,6 @@ silence_logs()
 def say_which_run():
     """Which of the two runs this is."""
     return "The full run." if FULL else "A short run: GLUON_SVRG_FULL=1 makes it the full one."
-
-
-def rate_at(k):
-    """The learning rates that are tried: 0.1, 0.3, 1, 3, 10 and so on; ``k=0`` is 1."""
-    return float(f"{10 ** (k / 2):.0e}")
-
-
-@dataclass
-class Tuned:
-    """A learning rate that is no edge of what was tried, and the runs that say so."""
-
-    rate: float
-    runs: dict  # of each rate with all seeds, the runs in the order of the seeds
-    losses: dict  # of each rate that was tried, the last loss of the first seed
-
-    @property
-    def best(self):
-        """The runs at the chosen rate."""
-        return self.runs[self.rate]
-
-    def last(self, rate=None):
-        """The last losses of all seeds at a rate, by default the chosen one."""
-        return np.array([run["loss"][-1] for run in self.runs[rate or self.rate]])
-
-
-def tune(train, guess, seeds, full=FULL):
-    """Tune the learning rate by the last training loss.
-
-    First with one seed: from three rates around a guess on, the grid grows by factors of about 3
-    until its best rate is no edge. Then with all seeds at that rate and its neighbours, which
-    grow likewise until the lowest median is no edge. A short run has the guess alone.
-
-    Parameters
-    ----------
-    train : callable
-        ``train(rate, seed)`` returns a dict of curves; ``"loss"`` ends with inf after divergence.
-    guess : float
-        Where to begin; one of the rates that `rate_at` gives.
-    seeds : sequence of int
-        The first one tunes.
-    full : bool
-        Whether to tune at all.
-
-    Returns
-    -------
-    Tuned
-        The rate, and all runs at it and at its neighbours.
-    """
-    done = {}
-
-    def run(k, seed):
-        if (k, seed) not in done:
-            done[k, seed] = train(rate_at(k), seed)
-        return done[k, seed]
-
-    def lowest(ks, those):
-        # Of equal ones, such as inf, the lowest rate.
-        return min(
-            sorted(ks), key=lambda k: np.median([run(k, seed)["loss"][-1] for seed in those])
-        )
-
-    center = round(2 * np.log10(guess))
-    assert rate_at(center) == guess, f"{guess} is no rate of the grid"
-    if full:
-        for those in (seeds[:1], seeds):
-            ks = {center - 1, center, center + 1}
-            while (center := lowest(ks, those)) in (min(ks), max(ks)):
-                ks |= {center - 1, center + 1}
-                assert len(ks) < 16, "no rate is best"
-    complete = [k for k, seed in done if seed == seeds[-1]] or [center]
-    return Tuned(
-        rate=rate_at(center),
-        runs={rate_at(k): [run(k, seed) for seed in seeds] for k in sorted(complete)},
-        losses={rate_at(k): run(k, seeds[0])["loss"][-1] for k in sorted({k for k, _ in done})},
-    )
 
 
 def curves(found, name):

@@ -41,9 +41,7 @@ BREAKS = {
         ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
         ("self.in_objective = []", "pass", "halves moves_by_the_last"),
     ],
-    "recursive.py": [
-        ("1 / live.total_scale", "1.0", "dtypes_and_amp step_after_unscale or methods matter"),
-    ],
+    "recursive.py": [("1 / live.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
     # A step and a refresh
     "passes/estimate.py": [
         ("terms.b * (count / terms.mean.entries)", "terms.b", "methods trajectory[SVRG"),
@@ -95,11 +93,7 @@ BREAKS = {
         ('{"float16": "float32"', '{"float16": "float16"', "dtypes_and_amp float16_cannot")
     ],
     "trainer.py": [
-        (
-            "live.drop()  # without",
-            "pass  # without",
-            "methods step_without_an_update",
-        ),
+        ("live.drop()  # without", "pass  # without", "methods step_without_an_update"),
         ("attributes.update(earlier)", "pass", "random_numbers both_passes"),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
         ("note_overwritten(_mxnet.take_fresh(point.weights))", "hide_marks()", "halves snapshot"),

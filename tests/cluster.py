@@ -6,17 +6,15 @@ import sys
 from pathlib import Path
 
 import numpy as np
-from jobs import DEADLINE, GLUON_SVRG, end, finish, start
+from jobs import DEADLINE, GLUON_SVRG, end, finish, run, start
 
 WORKER = Path(__file__).with_name("worker.py")
 
 
 def run_cluster(folder, task, workers=2, servers=1, **settings):
     """Run a task on a cluster of MXNet's parameter servers; what each worker has found."""
-    tasks = json.dumps({"": [task, settings]})
-    status, output = launch(
-        ["-n", workers, "-s", servers, "--", sys.executable, WORKER, folder, tasks]
-    )
+    words = [sys.executable, WORKER, folder, json.dumps({"": [task, settings]})]
+    status, output = launch(["-n", workers, "-s", servers, "--", *words])
     assert status == 0, output
     return found_by(folder, workers)
 
@@ -60,9 +58,7 @@ def found_by(folder, workers):
 
 def launch(arguments):
     """Run `gluon-svrg launch` until a deadline; its exit status and its output."""
-    process = start([*GLUON_SVRG, "launch", *arguments])
-    output = finish(process)
-    return process.returncode, output
+    return run([*GLUON_SVRG, "launch", *arguments])
 
 
 def assert_identical(found):

@@ -48,6 +48,13 @@ def finish(process, deadline=DEADLINE):
         end(process)
 
 
+def run(command, folder=None, deadline=DEADLINE, **variables):
+    """Run a command until a deadline; its exit status and its output."""
+    process = start(command, folder, **variables)
+    output = finish(process, deadline)
+    return process.returncode, output
+
+
 def end(process):
     """Kill a command, and all processes of its job, unless it has ended; return its output."""
     if process.poll() is not None:

@@ -26,13 +26,16 @@ def make(
     settings=None,
     rate=0.1,
     hybridize=None,
+    deferred=False,
+    net=None,
     **kwargs,
 ):
     """A network at the problem's initial weights, its loss of an index array, and a trainer.
 
-    Without `settings`, the arguments of the optimizer, its learning rate is `rate`.
+    Or another network for its data. Without `settings`, the arguments of the optimizer, its
+    learning rate is `rate`.
     """
-    net = problem.network(dtype, devices, hybridize=hybridize)
+    net = net or problem.network(dtype, devices, deferred, hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
     trainer = cls(net.collect_params(), optimizer, settings, **kwargs)
     return net, problem.closure(net, dtype, devices), trainer
@@ -82,22 +85,18 @@ def scale_losses(trainer):
 # --- loops ---------------------------------------------------------------------------------------
 
 
-def train(trainer, loss_of, batches, epochs=4, data=None):
-    """A snapshot every second epoch, of `data` if it is cut another way than the minibatches."""
-    for epoch in range(epochs):
-        if epoch % 2 == 0:
-            trainer.update_full_grads(loss_of, batches if data is None else data)
-        for index in batches:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+def one_epoch(trainer, loss_of, batches):
+    """A step by each of the minibatches."""
+    for index in batches:
+        trainer.step(len(index), closure=lambda: loss_of(index))
 
 
-def train_twin(twin, optimizer, batches, epochs=4, data=None):
-    """The same loop for a method of `oracle`."""
+def train(trainer, loss_of, batches, epochs=4):
+    """A snapshot every second epoch."""
     for epoch in range(epochs):
         if epoch % 2 == 0:
-            twin.refresh(batches if data is None else data)
-        for index in batches:
-            twin.step(optimizer, index)
+            trainer.update_full_grads(loss_of, batches)
+        one_epoch(trainer, loss_of, batches)
 
 
 def counted(closure):
@@ -139,10 +138,10 @@ def noticed():
     assert {Path(w.filename).parent for w in caught} <= {Path(__file__).parent}
 
 
-def gradients(net, device=None):
-    """Of the weights of a `Dense` problem, in float64."""
-    arrays = [p.grad(device) if device else p.list_grad()[0] for p in parameters(net)]
-    return [grad.asnumpy().astype("float64") for grad in arrays]
+def gradients(net):
+    """Of the weights of a `Dense` problem, in float64: the sums over the devices."""
+    rows = [p.list_grad() for p in parameters(net)]
+    return [sum(grad.asnumpy().astype("float64") for grad in row) for row in rows]
 
 
 def full_gradients(trainer, net):

@@ -3,11 +3,17 @@
 from mxnet import autograd
 
 
-def plain_step(trainer, closure, batch_size, **kwargs):
-    """One step as everybody writes it with `gluon.Trainer`."""
+def backward(closure):
+    """The loss of a closure; its gradients are in the parameters."""
     with autograd.record():
         loss = closure()
     autograd.backward(loss)
+    return loss
+
+
+def plain_step(trainer, closure, batch_size, **kwargs):
+    """One step as everybody writes it with `gluon.Trainer`."""
+    loss = backward(closure)
     trainer.step(batch_size, **kwargs)
     return loss
 

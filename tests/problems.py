@@ -178,6 +178,26 @@ class Partly(Dense):
         return [*((0 * first, 0 * second) if self.is_cut(index) else (first, second)), *rest], count
 
 
+class Words(Dense):
+    """Words for an embedding: 'dense', or with a 'sparse gradient' or a 'sparse weight'."""
+
+    def __init__(self, embedding, samples):
+        super().__init__("classification", samples=samples)
+        self.embedding = embedding
+        self.X = np.random.RandomState(2).randint(0, 15, (samples, 3))  # some never occur
+
+    def network(self, dtype="float32", devices=None, deferred=False, hybridize=None):
+        mx.random.seed(1)
+        net = gluon.nn.Sequential()
+        if self.embedding == "sparse weight":
+            net.add(gluon.contrib.nn.SparseEmbedding(20, 4))
+        else:
+            net.add(gluon.nn.Embedding(20, 4, sparse_grad=self.embedding == "sparse gradient"))
+        net.add(gluon.nn.Dense(3, in_units=12))
+        net.initialize(mx.init.Normal(0.5), ctx=devices)
+        return net
+
+
 def parameters(net):
     """Weight and bias of each layer, in order."""
     return [parameter for layer in net for parameter in (layer.weight, layer.bias)]
@@ -187,6 +207,16 @@ def values(net, device=None):
     """The weights as NumPy float64."""
     arrays = [p.data(device) if device else p.list_data()[0] for p in parameters(net)]
     return [array.asnumpy().astype("float64") for array in arrays]
+
+
+def values_of_any(params):
+    """Values of parameters; of a row_sparse one all rows, which a worker does not have."""
+    for p in params:
+        if getattr(p, "_stype", "default") == "row_sparse":
+            rows = mx.nd.arange(p.shape[0], ctx=p.list_ctx()[0], dtype="int64")
+            yield p.row_sparse_data(rows).tostype("default").asnumpy()
+        else:
+            yield p.list_data()[0].asnumpy()
 
 
 def flat(arrays):

@@ -5,7 +5,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
+from kit import assert_unchanged, everything, sequence
 from mxnet import gluon
 from problems import array
 
@@ -22,10 +22,8 @@ class Training:
     def __init__(self, optimizer="sgd", settings=None, sizes=(3, 4, 2), devices=1, *,
                  dtype="float32", frozen=False, **kwargs):  # fmt: skip
         self.devices = [mx.cpu(n) for n in range(devices)]
-        self.net = gluon.nn.HybridSequential()
-        for inputs, units in zip(sizes, sizes[1:]):
-            self.net.add(gluon.nn.Dense(units, in_units=inputs))
-        self.net.initialize(mx.init.Xavier(), ctx=self.devices)
+        layers = (gluon.nn.Dense(units, in_units=n) for n, units in zip(sizes, sizes[1:]))
+        self.net = sequence(*layers, devices=self.devices)
         self.net.cast(dtype)
         if frozen:
             self.net[0].bias.grad_req = "null"
@@ -74,10 +72,7 @@ class Training:
 
     def everything(self):
         """All that a file must not change when it is refused."""
-        trainer = self.trainer
-        arrays = [list(held.values()) for held in (trainer.snapshot, trainer.full_grads) if held]
-        counts = [trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations]
-        return repr(flat([arrays, counts, vars(self.optimizer), self.states]))
+        return repr(flat([everything(self.trainer, self.net), vars(self.optimizer), self.states]))
 
 
 def refused(run, content, path, message="cannot be loaded"):
@@ -96,7 +91,8 @@ def flat(value):
         return {key: flat(item) for key, item in value.items() if key != "param_dict"}
     if isinstance(value, (list, tuple)):
         return [flat(item) for item in value]
-    return value.asnumpy().tolist() if isinstance(value, mx.nd.NDArray) else value
+    value = value.asnumpy() if isinstance(value, mx.nd.NDArray) else value
+    return value.tolist() if isinstance(value, np.ndarray) else value
 
 
 def both_go_on(one, other, steps=3):

@@ -2,13 +2,14 @@
 
 import itertools
 import random
-import subprocess
 import sys
 from functools import partial
 
 import mxnet as mx
 import numpy as np
 import pytest
+from jobs import run
+from loops import backward
 from mxnet import autograd, gluon
 from problems import array
 
@@ -92,10 +93,9 @@ def numbers():
 
 
 def test_the_same_numbers_in_another_process():
-    program = f"import sys; sys.path[:0] = {sys.path!r}; import test_compare_engine as tests; "
-    call = [sys.executable, "-c", program + "print(tests.numbers())"]
-    out = subprocess.run(call, stdout=subprocess.PIPE, check=True)
-    assert out.stdout.decode().split() == numbers().split()
+    program = "import test_compare_engine as tests; print(tests.numbers())"
+    _, output = run([sys.executable, "-c", program])
+    assert output.endswith(numbers() + "\n")
 
 
 # --- gradients -----------------------------------------------------------------------------------
@@ -131,9 +131,7 @@ class Twice:
 
     def step(self, batch_size, closure):
         for _ in range(2):
-            with autograd.record():
-                loss = closure()
-            loss.backward()
+            backward(closure)
         self.trainer.step(batch_size)
 
 
@@ -250,6 +248,9 @@ def test_options_of_optimizers():
     assert found.table()["options"].tolist() == ["momentum 0.5"] * 2
     assert {t.options["momentum"] for t in found.trainings} == {0.5, 0.999}
     assert regression(["nag"], **ONE_RATE).trainings[0].options == {"momentum": 0.9}
+    options = {"SGD": {"momentum": 0.5}}  # of this method, not of all with SGD
+    found = regression({"SGD": "svrg", "plain": "sgd"}, optimizer_params=options, **ONE_RATE)
+    assert [training.options for training in found.trainings] == [{"momentum": 0.5}, {}]
 
 
 def test_a_rate_above_one_that_diverges_is_not_chosen():

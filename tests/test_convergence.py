@@ -29,10 +29,8 @@ def test_passes_to_an_accuracy(name):
     settings = {"learning_rate": 1 / (3 * largest), "wd": RIDGE}
     own = {"coefficient": 1.0} if case.needs_refresh else {}
     play = Play(case, PROBLEM, settings=settings, hybridize={"static_alloc": True}, **own)
-    play.twin, play.shares = (
-        case.twin(PROBLEM.gradient, PROBLEM.initial, **own),
-        [PROBLEM.batches(1)],
-    )
+    play.twin = case.twin(PROBLEM.gradient, PROBLEM.initial, **own)
+    play.shares = [PROBLEM.batches(1)]
     rng, first = np.random.RandomState(0), norm(PROBLEM.initial)
     for epoch in range(40):
         if case.needs_refresh and epoch % 2 == 0:

@@ -10,14 +10,13 @@ import re
 import resource
 import signal
 import struct
-import subprocess
 import sys
 import time
 from pathlib import Path
 
 import mxnet as mx
 import pytest
-from jobs import environment
+from jobs import run
 from saving_kit import Training, refused
 
 from gluon_svrg.saving import pickles
@@ -127,12 +126,12 @@ def test_crafted_pickles(tmp_path):
 @pytest.mark.parametrize("count", [60, pytest.param(1000, marks=pytest.mark.slow)])
 def test_changed_pickles(count, tmp_path, record_property):
     """Python reports whatever a program opens, imports, starts or compiles: there is nothing."""
-    command = [sys.executable, "-W", "ignore", __file__, str(count), str(tmp_path / "states")]
-    env = {**os.environ, **environment()}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, env=env)
-    assert done.returncode == 0, (done.returncode, done.stderr[-2000:])
-    record_property("counted", done.stdout.splitlines()[-1])
-    assert 3 < int(re.search(r"loaded (\d+) of", done.stdout)[1]) < count / 2
+    words = [sys.executable, __file__, count, tmp_path / "states"]
+    status, output = run(words, deadline=600)
+    assert status == 0, (status, output[-2000:])
+    counted = re.search(r"loaded (\d+) of .*", output)
+    record_property("counted", counted[0])
+    assert 3 < int(counted[1]) < count / 2
 
 
 def test_codes_of_extensions_are_refused(tmp_path):

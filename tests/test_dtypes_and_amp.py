@@ -8,7 +8,6 @@ own.
 
 import importlib
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
+from jobs import run
 from kit import assert_unchanged
 from mxnet import autograd, gluon
 from problems import Dense, array, contexts, distance, values
@@ -178,9 +178,8 @@ def test_without_variance_reduction_it_is_gluon_trainer(snapshot):
 @pytest.mark.parametrize("bad_call", [0, 1])
 @pytest.mark.parametrize("devices, update_on_kvstore", [(None, None), (TWO, None), (TWO, False)])
 def test_an_overflow_in_either_pass_skips_the_step_once(bad_call, devices, update_on_kvstore):
-    net, loss_of, trainer, scaler = make(
-        devices, update_on_kvstore=update_on_kvstore, lock_random=False
-    )
+    kwargs = {"update_on_kvstore": update_on_kvstore, "lock_random": False}
+    net, loss_of, trainer, scaler = make(devices, **kwargs)
     trainer.update_full_grads(loss_of, BATCHES)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
     before, scale, calls = values(net), scaler.loss_scale, iter(range(2))
@@ -189,8 +188,7 @@ def test_an_overflow_in_either_pass_skips_the_step_once(bad_call, devices, updat
     for device in devices or [None]:
         assert_unchanged(before, values(net, device))
     assert scaler._next_loss_scale == scale / 2
-    for index in BATCHES[1:3]:  # goes on, at the lower scale
-        trainer.step(5, closure=lambda: loss_of(index))
+    kit.one_epoch(trainer, loss_of, BATCHES[1:3])  # goes on, at the lower scale
     assert scaler.loss_scale == scale / 2
     assert np.isfinite(values(net)[0]).all() and distance(values(net), before) > 0
 
@@ -259,10 +257,9 @@ def test_the_scaler_is_saved(tmp_path):
 @pytest.mark.skipif(IS_2, reason="MXNet 2.0: amp.init('bfloat16') is a KeyError")
 def test_bfloat16_from_end_to_end():
     pytest.importorskip("sklearn")
-    command = [sys.executable, "-W", "ignore", str(Path(__file__).with_name("bfloat16.py"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    if "could not create a primitive descriptor" in done.stderr:
+    status, output = run([sys.executable, Path(__file__).with_name("bfloat16.py")])
+    if "could not create a primitive descriptor" in output:
         pytest.skip("oneDNN, of MXNet, has no bfloat16 on this processor")
-    assert done.returncode == 0, done.stderr[-2000:]
-    first, last, scale = map(float, done.stdout.split()[-3:])
+    assert status == 0, output[-2000:]
+    first, last, scale = map(float, output.split()[-3:])
     assert last < first / 2 and scale > 0

@@ -17,6 +17,7 @@ from gluon_svrg.schedule import EveryEpochs
 
 PROBLEM = Dense("classification", hidden=(5,), seed=7)
 ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(5)
+DATASET = gluon.data.ArrayDataset(PROBLEM.X, PROBLEM.y)
 make = partial(kit.make, PROBLEM)
 
 
@@ -36,10 +37,8 @@ class Begun:
         return self.loss_of(*self.batches[0])
 
     def refresh(self, closure=None, data=None, **options):
-        closure, data = (
-            default if given is None else given
-            for given, default in ((closure, self.loss_of), (data, self.batches))
-        )
+        closure = self.loss_of if closure is None else closure
+        data = self.batches if data is None else data
         return self.trainer.update_full_grads(closure, data, **options)
 
     def step(self, closure=None, *args, size=5):
@@ -49,15 +48,6 @@ class Begun:
     def set(self, **attributes):
         for name, value in attributes.items():
             setattr(self.trainer, name, value)
-
-    def iter(self):
-        return mx.io.NDArrayIter(PROBLEM.X, PROBLEM.y, 5)
-
-    def dataset(self):
-        return gluon.data.ArrayDataset(PROBLEM.X, PROBLEM.y)
-
-    def loader(self):
-        return gluon.data.DataLoader(self.dataset(), batch_size=5)
 
     def assert_refused(self, call, error, message):
         """An error with this message; then training goes on from where it was."""
@@ -70,16 +60,6 @@ class Begun:
 @pytest.fixture(params=[False, True], ids=["before the first step", "with a snapshot"])
 def begun(request):
     return Begun(request.param)
-
-
-def fails_in_the_middle(begun):
-    yield begun.batches[0]
-    raise OSError("disk on fire")
-
-
-def augmented(begun):
-    noise = np.random.RandomState(0)
-    return lambda X, y: begun.loss_of(X + array(noise.rand(*X.shape)), y)
 
 
 def other_minibatches(begun):
@@ -104,25 +84,24 @@ def of_numpy(begun):
     return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
 
 
-def of_its_own():
-    raise AssertionError("mine")
-
-
 ONE = r"The data is a \w+ of arrays.* this is one minibatch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
 MISTAKES = {
     TypeError: {
         "a closure without arguments for a loader": (
-            lambda b: b.refresh(b.closure, b.loader()),
+            lambda b: b.refresh(b.closure, gluon.data.DataLoader(DATASET, batch_size=5)),
             r"with the 2 items of a batch, but its signature is \(\).*lambda: loss_of\(X, y\)",
         ),
         "a closure with arguments for a step": (
             lambda b: b.step(b.loss_of),
             r"called with no arguments, .* \(X, y\).*closure=lambda: loss_of\(X, y\)",
         ),
-        "a data iter": (lambda b: b.refresh(data=b.iter()), "each of its batches is one object"),
-        "a dataset": (lambda b: b.refresh(data=b.dataset()), "whose items are samples"),
+        "a data iter": (
+            lambda b: b.refresh(data=mx.io.NDArrayIter(PROBLEM.X, PROBLEM.y, 5)),
+            "each of its batches is one object",
+        ),
+        "a dataset": (lambda b: b.refresh(data=DATASET), "whose items are samples"),
         "one minibatch": (lambda b: b.refresh(data=b.batches[0]), ONE),
         "one in a list": (lambda b: b.refresh(data=[*b.batches[0]]), ONE),
         "one of NumPy": (lambda b: b.refresh(data=(PROBLEM.X, PROBLEM.y)), ONE),
@@ -151,7 +130,6 @@ MISTAKES = {
         "infinity": (lambda b: b.refresh(data=spoiled(b, np.inf)), "full gradient is not finite"),
     },
     RuntimeError: {
-        "augmentation": (lambda b: b.refresh(augmented(b)), "compute the same each .*augment data"),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
             r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
@@ -163,9 +141,14 @@ MISTAKES = {
     },
     AssertionError: {
         "labels of NumPy": (lambda b: b.step(lambda: of_numpy(b)), "no array of MXNet, such as"),
-        "its own": (lambda b: b.step(of_its_own), "^mine$"),
+        "its own": (lambda b: b.step(kit.failing(b.closure, 0, AssertionError)), "^mine$"),
     },
-    OSError: {"data that raise": (lambda b: b.refresh(data=fails_in_the_middle(b)), "on fire")},
+    OSError: {
+        "data that raise": (
+            lambda b: b.refresh(data=map(kit.failing(tuple, 1, OSError), b.batches)),
+            "^mine$",
+        ),
+    },
 }
 
 
@@ -221,16 +204,15 @@ def test_bad_closures(begun, method, name):
 
 
 def test_before_shapes_are_known():
-    net = PROBLEM.network(deferred=True)
-    trainer = SVRGTrainer(net.collect_params(), "sgd")
+    net, loss_of, trainer = make(deferred=True)
     with pytest.raises(ValueError, match="no data"):
-        trainer.update_full_grads(PROBLEM.closure(net), iter([]))
+        trainer.update_full_grads(loss_of, iter([]))
     with pytest.raises(TypeError, match=r"with the 2 items of a batch, but its signature is \(\)"):
         trainer.update_full_grads(lambda: net(array(PROBLEM.X)), [(BATCHES[0], BATCHES[0])])
     for call in (lambda: trainer.step(5), lambda: trainer.update(5), trainer.allreduce_grads):
         with pytest.raises(RuntimeError, match=r"shapes .* not known yet: .*closure"):
             call()
-    trainer.step(5, closure=lambda: PROBLEM.closure(net)(BATCHES[0]))
+    trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
 
 
 # --- where a method must not be called -----------------------------------------------------------
@@ -464,9 +446,8 @@ def test_no_false_alarm(name):
 def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
     """The first row is computed again, at its own weights, when its minibatch comes again."""
     where, batches = contexts(devices), PROBLEM.batches(8)[:2]
-    net = kit.with_dropout(where, norm=True)
-    trainer = cls(net.collect_params(), "sgd", {"learning_rate": 0.01}, lock_random=True)
-    loss_of = PROBLEM.closure(net, "float32", where)
+    kwargs = {"net": kit.with_dropout(where, norm=True), "lock_random": True}
+    _, loss_of, trainer = make("float32", where, cls=cls, rate=0.01, **kwargs)
 
     def epoch(order):
         for index, number in enumerate(order):

@@ -5,10 +5,10 @@ import logging
 import re
 from contextlib import nullcontext
 
+import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import full_gradients
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator, event_handler
 from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler
@@ -23,6 +23,7 @@ metric = importlib.import_module(
     "mxnet.gluon.metric" if hasattr(gluon, "metric") else "mxnet.metric"
 )
 PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
+SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 TWO = contexts(2)
 
 
@@ -31,32 +32,24 @@ def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):
     return gluon.data.DataLoader(data, batch_size=batch_size)
 
 
-def make(devices=None, processor=SVRGBatchProcessor, net=None, loss=None, trainer=None, **kwargs):
+def make(devices=None, cls=SVRGTrainer, processor=SVRGBatchProcessor, net=None, **kwargs):
     net = net or PROBLEM.network("float32", devices)
-    settings = {"learning_rate": kwargs.pop("rate", 0.1), "momentum": kwargs.pop("momentum", 0.9)}
-    estimator = Estimator(
-        net,
-        loss or gluon.loss.SoftmaxCrossEntropyLoss(),
-        train_metrics=kwargs.pop("train_metrics", metric.Loss()),
-        trainer=trainer or SVRGTrainer(net.collect_params(), "sgd", settings, **kwargs),
-        batch_processor=processor(),
-        **({"device" if mx.util.is_np_array() else "context": devices} if devices else {}),
-    )
+    kwargs = {"loss": PROBLEM.loss_function(), "train_metrics": metric.Loss(), **kwargs}
+    if devices:
+        kwargs["device" if mx.util.is_np_array() else "context"] = devices
+    trainer = cls(net.collect_params(), "sgd", SETTINGS)
+    estimator = Estimator(net, trainer=trainer, batch_processor=processor(), **kwargs)
     estimator.logger.setLevel(logging.ERROR)
     return estimator
 
 
 def by_hand(epochs, update_freq, devices=None):
-    net = PROBLEM.network("float32", devices)
-    settings = {"learning_rate": 0.1, "momentum": 0.9}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", settings)
-    loss_of = PROBLEM.closure(net, "float32", devices)
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", devices, settings=SETTINGS)
     batches = PROBLEM.batches(10)
     for epoch in range(epochs):
         if epoch % update_freq == 0:
             trainer.update_full_grads(loss_of, batches)
-        for index in batches:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, batches)
     return values(net)
 
 
@@ -112,10 +105,10 @@ def test_samples_along_another_axis(devices):
         return array(X.T, "float32"), array(y.T, "float32")
 
     data = gluon.data.DataLoader(data, batch_size=10, batchify_fn=columns)
-    estimator = make(devices, net=net, loss=gluon.loss.L2Loss(), rate=0.0)
+    estimator = make(devices, net=net, loss=gluon.loss.L2Loss())
     estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 1)], batch_axis=1)
     expected, count = problem.gradient(problem.initial, np.arange(23))
-    found = full_gradients(estimator.trainer, net)
+    found = kit.full_gradients(estimator.trainer, net)
     assert distance(found, [total / count for total in expected]) < 1e-5
 
 
@@ -181,16 +174,14 @@ def test_refresh_schedules():
 
 
 def test_storm_needs_no_handler():
-    net, data = PROBLEM.network("float32"), loader()
-    estimator = make(net=net, trainer=STORMTrainer(net.collect_params(), "sgd"))
-    estimator.fit(data, epochs=2)
+    estimator = make(cls=STORMTrainer)
+    estimator.fit(loader(), epochs=2)
     assert estimator.trainer.inner_steps == 2 * 5
 
 
 @pytest.mark.parametrize("handles", [True, False])
 def test_saga_is_refused_before_a_pass(handles):
-    net, data = PROBLEM.network("float32"), loader()
-    estimator = make(net=net, trainer=SAGATrainer(net.collect_params(), "sgd"))
+    estimator, data = make(cls=SAGATrainer), loader()
     with pytest.raises(TypeError, match="which an Estimator does not tell"):
         estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 1)] * handles)
     assert estimator.trainer.num_snapshots == 0
@@ -212,20 +203,14 @@ def test_bad_arguments(data, value, error, message):
 
 
 def test_parts_that_are_missing():
-    net, data = PROBLEM.network("float32"), loader()
-    plain = make(net=net, trainer=gluon.Trainer(net.collect_params(), "sgd"))
-    for estimator, handlers, error, message in [
-        (plain, [FullGradHandler(data, 2)], TypeError, "needs an SVRGTrainer, got Trainer"),
-        (
-            make(processor=BatchProcessor),
-            [FullGradHandler(data, 2)],
-            RuntimeError,
-            "needs an SVRGB",
-        ),
-        (make(), [], RuntimeError, "needs a FullGradHandler"),
+    data = loader()
+    for estimator, has_handler, error, message in [
+        (make(cls=gluon.Trainer), True, TypeError, "needs an SVRGTrainer, got Trainer"),
+        (make(processor=BatchProcessor), True, RuntimeError, "needs an SVRGB"),
+        (make(), False, RuntimeError, "needs a FullGradHandler"),
     ]:
         with pytest.raises(error, match=message):
-            estimator.fit(data, epochs=1, event_handlers=handlers)
+            estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)] * has_handler)
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 from cluster import WORKER, found_by
-from jobs import GLUON_SVRG, finish, start
+from jobs import GLUON_SVRG, run
 
 ALONE = ["unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ALONE += [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -42,9 +42,8 @@ def test_what_all_processes_send(kvstore, step, refresh, tmp_path, marker):
         launcher = [horovodrun, "--gloo", "--network-interface", "lo", "-np", n]
     task = [python, WORKER, tmp_path, json.dumps({"": ["exchanges", {"kvstore": kvstore}]})]
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-    process = start([*ALONE, python, __file__, *launcher, *task], PATH=path)
-    output = finish(process)
-    assert process.returncode == 0, output
+    status, output = run([*ALONE, python, __file__, *launcher, *task], PATH=path)
+    assert status == 0, output
     sent = found_by(tmp_path, n)[0]  # in multiples of the parameters, with TCP's headers
     assert step <= sent["step"] < step + 0.3
     assert refresh <= sent["refresh"] < refresh + 0.3

@@ -5,14 +5,13 @@ import pickle
 import random
 import signal
 import stat
-import subprocess
 import sys
 import time
 
 import mxnet as mx
 import numpy as np
 import pytest
-from jobs import environment
+from jobs import start
 from kit import assert_unchanged
 from mxnet import gluon
 from problems import array
@@ -62,10 +61,7 @@ def test_other_formats_methods_and_parts(run, content, tmp_path):
         ({"optimizer": {}}, "its optimizer is malformed"),
         ({"optimizer_states": {"states": {"x": 1}}}, "it has a state for parameter x"),
         ({"newer": 1}, "it has a state of 'newer', and this trainer has none"),
-        (
-            {"method": {**method, "entries": 0.0}},
-            "its method is .*entries must be finite",
-        ),
+        ({"method": {**method, "entries": 0.0}}, "its method is .*entries must be finite"),
         ({"method": {}}, "it lacks the snapshot, .* its method is malformed"),
     ]:
         file_format.write(path, header, states)
@@ -250,11 +246,7 @@ def test_killed_while_saving(count, tmp_path):
     """Whenever it is killed, the file is whole, and it is the last that was saved or the next."""
     path, rng, found = tmp_path / "states", random.Random(3), set()
     for _ in range(count):
-        process = subprocess.Popen(
-            [sys.executable, "-c", SAVING, path],
-            env={**os.environ, **environment()},
-            stdout=subprocess.PIPE,
-        )
+        process = start([sys.executable, "-c", SAVING, path])
         try:
             printed = [process.stdout.readline() for _ in range(3)]
             time.sleep(rng.uniform(0, 0.05))

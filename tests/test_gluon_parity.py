@@ -8,8 +8,8 @@ import inspect
 import mxnet as mx
 import pytest
 from kit import assert_unchanged
-from loops import plain_step, svrg_step
-from mxnet import autograd, gluon
+from loops import backward, plain_step, svrg_step
+from mxnet import gluon
 from problems import Dense, contexts, parameters
 
 from gluon_svrg import SVRGTrainer
@@ -42,10 +42,7 @@ class Program:
     def backward(self, index):
         if self.svrg:
             return self.trainer.correct_grads(lambda: self.loss_of(index))
-        with autograd.record():
-            loss = self.loss_of(index)
-        autograd.backward(loss)
-        return loss
+        return backward(lambda: self.loss_of(index))
 
     def step(self, index, **kwargs):
         make = svrg_step if self.svrg else plain_step
@@ -182,9 +179,8 @@ def test_arguments(settings, snapshot):
         if callable(mine.get("optimizer")):
             mine["optimizer"] = mine["optimizer"]()
         program = Program(svrg, snapshot, **mine)
-        found.append(
-            [*program.train(ignore_stale_grad=True), *program.train(ignore_stale_grad=True)]
-        )
+        first, second = (program.train(ignore_stale_grad=True) for _ in range(2))
+        found.append(first + second)
     assert_unchanged(*found)
 
 

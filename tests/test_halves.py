@@ -7,8 +7,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from loops import plain_step, split_at, svrg_step
-from mxnet import autograd, gluon
+from loops import backward, plain_step, split_at, svrg_step
+from mxnet import gluon
 from plays import (
     BATCHES,
     HOWS,
@@ -25,6 +25,7 @@ from plays import (
 from problems import Partly, distance, parameters, values
 
 import gluon_svrg
+from gluon_svrg.variance import variance
 
 RATE = {"learning_rate": 0.05}
 
@@ -96,9 +97,9 @@ def test_where_the_estimate_is_the_plain_gradient(name):
     """`gluon.Trainer` is the oracle for what no minibatch reaches, with momentum and decay."""
     found = []
     for cls in (gluon.Trainer, getattr(gluon_svrg, WITH_STORED[name].trainer)):
-        net, own = PARTLY.network(), {} if cls is gluon.Trainer else WITH_STORED[name].plain
-        trainer = cls(net.collect_params(), "sgd", SETTINGS, **own)
-        loss_of, step = PARTLY.closure(net), plain_step if cls is gluon.Trainer else svrg_step
+        own = {} if cls is gluon.Trainer else WITH_STORED[name].plain
+        net, loss_of, trainer = kit.make(PARTLY, cls=cls, settings=SETTINGS, **own)
+        step = plain_step if cls is gluon.Trainer else svrg_step
         for number in (1, 0, 3, 2):
             step(trainer, lambda: loss_of(BATCHES[number]), 5, ignore_stale_grad=True)
         found.append(values(net))
@@ -145,28 +146,18 @@ def test_a_backward_at_the_snapshot(name, how, devices):
     play.refresh()
     play.epoch((1, 3))
     kit.clear(play.net)
-
-    def backward(number):
-        with autograd.record():
-            loss = play.loss_of(BATCHES[number])
-        autograd.backward(loss)
-
-    backward(4)
+    backward(lambda: play.loss_of(BATCHES[4]))
     with play.trainer.at_snapshot():
-        backward(1)
+        backward(lambda: play.loss_of(BATCHES[1]))
     expected, _ = PARTLY.gradient(play.twin.reference, BATCHES[1])
     if how == "add":
         before, _ = PARTLY.gradient(play.twin.weights, BATCHES[4])
-        expected = [a + b for a, b in zip(before, expected)]
-    assert distance(summed_gradients(play.net), expected) < 1e-10
+        expected = plus(before, expected)
+    assert distance(kit.gradients(play.net), expected) < 1e-10
     if how == "add":
         kit.clear(play.net)
     play.epoch((0, 2))  # which do not reach the first layer
     assert play.distance() < 1e-10
-
-
-def summed_gradients(net):
-    return [sum(grad.asnumpy() for grad in p.list_grad()) for p in parameters(net)]
 
 
 @pytest.mark.parametrize(
@@ -180,7 +171,7 @@ def summed_gradients(net):
 )
 @each_method
 def test_running_statistics_move_once_a_minibatch(case, first, grad_req, devices, hybridize):
-    """Not by a refresh or a check, and not by a pass elsewhere; also those of other parameters."""
+    """Not by refreshes, checks, variances and passes elsewhere; also those of other parameters."""
     nets = [kit.with_dropout(devices, hybridize, norm=True) for _ in range(2)]
     statistics = [
         (*net[0].running_mean.list_data(), *net[0].running_var.list_data()) for net in nets
@@ -196,13 +187,12 @@ def test_running_statistics_move_once_a_minibatch(case, first, grad_req, devices
         for count, number in enumerate((1, 3, 1, 4, 0, 2, 3, 1)):
             if count in (2, 4):
                 play.refresh_alone(loss_of, BATCHES)
+                variance(play.trainer, loss_of, BATCHES)
             play.correct(number)
             if grad_req == "write" or count % 2:
                 play.trainer.step(5)
                 kit.clear(nets[0])
-            with autograd.record():
-                losses = plain(BATCHES[number])
-            autograd.backward(losses)
+            backward(lambda: plain(BATCHES[number]))
             mx.nd.waitall()
             if count == 1:  # the devices' statistics are made equal when the kvstore starts
                 for mine, others in zip(*statistics):
@@ -241,23 +231,16 @@ def test_the_users_own_backward(case):
     """It adds before an estimate and after it, and a refresh leaves all of it."""
     play = Play(case, how="add")
     play.refresh()
-
-    def backward():
-        with autograd.record():
-            losses = play.loss_of(BATCHES[1])
-        autograd.backward(losses)
-        return PROBLEM.gradient(PROBLEM.initial, BATCHES[1])[0]
-
-    own = backward()
+    own, _ = PROBLEM.gradient(PROBLEM.initial, BATCHES[1])
+    backward(lambda: play.loss_of(BATCHES[1]))
     play.correct(0)
-    expected = [a + b for a, b in zip(own, play.twin.estimate(BATCHES[0], (0, 0)))]
-    assert distance(summed_gradients(play.net), expected) < 1e-10
-    backward()
-    expected = [a + b for a, b in zip(own, expected)]
-    assert distance(summed_gradients(play.net), expected) < 1e-10
-    before = summed_gradients(play.net)
+    expected = plus(own, play.twin.estimate(BATCHES[0], (0, 0)))
+    assert distance(kit.gradients(play.net), expected) < 1e-10
+    backward(lambda: play.loss_of(BATCHES[1]))
+    before = kit.gradients(play.net)
+    assert distance(before, plus(own, expected)) < 1e-10
     play.refresh()
-    assert_unchanged(before, summed_gradients(play.net))
+    assert_unchanged(before, kit.gradients(play.net))
 
 
 # --- random histories ----------------------------------------------------------------------------

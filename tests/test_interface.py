@@ -9,7 +9,9 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from mxnet import autograd, gluon
+from loops import backward
+from mxnet import gluon
+from plays import Play, each_method
 from problems import Dense, array, distance, parameters
 
 import gluon_svrg
@@ -79,9 +81,7 @@ def test_the_snapshot_comes_first():
 
 def test_gradients_and_their_marks_survive_a_refresh_and_an_error():
     net, loss_of, trainer = make()
-    with autograd.record():
-        loss = loss_of(ALL[:5])
-    loss.backward()
+    backward(lambda: loss_of(ALL[:5]))
     before = kit.gradients(net)
     for _ in range(2):
         trainer.update_full_grads(loss_of, BATCHES)
@@ -170,32 +170,33 @@ SHOWN = {
 }
 
 
-def trained(cls, steps=2):
-    net, loss_of, trainer = make(cls=cls)
-    trainer.update_full_grads(loss_of, BATCHES)
-    for number in range(steps):
-        row = {"batch_index": number} if "stored" in SHOWN[cls.__name__][0] else {}
-        trainer.step(4, closure=lambda: loss_of(BATCHES[number]), **row)
-    return net, loss_of, trainer
-
-
 @pytest.mark.parametrize("cls", TRAINERS)
 def test_a_trainer_is_shown_with_where_it_stands(cls):
-    before, after = SHOWN[cls.__name__]
-    assert repr(make(cls=cls)[2]) == f"{cls.__name__}(sgd, {before})"
-    assert repr(trained(cls)[2]) == f"{cls.__name__}(sgd, {after})"
-
-
-@pytest.mark.parametrize("cls", TRAINERS)
-def test_a_copy_of_the_best_network(cls):
-    """On 1.9.1 its parameters know their trainer. 2.0 itself copies layers, and not sequences."""
-    net, loss_of, trainer = trained(cls)
-    best, expected = copy.deepcopy(net[0]), net[0].weight.data().asnumpy()
+    (_, loss_of, trainer), (before, after) = make(cls=cls), SHOWN[cls.__name__]
+    assert repr(trainer) == f"{cls.__name__}(sgd, {before})"
     trainer.update_full_grads(loss_of, BATCHES)
-    row = {"batch_index": 1} if "stored" in SHOWN[cls.__name__][0] else {}
-    trainer.step(4, closure=lambda: loss_of(BATCHES[1]), **row)
-    assert distance([net[0].weight.data().asnumpy()], [expected]) > 0
+    for number in range(2):
+        row = {"batch_index": number} if "stored" in before else {}
+        trainer.step(4, closure=lambda: loss_of(BATCHES[number]), **row)
+    assert repr(trainer) == f"{cls.__name__}(sgd, {after})"
+
+
+@each_method
+def test_a_copy_of_the_best_network(case):
+    """On 1.9.1 its parameters know their trainer. 2.0 itself copies layers, and not sequences."""
+    play = trained(case)
+    best, expected = copy.deepcopy(play.net[0]), play.net[0].weight.data().asnumpy()
+    play.refresh()
+    play.update(1)
+    assert distance([play.net[0].weight.data().asnumpy()], [expected]) > 0
     assert_unchanged([expected], [best.weight.data().asnumpy()])
+
+
+def trained(case):
+    play = Play(case)
+    play.refresh()
+    play.epoch((0, 1))
+    return play
 
 
 def pickled(found):
@@ -203,11 +204,10 @@ def pickled(found):
 
 
 @pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickled])
-@pytest.mark.parametrize("cls", TRAINERS)
-def test_a_copy_of_a_trainer_cannot_train(cls, call):
+@each_method
+def test_a_copy_of_a_trainer_cannot_train(case, call):
     """MXNet's copies of arrays have no gradients; the trainer itself goes on."""
-    _, loss_of, trainer = trained(cls)
-    with pytest.raises(RuntimeError, match=rf"(?s)A copy of {cls.__name__}.*save_states"):
-        call(trainer).step(4, closure=lambda: loss_of(BATCHES[1]))
-    row = {"batch_index": 1} if "stored" in SHOWN[cls.__name__][0] else {}
-    trainer.step(4, closure=lambda: loss_of(BATCHES[1]), **row)
+    play = trained(case)
+    with pytest.raises(RuntimeError, match=rf"(?s)A copy of {case.trainer}.*save_states"):
+        call(play.trainer).step(5, closure=lambda: play.loss_of(play.batches[1]))
+    play.update(1)

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import itertools
-import re
 import sys
 import threading
 import weakref
@@ -14,10 +13,11 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged
+from loops import plain_step
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
-from plays import WITH_STORED
-from problems import Dense, array, parameters, values
+from plays import WITH_STORED, Play
+from problems import Dense, array, values
 
 import gluon_svrg
 from gluon_svrg import SVRGTrainer
@@ -75,26 +75,18 @@ def interrupted(number, call, functions=None):
         sys.settrace(None)
 
 
-class Begun:
+class Begun(Play):
     """A training that has a reference, and whatever of it a file or a user sees."""
 
     def __init__(self, case, path):
         mx.random.seed(1)
-        self.net, self.path, self.case = PROBLEM.network("float32"), path, case
-        self.loss_of = PROBLEM.closure(self.net, "float32")
-        params, settings = parameters(self.net), {"learning_rate": 0.1, "momentum": 0.9}
-        self.trainer = case.make_trainer(params, optimizer_params=settings, lock_random=False)
+        settings = {"learning_rate": 0.1, "momentum": 0.9}
+        with mx.name.NameManager():  # files of all have the same names
+            super().__init__(case, PROBLEM, dtype="float32", settings=settings, lock_random=False)
+        self.path, self.shares = path, [BATCHES]
         self.refresh()
-        self.step(0)
-        self.step(1)
-
-    def refresh(self):
-        stored = {"store_grads": True} if self.case.indexed else {}
-        self.trainer.update_full_grads(self.loss_of, BATCHES, **stored)
-
-    def step(self, number):
-        closure = lambda: self.loss_of(BATCHES[number])  # noqa: E731
-        self.trainer.step(3, closure=closure, **self.case.row(number))
+        self.step_alone(0)
+        self.step_alone(1)
 
     def method(self):
         """The state of the method, as a file has it."""
@@ -111,7 +103,6 @@ class Begun:
         self.trainer.save_states(self.path)
         modes = autograd.is_recording(), autograd.is_training()
         content = self.path.read_bytes().split(b"\n", 3)[3]  # without its checksum
-        content = re.sub(rb"dense\d+", b"", content)
         return content, modes, [*values(self.net), *kit.gradients(self.net)]
 
 
@@ -154,10 +145,10 @@ def test_an_interrupted_step(name, functions, tmp_path):
         """What the method keeps before and after a step, and all after three more."""
         begun = Begun(WITH_STORED[name], tmp_path / "states")
         seen = [begun.method()]
-        is_complete = not interrupted(number, lambda: begun.step(0), functions)
+        is_complete = not interrupted(number, lambda: begun.step_alone(0), functions)
         seen.append(begun.method())
         for each in (0, 1, 0, 1)[seen[0] != seen[1] :]:
-            begun.step(each)
+            begun.step_alone(each)
         return is_complete, *seen, [begun.method(), *map(np.ndarray.tobytes, values(begun.net))]
 
     _, old, new, end = run(0)
@@ -261,18 +252,12 @@ def of_two_parameters(cls=SVRGTrainer):
 
 
 def plain(loss_of, trainer):
-    with autograd.record():
-        loss = loss_of(BATCHES[0])
-    loss.backward()
-    trainer.step(3)
+    plain_step(trainer, lambda: loss_of(BATCHES[0]), 3)
 
 
 def train(loss_of, trainer):
     """All that gives something out, and takes it back."""
-    for _ in range(2):
-        trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(3, closure=lambda: loss_of(index))
+    kit.train(trainer, loss_of, BATCHES)
     with trainer.at_snapshot():
         loss_of(BATCHES[0])
     trainer.correct_grads(lambda: loss_of(BATCHES[0]))

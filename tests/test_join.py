@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 from cluster import WORKER, found_by
-from jobs import GLUON_SVRG, assert_nothing_left, finish, start
+from jobs import GLUON_SVRG, assert_nothing_left, finish, run, start
 
 from gluon_svrg.commands import cli
 from gluon_svrg.commands.join import Rank, find_rank
@@ -57,9 +57,8 @@ def test_ranks(variables, expected):
     ],
 )
 def test_wrong_calls(options, variables, message):
-    process = start([*GLUON_SVRG, "join", *options, "--", "true"], **variables)
-    output = finish(process)
-    assert process.returncode == 2, output
+    status, output = run([*GLUON_SVRG, "join", *options, "--", "true"], **variables)
+    assert status == 2, output
     assert message in output.splitlines()[-1]
     assert "Traceback" not in output
 

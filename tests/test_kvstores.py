@@ -8,10 +8,10 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from jobs import finish, start
+from jobs import run
 from loops import split_at
-from mxnet import gluon
-from problems import Dense, contexts, distance, parameters, values
+from plays import CASES, PARTS, Play
+from problems import Dense, Words, contexts, distance, parameters, values
 
 from gluon_svrg import SARAHTrainer, SVRGTrainer
 
@@ -21,35 +21,26 @@ TWO_BITS = {"type": "2bit", "threshold": 0.5}
 
 
 def make(devices=1, cls=SVRGTrainer, **kwargs):
-    if kwargs.get("kvstore") == "instance":
-        kwargs["kvstore"] = mx.kv.create("device")
     where = contexts(devices) if devices > 1 else None
     return kit.make(PROBLEM, devices=where, cls=cls, settings=SETTINGS, **kwargs)
 
 
-@pytest.fixture(scope="module")
-def expected():
-    twin = oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
-    kit.train_twin(twin, oracle.SGD(**SETTINGS), PROBLEM.batches(5), 6, PROBLEM.batches(7))
-    return twin.weights
-
-
-def check(made, expected, devices=1):
-    net, loss_of, trainer = made
-    kit.train(trainer, loss_of, PROBLEM.batches(5), 6, PROBLEM.batches(7))
-    for device in contexts(devices):
-        assert distance(values(net, device), expected) < 1e-10
+def check(name, devices, kvstore, update_on_kvstore=None, split=None):
+    """A method stays with its twin, also if a refresh comes first."""
+    kwargs = {"settings": SETTINGS, "split": split, "update_on_kvstore": update_on_kvstore}
+    for parts in (PARTS, ((), *PARTS)):
+        kwargs["kvstore"] = mx.kv.create("device") if kvstore == "instance" else kvstore
+        play = Play(CASES[name], PROBLEM, devices=devices, **kwargs)
+        play.run(parts=parts)
+    return play
 
 
 @pytest.mark.parametrize("update_on_kvstore", [None, True, False])
 @pytest.mark.parametrize("kvstore", ["local", "Device", "instance"])
-def test_two_devices(kvstore, update_on_kvstore, expected):
+def test_two_devices(kvstore, update_on_kvstore):
     """However a minibatch is split; a device may have no part of it."""
     for cuts in ([0.5], [0.8], [0.0], [1.0]):
-        where = contexts(2)
-        net, _, trainer = make(2, kvstore=kvstore, update_on_kvstore=update_on_kvstore)
-        loss_of = PROBLEM.closure(net, "float64", where, split_at(cuts))
-        check((net, loss_of, trainer), expected, 2)
+        check("SVRG", contexts(2), kvstore, update_on_kvstore, split_at(cuts))
 
 
 @pytest.mark.parametrize(
@@ -62,14 +53,14 @@ def test_two_devices(kvstore, update_on_kvstore, expected):
         ("instance", False),
     ],
 )
-def test_one_device(kvstore, update_on_kvstore, expected):
-    check(make(kvstore=kvstore, update_on_kvstore=update_on_kvstore), expected)
+def test_one_device(kvstore, update_on_kvstore):
+    check("SVRG", None, kvstore, update_on_kvstore)
 
 
-def test_a_kvstore_in_python_with_one_worker(expected):
+def test_a_kvstore_in_python_with_one_worker():
     """MXNet's own, for tests. With one device, `gluon.Trainer` would drop the name."""
-    check(make(2, kvstore="teststore"), expected, 2)
-    check(make(2, kvstore=mx.kv.create("teststore")), expected, 2)
+    check("SVRG", contexts(2), "teststore")
+    check("SVRG", contexts(2), mx.kv.create("teststore"))
 
 
 def test_the_first_device_leads_when_devices_start_apart():
@@ -85,10 +76,7 @@ def test_the_first_device_leads_when_devices_start_apart():
 
 @pytest.mark.parametrize("kvstore", ["local", "device", "instance"])
 def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
-    net, loss_of, trainer = make(2, SARAHTrainer, kvstore=kvstore)
-    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
-    assert trainer._updates_on_kvstore is False
-    np.testing.assert_array_equal(*(values(net, device)[0] for device in contexts(2)))
+    assert check("SARAH", contexts(2), kvstore).trainer._updates_on_kvstore is False
 
 
 KNOWN = r"MXNet has no kvstore '.*Known are .*'dist_async'.*'dist_sync'.*'horovod'.*'local'"
@@ -199,21 +187,16 @@ def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monke
 
 @pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
 @pytest.mark.parametrize(
-    "kvstore, is_weight, message",
+    "kvstore, kind",
     [
-        ("horovod", False, "is sparse, and kvstore='horovod' cannot exchange"),
-        ("horovod", True, "is sparse, and kvstore='horovod' cannot exchange"),
-        ("dist_sync", False, "is sparse, and kvstore='dist_sync' cannot exchange"),  # it crashes
+        ("horovod", "sparse gradient"),
+        ("horovod", "sparse weight"),
+        ("dist_sync", "sparse gradient"),  # it crashes
     ],
 )
-def test_sparse_parameters_that_are_refused(kvstore, is_weight, message):
-    if is_weight:
-        layer = gluon.contrib.nn.SparseEmbedding(5, 2)
-    else:
-        layer = gluon.nn.Embedding(5, 2, sparse_grad=True)
-    layer.initialize()
-    with pytest.raises(ValueError, match=message):
-        SVRGTrainer(layer.collect_params(), "sgd", kvstore=kvstore)
+def test_sparse_parameters_that_are_refused(kvstore, kind):
+    with pytest.raises(ValueError, match=f"is sparse, and kvstore='{kvstore}' cannot exchange"):
+        kit.make(Words(kind, 5), "float32", kvstore=kvstore)
 
 
 ALONE = """
@@ -229,7 +212,6 @@ SVRGTrainer(net.collect_params(), "sgd", kvstore="horovod")
 @pytest.mark.skipif(find_spec("horovod") is None, reason="needs Horovod: .ci/horovod builds it")
 def test_processes_that_horovod_does_not_see():
     for name, size in [("OMPI_COMM_WORLD_SIZE", 3), ("PMI_SIZE", 3), ("SLURM_NTASKS", 1)]:
-        process = start([sys.executable, "-c", ALONE], **{name: str(size)})
-        output = finish(process)
-        assert process.returncode == (size > 1)
+        status, output = run([sys.executable, "-c", ALONE], **{name: str(size)})
+        assert status == (size > 1)
         assert (f"Horovod sees one process, but {name} is 3" in output) == (size > 1)

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 from cluster import launch
-from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, finish, start
+from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, run, start
 
 
 @pytest.mark.parametrize(
@@ -37,9 +37,9 @@ def test_a_file_that_cannot_be_executed(command, tmp_path):
     variables = {"OMPI_COMM_WORLD_RANK": "2"}
     for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
         variables[name] = "3"
-    process = start([*GLUON_SVRG, command, "-n", 1, "--", tmp_path / "train"], **variables)
-    output = finish(process)
-    assert process.returncode == 2
+    words = [*GLUON_SVRG, command, "-n", 1, "--", tmp_path / "train"]
+    status, output = run(words, **variables)
+    assert status == 2
     assert "Traceback" not in output
     assert re.search(f"gluon-svrg {command}: error: .*Exec format error", output)
 
@@ -54,9 +54,9 @@ def test_launch_as_the_first_process_of_a_container():
     if subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a container needs Linux, and root or user namespaces")
     script = "setsid sh -c 'sleep 0.1 &'; sleep 0.5; echo trained"  # leaves an orphan
-    process = start([*CONTAINER, *GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script])
-    output = finish(process)
-    assert process.returncode == 0
+    words = [*CONTAINER, *GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script]
+    status, output = run(words)
+    assert status == 0
     assert sorted(output.splitlines()) == ["[worker 0] trained", "[worker 1] trained"]
 
 
@@ -99,19 +99,18 @@ def test_a_timeout_is_a_variable_too(tmp_path, marker):
     (tmp_path / "train.py").write_text(TIMED)
     for seconds, last in ((None, "end"), ("2", "steps")):
         variables = {"GLUON_SVRG_TIMEOUT": seconds} if seconds else {}
-        process = start([sys.executable, tmp_path / "train.py"], **variables)
-        output = finish(process)
+        status, output = run([sys.executable, tmp_path / "train.py"], **variables)
         assert re.search(rf"^{last}$", output, re.M), output
         assert ("end" in output.split()) == (last == "end")
-        assert process.returncode == (1 if seconds else 0)
+        assert status == (1 if seconds else 0)
         assert ("line 7 in <module>" in output) == bool(seconds)  # where it waited
 
 
 @pytest.mark.parametrize("seconds", ["abc", "nan", "-5"])
 def test_a_timeout_that_is_no_number_of_seconds(seconds):
-    process = start([sys.executable, "-c", "import gluon_svrg"], GLUON_SVRG_TIMEOUT=seconds)
+    _, output = run([sys.executable, "-c", "import gluon_svrg"], GLUON_SVRG_TIMEOUT=seconds)
     message = f"GLUON_SVRG_TIMEOUT must be a number of seconds, 0 or more, got '{seconds}'"
-    assert message in finish(process).splitlines()[-1]
+    assert message in output.splitlines()[-1]
 
 
 def test_nothing_of_ours_listens():

@@ -9,8 +9,9 @@ from operator import methodcaller
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import clear
-from mxnet import autograd, gluon
+from kit import clear, gradients
+from loops import backward
+from mxnet import gluon
 from plays import PARTS, STATIC, TWO, Play, each_method
 from problems import IS_NUMPY_LIKE, Dense, array, distance, parameters, values
 
@@ -44,9 +45,7 @@ class Problem(Dense):
         self.assign(self.net, weights)
         total = [np.zeros(w.shape) for w in weights]
         for part in np.array_split(index, len(self.devices or [0])):
-            with autograd.record():
-                loss = self.loss_of(index, part)
-            loss.backward()
+            backward(lambda: self.loss_of(index, part))
             total = [t + p.grad().asnumpy() for t, p in zip(total, parameters(self.net))]
         return total
 
@@ -217,12 +216,9 @@ def test_a_static_graph_and_another_grad_req(case, devices, kinds):
     def backward_by_hand(step=False):
         clear(play.net)
         index = play.batches[2]
-        with autograd.record():
-            loss = play.loss_of(index)
-        autograd.backward(loss)
-        found = [sum(g.asnumpy() for g in p.list_grad()) for p in parameters(play.net)]
+        backward(lambda: play.loss_of(index))
         expected, _ = problem.gradient(values(play.net, play.device), index)
-        assert distance(found, expected) < 1e-10
+        assert distance(gradients(play.net), expected) < 1e-10
         if step:  # of the plain optimizer: the first pass at other weights comes after a change
             play.trainer.step(len(index))
             play.twin.step(play.optimizer, index)

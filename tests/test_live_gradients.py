@@ -1,13 +1,15 @@
 """What the live gradients hold between the halves of a step, and arrays that are new."""
 
+from contextlib import nullcontext
+
 import kit
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
 from kit import assert_unchanged, everything
+from loops import backward
 from mxnet import autograd
-from plays import Play, each_method, ways
+from plays import CASES, Play, each_method, ways
 from problems import Dense, array, contexts, distance, parameters, values
 
 from gluon_svrg import SAGATrainer, STORMTrainer
@@ -18,20 +20,12 @@ NAMES_BOTH = r"update_full_grads\(\).*discard_snapshot\(\)"
 
 
 def begun(devices=None):
-    """A trainer with a snapshot, whose network has moved; and the oracle beside it."""
-    net, loss_of, trainer = kit.make(PROBLEM, devices=devices, update_on_kvstore=False)
-    trainer.update_full_grads(loss_of, BATCHES)
-    twin = oracle.SVRG(PROBLEM.gradient, values(net))
-    twin.refresh(BATCHES)
-    kit.move(net, 0.3)
-    twin.weights = values(net)
-    return net, loss_of, trainer, twin
-
-
-def backward(loss_of, index):
-    with autograd.record():
-        loss = loss_of(index)
-    autograd.backward(loss)
+    """A training with a snapshot, whose network has moved."""
+    play = Play(CASES["SVRG"], PROBLEM, devices=devices)
+    play.refresh()
+    play.update(2)
+    play.correct(0)
+    return play
 
 
 # --- a backward between the estimate and the step ------------------------------------------------
@@ -49,35 +43,30 @@ FINISH = {
 @pytest.mark.parametrize("finish", FINISH)
 def test_a_backward_between_the_halves(finish, devices, where):
     """As of two trainers that correct one loss: one with `lr_mult` does that, as the error says."""
-    net, loss_of, trainer, _ = begun(devices=devices)
-    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
-    if where == "at the snapshot":
-        with trainer.at_snapshot():
-            backward(loss_of, BATCHES[1])
-    else:
-        if where == "after the reduction":
-            trainer.allreduce_grads()
-        backward(loss_of, BATCHES[1])
-    before = values(net)
+    play = begun(devices)
+    if where == "after the reduction":
+        play.trainer.allreduce_grads()
+    with play.trainer.at_snapshot() if where == "at the snapshot" else nullcontext():
+        backward(lambda: play.loss_of(BATCHES[1]))
+    before = values(play.net)
     with pytest.raises(RuntimeError, match=r"(?s)a backward has overwritten it.*lr_mult"):
-        FINISH[finish](trainer)
-    assert_unchanged(before, values(net))
-    trainer.step(5, closure=lambda: loss_of(BATCHES[0]))  # goes on
+        FINISH[finish](play.trainer)
+    assert_unchanged(before, values(play.net))
+    follow(play)
 
 
 def test_a_backward_that_is_allowed():
     """Elsewhere, and for an input alone."""
-    net, loss_of, trainer, twin = begun()
-    v = twin.estimate(BATCHES[0])
-    trainer.correct_grads(lambda: loss_of(BATCHES[0]))
-    x = array(PROBLEM.X)
+    play, x = begun(), array(PROBLEM.X)
     x.attach_grad()
     with autograd.record():
-        y = net(x)
+        y = play.net(x)
     autograd.grad(y, [x])
-    backward(PROBLEM.closure(PROBLEM.network()), BATCHES[1])
-    trainer.step(5)
-    assert distance(values(net), [w - 0.1 / 5 * g for w, g in zip(twin.weights, v)]) < 1e-6
+    other = PROBLEM.closure(PROBLEM.network())
+    backward(lambda: other(BATCHES[1]))
+    play.trainer.step(5)
+    play.twin.step(play.optimizer, BATCHES[0])
+    assert play.distance() < 1e-10
 
 
 def gathered(net):

@@ -175,7 +175,8 @@ def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
     play.refresh()
     play.epoch((1, 2))
     before, play.loss_of = everything(play.trainer, play.net), bad(play, loss_of)
-    with noticed(), pytest.raises(RuntimeError, match=r"(?s)minibatch.*outside MXNet"):
+    message = r"(?s)compute the same each .*draw the minibatch.*augment data.*outside MXNet"
+    with noticed(), pytest.raises(RuntimeError, match=message):
         play.refresh()
     assert_unchanged(before, everything(play.trainer, play.net))
     play.loss_of = loss_of

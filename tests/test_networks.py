@@ -3,10 +3,9 @@
 import kit
 import mxnet as mx
 import numpy as np
-import oracle
 import pytest
 from kit import HYBRIDIZE, assert_unchanged
-from loops import plain_step
+from loops import backward, plain_step
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from plays import WITH_STORED, Play, each_method
@@ -30,9 +29,7 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
     trainer.step(count, closure=closures[0])
     expected = found = 0.0
     for closure in closures:
-        with autograd.record():
-            loss = closure()
-        autograd.backward(loss)
+        backward(closure)
         expected = expected + live()
     for closure in closures:
         trainer.correct_grads(closure)
@@ -43,23 +40,22 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
 # --- deferred and hybridized ---------------------------------------------------------------------
 
 
+class Deferred(Dense):
+    def network(self, dtype, devices=None, hybridize=None):
+        return super().network(dtype, devices, True, hybridize)
+
+
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_deferred_initialization(hybridize, devices):
-    """The first thing that a user calls may be `update_full_grads`."""
-    where = contexts(devices)
-    net = PROBLEM.network("float64", where, deferred=True, hybridize=hybridize)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
-    loss_of = PROBLEM.closure(net, "float64", where)
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    initial = values(net, where[0])
-    full = [g / 23 for g in PROBLEM.gradient(initial, np.arange(23))[0]]
-    assert distance(kit.full_gradients(trainer, net), full) < 1e-12
-    batches, twin = PROBLEM.batches(7), oracle.SVRG(PROBLEM.gradient, initial)
-    kit.train(trainer, loss_of, BATCHES, data=batches)
-    kit.train_twin(twin, oracle.SGD(0.1, 0.9), BATCHES, data=batches)
-    for device in where:
-        assert distance(values(net, device), twin.weights) < 1e-10
+    """The first thing that a user calls may be `update_full_grads`, of other minibatches."""
+    problem = Deferred("classification", hidden=(5,), seed=6)
+    play = Play(WITH_STORED["SVRG"], problem, "step", contexts(devices), hybridize)
+    play.refresh_alone(play.loss_of, PROBLEM.batches(7))
+    play.twin.weights = values(play.net)
+    play.twin.refresh(PROBLEM.batches(7))
+    assert distance(kit.full_gradients(play.trainer, play.net), play.twin.mean) < 1e-12
+    play.run()
 
 
 def test_a_parameter_that_no_minibatch_initializes():
@@ -106,10 +102,8 @@ def test_parameters_of_several_dtypes_and_of_any_shape(shape):
     X = np.random.RandomState(3).randn(12, *shape)
 
     def loss_of(index):
-        product = (
-            weight.data().reshape((1, -1)) * array(X[index], "float32").reshape((4, -1))
-        ).sum(axis=1)
-        return (product.astype("float64") * scale.data() - 1) ** 2
+        x, w = array(X[index], "float32").reshape((4, -1)), weight.data().reshape((1, -1))
+        return ((x * w).sum(axis=1).astype("float64") * scale.data() - 1) ** 2
 
     trainer = SVRGTrainer([weight, scale], "sgd", {"learning_rate": 0.01})
     batches = np.split(np.arange(12), 3)
@@ -159,25 +153,20 @@ def test_convolutions(kind, tmp_path):
 
 def test_statistics_at_the_snapshot_are_of_that_moment():
     """A pass at the snapshot starts from the states then, whatever passes were before it."""
-    net = kit.with_norm(hybridize={})
-    loss_of = PROBLEM.closure(net, "float32")
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", net=kit.with_norm(hybridize={}))
     X, norm = array(PROBLEM.X, "float32"), net[1]
     for _ in range(2):
         mx.nd.waitall()
         then = [norm.running_mean.data().asnumpy(), norm.running_var.data().asnumpy()]
         at_refresh = net(X).asnumpy()
         trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     now = net(X).asnumpy()
     assert not np.array_equal(at_refresh, now)
     for _ in range(2):
         with pytest.raises(KeyError), trainer.at_snapshot():
             np.testing.assert_array_equal(net(X).asnumpy(), at_refresh)
-            with autograd.record():  # moves the copy of the statistics that it sees
-                loss = loss_of(np.arange(9))
-            loss.backward()
+            backward(lambda: loss_of(BATCHES[0]))  # moves the statistics that it sees, a copy
             raise KeyError
         np.testing.assert_array_equal(net(X).asnumpy(), now)
     kept = [trainer.snapshot[p][0].asnumpy() for p in (norm.running_mean, norm.running_var)]
@@ -356,10 +345,8 @@ def test_frozen_values_of_any_dtype(dtype):
 def test_weights_copied_inside_a_pass():
     """For a teacher that follows, or a metric: they are arrays like any other."""
     net, loss_of, trainer = kit.make(PROBLEM)
-    weight, other = (
-        parameters(net)[0],
-        gluon.Parameter("other", shape=parameters(net)[0].shape, dtype="float64"),
-    )
+    weight = parameters(net)[0]
+    other = gluon.Parameter("other", shape=weight.shape, dtype="float64")
     other.initialize()
     buffer = weight.data() * 0
 
@@ -372,8 +359,7 @@ def test_weights_copied_inside_a_pass():
 
     trainer.update_full_grads(copied, BATCHES)
     then = weight.data().asnumpy()
-    for index in BATCHES:
-        trainer.step(5, closure=lambda index=index: copied(index))
+    kit.one_epoch(trainer, copied, BATCHES)
     with trainer.at_snapshot():
         copied()
     for found in (buffer, other.data()):
@@ -384,14 +370,11 @@ def test_weights_copied_inside_a_pass():
 def test_statistics_on_devices_that_were_set_anew(devices):
     """MXNet averages the copies, which differ; the snapshot holds."""
     where = contexts(devices)
-    net = kit.with_norm(devices=where)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", SETTINGS)
-    loss_of = PROBLEM.closure(net, "float32", where)
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", where, net=kit.with_norm(where))
     trainer.update_full_grads(loss_of, BATCHES)
     for renewed in (False, True):
         if renewed:
             for p in net.collect_params().values():
                 getattr(p, "reset_device", p.reset_ctx)(where)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda index=index: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     assert trainer.inner_steps == 2 * len(BATCHES)

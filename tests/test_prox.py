@@ -17,7 +17,7 @@ from loops import plain_step, svrg_step
 from mxnet import gluon
 from mxnet.lr_scheduler import FactorScheduler
 from plays import CASES, Play
-from problems import Dense, array, contexts, distance, parameters, values
+from problems import Dense, Words, array, contexts, distance, parameters, values
 
 from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
@@ -114,12 +114,6 @@ def start(case, choice, operators=(), dtype="float64", devices=None, **settings)
     return play
 
 
-def one_epoch(trainer, loss_of, numbers=range(5)):
-    for number in numbers:
-        index = BATCHES[number]
-        trainer.step(len(index), closure=lambda: loss_of(index))
-
-
 def assert_is_plain_twin(net, operators, rate=RATE):
     """The weights after an epoch of the plain optimizer, with an operator for each weight."""
     twin, optimizer = oracle.Method(PROBLEM.gradient, PROBLEM.initial), Proximal(operators, rate)
@@ -207,7 +201,7 @@ def test_keys_that_are_parameters_and_a_list_of_parameters(as_list):
     choice = {net[1].weight: Box(0, math.inf), ".*weight": L1(0.3), net[0].bias: Box(0, 1)}
     trainer = SVRGTrainer([*params.values()] if as_list else params, "sgd", prox=choice)
     trainer.set_learning_rate(RATE)
-    one_epoch(trainer, PROBLEM.closure(net))
+    kit.one_epoch(trainer, PROBLEM.closure(net), BATCHES)
     twins = [partial(oracle.box, low=0, high=high) for high in (1, math.inf)]
     assert_is_plain_twin(net, [L1_TWIN, *twins, None])
 
@@ -220,7 +214,7 @@ def test_parameters_that_the_optimizer_leaves_alone():
     loss_of = PROBLEM.closure(net)
     trainer = SVRGTrainer(listed, "sgd", {"learning_rate": RATE}, prox=Box(-0.1, 0.1))
     with pytest.raises(UserWarning, match="stale"):
-        one_epoch(trainer, loss_of)
+        kit.one_epoch(trainer, loss_of, BATCHES)
     assert_unchanged(values(net), PROBLEM.initial)
     parameters(net)[0].grad_req = "null"
     trainer.step(5, True, closure=lambda: loss_of(BATCHES[0]))
@@ -240,7 +234,7 @@ def test_a_step_that_does_not_update(cls):
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]) * 1e38)
     assert_unchanged(before, values(net))
     trainer._amp_loss_scaler._loss_scale = trainer._amp_loss_scaler._next_loss_scale = 2.0**8
-    one_epoch(trainer, loss_of, [0])
+    kit.one_epoch(trainer, loss_of, BATCHES[:1])
     assert max(np.abs(w).max() for w in values(net)) <= np.float32(0.1)
 
 
@@ -323,7 +317,7 @@ def test_optimizers_with_another_step(name):
             make(optimizer=optimizer, prox={".*weight": L1(0.1)})
     choice = {".*weight": Box(0, math.inf)}
     net, loss_of, trainer = make("float32", TWO, optimizer=name, prox=choice)
-    one_epoch(trainer, loss_of)
+    kit.one_epoch(trainer, loss_of, BATCHES)
     for device in TWO:
         assert all((w >= 0).all() for w in values(net, device)[::2])
         assert any((w < 0).any() for w in values(net, device)[1::2])
@@ -350,10 +344,8 @@ def test_where_the_kvstore_updates():
     for update_on_kvstore in (None, False):
         make(**{**settings, "update_on_kvstore": update_on_kvstore})
     if not mx.util.is_np_array():  # MXNet 2.0 refuses sparse weights in Gluon
-        layer = gluon.contrib.nn.SparseEmbedding(5, 3)
-        layer.initialize()
         with pytest.raises(ValueError, match=r"A prox needs .* is a row_sparse weight"):
-            SVRGTrainer(layer.collect_params(), "sgd", prox=L1(0.1))
+            kit.make(Words("sparse weight", 5), "float32", prox=L1(0.1))
 
 
 def test_deferred_parameters():

@@ -17,15 +17,7 @@ from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer
 
 PROBLEM = Dense("classification", hidden=(5,), seed=11, samples=40)
 ALL, BATCHES = np.arange(len(PROBLEM.X)), PROBLEM.batches(8)
-calm = partial(kit.make, PROBLEM, "float32")  # a network that draws none
-
-
-def make(lock_random="auto", hybridize=None, norm=False, rate=0.1, devices=None):
-    """A network with dropout."""
-    net = kit.with_dropout(devices, hybridize, norm)
-    settings = {"learning_rate": rate}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", settings, lock_random=lock_random)
-    return net, PROBLEM.closure(net, "float32", devices), trainer
+make = partial(kit.make, PROBLEM, "float32")  # by itself, a network that draws none
 
 
 def is_full_gradient(trainer, count):
@@ -48,7 +40,8 @@ def is_full_gradient(trainer, count):
 def test_under_the_lock_the_first_estimates_are_the_full_gradient(lock_random, hybridize):
     """With dropout; ``'auto'`` finds it at the first refresh, and says so once."""
     devices = contexts(2)
-    _, loss_of, trainer = make(lock_random, hybridize, devices=devices)
+    net = kit.with_dropout(devices, hybridize)
+    _, loss_of, trainer = make(devices, net=net, lock_random=lock_random)
     for refresh in range(2):
         with noticed() as texts:
             trainer.update_full_grads(loss_of, BATCHES)
@@ -66,7 +59,7 @@ def test_under_the_lock_the_first_estimates_are_the_full_gradient(lock_random, h
 
 
 def test_setting_the_lock_compares_once_more():
-    _, loss_of, trainer = calm(rate=0.0)
+    _, loss_of, trainer = make(rate=0.0)
     trainer.update_full_grads(loss_of, BATCHES)
     for calls in (4, 2, 4):
         counted = kit.counted(loss_of)
@@ -78,7 +71,7 @@ def test_setting_the_lock_compares_once_more():
 
 def masks(seed, fails=False):
     """What dropout keeps in both passes of some steps, perhaps after a refresh that fails."""
-    _, loss_of, trainer = make(True)
+    _, loss_of, trainer = make(net=kit.with_dropout(), lock_random=True)
     drop, found = gluon.nn.Dropout(0.5), []
     mx.random.seed(seed)
     if fails:
@@ -107,7 +100,7 @@ def test_both_passes_draw_the_same_and_every_step_another():
 
 
 def test_where_nothing_is_random_the_random_stream_is_not_touched():
-    _, loss_of, trainer = calm()
+    _, loss_of, trainer = make()
 
     def draws(between):
         mx.random.seed(5)
@@ -115,12 +108,8 @@ def test_where_nothing_is_random_the_random_stream_is_not_touched():
         between()
         return [first, mx.nd.random.uniform(shape=(3,)).asnumpy()]
 
-    def train():
-        trainer.update_full_grads(loss_of, BATCHES)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
-
-    assert_unchanged(draws(lambda: None), draws(train))
+    undisturbed = draws(lambda: None)
+    assert_unchanged(undisturbed, draws(lambda: kit.train(trainer, loss_of, BATCHES, 1)))
 
 
 # --- found out -----------------------------------------------------------------------------------
@@ -134,8 +123,7 @@ def noise(loss_of):
 def test_what_has_changed_since_the_refresh_is_no_difference(change):
     """Also statistics that the loss depends on."""
     net = kit.sequence(nn.BatchNorm(in_channels=4, use_global_stats=True), nn.Dense(3, in_units=4))
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1})
-    loss_of = PROBLEM.closure(net, "float32")
+    _, loss_of, trainer = make(net=net)
     trainer.update_full_grads(loss_of, BATCHES)
     parameter = net[1].bias if change == "weights" else net[0].running_mean
     parameter.set_data(parameter.data() + 1)

@@ -21,6 +21,7 @@ OPTIMIZERS = {
     "lars": {"learning_rate": 0.05, "momentum": 0.9},
 }
 METHODS = [*CASES, "SVRG, stored"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "SVRG"]
 #: What is done before the file is written, and after it: refreshes, discards, and minibatches.
 MOMENTS = {
     "at the start": ([], ["refresh", 0, 1, 2]),
@@ -51,10 +52,8 @@ class Run:
         params = {**OPTIMIZERS[optimizer], **dict(params)}
         if kwargs.get("kvstore") == "instance":  # of this trainer alone
             kwargs["kvstore"] = mx.kv.create("device")
-        kwargs["lock_random"] = lock
-        self.trainer = self.case.make_trainer(
-            self.net.collect_params(), optimizer, params, **kwargs
-        )
+        kwargs.update(optimizer_params=params, lock_random=lock)
+        self.trainer = self.case.make_trainer(self.net.collect_params(), optimizer, **kwargs)
         self.loss_of = PROBLEM.closure(self.net, dtype, devices)
 
     def play(self, actions):
@@ -135,21 +134,14 @@ def test_with_the_lock_on(moment, method, lock, tmp_path):
         resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
 
 
-@pytest.mark.slow
-@all_methods
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-@pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("moment", ["in mid-epoch", "after a discard"])
-def test_with_every_optimizer_and_two_devices(moment, devices, optimizer, method, tmp_path):
-    into = [(order, False, []) for order in ORDERS]
-    resumes(moment, tmp_path, into, method=method, optimizer=optimizer, devices=devices)
-
-
+@pytest.mark.parametrize("method", ["SVRG", *OTHERS])
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 @pytest.mark.parametrize("kvstore", ["device", "instance"])  # which updates
-def test_wherever_the_update_is(kvstore, devices, optimizer, tmp_path):
-    resumes("in mid-epoch", tmp_path, optimizer=optimizer, devices=devices, kvstore=kvstore)
+def test_wherever_the_update_is(kvstore, devices, optimizer, method, tmp_path):
+    kwargs = {"method": method, "optimizer": optimizer, "devices": devices, "kvstore": kvstore}
+    for moment in ("in mid-epoch", "after a discard"):
+        resumes(moment, tmp_path, [(order, False, []) for order in ORDERS], **kwargs)
 
 
 def test_the_statistics_of_each_device(tmp_path):
@@ -284,13 +276,12 @@ def test_schedules_resume(tmp_path):
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
     """Load one, and export one that it loads."""
-    nets = [PROBLEM.network("float32", devices) for _ in range(3)]
-    plain, svrg, back = (
-        cls(net.collect_params(), optimizer,
-            {**OPTIMIZERS[optimizer], "lr_scheduler": mx.lr_scheduler.PolyScheduler(100, 0.1)})
-        for cls, net in zip((gluon.Trainer, SVRGTrainer, gluon.Trainer), nets)
-    )  # fmt: skip
-    closures = [PROBLEM.closure(net, "float32", devices) for net in nets]
+    made = []
+    for cls in (gluon.Trainer, SVRGTrainer, gluon.Trainer):
+        scheduler = mx.lr_scheduler.PolyScheduler(100, 0.1)
+        kwargs = {"settings": {**OPTIMIZERS[optimizer], "lr_scheduler": scheduler}, "cls": cls}
+        made.append(kit.make(PROBLEM, "float32", devices, optimizer=optimizer, **kwargs))
+    nets, closures, (plain, svrg, back) = zip(*made)
     for index in BATCHES:
         plain_step(plain, lambda: closures[0](index), len(index))
     plain.save_states(str(tmp_path / "plain"))

@@ -40,8 +40,7 @@ def test_until_has_the_cost_of_the_plain_optimizer_afterwards():
     for _ in range(4):
         mean_loss = trainer.update_full_grads(loss_of, BATCHES)
         coefficients.append(trainer.coefficient)
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
         costs.append(trainer.grad_evaluations / len(PROBLEM.X))
     assert coefficients[:2] == [1, 1]
     assert np.diff(costs) == pytest.approx([3, 3, 1, 1])
@@ -68,8 +67,7 @@ def run(refresh, epochs):
         if refresh.due(trainer):
             trainer.update_full_grads(loss_of, BATCHES)
             made.append(step)
-        index = BATCHES[step % len(BATCHES)]
-        trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, [BATCHES[step % len(BATCHES)]])
     return made
 
 

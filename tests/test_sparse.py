@@ -10,51 +10,23 @@ import pytest
 from kit import assert_unchanged
 from loops import plain_step, svrg_step
 from mxnet import gluon
-from problems import contexts
+from problems import Words, contexts, values_of_any
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 
 HAS_SPARSE, TWO = not mx.util.is_np_array(), contexts(2)
-WORDS, COUNT = 20, 30
-RNG = np.random.RandomState(1)
-X, Y = RNG.randint(0, 15, (COUNT, 3)), RNG.randint(0, 3, COUNT)  # some words never occur
-BATCHES = np.array_split(np.arange(COUNT), 4)
+BATCHES = np.array_split(np.arange(30), 4)
 needs_sparse = pytest.mark.skipif(not HAS_SPARSE, reason="MXNet 2.0 has no sparse arrays in Gluon")
 kinds = pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
 
 
-def make(kind, devices=None, cls=SVRGTrainer, optimizer="sgd", **kwargs):
-    rng = np.random.RandomState(2)
-    net = gluon.nn.Sequential()
-    if kind == "sparse weight":
-        net.add(gluon.contrib.nn.SparseEmbedding(WORDS, 4))
-    else:
-        net.add(gluon.nn.Embedding(WORDS, 4, sparse_grad=kind == "sparse gradient"))
-    net.add(gluon.nn.Dense(3, in_units=12))
-    net.initialize(mx.init.Zero(), ctx=devices)
-    trainer = cls(net.collect_params(), optimizer, {"learning_rate": 0.2}, **kwargs)
-    for p in (net[0].weight, net[1].weight):
-        p.set_data(mx.nd.array(rng.randn(*p.shape)).tostype(p._stype))
-    loss_function = gluon.loss.SoftmaxCrossEntropyLoss()
-
-    def loss_of(index):
-        losses, where = [], devices or [mx.cpu()]
-        for part, device in zip(np.array_split(index, len(where)), where):
-            x, y = (mx.nd.array(values[part], ctx=device) for values in (X, Y))
-            losses.append(loss_function(net(x), y))
-        return losses
-
-    return net, loss_of, trainer
+def make(kind, devices=None, **kwargs):
+    return kit.make(Words(kind, 30), "float32", devices, **{"rate": 0.2, **kwargs})
 
 
 def values(net):
     mx.nd.waitall()
-    embedding = net[0].weight
-    rows = mx.nd.arange(WORDS, ctx=embedding.list_ctx()[0], dtype="int64")
-    is_dense = embedding._stype == "default"
-    found = embedding.list_data()[0] if is_dense else embedding.row_sparse_data(rows)
-    dense = (p.list_data()[0].asnumpy() for p in (net[1].weight, net[1].bias))
-    return [found.tostype("default").asnumpy(), *dense]
+    return [*values_of_any([net[0].weight, net[1].weight, net[1].bias])]
 
 
 def train(net, loss_of, trainer, epochs=4):
@@ -92,13 +64,14 @@ def test_without_a_snapshot_it_is_gluon_trainer(kind):
 def test_rows_that_the_last_two_minibatches_do_not_reach():
     """Lazy updates of approximate MARS leave them: its mean is that of the last one alone."""
     net, loss_of, trainer = make("sparse gradient", cls=MARSTrainer, optimizer="adam", exact=False)
-    minibatches = [np.flatnonzero((X.max(axis=1) < 9) == is_low) for is_low in (True, False)]
+    largest = Words("sparse gradient", 30).X.max(axis=1)
+    minibatches = [np.flatnonzero((largest < 8) == is_low) for is_low in (True, False)]
     for number, index in enumerate([minibatches[1], *[minibatches[0]] * 4]):
         before = values(net)[0]
         trainer.step(len(index), closure=lambda: loss_of(index))
         stays = np.all(values(net)[0] == before, axis=1)
-        assert number < 2 or np.all(stays[9:])
-    assert not np.any(stays[:9])
+        assert number < 2 or np.all(stays[8:])
+    assert not np.any(stays[:8])
 
 
 @needs_sparse
@@ -110,8 +83,7 @@ def test_states_of_sparse_networks_resume(tmp_path):
     second[0].load_parameters(str(tmp_path / "weights"))
     second[2].load_states(tmp_path / "states")
     for _, loss_of, trainer in (first, second):
-        for index in BATCHES:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, BATCHES)
     assert_unchanged(values(first[0]), values(second[0]))
 
 
@@ -154,7 +126,7 @@ def test_a_sparse_parameter_of_the_users_own(kvstore, classic_arrays):
         rows = [weight.row_sparse_data(numbers) for numbers in every]
         return [((row - target.as_in_context(row.ctx)) ** 2).sum(axis=1) for row in rows]
 
-    targets = [mx.nd.array(RNG.randn(6, 2)) for _ in range(3)]
+    targets = [mx.nd.array(np.random.randn(6, 2)) for _ in range(3)]
     trainer.update_full_grads(loss_of, targets)
     mean = 2 * (1 - np.mean([target.asnumpy() for target in targets], axis=0)) / 6
     trainer.step(12, closure=lambda: loss_of(targets[0]))

@@ -6,19 +6,10 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import (
-    HYBRIDIZE,
-    assert_unchanged,
-    failing,
-    full_gradients,
-    gradients,
-    make,
-    train,
-)
-from mxnet import autograd
+from kit import HYBRIDIZE, assert_unchanged, failing, full_gradients, gradients, make, train
+from loops import backward
+from mxnet.lr_scheduler import FactorScheduler
 from problems import Dense, contexts, distance, parameters, values
-
-from gluon_svrg import SVRGTrainer
 
 problems = st.builds(
     Dense,
@@ -45,9 +36,7 @@ def test_at_the_snapshot_the_estimate_is_the_full_gradient(
     trainer.coefficient = coefficient
     mean = full_gradients(trainer, net)
     for index in problem.batches(size):
-        with autograd.record():
-            loss = loss_of(index)
-        loss.backward()
+        backward(lambda: loss_of(index))
         plain = gradients(net)
         trainer.correct_grads(lambda: loss_of(index))
         expected = [
@@ -91,9 +80,8 @@ def test_the_rate_of_barzilai_and_borwein(kind, wd, devices):
     problem, rate, sizes = Dense(kind, seed=5), 0.02, []
     # Without momentum, MXNet 2.0 rounds 1 - learning_rate * wd to float32.
     settings = {"learning_rate": rate, "wd": wd, "momentum": 0.2}
-    net, loss_of, trainer = make(
-        problem, devices=contexts(devices), settings=settings, barzilai_borwein=True
-    )
+    kwargs = {"settings": settings, "barzilai_borwein": True}
+    net, loss_of, trainer = make(problem, devices=contexts(devices), **kwargs)
     twin = oracle.SVRG(problem.gradient, problem.initial)
     optimizer, rates = oracle.SGD(**settings), oracle.BarzilaiBorwein(rate, wd)
     for epoch in range(4):  # later, little moves: the rate is a quotient of rounding errors
@@ -137,21 +125,15 @@ def test_the_last_rate_is_kept_where_there_is_no_new_one():
 
 
 @pytest.mark.parametrize(
-    ("arguments", "error", "message"),
+    ("own", "error", "message"),
     [
-        (("adam",), ValueError, "'sgd' or 'nag', got Adam"),
-        ((mx.optimizer.AdaGrad(),), ValueError, "'sgd' or 'nag', got AdaGrad"),
-        (
-            ("sgd", {"lr_scheduler": mx.lr_scheduler.FactorScheduler(10)}),
-            ValueError,
-            "overwrite it",
-        ),
-        (("sgd", {}, "dist_async"), ValueError, "no worker knows with kvstore='dist_async'"),
-        (("sgd", {}, "device", 1), TypeError, "True or False"),
+        ({"optimizer": "adam"}, ValueError, "'sgd' or 'nag', got Adam"),
+        ({"optimizer": mx.optimizer.AdaGrad(), "settings": {}}, ValueError, "got AdaGrad"),
+        ({"settings": {"lr_scheduler": FactorScheduler(10)}}, ValueError, "overwrite it"),
+        ({"kvstore": "dist_async"}, ValueError, "no worker knows with kvstore='dist_async'"),
+        ({"barzilai_borwein": 1}, TypeError, "True or False"),
     ],
 )
-def test_arguments_that_barzilai_and_borwein_refuse(arguments, error, message):
-    optimizer, settings, kvstore, flag = (*arguments, *(None, {}, "device", True)[len(arguments) :])
-    params = Dense("regression").network().collect_params()
+def test_arguments_that_barzilai_and_borwein_refuse(own, error, message):
     with pytest.raises(error, match=message):
-        SVRGTrainer(params, optimizer, settings or None, kvstore, barzilai_borwein=flag)
+        make(Dense("regression"), **{"barzilai_borwein": True, **own})

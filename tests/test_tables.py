@@ -11,7 +11,6 @@ from loops import split_at
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import contexts, distance, values
 
-from gluon_svrg import SVRGTrainer
 from gluon_svrg.variance import variance
 
 TABLES = {name: WITH_STORED[name] for name in ("SAGA", "SAG", "stored")}
@@ -27,18 +26,14 @@ both = pytest.mark.parametrize("case", [TABLES["SAGA"], TABLES["SAG"]], ids=["SA
 def test_the_mean_is_that_of_the_rows(case, count, refresh, small, monkeypatch):
     """Each row is the gradient at the weights of its last visit. Indices may have gaps."""
     monkeypatch.setattr("gluon_svrg.passes.columns.SMALL", small)
-    split, rows = split_at([0.1, 0.5][3 - count :]), {}
-    play = Play(case, devices=contexts(count), split=split)
+    play = Play(case, devices=contexts(count), split=split_at([0.1, 0.5][3 - count :]))
     if refresh:
         play.refresh()
-        rows = {n: PROBLEM.gradient(PROBLEM.initial, index)[0] for n, index in enumerate(BATCHES)}
     for number in (3, 3, 0, 4, 0, 0, 1, 4, 3):
-        rows[number] = PROBLEM.gradient(values(play.net), BATCHES[number])[0]
         index, row = BATCHES[number], np.int64(number if refresh else 10 * number)
         play.trainer.step(len(index), closure=lambda: play.loss_of(index), batch_index=row)
-        entries = sum(len(BATCHES[visited]) for visited in rows)
-        expected = [sum(parts) / entries for parts in zip(*rows.values())]
-        assert distance(kit.full_gradients(play.trainer, play.net), expected) < 1e-12
+        play.twin.step(play.optimizer, index, rows=[(0, row)])
+        assert distance(kit.full_gradients(play.trainer, play.net), play.twin.mean) < 1e-12
 
 
 def test_the_mean_of_the_table_does_not_drift():
@@ -67,8 +62,7 @@ def test_the_index_may_be_left_out():
 def test_the_progress_bar_shows_the_bytes(capfd):
     """Also of data without a length."""
     size = 4 * sum(value.size for value in PROBLEM.initial) / 1e6
-    net = PROBLEM.network("float32", deferred=True)
-    loss_of, trainer = PROBLEM.closure(net, "float32"), SVRGTrainer(net.collect_params(), "sgd")
+    _, loss_of, trainer = kit.make(PROBLEM, "float32", deferred=True)
     for data, words in ((iter(BATCHES), f"{size:.3g} MB each"), (BATCHES, f"{5 * size:.3g} MB")):
         trainer.update_full_grads(loss_of, data, store_grads=True, progress=True)
         assert f"storing {words}" in capfd.readouterr().err
@@ -127,8 +121,6 @@ def test_an_index_without_stored_gradients(again):
     before = everything(play.trainer, play.net)
     with pytest.raises(RuntimeError, match=r"update_full_grads\(closure, data, store_grads=True\)"):
         play.step_alone(0)
-    with pytest.raises(TypeError, match="needs the closure"):
-        play.trainer.step(5, batch_index=0)
     assert_unchanged(before, everything(play.trainer, play.net))
 
 

@@ -67,43 +67,15 @@ def by_numpy(now, there, batches, coefficient):
 def test_against_numpy(size, steps, coefficient, devices):
     net, loss_of, trainer = make(devices=devices, coefficient=coefficient)
     trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    for step in range(steps):
-        index = ALL[step : step + 6]
-        trainer.step(len(index), closure=lambda: loss_of(index))
+    kit.one_epoch(trainer, loss_of, [ALL[step : step + 6] for step in range(steps)])
     found = variance(trainer, loss_of, PROBLEM.batches(size))
-    expected = by_numpy(
-        values(net, devices and TWO[0]), PROBLEM.initial, PROBLEM.batches(size), coefficient
-    )
+    now = values(net, devices and TWO[0])
+    expected = by_numpy(now, PROBLEM.initial, PROBLEM.batches(size), coefficient)
     best = [found.best_coefficients[p] for p in parameters(net)]
     np.testing.assert_allclose(best, expected.pop("best_coefficients"), rtol=1e-6)
     for name, value in expected.items():
         np.testing.assert_allclose(getattr(found, name), value, rtol=1e-6, err_msg=name)
     assert found.minibatches == len(PROBLEM.batches(size))
-
-
-def test_a_table_with_empty_rows():
-    """All measures are those of ``v`` and of the control variate ``g - v``."""
-    net, loss_of, trainer = make(cls=SAGATrainer)
-    batches, plain, estimates = PROBLEM.batches(5), [], []
-    for number in (1, 2, 4):
-        closure = partial(loss_of, batches[number])
-        trainer.step(len(batches[number]), closure=closure, batch_index=number)
-    for number, index in enumerate(batches):
-        plain.append(flat(PROBLEM.gradient(values(net), index)[0]))
-        trainer.correct_grads(partial(loss_of, index), batch_index=number)
-        estimates.append(flat(kit.gradients(net)))
-    counts = np.array(list(map(len, batches)))
-    g, v = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
-    means = [np.average(x, axis=0, weights=counts) for x in (g, v)]
-    g, v = g - means[0], v - means[1]
-    plain, estimate, both = (
-        np.average(np.sum(x * y, axis=1), weights=counts) for x, y in ((g, g), (v, v), (g, v))
-    )
-    found = variance(trainer, loss_of, batches)
-    assert found.estimate == pytest.approx(estimate, rel=1e-9)
-    assert found.bias == pytest.approx(np.linalg.norm(means[0] - means[1]), rel=1e-9)
-    best = (plain - both) / (plain - 2 * both + estimate)
-    assert found.best_coefficient == pytest.approx(best, rel=1e-9)
 
 
 def regression(data, dtype, **kwargs):
@@ -122,9 +94,7 @@ def regression(data, dtype, **kwargs):
 
 
 @pytest.mark.parametrize(
-    "targets",
-    [(1, 1, 0, 0), (0, 0, 0), (2, 0), (1, 0, -3, 0), (1, 2, -1, 4, 0, -2)],
-    ids=str,
+    "targets", [(1, 1, 0, 0), (0, 0, 0), (2, 0), (1, 0, -3, 0), (1, 2, -1, 4, 0, -2)], ids=str
 )
 def test_cosines_of_gradients_that_have_a_direction(targets):
     """A zero gradient has none: pairs with one are left out, and of no pair the mean is nan."""
@@ -142,27 +112,6 @@ def test_cosines_of_gradients_that_have_a_direction(targets):
 def test_noise_where_there_is_no_gradient():
     found = regression([([1.0, 0.0], sign) for sign in (1, -1)], "float32")
     assert (found.plain, found.gradient_norm, found.noise) == (1.0, 0.0, np.inf)
-
-
-@pytest.mark.parametrize("grad_req", ["write", "add"])
-def test_nothing_is_changed(grad_req):
-    net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
-    net[1].weight.grad_req = grad_req
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3})
-    loss_of = PROBLEM.closure(net, "float32")
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    trainer.step(6, closure=lambda: loss_of(ALL[:6]))
-    trainer.correct_grads(lambda: loss_of(ALL[:5]))
-
-    def gradients():
-        params = net[1].collect_params().values()
-        return [each for p in params for each in (p.grad().asnumpy(), p.data()._fresh_grad)]
-
-    before = kit.everything(trainer, net), gradients()
-    variance(trainer, loss_of, PROBLEM.batches(4), progress=False)
-    kit.assert_unchanged(before[0], kit.everything(trainer, net))
-    kit.assert_unchanged(before[1], gradients())
-    trainer.step(5)
 
 
 def test_errors():
@@ -187,10 +136,9 @@ def test_errors():
 
 def test_dropout_under_the_lock_and_without():
     """At the reference there is none under the lock. MXNet's own random numbers go on."""
-    net, drawn = kit.with_dropout(), set()
-    loss_of, batches = PROBLEM.closure(net, "float32"), PROBLEM.batches(7)
+    net, drawn, batches = kit.with_dropout(), set(), PROBLEM.batches(7)
     for cls, lock_random in ((SVRGTrainer, True), (SAGATrainer, True), (SVRGTrainer, False)):
-        trainer = cls(net.collect_params(), "sgd", lock_random=lock_random)
+        _, loss_of, trainer = make("float32", net=net, cls=cls, lock_random=lock_random)
         trainer.update_full_grads(loss_of, batches)
         for _ in range(2):
             ratio = variance(trainer, loss_of, batches).ratio

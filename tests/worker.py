@@ -15,10 +15,11 @@ from types import SimpleNamespace
 import kit
 import mxnet as mx
 import numpy as np
-from mxnet import autograd, gluon
+from loops import backward
+from mxnet import gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
-from problems import Dense, Partly, Tied, array, distance, parameters
+from problems import Dense, Partly, Tied, Words, array, distance, parameters, values_of_any
 
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.prox import L1
@@ -54,28 +55,12 @@ class Images(Dense):
         )
 
 
-class Words(Dense):
-    """Words for an embedding, whose weight may be row_sparse: then servers have all rows."""
-
-    def __init__(self, embedding, *args, **kwargs):
-        super().__init__(*args, **kwargs)
-        self.embedding, self.X = embedding, np.random.RandomState(2).randint(0, 15, (46, 3))
-
-    def network(self, dtype="float32", devices=None, **kwargs):
-        mx.random.seed(1)
-        net = gluon.nn.Sequential()
-        layers = {"dense": gluon.nn.Embedding, "sparse": gluon.contrib.nn.SparseEmbedding}
-        net.add(layers[self.embedding](20, 4), gluon.nn.Dense(3, in_units=12))
-        net.initialize(mx.init.Normal(0.5))
-        return net
-
-
 PROBLEMS = {
     "layers": PROBLEM,
     "tied layers": Tied("classification", hidden=(4, 4), samples=46),
     "images": Images("classification", samples=46),
-    "words": Words("dense", "classification", samples=46),
-    "sparse words": Words("sparse", "classification", samples=46),
+    "words": Words("dense", 46),
+    "sparse words": Words("sparse weight", 46),  # servers have all of its rows
 }
 
 
@@ -151,15 +136,7 @@ def make_kvstore(kvstore):
 
 
 def found_in(params):
-    """Values of parameters; of a row_sparse one all rows, which a worker does not have."""
-    found = {}
-    for n, p in enumerate(params):
-        if getattr(p, "_stype", "default") == "row_sparse":
-            value = p.row_sparse_data(mx.nd.arange(p.shape[0], dtype="int64")).tostype("default")
-        else:
-            value = p.list_data()[0]
-        found[f"w{n}"] = value.asnumpy()
-    return found
+    return {f"w{n}": value for n, value in enumerate(values_of_any(params))}
 
 
 # --- tasks ---------------------------------------------------------------------------------------
@@ -243,9 +220,7 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
 def failing(where, first, kvstore="dist_sync"):
     """One worker fails in the full gradient, the first one or a later; all raise, and go on."""
     who, chosen = make_kvstore(kvstore)
-    net = PROBLEM.network(deferred=first)
-    loss_of = PROBLEM.closure(net)
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.1}, kvstore=chosen)
+    net, loss_of, trainer = kit.make(PROBLEM, kvstore=chosen, deferred=first)
     shares, sizes = minibatches(who.rank, who.num_workers)
     if not first:
         trainer.update_full_grads(loss_of, shares)
@@ -329,9 +304,7 @@ def overtaken(kvstore="dist_sync"):
     others = {5000 + n: mx.nd.zeros((1000, 1000)) for n in range(30)}
     who.init(list(others), list(others.values()))
     trainer = SVRGTrainer([layer.weight], "sgd", {"learning_rate": 0.0}, kvstore=who)
-    with autograd.record():
-        loss = layer(array(np.ones((1, 2)), "float32"))
-    loss.backward()
+    backward(lambda: layer(array(np.ones((1, 2)), "float32")))
     mx.nd.waitall()
     for key, other in others.items():
         who.pull(key, out=other)
@@ -345,20 +318,17 @@ def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
     With the coefficient 0, the steps are those of SGD.
     """
     who, chosen = make_kvstore(kvstore)
-    net = PROBLEM.network()
-    loss_of, rng = PROBLEM.closure(net), np.random.RandomState(who.rank)
     settings = {"kvstore": chosen, "coefficient": coefficient}
-    trainer = SVRGTrainer(net.collect_params(), "sgd", {"learning_rate": 0.3}, **settings)
+    net, loss_of, trainer = kit.make(PROBLEM, rate=0.3, **settings)
     shares, _ = minibatches(who.rank, who.num_workers)
-    mine, found = np.concatenate(shares), {}
+    mine, found, rng = np.concatenate(shares), {}, np.random.RandomState(who.rank)
     for epoch in range(epochs):
         trainer.update_full_grads(loss_of, shares)
         for n, p in enumerate(parameters(net)):
             found[f"s{epoch}.{n}"] = trainer.snapshot[p][0].asnumpy()
             found[f"m{epoch}.{n}"] = trainer.full_grads[p][0].asnumpy()
-        for _ in range(8 if who.rank == 0 else 5):
-            index = rng.permutation(mine)[:5]
-            trainer.step(5, closure=lambda index=index: loss_of(index))
+        steps = range(8 if who.rank == 0 else 5)
+        kit.one_epoch(trainer, loss_of, [rng.permutation(mine)[:5] for _ in steps])
     return who, found
 
 
@@ -398,12 +368,11 @@ class Unknown(mx.optimizer.SGD):
 
 
 def not_loaded():
-    net = PROBLEM.network()
-    who = mx.kv.create("dist_sync")
-    trainer = SVRGTrainer(net.collect_params(), Unknown(), kvstore=who, update_on_kvstore=True)
-    message = ""
+    who, message = mx.kv.create("dist_sync"), ""
+    settings = {"optimizer": Unknown(), "settings": {}, "update_on_kvstore": True}
+    net, loss_of, trainer = kit.make(PROBLEM, kvstore=who, **settings)
     try:
-        trainer.step(5, closure=lambda: PROBLEM.closure(net)(np.arange(5)))
+        trainer.step(5, closure=lambda: loss_of(np.arange(5)))
     except RuntimeError as error:
         message = str(error)
     return who, {"message": np.array(message), **found_in(parameters(net))}

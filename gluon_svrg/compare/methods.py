@@ -65,8 +65,7 @@ def methods_of(
     if isinstance(methods, str):
         methods = (methods,)
     pairs = methods.items() if isinstance(methods, Mapping) else [(name, name) for name in methods]
-    given = {name.lower(): value for name, value in (optimizer_params or {}).items()}
-    found, used = [], set()
+    given, found, used = optimizer_params or {}, [], set()
     for name, what in pairs:
         if isinstance(what, str):
             method, keys = _named(name, what.lower(), given, snapshots, lock_random)
@@ -80,7 +79,7 @@ def methods_of(
     for key in given.keys() - used:
         raise ValueError(
             f"optimizer_params has {key!r}, which is no method or optimizer of this comparison."
-            f"{near(key, used)}"
+            f"{near(key.lower(), used)}"
         )
     return found
 
@@ -106,7 +105,7 @@ def _named(
             f"from {', '.join(TRAINERS)}, {LBFGS}, or an optimizer of MXNet such as sgd, nag and "
             "adam; svrg+nag is SVRG with NAG, and sgd-decay has a rate that falls to zero."
         )
-    keys = [label.lower(), name, optimizer]
+    keys = [label, name, optimizer]
     options: Any = next((given[key] for key in keys if key in given), {})
     options = [options] if isinstance(options, Mapping) else list(options)
     if optimizer == "nag":  # its default is 0 in MXNet 1.9.1
