@@ -33,6 +33,12 @@ from .passes.rows import Row
 from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
 
+#: What to do instead of passing these arguments to a trainer.
+ELSEWHERE = {
+    "update_freq": " Call update_full_grads() where a refresh is due, or use FullGradHandler.",
+    "store_grads": " Pass it to update_full_grads().",
+}
+
 
 class Progress:
     """The public counters of a trainer, and its history: a part of a file."""
@@ -123,9 +129,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         name = type(self).__name__
         for each in own.keys() - signature(type(self)).parameters.keys():
             hint = _arguments.near(each, signature(type(self)).parameters)
-            if each == "update_freq":
-                hint = " Call update_full_grads() where a refresh is due, or use FullGradHandler."
-            raise TypeError(f"{name} takes no argument {each!r}.{hint}")
+            raise TypeError(f"{name} takes no argument {each!r}.{ELSEWHERE.get(each, hint)}")
         method = self._method_class(**own)
         if isinstance(params, Block):
             raise ValueError(
@@ -209,9 +213,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         Notes
         -----
-        A step that raises an exception, or that AMP skips, changes nothing. A gradient that is NaN
-        or infinite stays in the mean gradient of SARAH, STORM and approximate MARS, and in the
-        table of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
+        A step that raises an exception, or that AMP skips, changes nothing; an interrupt while the
+        optimizer moves weights can leave some of them moved, as in `gluon.Trainer`. A gradient that
+        is NaN or infinite stays in the mean gradient of SARAH, STORM and approximate MARS, and in
+        the table of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
@@ -595,7 +600,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             check_dtypes(parameters)
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
-            self._share_weights()
+            self._start_kvstore()
+            self._workers.share_weights(self._all_parameters)
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():
                 self._method.discard()  # no memory of the old snapshot can be reused

@@ -83,7 +83,7 @@ BREAKS = {
     ],
     "passes/watch.py": [
         ("min(sizes[0] for", "max(sizes[0] for", "errors false_alarm"),
-        ("and shape not in shapes", "", "errors false_alarm"),
+        ("and shape not in shapes[1:]", "", "errors false_alarm"),
         ("steps == self._steps + 1 and", "", "errors false_alarm"),
         ("and 2 * self._step_entries < self._refresh_entries", "", "errors false_alarm"),
         ("if self._has_one and", "if not self._has_one and", "errors 'false_alarm or probably'"),

@@ -122,6 +122,16 @@ def test_equal_gradients(name, passes):
     assert abs(recorded - 100 * passes) <= (100 if name == "lbfgs" else 16)
 
 
+def test_checks_for_random_numbers_are_no_gradients():
+    own = partial(SVRGTrainer, optimizer="sgd", kvstore=None)
+    methods = {
+        "svrg": "svrg",
+        "own": lambda params, rate: own(params, optimizer_params={"learning_rate": rate}),
+    }
+    named, mine = regression(methods, **ONE_RATE).trainings
+    assert named.curve[-1]["loss"] == mine.curve[-1]["loss"]
+
+
 class Twice:
     """Anybody's trainer, which takes a closure and counts nothing; it records its rates."""
 
@@ -311,6 +321,7 @@ MISTAKES = [
     ({"new_net": lambda: gluon.nn.Dense(1, weight_initializer=mx.init.Constant(next(COUNT)))},
      "must return a new network each time"),
     ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, "must return the loss of each"),
+    ({"loss_of": lambda X, y: SQUARE(X, y)}, "must take the network and a minibatch"),
     ({"data": (X, Y[:50])}, "as long as each other"),
     ({"data": X}, "data must be arrays, as in"),
     ({"data": lambda seed, epoch: iter(())}, "or give minibatches"),

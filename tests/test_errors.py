@@ -267,6 +267,7 @@ SETTINGS = {
         "^SVRGTrainer takes no argument 'coeficient'. Did you mean 'coefficient'",
     ),
     "of SVRGModule": (lambda: of(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
+    "of a refresh": (lambda: of(store_grads=True), TypeError, "Pass it to update_full_g"),
     "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),

@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from typing import Any, Callable, Mapping, Sequence
 
 from .. import _arguments
+from ..passes.closure import takes
 from .comparison import Comparison
 from .data import Data
 from .methods import methods_of, needs
@@ -126,6 +127,8 @@ def compare(
     if not all_seeds or rates == []:
         raise ValueError("seeds and learning_rates must not be empty.")
     source = Data(data, batch_size, all_seeds[0])
+    if not takes(loss_of, (None, *next(source.batches(all_seeds[0], 0)))):
+        raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
     measures = dict(measure or {})
     problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every)
     if objective not in problem.measures:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, Callable, Mapping, Sequence
 
 from mxnet import gluon
@@ -35,8 +34,8 @@ class Method:
     """One of the methods that are compared."""
 
     name: str
-    #: Makes a trainer of parameters, the learning rate and options.
-    make: Callable[[Any, float, Options], Any] | None = None  # None for L-BFGS
+    #: Makes a trainer of parameters and a rate; if it has a base, of options too. None for L-BFGS.
+    make: Callable[..., Any] | None = None
     options: Sequence[Options] = ({},)  # those that are tried with each rate
     first: int = FIRST_FOR_SGD
     base: str = ""  # the name without optimizer and decay; empty if a function makes the trainer
@@ -51,7 +50,8 @@ class Method:
     def trainer(self, net: Any, rate: float, options: Options) -> Any:
         """A new trainer of a network; raise a TypeError if the user's function makes none."""
         assert self.make is not None
-        found = self.make(net.collect_params(), rate, options)
+        arguments = (rate, options) if self.base else (rate,)
+        found = self.make(net.collect_params(), *arguments)
         if not callable(getattr(found, "step", None)):
             kind = type(found).__name__
             raise TypeError(f"{self.name!r} returned {kind}, expected a trainer with step(n).")
@@ -71,7 +71,7 @@ def methods_of(
             method, keys = _named(name, what.lower(), given, snapshots, lock_random)
             used |= keys
         else:
-            method = Method(name, partial(_by_function, what))
+            method = Method(name, what)
         found.append(method)
     names = [method.name for method in found]
     if not names or len({*names}) < len(names):
@@ -82,10 +82,6 @@ def methods_of(
             f"{near(key.lower(), used)}"
         )
     return found
-
-
-def _by_function(make: Any, params: Any, rate: float, _: Options) -> Any:
-    return make(params, rate)
 
 
 def _named(

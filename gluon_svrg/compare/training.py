@@ -105,12 +105,18 @@ class _Run:
         self.problem, self.data, self.found, self.show = problem, problem.data, found, show
         self.n, self.budget = problem.data.n, problem.passes * problem.data.n
         self.net = problem.network(found.seed)
-        self.done, self.seconds, self.since = 0, 0.0, perf_counter()  # gradients; seconds
+        self.trainer: Any = None
+        self.recorded, self.seconds, self.since = 0, 0.0, perf_counter()  # samples; seconds
 
     def loss_of(self, *batch: Any) -> Any:
         """The loss of each sample, whose gradient counts."""
-        self.done += len(batch[0]) if mx.autograd.is_recording() else 0
+        self.recorded += len(batch[0]) if mx.autograd.is_recording() else 0
         return self.problem.loss_of(self.net, *batch)
+
+    @property
+    def done(self) -> int:
+        """The gradients so far, as our trainers count them: not all that they record is one."""
+        return getattr(self.trainer, "grad_evaluations", self.recorded)
 
     def note(self) -> None:
         """Measure, which takes no time of the training; raise if it has diverged."""
@@ -130,7 +136,7 @@ class _Run:
     def by_trainer(self, method: Method) -> None:
         """Train until all gradients are used."""
         seed, rate = self.found.seed, self.found.learning_rate
-        trainer = method.trainer(self.net, rate, self.found.options)
+        self.trainer = trainer = method.trainer(self.net, rate, self.found.options)
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(trainer)
         stores = method.base == "svrg-stored"

@@ -62,7 +62,7 @@ def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
     if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:
         return ()
     n = shape[0] if shape else 0
-    is_square = n > 2 and shape == (n, n) and shape not in shapes
+    is_square = n > 2 and shape == (n, n) and shape not in shapes[1:]
     return shape if is_square and {(n,), (n, 1)} & {*shapes} else (0,)
 
 
