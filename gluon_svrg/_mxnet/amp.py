@@ -10,7 +10,7 @@ class LossScale:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.scaler: Any = getattr(trainer, "_amp_loss_scaler", None)
+        self.scaler: Any = vars(trainer).get("_amp_loss_scaler")
         self.is_on = self.scaler is not None  # whether losses are scaled
 
     @property
