@@ -6,8 +6,7 @@
 
 ``g`` and ``r`` are the gradients of one minibatch at the current weights and at the snapshot, each
 the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
-all entries of all data. With a coefficient ``alpha`` of 1 this is SVRG, with 0 the plain
-gradient, in between alpha-SVRG.
+all entries of all data. With a coefficient ``alpha`` of 1 this is SVRG, below it alpha-SVRG.
 
 With stored gradients, a table has ``r - c mu`` of each minibatch, and a step takes ``g`` alone.
 """

@@ -239,7 +239,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
         with self._updating(ignore_stale_grad):
-            if self._loss_scale.is_on and self._overflows_on_kvstore():
+            if self._loss_scale.scaler is not None and self._overflows_on_kvstore():
                 self._loss_scale.skip()
             else:
                 super().step(self._prepare_push(batch_size), ignore_stale_grad)
@@ -299,7 +299,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, name)
-        if loss_scale.is_on:
+        if loss_scale.scaler is not None:
             loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
@@ -600,8 +600,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             check_dtypes(parameters)
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
-            self._start_kvstore()
-            self._workers.share_weights(self._all_parameters)
+            self._share_weights()
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():
                 self._method.discard()  # no memory of the old snapshot can be reused

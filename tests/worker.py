@@ -211,7 +211,7 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
             factor = 1e38 if [epoch, step] == overflow and is_last else 1
             closure = lambda: [loss * factor for loss in loss_of(index)]  # noqa: E731
             trainer.step(size, closure=closure)
-    trainer._workers.share_weights(trainer._all_parameters)
+    trainer._share_weights()
     scale = {} if scaler is None else {"scale": np.array(scaler.loss_scale)}
     own = [p for layer in net for p in layer.collect_params().values()]
     return who, {**found_in(own), **scale}

@@ -10,8 +10,7 @@ class LossScale:
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.scaler: Any = vars(trainer).get("_amp_loss_scaler")
-        self.is_on = self.scaler is not None  # whether losses are scaled
+        self.scaler: Any = vars(trainer).get("_amp_loss_scaler")  # None: losses are not scaled
 
     @property
     def value(self) -> float:
@@ -25,7 +24,7 @@ class LossScale:
     @property
     def of_live_grads(self) -> float:
         """The scale of the live gradients: 1 after ``amp.unscale``."""
-        if not self.is_on:
+        if self.scaler is None:
             return 1.0
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
@@ -52,7 +51,7 @@ class LossScale:
 
     def state(self) -> Any:
         """The attributes of the scaler, and the trainer's divisor; None without AMP."""
-        if not self.is_on:
+        if self.scaler is None:
             return None
         trainer = self._trainer
         scales = {"scale": trainer._scale, "original_scale": trainer._amp_original_scale}
@@ -60,7 +59,7 @@ class LossScale:
 
     def problems(self, state: Any) -> Iterator[str]:
         """Describe why a state cannot be assigned."""
-        if not self.is_on:
+        if self.scaler is None:
             yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
         elif not set(state["scaler"]) <= set(vars(self.scaler)):
             yield "the state of its loss scaler belongs to another kind of scaler"

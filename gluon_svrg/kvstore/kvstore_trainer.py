@@ -56,6 +56,11 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         if self._servers is not None:
             self._servers.check()
 
+    def _share_weights(self) -> None:
+        """Start the kvstore and give all workers the same weights, for a pass over the data."""
+        self._start_kvstore()
+        self._workers.share_weights(self._all_parameters)
+
     def _optimizer_for_kvstore(self) -> Any:
         """Wrap the optimizer for servers, which update parameters and assign all other keys."""
         if self._servers is None:
