@@ -9,6 +9,7 @@ from copy import copy
 from inspect import signature
 from operator import attrgetter
 from typing import Any, Callable, Iterable, Iterator, Mapping, NamedTuple, Sequence
+from weakref import proxy
 
 import mxnet as mx
 import numpy as np
@@ -151,6 +152,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._here: Point | None = None  # the current weights; replaced with the network's arrays
         self._block: Any = None  # of `at_snapshot`
         self._watch = Watch(self._workers.size)
+        self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; what keeps it keeps no trainer
 
     def __repr__(self) -> str:
         method = self._method
@@ -238,11 +240,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
-        with self._updating(ignore_stale_grad):
-            if self._loss_scale.scaler is not None and self._overflows_on_kvstore():
-                self._loss_scale.skip()
-            else:
-                super().step(self._prepare_push(batch_size), ignore_stale_grad)
+        if self._loss_scale.scaler is not None and self._overflows_on_kvstore():
+            self._move(self._loss_scale.skip, batch_size, ignore_stale_grad)
+        else:
+            self._move(super().step, self._prepare_push(batch_size), ignore_stale_grad)
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -291,16 +292,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._start_with(closure)
         self._live.make_room()
         terms = self._method.terms(batch_index, self._live.rows)
-        loss_scale = self._loss_scale
-        scale = loss_scale.value
+        scale = self._loss_scale.value
         if terms is None:
             found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
             self._network.note_buffers()
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, name)
-        if loss_scale.scaler is not None:
-            loss_scale.let_optimizer_undo()
+        if self._loss_scale.scaler is not None:
+            self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
@@ -392,17 +392,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 f"{type(self._method).__name__} takes its mean gradient."
             )
         self._check_intact("update")
-        with self._updating(ignore_stale_grad):
-            super().update(batch_size, ignore_stale_grad)
+        self._move(super().update, batch_size, ignore_stale_grad)
 
-    @contextmanager
-    def _updating(self, ignore_stale_grad: bool) -> Iterator[None]:
-        """Show what is fresh in an update, and count a step; a stale one can be tried again."""
+    def _move(self, update: Any, batch_size: float, ignore_stale_grad: bool) -> None:
+        """Update, show what is fresh, and count a step; with a stale one, it can be tried again."""
         live, workers = self._live, self._workers
         shares = ignore_stale_grad and workers.size > 1 and workers.reduces
         live.show_marks(ignore_stale_grad, workers if shares else None)
         try:
-            yield
+            update(batch_size, ignore_stale_grad)
         except UserWarning:
             live.hide_marks()
             raise
@@ -717,8 +715,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def snapshot(self) -> dict[Parameter, list[NDArray]] | None:
         """Copies of the snapshot's values, per parameter and device. None without a snapshot.
 
-        For SARAH, STORM and exact MARS these are the weights before the last step, without frozen
-        ones.
+        While a loaded one waits for the parameters, this raises a RuntimeError. For SARAH, STORM
+        and exact MARS these are the weights before the last step, without frozen ones.
         """
         point = self._method.point if self._is_in_force() else None
         if point is None:
@@ -807,11 +805,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def lock_random(self, value: bool | str) -> None:
         self._lock = RandomLock(value)
         self._progress.compared = False
-
-    @property
-    def _loss_scale(self) -> _mxnet.LossScale:
-        """The loss scale of AMP. It keeps the trainer, so nothing must keep it."""
-        return _mxnet.LossScale(self)
 
     def save_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the complete state of training, except the weights, to a file.

@@ -6,11 +6,13 @@ from typing import Any, Iterator
 
 
 class LossScale:
-    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any. Do not store it."""
+    """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any."""
 
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
-        self.scaler: Any = vars(trainer).get("_amp_loss_scaler")  # None: losses are not scaled
+
+    #: It itself; None where losses are not scaled.
+    scaler = property(lambda self: self._trainer.__dict__.get("_amp_loss_scaler"))
 
     @property
     def value(self) -> float:
@@ -28,7 +30,7 @@ class LossScale:
             return 1.0
         return float(self._trainer._amp_original_scale / self._trainer._scale)
 
-    def skip(self) -> None:
+    def skip(self, *_: Any) -> None:
         """Lower the scale for a step whose overflow the scaler itself cannot see."""
         scaler = self.scaler
         scaler._loss_scale = scaler._next_loss_scale

@@ -44,6 +44,11 @@ class Column(List[NDArray]):
         return _kind(tuple((a.dtype, a.stype, a.shape) for a in self))
 
     @cached_property
+    def number(self) -> int:
+        """A number that no other column has ever had."""
+        return next(_numbers)
+
+    @cached_property
     def is_small(self) -> bool:
         """Whether a call takes longer than its arithmetic, and their memory is next to nothing."""
         return sum(prod(array.shape) for array in self) <= SMALL

@@ -11,7 +11,7 @@ import numpy as np
 
 from .closure import Loss, Recorded, total_loss
 from .columns import Columns, Mean, norm, sums_of_squares, zeros_like
-from .combine import assign, assignment, copy
+from .combine import assign, copy
 from .data import NO_DATA, arguments
 from .estimate import differentiate
 from .network import Network
@@ -68,7 +68,6 @@ def full_gradient(
     weights = list(chain(*network.weights))
     squares = sums_of_squares(weights)
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
-    add = [assignment(pair, (0, ((1.0, 0), (1.0, 1)))) for pair in zip(total, network.live)]
     queue: list[Recorded] = []  # minibatches whose losses the device may still compute
     loss = 0.0  # the sum of those before
     rows: list[tuple[Columns, Recorded, int | None]] = []  # gradients, losses and seed of each
@@ -89,8 +88,8 @@ def full_gradient(
         if is_first:
             network.check_hidden()
             shape = first_shape(inputs, recorded)
-        for on_device in add:
-            on_device()
+        for pair in zip(total, network.live):
+            assign(pair, (0, ((1.0, 0), (1.0, 1))))
         if keeps_rows:
             grads = zeros_like(network.live)
             copy(network.live, grads, 1 / scale)

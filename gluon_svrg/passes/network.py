@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from contextlib import contextmanager
+from itertools import chain
 from operator import is_
 from typing import Any, Callable, Iterator, Sequence
 
@@ -49,8 +50,8 @@ class Network:
 
     def is_bound(self) -> bool:
         """Whether the parameters still have the arrays that are known here."""
-        now = [*map(_mxnet.data, self.parameters), *map(_mxnet.gradients, self.parameters)]
-        return len(now) == len(self._lists) and all(map(is_, now, self._lists))
+        now = chain(map(_mxnet.data, self.parameters), map(_mxnet.gradients, self.parameters))
+        return bool(self._lists) and all(map(is_, now, self._lists))
 
     def bind(self) -> None:
         """Bind to the current arrays of the parameters."""
