@@ -242,9 +242,9 @@ class ProximalOperators:
     """The operators of a trainer's parameters; the arguments are those of the trainer."""
 
     def __init__(self, prox: ProxArgument, params: Any, optimizer: Any, settings: Any) -> None:
-        self._operators = _by_parameter(prox, params)
+        self.operators = _by_parameter(prox, params)
         self._moving: dict[int, list[bool]] = {}  # per parameter: on which devices
-        for parameter, operator in self._operators.items():
+        for parameter, operator in self.operators.items():
             if not operator.is_projection:
                 _check_optimizer(operator, optimizer, settings)
             _check_parameter(operator, parameter)
@@ -252,15 +252,15 @@ class ProximalOperators:
     def note_moving(self, parameters: Sequence[Parameter]) -> None:
         """Note which weights the optimizer is about to move: those with fresh gradients."""
         self._moving = {}
-        for index, parameter in enumerate(parameters if self._operators else ()):
-            if parameter in self._operators and _mxnet.is_trainable(parameter):
-                _check_parameter(self._operators[parameter], parameter)
+        for index, parameter in enumerate(parameters):
+            if parameter in self.operators and _mxnet.is_trainable(parameter):
+                _check_parameter(self.operators[parameter], parameter)
                 (self._moving[index],) = _mxnet.fresh([_mxnet.data(parameter)])
 
     def apply(self, parameters: Sequence[Parameter], optimizer: Any) -> None:
         """Apply the operators to the weights that have moved."""
         for index, flags in self._moving.items():
-            operator, step = self._operators[parameters[index]], 0.0
+            operator, step = self.operators[parameters[index]], 0.0
             if not operator.is_projection:
                 momentum = float(np.float32(optimizer.momentum))
                 step = _mxnet.last_rate(optimizer, index) / (1 - momentum)

@@ -304,8 +304,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
-        self._watch.losses(found.recorded.loss)
-        return found.recorded.loss
+        loss = found.recorded.loss
+        if isinstance(loss, (list, tuple)):
+            self._watch.losses(loss)
+        return loss
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
@@ -408,7 +410,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if live.stage != MOVED:
                 live.drop()  # without an update, the method keeps its state
             raise
-        live.drop()
+        if live.stage != NOTHING:  # AMP has skipped the update
+            live.drop()
         self._progress.steps += 1
         self._progress.inner_steps += self._method.has_reference
 
@@ -429,14 +432,16 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_update(self) -> None:
         """Let the parts see the weights before the optimizer moves them."""
-        self._prox.note_moving(self._network.parameters)
+        if self._prox.operators:
+            self._prox.note_moving(self._network.parameters)
         if self._live.following is not None:
             self._method.before_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
         self._live.move()
-        self._prox.apply(self._network.parameters, self.optimizer)
+        if self._prox.operators:
+            self._prox.apply(self._network.parameters, self.optimizer)
 
     def _has_all_rows(self) -> bool:
         """Whether the network computes with sparse weights that have all their rows."""

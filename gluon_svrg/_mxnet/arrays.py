@@ -7,7 +7,6 @@ import re
 import sys
 import threading
 from contextlib import nullcontext
-from functools import lru_cache
 from typing import Any, Callable, Iterable, List, Sequence
 
 import mxnet as mx
@@ -93,12 +92,7 @@ def readable(array: NDArray) -> NDArray:
 
 def dtype_name(array: NDArray) -> str:
     """The name of an array's dtype, such as ``float32``."""
-    return _name_of(array.dtype)
-
-
-@lru_cache(maxsize=None)
-def _name_of(dtype: Any) -> str:
-    return str(np.dtype(dtype))
+    return str(np.dtype(array.dtype))
 
 
 _invoke = _LIB.MXInvokeCachedOp if HAS_DEVICES else _LIB.MXInvokeCachedOpEx
@@ -181,7 +175,7 @@ def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 def end_recording() -> None:
     """End what an interrupt at the end of `recorded` has left."""
-    thread = threading.get_ident()
+    thread = threading.get_ident() if _recording else None
     if thread in _recording:
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code is not recorded.__code__:

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
-from itertools import count
-from math import prod
+from itertools import compress, count
 from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
 
 import mxnet as mx
@@ -16,7 +15,7 @@ from .._mxnet import classic
 
 #: Dtypes of parameters, and the dtypes in which their gradients are summed.
 SUMMED_IN = {"float16": "float32", "float32": "float32", "float64": "float64"}
-SMALL = 2**13  # numbers: 32 kB of float32
+SMALL = 2**13  # numbers: 32 kB of float32, for which a call takes longer than its arithmetic
 _numbers = count()
 
 
@@ -49,11 +48,6 @@ class Column(List[NDArray]):
         return next(_numbers)
 
     @cached_property
-    def is_small(self) -> bool:
-        """Whether a call takes longer than its arithmetic, and their memory is next to nothing."""
-        return sum(prod(array.shape) for array in self) <= SMALL
-
-    @cached_property
     def handles(self) -> list[int]:
         """MXNet's names for them."""
         return [array.handle.value for array in self]
@@ -67,7 +61,14 @@ class Column(List[NDArray]):
         """Those with a flag; all of them if there are no flags."""
         if chosen is None:
             return self
-        return Column(array for array, is_chosen in zip(self, chosen) if is_chosen)
+        key = tuple(chosen)
+        if key not in self._parts:
+            self._parts[key] = Column(compress(self, key))
+        return self._parts[key]
+
+    @cached_property
+    def _parts(self) -> dict[tuple[bool, ...], Column]:
+        return {}
 
 
 #: A column for each device.

@@ -15,7 +15,7 @@ import mxnet as mx
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from .columns import SUMMED_IN, Column, Columns, dense, store
+from .columns import SMALL, SUMMED_IN, Column, Columns, dense, store
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
@@ -110,7 +110,8 @@ class Compiled:
         self._touched = self._read + are_assigned(steps)
         # Memory of its own for intermediate results makes a call quicker, by a fifth. Each factor
         # has its operator, and each operator keeps its memory: so only where that is nothing.
-        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", columns[0].is_small)]
+        is_small = sum(array.size for array in columns[0]) <= SMALL
+        flags = [("forward_bulk_size", len(heads) * 8), ("static_alloc", is_small)]
         self._operator = CachedOp(graph, flags)
         self._calls: dict[tuple[int, ...], Callable[[], None]] = {}  # by the columns
 

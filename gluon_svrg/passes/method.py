@@ -17,7 +17,6 @@ before its update is in the `LiveGradients`, which are dropped as a whole if the
 from __future__ import annotations
 
 from functools import partial
-from math import inf
 from operator import or_
 from typing import Any, Iterator, Sequence, Sized
 
@@ -90,7 +89,7 @@ class Method:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        return _arguments.whole(index, "batch_index, the position of a minibatch,", -inf)
+        return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
 
     @property
     def has_state(self) -> bool:
