@@ -188,6 +188,8 @@ def test_an_overflow_in_either_pass_skips_the_step_once(bad_call, devices, updat
     for device in devices or [None]:
         assert_unchanged(before, values(net, device))
     assert scaler._next_loss_scale == scale / 2
+    with pytest.raises(RuntimeError, match="needs SVRG gradients"):  # it has dropped them
+        trainer.step(5)
     kit.one_epoch(trainer, loss_of, BATCHES[1:3])  # goes on, at the lower scale
     assert scaler.loss_scale == scale / 2
     assert np.isfinite(values(net)[0]).all() and distance(values(net), before) > 0
