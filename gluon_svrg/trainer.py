@@ -397,7 +397,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._move(super().update, batch_size, ignore_stale_grad)
 
     def _move(self, update: Any, batch_size: float, ignore_stale_grad: bool) -> None:
-        """Update, show what is fresh, and count a step; with a stale one, it can be tried again."""
+        """Mark what is fresh, update, and count a step; if one is stale, it can be tried again."""
         live, workers = self._live, self._workers
         shares = ignore_stale_grad and workers.size > 1 and workers.reduces
         live.show_marks(ignore_stale_grad, workers if shares else None)
