@@ -142,11 +142,7 @@ BREAKS = {
     ],
     "compare/search.py": [
         ("for each in near if", "for each in () if", "compare_engine 'edge or seed'"),
-        (
-            "for all_seeds in (False, True):",
-            "for all_seeds in (False,):",
-            "compare_engine 'edge or seed'",
-        ),
+        ("(firsts[rate] <= worst and", "(False and", "compare_engine 'edge or seed'"),
         ("np.median(np.where(", "np.min(np.where(", "compare_engine 'edge or seed'"),
     ],
     "compare/comparison.py": [
