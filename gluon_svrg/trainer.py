@@ -304,10 +304,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
-        loss = found.recorded.loss
-        if isinstance(loss, (list, tuple)):
-            self._watch.losses(loss)
-        return loss
+        self._watch.losses(found.recorded.loss)
+        return found.recorded.loss
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
@@ -410,8 +408,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if live.stage != MOVED:
                 live.drop()  # without an update, the method keeps its state
             raise
-        if live.stage != NOTHING:  # AMP has skipped the update
-            live.drop()
+        live.drop()
         self._progress.steps += 1
         self._progress.inner_steps += self._method.has_reference
 

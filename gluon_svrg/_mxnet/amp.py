@@ -26,9 +26,8 @@ class LossScale:
     @property
     def of_live_grads(self) -> float:
         """The scale of the live gradients: 1 after ``amp.unscale``."""
-        if self.scaler is None:
-            return 1.0
-        return float(self._trainer._amp_original_scale / self._trainer._scale)
+        trainer = self._trainer
+        return 1.0 if self.scaler is None else trainer._amp_original_scale / trainer._scale
 
     def skip(self, *_: Any) -> None:
         """Lower the scale for a step whose overflow the scaler itself cannot see."""

@@ -137,10 +137,13 @@ class Compiled:
 def _on_device(factor: Any, device: Any) -> NDArray:
     if isinstance(factor, NDArray):
         return factor.as_in_context(device).astype("float64").reshape((1, 1))
-    return mx.nd.full((1, 1), factor, ctx=device, dtype="float64")
+    if device not in _ones:
+        _ones[device] = mx.nd.ones((1, 1), ctx=device, dtype="float64")
+    return _ones[device] * factor  # `mx.nd.full` takes five times as long
 
 
-_MOST, _SEVERAL = 256, 32
+_ones: dict[Any, NDArray] = {}  # by device
+_MOST, _SEVERAL = 256, 8
 #: By steps and columns: what is compiled, by the factors.
 _known: dict[Any, dict[Any, Compiled]] = {}
 _quick: dict[Any, Compiled] = {}  # by both, which takes a step less time to look up

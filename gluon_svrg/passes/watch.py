@@ -94,9 +94,9 @@ class Watch:
         if len(shape) == 2:
             self._once(BROADCAST, n=shape[0])
 
-    def losses(self, loss: Sequence[Loss]) -> None:
-        """Several that a closure returned: perhaps an output of the network beside its loss."""
-        if RETURNS_OUTPUT in self._warned:
+    def losses(self, loss: Loss) -> None:
+        """What a closure returned: perhaps an output of the network beside its loss."""
+        if RETURNS_OUTPUT in self._warned or not isinstance(loss, (list, tuple)):
             return
         shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
         for device, shape in shapes:
