@@ -22,7 +22,7 @@ def number(value: Any, name: str, low: int = 0, high: float = inf, open_low: boo
 
 def whole(value: Any, name: str, low: float = 1) -> int:
     """A whole number from low on; raise a TypeError or a ValueError if it is none."""
-    if isinstance(value, bool) or not isinstance(value, (int, Integral)):
+    if isinstance(value, bool) or not isinstance(value, Integral):
         raise TypeError(f"{name} must be a whole number, got {type(value).__name__}.")
     if value < low:
         raise ValueError(f"{name} must be {low} or more, got {value}.")

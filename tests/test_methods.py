@@ -40,6 +40,7 @@ def test_trajectory_in_float32(case):
 def test_minibatches_of_many_sizes(case, monkeypatch):
     """What is compiled for the first sizes does for all others: factors are passed to it."""
     monkeypatch.setattr(combine, "_SEVERAL", 4)
+    monkeypatch.setattr(combine, "_MOST", 12)
     for name in ("_known", "_quick"):
         monkeypatch.setattr(combine, name, {})
     problem = Dense("classification", hidden=(5,), seed=46, samples=66)
@@ -48,6 +49,8 @@ def test_minibatches_of_many_sizes(case, monkeypatch):
     play.run(parts=(range(11), range(10, -1, -1)))
     most = 1 if case.twin is oracle.MARS and case.gradients == 2 else combine._SEVERAL + 2
     assert max(map(len, combine._known.values())) == most
+    compiled = [each for known in combine._known.values() for each in known.values()]
+    assert max(len(each._calls) for each in compiled) <= combine._MOST + 1
 
 
 @pytest.mark.parametrize("how, devices", [("step", None), ("step", TWO), ("add", TWO)])

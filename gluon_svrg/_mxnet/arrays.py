@@ -175,7 +175,7 @@ def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
 
 def end_recording() -> None:
     """End what an interrupt at the end of `recorded` has left."""
-    thread = threading.get_ident() if _recording else None
+    thread = threading.get_ident()
     if thread in _recording:
         frame: Any = sys._getframe()
         while frame is not None and frame.f_code is not recorded.__code__:

@@ -125,5 +125,5 @@ def _note_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
 def end_notes() -> None:
     """End `reads_noted` in this thread; an interrupt may have left it on."""
     _notes.pop(threading.get_ident(), None)
-    if not _notes and Parameter._check_and_get is not _check_and_get:
+    if not _notes and Parameter._check_and_get is not _check_and_get:  # keeps Python's caches
         Parameter._check_and_get = _check_and_get
