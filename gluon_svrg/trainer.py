@@ -152,7 +152,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._here: Point | None = None  # the current weights; replaced with the network's arrays
         self._block: Any = None  # of `at_snapshot`
         self._watch = Watch(self._workers.size)
-        self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; what keeps it keeps no trainer
+        self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
 
     def __repr__(self) -> str:
         method = self._method

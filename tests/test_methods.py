@@ -38,7 +38,7 @@ def test_trajectory_in_float32(case):
 
 @each_method
 def test_minibatches_of_many_sizes(case, monkeypatch):
-    """What is compiled for the first sizes does for all others: factors are passed to it."""
+    """What is compiled for the first sizes does for all others; only some calls are kept."""
     monkeypatch.setattr(combine, "_SEVERAL", 4)
     monkeypatch.setattr(combine, "_MOST", 12)
     for name in ("_known", "_quick"):

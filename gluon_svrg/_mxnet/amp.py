@@ -11,7 +11,7 @@ class LossScale:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    #: It itself; None where losses are not scaled.
+    #: The scaler; None where losses are not scaled.
     scaler = property(lambda self: self._trainer.__dict__.get("_amp_loss_scaler"))
 
     @property
