@@ -7,6 +7,8 @@ Each trainer replaces `gluon.Trainer`, and takes the same arguments:
 - `SARAHTrainer` and `STORMTrainer` correct them by those at the weights before the last step.
 - `MARSTrainer` does the same for Adam and other optimizers for networks.
 
+`Nystrom` is a preconditioner for `SVRGTrainer`, which then sets its own rate and momentum.
+
 These modules support the trainers:
 
 - `gluon_svrg.compare`: which method pays on your network.
@@ -30,6 +32,7 @@ from .kvstore import job as _job
 
 if TYPE_CHECKING:
     from .mars import MARSTrainer as MARSTrainer
+    from .preconditioner import Nystrom as Nystrom
     from .saga import SAGATrainer as SAGATrainer
     from .saga import SAGTrainer as SAGTrainer
     from .sarah import SARAHTrainer as SARAHTrainer
@@ -41,6 +44,7 @@ __version__ = "0.5.0"
 #: Where each public name is defined.
 _MODULES = {
     "MARSTrainer": "mars",
+    "Nystrom": "preconditioner",
     "SAGATrainer": "saga",
     "SAGTrainer": "saga",
     "SARAHTrainer": "sarah",

@@ -13,23 +13,27 @@ With stored gradients, a table has ``r - c mu`` of each minibatch, and a step ta
 
 from __future__ import annotations
 
-import math
 from typing import Any, Iterator
 
-import numpy as np
+from mxnet.ndarray import NDArray
 
-from . import _arguments, _mxnet, saving
+from . import saving
 from ._docstrings import trainer
-from .kvstore import kinds
 from .passes import states
-from .passes.columns import vector
 from .passes.combine import assign
 from .passes.estimate import Terms
 from .passes.full_pass import FullGradient
+from .passes.live_gradients import LiveGradients
 from .passes.method import Method
 from .passes.rows import Row, TakenAt
+from .preconditioner import Nystrom, Preconditioner, check_arguments
 from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
+
+NEEDS_CLOSURE = (
+    "{name}() needs the closure of each minibatch, from which the preconditioner learns: pass "
+    "step(batch_size, closure=...), or call correct_grads(closure) before."
+)
 
 
 class SVRG(Method):
@@ -40,34 +44,43 @@ class SVRG(Method):
     keeps_weights = keeps_frozen = keeps_mean = True
     weights_are, mean_is, mean_key = "snapshot", "full gradient", "full_grads"
 
-    def __init__(self, coefficient: Schedule = 1.0, barzilai_borwein: bool = False) -> None:
+    def __init__(self, coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
-        self._sets_rate = _arguments.flag(barzilai_borwein, "barzilai_borwein")
         self.table: list[Row] | None = None  # r - c mu of all minibatches
+        if preconditioner is None:
+            return
+        if not isinstance(preconditioner, Nystrom):
+            kind = type(preconditioner).__name__
+            raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
+        self.preconditioner = Preconditioner(preconditioner.rank)
+        self.moves = self.replaces_grads = self.needs_closure = True
+        self.not_corrected = NEEDS_CLOSURE
+        self.settings = (f"Nystrom rank {preconditioner.rank}",)
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
     ) -> None:
-        """Raise unless the optimizer can use the learning rate of Barzilai and Borwein."""
-        if not self._sets_rate:
-            return
-        if not _mxnet.steps_along_gradient(optimizer):
-            name = _mxnet.class_of(optimizer).__name__
-            raise ValueError(
-                f"barzilai_borwein=True needs the optimizer 'sgd' or 'nag', got {name}."
-            )
-        scheduler = (settings or {}).get("lr_scheduler", getattr(optimizer, "lr_scheduler", None))
-        if scheduler is not None:
-            raise ValueError(
-                "barzilai_borwein=True sets the learning rate, and the optimizer's "
-                f"{type(scheduler).__name__} would overwrite it. Leave one of them out."
-            )
-        if not kinds.kind_of(kvstore).reduces:
-            raise ValueError(
-                "barzilai_borwein=True needs the number of steps between two snapshots, which no "
-                f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
-            )
+        """Raise unless the preconditioner can set the pace of the optimizer."""
+        if self.preconditioner is not None:
+            check_arguments(optimizer, settings, compression_params)
+            if self.coefficient.state()["schedule"] != 1.0:
+                raise ValueError(
+                    "A preconditioner needs coefficient=1: it learns from whole corrections. "
+                    "Leave one of them out."
+                )
+
+    def bind(self) -> None:
+        """Bind to new arrays of the parameters."""
+        super().bind()
+        if self.preconditioner is not None:
+            self.preconditioner.bind(self.network, self.optimizer)
+
+    def discard(self) -> None:
+        """Forget the snapshot, and what the preconditioner has learned."""
+        super().discard()
+        if self.preconditioner is not None:
+            self.preconditioner = Preconditioner(self.preconditioner.curvature.rank)
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
@@ -98,41 +111,34 @@ class SVRG(Method):
             for count, grads, sums in zip(row.counts, row.grads, full.mean.sums):
                 assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
+        if self.preconditioner is not None:
+            self.preconditioner = self.preconditioner.refreshed(full)
         self.table = full.rows or None
         self.taken_at = TakenAt.now(self.point) if self.point and full.rows else None
 
-    def learning_rate(self, full: FullGradient, optimizer: Any, steps: int) -> float | None:
-        """The rate of Barzilai and Borwein, from the last snapshot and the current weights.
+    # With a preconditioner, the state moves with each step.
 
-        ::
+    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
+        """Replace the reduced gradients by the direction; what was learned from them."""
+        assert self.preconditioner is not None
+        return self.preconditioner.hand_over(entries, scale)
 
-            rate = |dw|^2 / (M (dw . dmu + wd |dw|^2))
+    def before_update(self) -> None:
+        """Set the optimizer's learning rate and momentum."""
+        assert self.preconditioner is not None
+        self.preconditioner.set_pace()
 
-        ``dw`` is the change of the weights, ``dmu`` that of the full gradient, ``M`` the number of
-        steps in between, and ``wd`` the weight decay, which is not part of the full gradient.
-        ``(dw . dmu) / |dw|^2`` is the curvature along ``dw``; None if that is not positive.
-        """
-        if not self._sets_rate or self.point is None or self.mean is None:
-            return None
-        trainable, then = self.network.trainable, [row[0] for row in self.point.weights]
-        wds = _mxnet.weight_decays(optimizer, list(map(self.network.parameters.index, trainable)))
-        dw = vector(row[0] for row in map(_mxnet.all_rows, trainable)) - vector(then)
-        dmu = full.mean.vector() - self.mean.vector()
-        squared = float(dw @ dw)
-        product = float(dw @ (dmu + np.repeat(wds, [array.size for array in then]) * dw))
-        rate = squared / (steps * product) if steps * product > 0 else math.inf
-        return rate * (1 - optimizer.momentum) if math.isfinite(rate) else None
+    def moved(self, live: LiveGradients) -> None:
+        """Keep what was learned; an interrupt can repeat this."""
+        assert self.preconditioner is not None
+        self.preconditioner.moved(*live.following)
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
         state = super().state()
         if state is None or self.point is None:
             return None
-        parameters = states.parameters(self.network, trainable=False).items()
-        state["frozen"] = saving.ByParameter(
-            (n, list(row if _mxnet.is_auxiliary(p) else row[:1]))
-            for (n, p), row in zip(parameters, self.point.frozen or ())
-        )
+        state.update(states.point_state(self.network, self.point))
         state["table"] = None
         if self.table is not None and self.taken_at is not None:
             table = states.table_state(self.network, self.table)
@@ -176,10 +182,10 @@ class SVRGTrainer(VarianceReducedTrainer):
         How much of the control variate to use: 1 is SVRG, 0 the plain optimizer, in between
         alpha-SVRG [2]_. A callable is called with the index of each snapshot (0, 1, ...), perhaps
         more than once, and returns its coefficient.
-    barzilai_borwein : bool, default False
-        Whether each refresh from the second on sets the learning rate from the last two snapshots
-        [3]_, for SGD and NAG without a scheduler, unless the curvature is not positive. The rate is
-        divided by ``1 / (1 - momentum)``, the times by which a momentum moves the weights farther.
+    preconditioner : Nystrom, optional
+        Learns the curvature of the loss, and sets the learning rate and the momentum [3]_: leave
+        them out. For convex losses, with SGD or NAG. A refresh at which the loss has risen goes
+        back to the last snapshot.
 
     References
     ----------
@@ -187,8 +193,8 @@ class SVRGTrainer(VarianceReducedTrainer):
        Variance Reduction", NeurIPS 2013.
     .. [2] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
        ICLR 2025, arXiv:2311.05589.
-    .. [3] C. Tan, S. Ma, Y.-H. Dai and Y. Qian, "Barzilai-Borwein Step Size for Stochastic
-       Gradient Descent", NeurIPS 2016, arXiv:1605.04131.
+    .. [3] Z. Frangella, P. Rathore, S. Zhao and M. Udell, "PROMISE: Preconditioned Stochastic
+       Optimization Methods by Incorporating Scalable Curvature Estimates", JMLR 25(346), 2024.
 
     Examples
     --------
@@ -224,3 +230,23 @@ class SVRGTrainer(VarianceReducedTrainer):
     @coefficient.setter
     def coefficient(self, value: Schedule) -> None:
         self._method.coefficient.change(value, max(self.num_snapshots - 1, 0))
+
+    def set_learning_rate(self, lr: float) -> None:
+        """Set the learning rate, as `gluon.Trainer`.
+
+        Parameters
+        ----------
+        lr : float
+            The learning rate.
+
+        Raises
+        ------
+        RuntimeError
+            With a preconditioner, which sets it.
+        """
+        if self._method.preconditioner is not None:
+            raise RuntimeError(
+                "The preconditioner sets the learning rate, anew at each refresh. Leave "
+                "set_learning_rate() out, or the preconditioner."
+            )
+        super().set_learning_rate(lr)

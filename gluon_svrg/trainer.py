@@ -21,10 +21,10 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
-from .passes.columns import Columns, sums_of_squares
-from .passes.data import check_data, initialize, one_pass
+from .passes.columns import Columns, copy_rows, sums_of_squares
+from .passes.data import arguments, check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
-from .passes.full_pass import FullGradient, full_gradient
+from .passes.full_pass import NOT_FINITE, FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
 from .passes.network import Network, check_dtypes
@@ -34,6 +34,7 @@ from .passes.rows import Row
 from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
 
+LAG = 4  # steps until their sums are read, for which nothing has to wait then
 #: What to do instead of passing these arguments to a trainer.
 ELSEWHERE = {
     "update_freq": " Call update_full_grads() where a refresh is due, or use FullGradHandler.",
@@ -141,11 +142,17 @@ class VarianceReducedTrainer(KVStoreTrainer):
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
+        if prox is not None and method.preconditioner is not None:
+            raise ValueError(
+                "prox does not work with a preconditioner: its step would differ from weight to "
+                "weight. Leave one of them out."
+            )
         why = name if method.moves else "A prox" if prox is not None else ""
         super().__init__(
             params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
         )
         method.network = self._network = Network(self._all_parameters)
+        method.optimizer = self.optimizer
         self._held = _Held(method, LiveGradients(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
         self._files = saving.StateFiles(type(method).__name__, self._network.parameters, params)
@@ -291,6 +298,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         self._start_with(closure)
         self._live.make_room()
+        if self._method.preconditioner is not None:
+            self._measure(closure)
         terms = self._method.terms(batch_index, self._live.rows)
         scale = self._loss_scale.value
         if terms is None:
@@ -306,6 +315,33 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._watch.row(batch_index is not None)
         self._watch.losses(found.recorded.loss)
         return found.recorded.loss
+
+    def _measure(self, closure: Callable[[], Loss]) -> None:
+        """Learn from the last steps, go back where they led away, and measure the curvature."""
+        found, lock, network = self._method.preconditioner, self._lock, self._network
+        found.read(LAG)
+        if found.curvature.is_lost and self._live.stage == NOTHING:
+            self._go_back()
+        if found.curvature.job is None:
+            return
+        # A difference of gradients with other dropout masks would say nothing.
+        may_be_random = lock.locked or lock.mode is False or not self.has_snapshot
+        seed = lock.next_seed() if may_be_random else None
+        metric = found.curvature.P
+        with network.grads_kept(), network.outside.protected(gradients=True, search=True):
+            self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
+        if seed is not None:
+            start(lock.next_seed())
+        if found.curvature.P is not metric:
+            _mxnet.forget_momentum(self._all_updaters)
+
+    def _go_back(self) -> None:
+        """Go on from the weights of the snapshot, or of the start, and more slowly."""
+        method, network = self._method, self._network
+        point = method.point or method.preconditioner.start
+        copy_rows(point.weights + point.frozen, network.weights + network.frozen_values)
+        _mxnet.forget_momentum(self._all_updaters)
+        method.preconditioner.go_back()
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
@@ -607,28 +643,58 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
+            found, at_start = self._method.preconditioner, []  # type: Any, list[float]
+            if found is not None:
+                found.read(0)
+            if found is not None and found.start is not None:
+                batches = self._also_at(found.start, closure, batches, at_start)
             stack.enter_context(network.grads_kept())
             scale = self._loss_scale.value
             full = full_gradient(
                 network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
             )
+            if at_start:
+                (total,) = self._workers.sum_numbers([sum(at_start)])
+                found.begin_at(total / full.all_entries)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
-        rate = self._method.learning_rate(full, self.optimizer, self.inner_steps)
-        following = self._after(full, alpha, rate)
-        if rate is not None:
-            self.set_learning_rate(rate)
-        self._held = following
-        return full.mean_loss
+        goes_back = found is not None and not found.accepts(full)
+        if goes_back:
+            self._go_back()
+            if not self._method.has_state:  # the full gradient at the start is not known yet
+                self._progress.grad_evaluations += full.entries
+                found.start = None
+                return self._refresh(closure, data, progress, keeps_rows)
+        elif not np.isfinite(full.norm):
+            raise FloatingPointError(NOT_FINITE)
+        self._held = self._after(full, alpha, goes_back)
+        if found is not None:
+            self._method.preconditioner.set_pace()
+        return found.mean_loss if goes_back else full.mean_loss
 
-    def _after(self, full: FullGradient, alpha: float | None, rate: float | None) -> _Held:
+    def _also_at(
+        self,
+        point: Point,
+        closure: Callable[..., Loss],
+        batches: Iterable[Any],
+        found: list[float],
+    ) -> Iterator[Any]:
+        """Compute the losses of all batches at a point, too."""
+        for batch in batches:
+            with self._network.outside.protected():
+                _, losses = losses_at(point, closure, arguments(batch), None)
+            found.append(losses.total)
+            yield batch
+
+    def _after(self, full: FullGradient, alpha: float | None, goes_back: bool) -> _Held:
         """What is held after a refresh, apart from what is held now."""
         method, progress = copy(self._method), copy(self._progress)
-        method.refresh(full)
+        if not goes_back:
+            method.refresh(full)
+            progress.num_snapshots += 1
         if alpha is not None:
             method.coefficient = copy(method.coefficient)
             method.coefficient.set(alpha)
-        progress.num_snapshots += 1
         progress.inner_steps, progress.compared = 0, False
         progress.grad_evaluations += full.entries
         line = {
@@ -636,9 +702,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
             "steps": progress.steps,
             "mean_loss": full.mean_loss,
             "gradient_norm": full.norm,
-            "learning_rate": float(self.learning_rate if rate is None else rate),
+            "learning_rate": float(self.learning_rate),
             "coefficient": alpha,
         }
+        if method.preconditioner is not None:
+            line.update(method.preconditioner.told())
         progress.history = [*progress.history, line]
         return _Held(method, LiveGradients(method, self._network), progress)
 
@@ -785,7 +853,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         A dict for each refresh, with ``data_passes`` (gradient evaluations so far, divided by the
         loss entries of the pass) and ``steps`` so far, ``mean_loss`` and ``gradient_norm`` (of the
-        full gradient) at the snapshot, ``learning_rate``, and ``coefficient`` (or None).
+        full gradient) at the snapshot, ``learning_rate``, and ``coefficient`` (or None). With a
+        preconditioner, there are also ``momentum``, ``curvature`` (L), ``noise`` (N), and
+        ``went_back``: how often, since the last refresh, weights went back to the snapshot.
         """
         return [dict(line) for line in self._progress.history]
 
@@ -930,6 +1000,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             "scaler": self._loss_scale,
             "optimizer_states": saving.OptimizerStates(optimizer, self._all_updaters, parameters),
             "method": self._method,
+            "preconditioner": self._method.preconditioner,
         }
         return {name: part for name, part in parts.items() if part is not None}
 

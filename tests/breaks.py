@@ -26,9 +26,7 @@ BREAKS = {
     "svrg.py": [
         ("Terms(b=-alpha, k=alpha,", "Terms(b=-alpha, k=1.0,", "methods trajectory[alpha-SVRG"),
         ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
-        ("rate * (1 - optimizer.momentum)", "rate", "svrg rate_of_barzilai"),
         ("max(self.num_snapshots - 1, 0)", "self.num_snapshots", "schedule snapshot_in_force"),
-        ("row if _mxnet.is_auxiliary(p) else row[:1]", "row[:1]", "resume statistics_of_each"),
     ],
     "saga.py": [
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
@@ -43,6 +41,9 @@ BREAKS = {
     ],
     "recursive.py": [("1 / live.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
     # A step and a refresh
+    "passes/states.py": [
+        ("row if _mxnet.is_auxiliary(p) else row[:1]", "row[:1]", "resume statistics_of_each"),
+    ],
     "passes/estimate.py": [
         ("terms.b * (count / terms.mean.entries)", "terms.b", "methods trajectory[SVRG"),
         ("SPARE), ((1.0, MEAN)", "SPARE), ((0.9, MEAN)", "tables mean_is_that"),

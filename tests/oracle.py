@@ -191,30 +191,6 @@ class SAG(SAGA):
         return [self.entries(batches) * m for m in self.mean]
 
 
-class BarzilaiBorwein:
-    """The learning rate of SVRG from its last two snapshots, Tan et al. 2016.
-
-    The weight decay of the optimizer is part of the curvature, but not of the full gradients.
-    """
-
-    def __init__(self, learning_rate, wd=0.0):
-        self.learning_rate, self.wd = rounded(learning_rate), rounded(wd)
-        self.last = None
-
-    def refresh(self, snapshot, full_grad, inner_steps):
-        """`inner_steps` were made between the last snapshot and this one."""
-        if self.last is not None:
-            moved = [w - before for w, before in zip(snapshot, self.last[0])]
-            bent = [g - before for g, before in zip(full_grad, self.last[1])]
-            squared = sum(np.sum(dw * dw) for dw in moved)
-            product = sum(np.sum(dw * dg) for dw, dg in zip(moved, bent))
-            denominator = inner_steps * (product + self.wd * squared)
-            if denominator > 0:
-                self.learning_rate = squared / denominator
-        self.last = copied(snapshot), copied(full_grad)
-        return self.learning_rate
-
-
 # --- proximal operators: the minimum over x of |x - w|^2 / 2 + rate * penalty(x) -----------------
 
 

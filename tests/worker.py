@@ -188,8 +188,6 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
         kit.move(net, 0.1 * who.rank)
     scheduler = mx.lr_scheduler.FactorScheduler(3, 0.8, base_lr=0.1)
     params = {"learning_rate": 0.1, "lr_scheduler": scheduler, "wd": 0.01, **dict(params)}
-    if settings.get("barzilai_borwein"):  # which sets the rate itself
-        del params["lr_scheduler"]
     if l1:
         settings["prox"] = {".*weight": L1(l1)}
     given = net.collect_params()

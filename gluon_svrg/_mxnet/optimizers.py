@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from inspect import signature
-from typing import Any
+from typing import Any, Iterable
 
 import numpy as np
 from mxnet.optimizer import NAG, SGD, Optimizer
@@ -21,12 +21,33 @@ def weight_decays(optimizer: Optimizer, indices: list[Any]) -> list[float]:
     return [float(np.float32(wd)) for wd in optimizer._get_wds(indices)]
 
 
+def rate_multipliers(optimizer: Optimizer, indices: list[Any]) -> list[float]:
+    """The factors of the learning rate of parameters."""
+    lr, scheduler = optimizer.lr, optimizer.lr_scheduler
+    optimizer.lr, optimizer.lr_scheduler = 1.0, None
+    try:
+        return list(optimizer._get_lrs(indices))
+    finally:
+        optimizer.lr, optimizer.lr_scheduler = lr, scheduler
+
+
+def forget_momentum(updaters: Iterable[Any]) -> None:
+    """Set the momentum of all parameters to zero."""
+    for updater in updaters:
+        zero = (state for state in updater.states.values() if state is not None)
+        for state in zero:
+            state[:] = 0
+
+
 def class_of(optimizer: Any) -> Any:
     """The class of an optimizer or of an optimizer's name; None for anything else."""
     if isinstance(optimizer, str):
         return Optimizer.opt_registry.get(optimizer.lower())
     return type(optimizer) if isinstance(optimizer, Optimizer) else None
 
+
+#: Those that move weights along what they are handed over, at one rate.
+PLAIN_OPTIMIZERS = (SGD, NAG)
 
 #: Names of other libraries, and those of MXNet.
 _NAMES = {"lr": "learning_rate", "weight_decay": "wd", "decay": "wd", "eps": "epsilon"}

@@ -35,12 +35,17 @@ ASSIGNED = (
     "weights are as the closure has left them; nothing else has changed."
 )
 
+NOT_FINITE = (
+    "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot held "
+    "before is still in force. Is a learning rate too high, or are data not finite?"
+)
+
 
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
     mean: Mean  # in the memory of the pass; over as many entries as a first minibatch has
-    norm: float  # of the mean
+    norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
@@ -61,8 +66,7 @@ def full_gradient(
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`. Raises a
-    FloatingPointError if the result is not finite.
+    This overwrites the live gradients: call it inside `Network.grads_kept`.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
     weights = list(chain(*network.weights))
@@ -114,11 +118,6 @@ def full_gradient(
     for column in total:
         assign([column], (0, ((together / (sums[0] * scale), 0),)))
     size = norm(total[0]) / together
-    if not np.isfinite(size):
-        raise FloatingPointError(
-            "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot "
-            "held before is still in force. Is a learning rate too high, or are data not finite?"
-        )
     mean, mean_loss = Mean(total, together), float(sums[1] / sums[0])
     reached = [count > 0 for count in sums[4:]]
     kept = [

@@ -57,6 +57,8 @@ class Method:
     mean_key = "mean"  # in a file
 
     network: Network  # its parameters, from the trainer
+    optimizer: Any  # from the trainer, too
+    preconditioner: Any = None  # what sets the rate and the momentum of the optimizer, if any
 
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
@@ -106,10 +108,6 @@ class Method:
         if self.keeps_mean:
             self.mean = full.mean
         self.in_objective = full.reached
-
-    def learning_rate(self, full: FullGradient, optimizer: Any, steps: int) -> float | None:
-        """The learning rate that a refresh sets, some steps after the last one; None to keep it."""
-        return None
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""

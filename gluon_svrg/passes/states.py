@@ -40,6 +40,14 @@ def to_columns(network: Network, state: dict[int, Any]) -> Columns:
     return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in network.devices]
 
 
+def point_state(network: Network, point: Point) -> dict[str, Any]:
+    """The values of a point: weights, and frozen values, which operators change on each device."""
+    frozen = zip(parameters(network, trainable=False).items(), point.frozen or ())
+    values = ((n, list(row if _mxnet.is_auxiliary(p) else row[:1])) for (n, p), row in frozen)
+    weights = by_number(network, [row[0] for row in point.weights])
+    return {"weights": weights, "frozen": saving.ByParameter(values)}
+
+
 def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
     """A new point with the weights and frozen values of a state: one for all devices, or each."""
     point = Point.copied(network, frozen=frozen is not None)

@@ -17,7 +17,7 @@ from .parameters import Description, match, misfits
 from .values import decode
 
 #: The parts whose arrays are those of the parameters.
-DEFERRED = ("optimizer_states", "method")
+DEFERRED = ("optimizer_states", "method", "preconditioner")
 
 
 class StateFiles:
