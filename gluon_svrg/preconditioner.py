@@ -1,21 +1,20 @@
 """Curvature from gradients: a preconditioner, and the rate and momentum that follow from it.
 
-The trainer's estimate, weight decay included, is multiplied by an approximate inverse of the
-Hessian H, which a sketch of products with random vectors Q tells (Nystrom's approximation)::
+The estimate v of the gradient, weight decay included, is multiplied by an approximate inverse of
+the Hessian H, whose products with random vectors Q are known (Nystrom's approximation)::
 
-    H u ~ ( gradient(w + e u) - gradient(w) ) / e        of the same minibatch, at w + e z for w
-    Y = H Q,   Y (Q'Y)^-1 Y' = U S U'                    Q orthonormal, z random
-    P = U S U' + rho I,    P^-1 v = v / rho + U b U'v,   b = 1 / (S + rho) - 1 / rho
+    H u ~ ( gradient(w + e z + e u) - gradient(w + e z) ) / e      of one minibatch; z is random
+    Y = H Q,   Y (Q'Y)^-1 Y' = U S U',   P = U S U' + rho I,   P^-1 v = v / rho + U b U'v
 
 In the metric of P, L is the largest curvature of minibatches, and N the noise of their Hessians.
-Both are measured once, by products with two minibatches; then each step tells them anew, by the
-difference d of its gradients at w and at the snapshot s, and d' that of the step before::
+Both are measured once, by products with two minibatches. Then each step tells them anew: d is the
+difference of its gradients at w and at the snapshot s, and d_ that of the step before::
 
-    L >= d P^-1 d / d (w - s),     N = sum |d - d'|^2 / 2 / sum d (w - s),     |x|^2 = x P^-1 x
-    rate = min(1/2 / L, T / N),    momentum = 1 - max(0.02, rate N / T)
+    L >= d P^-1 d / d (w - s),     N = sum |d - d_|^2 / 2 / sum d (w - s),     |x|^2 = x P^-1 x
+    rate = min(0.5 / L, T / N),    momentum = 1 - max(0.02, rate N / T)
 
 T, the trust, is how much noise an epoch may have. It rises where the full gradient still points
-along the last way, and falls where it points back.
+along the last way, and falls where it does not.
 """
 
 from __future__ import annotations
@@ -23,15 +22,13 @@ from __future__ import annotations
 from copy import copy
 from dataclasses import dataclass
 from math import inf, isfinite, sqrt
-from typing import Any, Callable, Iterator, NamedTuple, Sequence
+from typing import Any, Callable, Iterator, NamedTuple
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
-from ._mxnet import Arrays
 from .passes import states
 from .passes.beside import Beside
 from .passes.closure import Loss
@@ -41,46 +38,45 @@ from .passes.full_pass import FullGradient
 from .passes.network import Network
 from .passes.points import Point
 
-BUDGET = 0.25  # of a sketch, in data passes; where minibatches are large, it takes one
+BUDGET = 0.25  # of a sketch, in data passes; but it takes a whole minibatch
 LEAST_ROWS = 4  # samples of a sketch for each vector
 STABLE = 0.5  # the largest product of the rate and the curvature
-LEAST_DAMPING, MOST_DAMPING = 0.02, 1 - 1e-6  # 1 - momentum; at 1, MXNet would keep none
+LEAST_DAMPING, MOST_DAMPING = 0.02, 1 - 1e-6  # of 1 - momentum; without any, MXNet keeps no array
 PRODUCTS = 3  # of a power iteration
 FIRST_TRUST, LEAST_TRUST, MOST_TRUST = 0.1, 0.05, 1.0
 RISE, FALL = 3.0, 2.0  # of the trust
-TURN = 0.05  # the part of the last slope from which on the trust rises
-BACK = 4.0  # after going back, trust falls and the curvature rises by it; else curvature can fall
+TURN = 0.05  # the trust rises where so much of the last slope is left
+BACK = 4.0  # L rises and trust falls by it as weights go back; at a refresh, L falls by it at most
+AGAIN = 2  # the refresh, from 0, of a second sketch where the first one was at the start
 WINDOW = 8  # the steps whose mean rise tells that weights are lost
-AGAIN = 2  # the refresh, from 0, of a second sketch, if the first one was at the start
-ROUNDING = 1e-6  # of a loss in float32, relative to it; in float64 the square of it
+ROUNDING = 8  # of a mean loss, in units of its dtype
 NEAR = 1e-12  # of squared norms: nearer to the snapshot, differences of gradients are rounding
 TINY = 1e-300
+VECTORS = ("U", "z", "Q", "Y", "first")  # of all trainable weights, in rows
 
 NOT_FINITE = (
     "The curvature of the loss cannot be measured: gradients beside the current weights are not "
     "finite (NaN or infinity). Are the data finite? Begin with smaller weights."
 )
 NOT_CURVED = (
-    "The loss has no curvature at the current weights, from which Nystrom could choose a learning "
-    "rate: all changes of the gradient are zero or negative. Begin at other weights, or train "
-    "without a preconditioner."
+    "No direction was found in which the loss curves upward, and so no learning rate. Begin at "
+    "other weights, or leave the preconditioner out."
 )
 
 
 @dataclass(frozen=True)
 class Nystrom:
-    """A preconditioner that learns curvature from gradients [1]_, for `SVRGTrainer`.
+    """A preconditioner that learns the curvature of the loss from gradients [1]_.
 
-    With it the trainer sets the learning rate and the momentum itself. It measures products with
-    the Hessian of the loss, as differences of gradients of the closure: before the first refresh
-    with the first two minibatches, and after it with the first ones, of a quarter of the data.
+    An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
+    the Hessian, as differences of gradients of the closure: in the first two steps, and in the
+    first ones after the first refresh, with about a quarter of the data.
 
     Parameters
     ----------
     rank : int, default 50
-        How many directions of large curvature the preconditioner knows, at most: one for each
-        weight, and fewer where there are few samples. It keeps as many times the parameters'
-        memory. With 0 it knows none, and sets the rate and the momentum alone.
+        How many directions it knows, at most: fewer where there are few weights or samples. It
+        keeps so many times the parameters' memory. With 0 it sets the rate and the momentum alone.
 
     Raises
     ------
@@ -94,25 +90,9 @@ class Nystrom:
 
     Examples
     --------
-    >>> import numpy as np
-    >>> from mxnet import gluon
-    >>> from gluon_svrg import Nystrom, SVRGTrainer
-    >>> samples = np.random.rand(64, 3).astype('float32')
-    >>> labels = samples.sum(axis=1, keepdims=True)
-    >>> data = gluon.data.DataLoader(gluon.data.ArrayDataset(samples, labels), batch_size=8)
-    >>> net = gluon.nn.Dense(1)
-    >>> net.initialize()
-    >>> loss_fn = gluon.loss.L2Loss()
-    >>> def loss_of(X, y):
-    ...     return loss_fn(net(X), y)
-    >>> trainer = SVRGTrainer(net.collect_params(), 'nag', {'wd': 1e-6}, preconditioner=Nystrom())
-    >>> for epoch in range(5):
-    ...     if epoch > 0:
-    ...         mean_loss = trainer.update_full_grads(loss_of, data)
-    ...     for X, y in data:
-    ...         loss = trainer.step(len(X), closure=lambda: loss_of(X, y))
-    >>> mean_loss < 0.01
-    True
+    >>> from gluon_svrg import Nystrom
+    >>> Nystrom(rank=20)
+    Nystrom(rank=20)
     """
 
     rank: int = 50
@@ -124,19 +104,17 @@ class Nystrom:
 class Inverse(NamedTuple):
     """P, as the function that multiplies by a power of its inverse."""
 
-    U: np.ndarray  # the directions, in rows
-    S: np.ndarray  # the curvatures of the sketch there
-    rho: float  # that of all others
-
-    @property
-    def b(self) -> np.ndarray:
-        """What a direction adds to ``1 / rho``."""
-        return 1 / (self.S + self.rho) - 1 / self.rho
+    U: np.ndarray  # the directions of the sketch, in rows
+    S: np.ndarray  # the curvatures there
+    rho: float  # the curvature of all others
 
     def __call__(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
-        """Multiply a vector by ``P^-power``."""
-        factors = (self.S + self.rho) ** -power - self.rho**-power
-        return v * self.rho**-power + (factors * (self.U @ v)) @ self.U
+        """Multiply a vector."""
+        return v * self.rho**-power + (self.factors(power) * (self.U @ v)) @ self.U
+
+    def factors(self, power: float = 1.0) -> np.ndarray:
+        """What the power has in the directions of the sketch, above all others."""
+        return (self.S + self.rho) ** -power - self.rho**-power
 
 
 def nystrom(Q: np.ndarray, Y: np.ndarray, entries: float, decay: float, eps: float) -> Inverse:
@@ -152,7 +130,7 @@ def nystrom(Q: np.ndarray, Y: np.ndarray, entries: float, decay: float, eps: flo
 class Sketch(NamedTuple):
     """Products with the Hessian of some minibatches, until they have entries enough."""
 
-    z: np.ndarray  # beside the weights, a unit vector: gradients are compared with those there
+    z: np.ndarray  # a unit vector: all gradients are taken beside it, where no weight is 0
     Q: np.ndarray  # orthonormal vectors, in rows
     Y: np.ndarray  # the products, summed over all entries
     entries: float  # of the minibatches so far
@@ -160,7 +138,7 @@ class Sketch(NamedTuple):
 
 
 class Powers(NamedTuple):
-    """Power iterations with two minibatches, one after the other, for L and N."""
+    """Power iterations with one minibatch and with another, for L and N."""
 
     z: np.ndarray  # as above, and where the iterations begin
     largest: float  # the largest curvature so far
@@ -168,7 +146,7 @@ class Powers(NamedTuple):
 
 
 class Curvature:
-    """What one trainer knows of the curvature: a part of a file. Vectors are of all weights."""
+    """What one trainer knows of the curvature, in NumPy: vectors have all trainable weights."""
 
     def __init__(self, rank: int) -> None:
         self.rank = rank
@@ -179,17 +157,16 @@ class Curvature:
         self.trust = FIRST_TRUST
         self.rate, self.momentum = 0.0, 1 - LEAST_DAMPING
         # Since the last refresh
-        self.largest = 0.0  # of the secants of all steps
+        self.largest = 0.0  # of the secants
         self.noise = self.along = 0.0  # the sums whose ratio is N
         self.squared: float | None = None  # |d|^2 of the last step
-        self.rises: list[float] = []  # of the loss, over that of the snapshot, at the last steps
+        self.rises: list[float] = []  # of the loss above the snapshot's, in the last steps
         self.backs = 0  # how often the weights have gone back
-        # Replaced at a refresh; losses are means, with the weight decay
+        # Replaced at a refresh; losses have the weight decay
         self.refreshes = 0
-        self.again = 0  # the refresh of another sketch
-        self.first_loss = self.loss = inf  # at the start, at the snapshot
-        self.weights: np.ndarray | None = None  # of the snapshot
-        self.slope: np.ndarray | None = None  # the gradient there, with the decay
+        self.again = 0  # the refresh of the second sketch, if there is one
+        self.first_loss = self.loss = inf  # at the start, and at the snapshot
+        self.mean_loss = inf  # the same without the decay
 
     def begin(self, size: int, entries: float = 0.0) -> None:
         """Begin to measure L and N; where the entries of all data are given, P before that."""
@@ -203,15 +180,15 @@ class Curvature:
             Q = np.linalg.qr(random.randn(size, rank))[0].T
             self.job = Sketch(z, Q, np.zeros_like(Q), 0.0, BUDGET * entries / (rank + 1))
 
-    def measure(self, minibatch: Beside, weights: np.ndarray, decays: np.ndarray) -> bool:
-        """Measure with a minibatch, beside the current weights. Tell if P is another one now."""
+    def measure(self, minibatch: Any, weights: np.ndarray, decays: np.ndarray, eps: float) -> None:
+        """Measure with the gradients of a minibatch, as a `Beside` has them."""
         job = self.job
         assert job is not None
-        step = minibatch.eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
+        step = eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
         at = weights + step * job.z
         here = minibatch.gradient(at)
         if not minibatch.entries:
-            return False
+            return
 
         def product(u: np.ndarray) -> np.ndarray:
             size = float(np.linalg.norm(u))
@@ -222,18 +199,14 @@ class Curvature:
 
         if isinstance(job, Powers):
             self._iterate(job, lambda u: product(u) + decays * u)
-            return False
+            return
         Y = job.Y + minibatch.entries * np.stack([product(q) for q in job.Q])
         entries = job.entries + minibatch.entries
         self.job = job._replace(Y=Y, entries=entries)
-        if entries < job.wanted:
-            return False
-        self.P = nystrom(job.Q, Y / entries, entries, float(decays.max()), minibatch.eps)
-        self.job = Powers(job.z, 0.0, None)
-        self.L = self.N = 0.0
-        self._forget_steps()
-        self._set_pace()
-        return True
+        if entries >= job.wanted:
+            self.P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
+            self.job, self.L, self.N = Powers(job.z, 0.0, None), 0.0, 0.0
+            self._forget_steps()
 
     def _iterate(self, job: Powers, product: Callable[[np.ndarray], np.ndarray]) -> None:
         """Measure the largest curvature, and with the second minibatch the noise."""
@@ -247,9 +220,9 @@ class Curvature:
             return
         if largest <= 0:
             raise RuntimeError(NOT_CURVED)
-        along = float(job.z @ (job.first + products[0]))
+        along = max(float(job.z @ (job.first + products[0])), TINY)
+        self.N = float(np.linalg.norm(job.first - products[0])) ** 2 / along
         self.job, self.L = None, max(self.L, largest)
-        self.N = float(np.linalg.norm(job.first - products[0])) ** 2 / max(along, TINY)
         self._set_pace()
 
     def solve(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
@@ -266,15 +239,16 @@ class Curvature:
     def _forget_steps(self) -> None:
         self.largest = self.noise = self.along = 0.0
         self.squared, self.rises = None, []
+        self._set_pace()
 
-    def read(self, sums: np.ndarray) -> None:
-        """Learn from the sums of a step, as `passes.direction` has them."""
-        if self.weights is None or self.slope is None:  # the sum is |v|^2
-            self.rises = [float(sums.sum()) * 0.0]
+    def read(self, sums: np.ndarray, near: float) -> None:
+        """Learn from the sums of a step, see `passes.direction`; nearer moves say nothing."""
+        if sums.size == 1:  # |v|^2, without a snapshot
+            self.rises = [float(sums[0, 0]) * 0.0]
             return
         (squared, _, _, cross), (along, moved, slope, _) = sums.tolist()
-        self.rises = [*self.rises, slope + along / 2][-WINDOW:]  # by the trapezoid rule
-        if 0 < along < inf and moved > NEAR * float(self.weights @ self.weights):
+        self.rises = [*self.rises, slope + along / 2][-WINDOW:]  # the trapezoid rule
+        if 0 < along < inf and moved > near:
             secant = squared / along
             self.largest = max(self.largest, secant)
             if secant > self.L > 0:
@@ -292,143 +266,140 @@ class Curvature:
         most = max(0.0, self.first_loss - self.loss)
         return len(self.rises) == WINDOW and sum(self.rises) / WINDOW > most
 
-    def accepts(self, loss: float, eps: float) -> bool:
-        """Whether the loss at a refresh is no higher than at the snapshot, but for rounding."""
-        return loss <= self.loss + (ROUNDING if eps > 1e-10 else ROUNDING**2) * abs(self.loss)
-
     def go_back(self) -> None:
         """Slow down, as the weights go back to those of the snapshot, or of the start."""
         self.backs += 1
         self.trust, self.L = max(self.trust / BACK, LEAST_TRUST), self.L * BACK
         self._forget_steps()
-        self._set_pace()
 
-    def refresh(
-        self, loss: float, weights: np.ndarray, slope: np.ndarray, entries: int, at_start: bool
-    ) -> None:
-        """Take a new snapshot, with the entries of all data."""
-        if self.weights is None or self.slope is None:
-            self.again = AGAIN if at_start else 0
-            self.first_loss = min(self.first_loss, loss)
-        else:
-            move = weights - self.weights
-            turned = float(slope @ move) / min(float(self.slope @ move), -TINY)
+    def refresh(self, size: int, entries: int, turned: float | None) -> None:
+        """Take a new snapshot; `turned` is the slope along the last way over that before it."""
+        if turned is not None:
             rises = min(self.trust * RISE, MOST_TRUST)
             self.trust = rises if turned > TURN else max(self.trust / FALL, LEAST_TRUST)
             if self.job is None:
                 self.L = max(self.largest, self.L / BACK)
                 self.N = self.noise / self.along if self.along > 0 else self.N
-        self.loss, self.weights, self.slope = min(loss, self.loss), weights, slope
         if self.refreshes in (0, self.again):
-            self.begin(weights.size, entries)
+            self.begin(size, entries)
         self.refreshes += 1
         self._forget_steps()
-        self._set_pace()
 
 
 class Preconditioner:
-    """What the trainer asks of a `Nystrom`: its curvature, and the arrays of it on the device."""
+    """What the trainer asks of a `Nystrom`: its curvature, with the arrays on the device."""
 
     def __init__(self, rank: int) -> None:
         self.curvature = Curvature(rank)
         self.start: Point | None = None  # the weights before the first step, until a refresh
-        self.mean_loss = inf  # at the snapshot
         self._pending: list[NDArray] = []  # the sums of the last steps, not read yet
+        self._snapshot: Any = None  # its weights, and the slope there with the decay
 
-    def bind(self, network: Network, optimizer: Any) -> None:
+    def bind(self, method: Any) -> None:
         """Bind to new arrays of the parameters; raise if they cannot be one vector."""
-        self._network, self._optimizer = network, optimizer
+        network, optimizer = method.network, method.optimizer
+        self._network, self._optimizer, self._method = network, optimizer, method
         indices = list(map(network.parameters.index, network.trainable))
-        _check_parameters(network.trainable, optimizer, indices)
+        _check_parameters(network, optimizer, indices)
         self._sizes = [row[0].size for row in network.weights]
         self.decays = np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
-        self._direction = Direction(network, self.decays)
-        self._show()
         if not self.curvature.measurements:
             self.curvature.begin(len(self.decays))
+        self._direction = Direction(network, self.decays)
+        self._show()
 
     def _show(self) -> None:
-        """Give the device what was learned."""
-        found = self.curvature
-        self._direction.set_bound(found.L)
-        if found.P is not None:
-            self._direction.set_metric(found.P)
-        if found.weights is not None and found.slope is not None:
-            self._direction.set_snapshot(found.weights, found.slope, found.solve(found.slope))
+        """Give the device what was learned, and the snapshot."""
+        give, P = self._direction.give, self.curvature.P
+        if P is not None:
+            give(U=P.U, b=P.factors(), per_rho=[1 / P.rho])
+        self._snapshot, self.curvature.squared = None, None
+        if self._method.point is not None:
+            s = self._weights(self._method.point)
+            slope = self._method.mean.vector() + self.decays * s
+            give(s=s, slope=slope, solved_slope=self.curvature.solve(slope), last_d=0 * s)
+            self._snapshot = s, slope
 
-    def _with_decay(self, mean_loss: float, weights: Arrays) -> float:
-        """The mean loss with the weight decay. Waits for the weights."""
-        values = vector(row[0] for row in weights)
-        return mean_loss + float(self.decays @ values**2) / 2
+    def _weights(self, there: Any) -> np.ndarray:
+        """The weights of a network or of a point. Waits for them."""
+        return vector(row[0] for row in there.weights)
+
+    def _with_decay(self, mean_loss: float, there: Any) -> float:
+        return mean_loss + float(self.decays @ self._weights(there) ** 2) / 2
+
+    # --- steps ---------------------------------------------------------------------------------
 
     def measure(self, closure: Callable[[], Loss], seed: int | None, workers: Any) -> int:
         """Measure with a minibatch, inside `Network.grads_kept`; the entries differentiated."""
-        network = self._network
-        if self.start is None and not self.curvature.refreshes:
+        network, found, metric = self._network, self.curvature, self.curvature.P
+        if self.start is None and not found.refreshes:
             self.start = Point.copied(network, frozen=True)
         minibatch = Beside(network, closure, seed, workers)
-        before = self.curvature.P
-        self.curvature.measure(minibatch, vector(row[0] for row in network.weights), self.decays)
-        if self.curvature.P is not before:
+        found.measure(minibatch, self._weights(network), self.decays, self._eps)
+        if found.P is not metric:
             self._pending = []
             self._show()
-        self._direction.set_bound(self.curvature.L)
         return minibatch.differentiated
 
-    def hand_over(self, entries: float | NDArray, scale: float) -> tuple[NDArray, NDArray | None]:
+    def hand_over(self, entries: float | NDArray, scale: float) -> tuple[NDArray, ...]:
         """Replace V by the direction, in the reduced gradients; what to keep of the step."""
-        return self._direction.hand_over(entries, scale)
+        return self._direction.hand_over(entries, scale, self.curvature.L)
 
     def set_pace(self) -> None:
         """Set the optimizer's rate and momentum; what it is handed over is a mean."""
         optimizer, found = self._optimizer, self.curvature
         optimizer.lr, optimizer.momentum, optimizer.rescale_grad = found.rate, found.momentum, 1.0
 
-    def moved(self, sums: NDArray, d: NDArray | None) -> None:
-        """Keep what a step that was made has found."""
-        if not (self._pending and self._pending[-1] is sums):  # or an interrupt repeats this
+    def moved(self, sums: NDArray, *d: NDArray) -> None:
+        """Keep what a step has found, once: an interrupt can repeat this."""
+        if not any(sums is each for each in self._pending):
             self._pending = [*self._pending, sums]
-        if d is not None:
-            self._direction.keep(d)
+        if d:
+            self._direction.given["last_d"] = d[0]
 
     def read(self, lag: int) -> None:
         """Learn from all steps but the last ones."""
-        L = self.curvature.L
+        near = NEAR * float(self._snapshot[0] @ self._snapshot[0]) if self._snapshot else 0.0
         while len(self._pending) > lag:
             sums, *self._pending = self._pending
-            self.curvature.read(sums.asnumpy())
-        if self.curvature.L != L:
-            self._direction.set_bound(self.curvature.L)
+            self.curvature.read(sums.asnumpy(), near)
 
     def go_back(self) -> None:
         """Slow down; the weights are those of the snapshot again, or of the start."""
         self._pending = []
         self.curvature.go_back()
-        self._show()
+
+    # --- refreshes -----------------------------------------------------------------------------
 
     def begin_at(self, mean_loss: float) -> None:
-        """Take over the loss at the start, above which training must not end."""
-        assert self.start is not None
-        self.curvature.first_loss = self._with_decay(mean_loss, self.start.weights)
+        """Take over the loss at the start, above which a training must not end."""
+        self.curvature.first_loss = self._with_decay(mean_loss, self.start)
 
     def accepts(self, full: FullGradient) -> bool:
         """Whether a refresh may take a snapshot; False if the weights must go back."""
-        loss, found = self._with_decay(full.mean_loss, self._network.weights), self.curvature
-        if found.weights is None:
-            return self.start is None or (isfinite(full.norm) and loss < found.first_loss)
-        return isfinite(full.norm) and found.accepts(loss, self._eps)
+        found, loss = self.curvature, self._with_decay(full.mean_loss, self._network)
+        if self._snapshot is None and self.start is None:
+            return True  # there is no way back
+        most = found.first_loss if self._snapshot is None else found.loss
+        return isfinite(full.norm) and loss <= most + ROUNDING * self._eps * abs(most)
 
-    def refreshed(self, full: FullGradient) -> Preconditioner:
-        """What follows from a refresh that takes a snapshot; this object does not change."""
+    def refreshed(self, method: Any, full: FullGradient) -> Preconditioner:
+        """What follows from a new snapshot of a method; this object stays as it is."""
         new = copy(self)
         new.curvature, new._direction = copy(self.curvature), copy(self._direction)
-        new.start, new.mean_loss, new._pending = None, full.mean_loss, []
-        weights = vector(row[0] for row in self._network.weights)
-        slope = full.mean.vector() + self.decays * weights
-        loss = self._with_decay(full.mean_loss, self._network.weights)
-        new.curvature.refresh(loss, weights, slope, full.all_entries, self.start is None)
+        new.start, new._pending, found, new._method = None, [], new.curvature, method
         new._show()
+        loss, (s, slope) = self._with_decay(full.mean_loss, method.point), new._snapshot
+        turned = None
+        if self._snapshot is None:
+            found.again = AGAIN if self.start is None else 0
+            found.first_loss = min(found.first_loss, loss)
+        else:
+            last, last_slope = self._snapshot
+            turned = float(slope @ (s - last)) / min(float(last_slope @ (s - last)), -TINY)
+        found.loss, found.mean_loss = min(loss, found.loss), full.mean_loss
+        found.refresh(len(s), full.all_entries, turned)
         return new
 
     def told(self) -> dict[str, float]:
@@ -442,85 +413,75 @@ class Preconditioner:
 
     def state(self) -> dict[str, Any]:
         """All that was learned, with vectors by parameter."""
-        found, start = dict(vars(self.curvature)), self.start
-        found.update(weights=self._by_parameter(found["weights"]))
-        found.update(slope=self._by_parameter(found["slope"]))
-        for name in ("P", "job"):
-            value = found[name]
-            fields: dict[str, Any] = {"kind": None}
-            if value is not None:
-                fields = {"kind": type(value).__name__, **value._asdict()}
-            found[name] = {key: self._by_parameter(each) for key, each in fields.items()}
-        found["mean_loss"] = self.mean_loss
-        found["pending"] = [sums.asnumpy() for sums in self._pending]
-        found["last_d"] = self._by_parameter(self._direction.last_d)
-        found["start"] = start and states.point_state(self._network, start)
-        return found
+        last_d, start = self._direction.given.get("last_d"), self.start
+        return {
+            **{name: self._saved(value) for name, value in vars(self.curvature).items()},
+            "pending": [sums.asnumpy() for sums in self._pending],
+            "last_d": None if last_d is None else self._by_parameter(last_d.asnumpy()),
+            "start": start and states.point_state(self._network, start),
+        }
 
-    def _by_parameter(self, value: Any) -> Any:
-        """A vector, or several as rows, in pieces by parameter; other values as they are."""
-        if not isinstance(value, np.ndarray) or value.shape[-1] != len(self.decays):
+    def _saved(self, value: Any) -> Any:
+        if not isinstance(value, (Inverse, Sketch, Powers)):
             return value
-        pieces = np.split(value, np.cumsum(self._sizes)[:-1], axis=-1)
+        fields = value._asdict().items()
+        by_parameter = self._by_parameter
+        split = {key: by_parameter(x) if key in VECTORS else x for key, x in fields}
+        return {"kind": type(value).__name__, **split}
+
+    def _by_parameter(self, rows: np.ndarray | None) -> Any:
+        """A vector, or several as rows, in pieces by parameter."""
+        if rows is None:
+            return None
+        pieces = np.split(rows, np.cumsum(self._sizes)[:-1], axis=-1)
         return states.by_number(self._network, pieces)
 
-    def _together(self, value: Any) -> Any:
-        """The inverse of `_by_parameter`."""
-        if not isinstance(value, saving.ByParameter):
-            return value
-        found = np.concatenate(states.in_order(self._network, value), axis=-1)
-        if found.shape[-1] != len(self.decays) or not np.isfinite(found).all():
-            raise ValueError("a vector is not finite, or of another size")
-        return found
+    def _restored(self, value: Any) -> Any:
+        """The inverse of `_saved` and `_by_parameter`; an exception where that cannot be."""
+        if isinstance(value, saving.ByParameter):
+            rows = np.concatenate(states.in_order(self._network, value), axis=-1)
+            if rows.shape[-1] != len(self.decays) or not np.isfinite(rows).all():
+                raise ValueError("a vector is not finite, or of another size")
+            return rows
+        if isinstance(value, dict):
+            kinds = {kind.__name__: kind for kind in (Inverse, Sketch, Powers)}
+            fields = {key: self._restored(each) for key, each in value.items()}
+            return kinds[fields.pop("kind")](**fields)
+        return value
 
-    def problems(self, state: Any) -> Iterator[str]:
+    def problems(self, state: dict[str, Any]) -> Iterator[str]:
         """Tell why a state cannot be assigned."""
         if state["rank"] != self.curvature.rank:
             yield f"its preconditioner has rank {state['rank']}, here it is {self.curvature.rank}"
-        else:
-            self._restored(state)
-
-    def _restored(self, state: dict[str, Any]) -> Curvature:
-        """The curvature of a state; an exception if it is malformed."""
-        found = Curvature(self.curvature.rank)
-        kinds: Any = {kind.__name__: kind for kind in (Inverse, Sketch, Powers)}
-        for name in vars(found):
-            value = state[name]
-            if name in ("P", "job"):
-                fields = {key: self._together(each) for key, each in value.items()}
-                kind = fields.pop("kind")
-                value = None if kind is None else kinds[kind](**fields)
-            setattr(found, name, self._together(value))
-        return found
+        for name in (*vars(self.curvature), "last_d"):
+            self._restored(state[name])
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
-        self.curvature, start = self._restored(state), state["start"]
+        """Take over a state, after that of the method."""
+        found, start = self.curvature, state["start"]
+        for name in vars(found):
+            setattr(found, name, self._restored(state[name]))
         self.start = start and states.to_point(self._network, **start)
-        self.mean_loss = state["mean_loss"]
-        self._direction.clear()
         self._show()
+        found.squared = state["squared"]
         if state["last_d"] is not None:
-            self._direction.set_last(self._together(state["last_d"]))
+            self._direction.give(last_d=self._restored(state["last_d"]))
         self._pending = [mx.nd.array(sums, dtype=sums.dtype) for sums in state["pending"]]
 
 
-def _check_parameters(parameters: Sequence[Parameter], optimizer: Any, indices: list[int]) -> None:
+def _check_parameters(network: Network, optimizer: Any, indices: list[int]) -> None:
     """Raise if the gradients of all parameters cannot be one vector with one rate."""
-    dtypes = sorted({_mxnet.dtype_of(p) for p in parameters})
+    dtypes = sorted({_mxnet.dtype_of(p) for p in network.trainable})
     if dtypes not in (["float32"], ["float64"]):
         raise TypeError(
-            f"A preconditioner needs parameters of one dtype, float32 or float64, got "
-            f"{', '.join(dtypes)}. Cast the network, or leave the preconditioner out."
+            "A preconditioner needs parameters of one dtype, float32 or float64, got "
+            f"{' and '.join(dtypes)}. Cast the network, or leave the preconditioner out."
         )
-    for parameter, rate in zip(parameters, _mxnet.rate_multipliers(optimizer, indices)):
-        if rate != 1 or _mxnet.is_sparse(parameter):
-            what = (
-                "is sparse" if rate == 1 else f"has a learning rate of its own (lr_mult {rate:g})"
-            )
+    for parameter, factor in zip(network.trainable, _mxnet.rate_factors(optimizer, indices)):
+        if factor != 1 or _mxnet.is_sparse(parameter):
             raise ValueError(
-                f"{parameter.name} {what}, and a preconditioner moves all parameters together. "
-                "Leave that out, or the preconditioner."
+                f"{parameter.name} is sparse or has an lr_mult, and a preconditioner moves all "
+                "parameters together. Change that, or leave the preconditioner out."
             )
 
 
@@ -535,14 +496,8 @@ def check_arguments(optimizer: Any, settings: Any, compression_params: Any) -> N
         )
     for name in ("learning_rate", "momentum"):
         if name in given:
-            raise ValueError(
-                f"A preconditioner sets the {name} itself. Leave {name}={given[name]!r} out."
-            )
-    for name in ("lr_scheduler", "clip_gradient"):
-        if (given.get(name) or getattr(optimizer, name, None)) is not None:
+            raise ValueError(f"A preconditioner sets the {name} itself. Leave {name} out.")
+    given.update(compression_params=compression_params)
+    for name in ("lr_scheduler", "clip_gradient", "compression_params"):
+        if given.get(name) or getattr(optimizer, name, None):
             raise ValueError(f"A preconditioner does not work with {name}. Leave one of them out.")
-    if compression_params:
-        raise ValueError(
-            "A preconditioner does not work with compressed gradients, whose errors it would take "
-            "for curvature. Leave compression_params out."
-        )

@@ -74,7 +74,7 @@ class SVRG(Method):
         """Bind to new arrays of the parameters."""
         super().bind()
         if self.preconditioner is not None:
-            self.preconditioner.bind(self.network, self.optimizer)
+            self.preconditioner.bind(self)
 
     def discard(self) -> None:
         """Forget the snapshot, and what the preconditioner has learned."""
@@ -112,7 +112,7 @@ class SVRG(Method):
                 assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
         if self.preconditioner is not None:
-            self.preconditioner = self.preconditioner.refreshed(full)
+            self.preconditioner = self.preconditioner.refreshed(self, full)
         self.table = full.rows or None
         self.taken_at = TakenAt.now(self.point) if self.point and full.rows else None
 

@@ -670,7 +670,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._held = self._after(full, alpha, goes_back)
         if found is not None:
             self._method.preconditioner.set_pace()
-        return found.mean_loss if goes_back else full.mean_loss
+        return found.curvature.mean_loss if goes_back else full.mean_loss
 
     def _also_at(
         self,

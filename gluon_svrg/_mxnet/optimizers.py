@@ -21,21 +21,18 @@ def weight_decays(optimizer: Optimizer, indices: list[Any]) -> list[float]:
     return [float(np.float32(wd)) for wd in optimizer._get_wds(indices)]
 
 
-def rate_multipliers(optimizer: Optimizer, indices: list[Any]) -> list[float]:
-    """The factors of the learning rate of parameters."""
-    lr, scheduler = optimizer.lr, optimizer.lr_scheduler
-    optimizer.lr, optimizer.lr_scheduler = 1.0, None
-    try:
-        return list(optimizer._get_lrs(indices))
-    finally:
-        optimizer.lr, optimizer.lr_scheduler = lr, scheduler
+def rate_factors(optimizer: Optimizer, indices: list[Any]) -> list[float]:
+    """The factors of the learning rate of parameters; there is no scheduler."""
+    lr, optimizer.lr = optimizer.lr, 1.0
+    factors = list(optimizer._get_lrs(indices))
+    optimizer.lr = lr
+    return factors
 
 
 def forget_momentum(updaters: Iterable[Any]) -> None:
     """Set the momentum of all parameters to zero."""
     for updater in updaters:
-        zero = (state for state in updater.states.values() if state is not None)
-        for state in zero:
+        for state in updater.states.values():
             state[:] = 0
 
 

@@ -25,7 +25,6 @@ class Beside:
     ) -> None:
         self._network, self._closure, self._seed, self._workers = network, closure, seed, workers
         self._point = Point.copied(network, frozen=False)
-        self.eps = float(np.finfo(_mxnet.dtype_name(network.live[0][0])).eps)
         self.differentiated = 0  # loss entries of this worker, over all gradients
         self.entries = 0.0  # of the minibatch, on all workers
 
