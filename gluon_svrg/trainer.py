@@ -234,7 +234,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
-            self._network.note_buffers()
             if self._must_start_kvstore():
                 self._start_kvstore()
         if self._method.replaces_grads:
@@ -295,7 +294,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         scale = self._loss_scale.value
         if terms is None:
             found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
-            self._network.note_buffers()
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, name)

@@ -65,7 +65,8 @@ BREAKS = {
     ],
     "passes/network.py": [
         ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]"),
-        ('"add" if p in self._adding else "write"', '"write"', "layers penalty_that_ends[SVRG"),
+        ("else p.grad_req for p in", 'else "write" for p in', "layers penalty_that_ends[SVRG"),
+        ("if p in self.unseen and any(flags):", "if False:", "layers writes_elsewhere[SVRG"),
     ],
     "passes/closure.py": [("[number] += prod", "[number] = prod", "losses several_losses")],
     "passes/random_lock.py": [

@@ -195,6 +195,18 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]
         mx.autograd.mark_variables(flat, flat_buffers, flat_reqs)
 
 
+def address_of(array: NDArray) -> int | None:
+    """The address of a dense array. What oneDNN has done to its layout is undone."""
+    found = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(found)))
+    return found.value
+
+
+def is_gradient_in(array: NDArray, buffer: NDArray) -> bool:
+    """Whether `backward` has written the gradient of an array to its buffer, if that is dense."""
+    return buffer.stype != "default" or address_of(array.grad) == address_of(buffer)
+
+
 def fresh(arrays: Arrays) -> Flags:
     """Tell which gradients `backward` has written since MXNet's marks of that were cleared."""
     flags = take_fresh(arrays)

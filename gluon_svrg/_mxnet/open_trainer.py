@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import ctypes
 from operator import attrgetter
 from typing import Any
 
-from mxnet.base import _LIB, check_call
 from mxnet.gluon import Parameter, Trainer
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
+
+from .arrays import address_of
 
 UNKNOWN = (
     "The shapes of parameters are not known yet: no minibatch has passed the network. Pass "
@@ -143,4 +143,4 @@ def make_plain(arrays: list[NDArray]) -> None:
     for array in arrays:
         if array.stype == "default":
             array.wait_to_read()
-            check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
+            address_of(array)

@@ -92,12 +92,6 @@ def put(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> Non
         parameter._data = values
 
 
-def put_gradients(parameter: Parameter, gradients: list[NDArray]) -> None:
-    """Give a parameter other gradient buffers, to which its next backward writes or adds."""
-    parameter._grad = gradients
-    mx.autograd.mark_variables(parameter._data, gradients, parameter.grad_req)
-
-
 _check_and_get: Any = Parameter._check_and_get
 _notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
 

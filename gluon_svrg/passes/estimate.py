@@ -141,19 +141,23 @@ def differentiate(
 ) -> tuple[Recorded, list[bool]]:
     """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
     start(seed)
+    network = point.network
     try:
         point.enter()
-        recorded = record(closure, batch, point.network.devices)
+        recorded = record(closure, batch, network.devices)
         if check is not None:
             check(recorded.counts)
-        zero(point.network.zeroed)
+        if network.accumulating:
+            zero(network.accumulating)
         recorded.backward(scale)
     finally:
         point.leave()
     touched = _mxnet.take_fresh(point.weights)
+    if network.unseen:
+        network.check_written(point.weights, touched)
     if all(map(all, touched)):
         return recorded, [True] * len(touched)
-    rows = zip(point.network.live_grads, touched)
+    rows = zip(network.live_grads, touched)
     zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
     return recorded, check_dependent(touched)
 
