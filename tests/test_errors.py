@@ -161,6 +161,38 @@ def test_mistakes(begun, error, name):
     begun.step()
 
 
+class GoesOn:
+    """A loader that goes on where a loop has left it."""
+
+    def __init__(self, batches):
+        self.batches, self.left = batches, iter(())
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        self.left = itertools.chain([*self.left] or self.batches)
+        return self.left
+
+
+@pytest.mark.parametrize("kind", ["MXNet's", "another"])
+def test_a_loader_that_goes_on_after_a_break(begun, kind):
+    """MXNet's does with workers, on 2.0."""
+    data = GoesOn([array(index) for index in BATCHES])
+    if kind == "MXNet's":
+        data = gluon.data.SimpleDataset(ALL)
+        data = gluon.data.DataLoader(data, batch_size=5, num_workers=1, thread_pool=True)
+    for _ in data:
+        break
+
+    def refresh():
+        return begun.refresh(lambda index: begun.of_index(index.asnumpy().astype(int)), data)
+
+    if kind == "another" or mx.__version__.startswith("2"):
+        begun.assert_refused(refresh, RuntimeError, "has 5 minibatches, and this pass .*had 4")
+    assert refresh() == begun.refresh()
+
+
 #: What a closure returns, or does. Backward accepts none of it.
 BAD = {
     "None": (lambda loss: None, TypeError, "returned None.*return loss"),
