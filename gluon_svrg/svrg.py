@@ -155,7 +155,7 @@ class SVRG(Method):
         table = state["table"]
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
-            self.taken_at = TakenAt(self.point, table.get("outside"))
+            self.taken_at = TakenAt(self.point, table["outside"])
 
 
 @trainer

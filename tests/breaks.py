@@ -80,7 +80,7 @@ BREAKS = {
     ],
     "passes/rows.py": [
         ("counts != self.counts", "sum(counts) != sum(self.counts)", "tables on_other_devices"),
-        ("outside.fingerprint() in (None, self.outside)", "True", "tables weights_have_moved"),
+        ("outside.fingerprint() == self.outside", "True", "tables 'weights_have_moved or share'"),
     ],
     "passes/watch.py": [
         ("min(sizes[0] for", "max(sizes[0] for", "errors false_alarm"),
