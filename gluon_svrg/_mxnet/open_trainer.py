@@ -10,11 +10,7 @@ from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
 from .arrays import address_of
-
-UNKNOWN = (
-    "The shapes of parameters are not known yet: no minibatch has passed the network. Pass "
-    "step(batch_size, closure=...), or call the network with a minibatch before."
-)
+from .parameters import not_initialized
 
 
 class OpenTrainer(Trainer):
@@ -100,7 +96,7 @@ class OpenTrainer(Trainer):
         try:
             super()._init_kvstore()
         except DeferredInitializationError as error:
-            raise DeferredInitializationError(UNKNOWN) from error
+            raise DeferredInitializationError(not_initialized(self._params)) from error
         finally:
             self._optimizer = optimizer
 

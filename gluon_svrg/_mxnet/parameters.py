@@ -6,7 +6,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -24,6 +24,31 @@ def devices(parameter: Parameter) -> list[Any]:
 def devices_of_estimator(estimator: Any) -> Any:
     """The devices that an `Estimator` trains on."""
     return estimator.device if hasattr(estimator, "device") else estimator.context
+
+
+_keys: weakref.WeakKeyDictionary[Parameter, str] = weakref.WeakKeyDictionary()
+
+
+def note_keys(parameters: Mapping[str, Parameter]) -> None:
+    """Remember what a network calls its parameters; MXNet 2.0 itself calls all weight or bias."""
+    for key, parameter in parameters.items():
+        _keys[parameter] = max(str(key), _keys.get(parameter, ""), key=len)
+
+
+def name_of(parameter: Parameter) -> str:
+    """The name of a parameter for messages, with its layer."""
+    return _keys.get(parameter, parameter.name)
+
+
+def not_initialized(parameters: Iterable[Parameter]) -> str:
+    """A message about those whose shapes are not known."""
+    names = [name_of(p) for p in parameters if is_deferred(p)]
+    return (
+        f"No minibatch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none has "
+        "passed the network yet, pass step(batch_size, closure=...), or call the network with one. "
+        "If it does not use a layer, give that its shape (in_units, in_channels, ...), or leave it "
+        "out of the trainer."
+    )
 
 
 def is_deferred(parameter: Parameter) -> bool:

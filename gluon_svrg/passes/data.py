@@ -106,8 +106,5 @@ def initialize(
     if deferred and not seen:
         raise ValueError(NO_DATA)
     if deferred:
-        raise RuntimeError(
-            f"No minibatch initializes {', '.join(p.name for p in deferred)}. Give it its shape "
-            "(in_units, in_channels, ...), or leave it out of the trainer."
-        )
+        raise RuntimeError(_mxnet.not_initialized(deferred))
     return chain(seen, batches)

@@ -139,7 +139,9 @@ class LiveGradients:
             raise RuntimeError(NEW_ARRAYS.format(name=name))
         overwritten = self._network.overwritten() if self._terms is not None else []
         if overwritten:
-            raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
+            raise RuntimeError(
+                OVERWRITTEN.format(name=name, parameter=_mxnet.name_of(overwritten[0]))
+            )
 
     def _has_its_arrays(self) -> bool:
         """Whether the parameters have the gradients that were held."""

@@ -96,18 +96,18 @@ class Network:
                 for weight, grad, flag in zip(row, grads, flags):
                     if flag and not _mxnet.is_gradient_in(weight, grad):
                         self._lists = []  # MXNet has changed its notes: bind again
-                        raise RuntimeError(ELSEWHERE.format(parameter=p.name))
+                        raise RuntimeError(ELSEWHERE.format(parameter=_mxnet.name_of(p)))
                 self.unseen.remove(p)
 
     def difference(self) -> str:
         """Describe how the parameters differ from those known here, but for rounding and states."""
         for p, was, known in zip(self.parameters, self._were, self._lists):
-            now = _described(p)
+            now, name = _described(p), _mxnet.name_of(p)
             if now != was:
-                return f"{p.name} is {now} now and was {was} then"
+                return f"{name} is {now} now and was {was} then"
             values, is_state = _mxnet.data(p), _mxnet.is_auxiliary(p)
             if values is not known and not is_state and not are_close(values, known):
-                return f"{p.name} has other values, as after net.initialize(force_reinit=True)"
+                return f"{name} has other values, as after net.initialize(force_reinit=True)"
         return ""
 
     @property
@@ -201,7 +201,7 @@ def check_dtypes(parameters: Sequence[Parameter]) -> None:
         dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
         if dtype not in SUMMED_IN:
             raise TypeError(
-                f"{parameter.name} is {dtype}, and gradients can be corrected in "
+                f"{_mxnet.name_of(parameter)} is {dtype}, and gradients can be corrected in "
                 f"{', '.join(SUMMED_IN)}. Cast it, or set its grad_req to 'null'."
             )
 

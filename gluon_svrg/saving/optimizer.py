@@ -103,8 +103,9 @@ class OptimizerStates:
                     warnings.simplefilter("ignore")  # those of the first update
                     expected = self._optimizer.create_state_multi_precision(position, weight)
             if not self._fits(saved, expected):
+                name = _mxnet.name_of(parameter)
                 yield (
-                    f"the optimizer's state of parameter {position} ({parameter.name}) is "
+                    f"the optimizer's state of parameter {position} ({name}) is "
                     f"{_described(saved)!s:.200} and must be {_described(expected)}: was it saved "
                     "with another momentum, or of another network?"
                 )
