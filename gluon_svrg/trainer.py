@@ -27,7 +27,7 @@ from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
-from .passes.network import Network, check_dtypes
+from .passes.network import Network, check_gradients
 from .passes.points import Point
 from .passes.random_lock import RandomLock, losses_at, start
 from .passes.rows import Row
@@ -593,9 +593,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             ready = stack.enter_context(Agreement(self._workers))
             batches, bar = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, job.rearming(batches))
-            if not any(map(_mxnet.is_trainable, parameters)):
-                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
-            check_dtypes(parameters)
+            check_gradients(parameters)
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
             self._share_weights()

@@ -58,7 +58,7 @@ class Network:
 
     def bind(self) -> None:
         """Bind to the current arrays of the parameters."""
-        check_dtypes(self.parameters)
+        check_gradients(self.parameters)
         self._lists, self._spare = [], []
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
@@ -195,9 +195,12 @@ class Network:
             )
 
 
-def check_dtypes(parameters: Sequence[Parameter]) -> None:
-    """Raise unless all gradients are of a dtype that can be corrected."""
-    for parameter in filter(_mxnet.is_trainable, parameters):
+def check_gradients(parameters: Sequence[Parameter]) -> None:
+    """Raise unless there are gradients, and all are of a dtype that can be corrected."""
+    trainable = list(filter(_mxnet.is_trainable, parameters))
+    if not trainable:
+        raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+    for parameter in trainable:
         dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
         if dtype not in SUMMED_IN:
             raise TypeError(
