@@ -73,6 +73,14 @@ def test_a_command_that_is_no_python(code, marker):
     assert_nothing_left(marker)
 
 
+def test_a_worker_that_is_killed(marker):
+    """The status is that of shells."""
+    status, output = launch(["-n", 2, "--", "sh", "-c", "kill -9 $$"])
+    assert status == 137
+    assert re.search(r"worker \d was ended by signal 9 \(Killed\); all", output.splitlines()[-1])
+    assert_nothing_left(marker)
+
+
 def test_the_reader_goes_away(marker):
     """As in ``| head -1``: the launcher dies of its next line, and all with it."""
     script = "while :; do echo a line; sleep 0.1; done"

@@ -35,6 +35,17 @@ def test_every_optimizer_resumes(name, save, tmp_path):
     both_go_on(first, second)
 
 
+def test_multipliers_by_name_stay(tmp_path):
+    """Gluon has those of its parameters elsewhere."""
+    first, second = Training(), Training()
+    for run in (first, second):
+        run.step(1)
+        run.optimizer.set_lr_mult({"mine": 0.5})
+    first.save(tmp_path / "states")
+    second.load(tmp_path / "states")
+    assert second.optimizer.lr_mult == {"mine": 0.5}
+
+
 @mx.optimizer.register
 class OwnOptimizer(mx.optimizer.Optimizer):
     """An optimizer of one's own, with plain data of every kind, also in its states."""

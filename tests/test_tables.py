@@ -7,7 +7,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from loops import split_at
+from loops import backward, split_at
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import contexts, distance, values
@@ -183,6 +183,18 @@ def test_the_first_row_where_others_weights_have_moved(case):
         refused = pytest.raises(RuntimeError, match="was the data reshuffled")
         with nullcontext() if moves else refused:
             trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
+
+
+@each_table
+def test_the_first_row_where_others_statistics_have_moved(case):
+    """A pass in training does not read them."""
+    net = kit.with_norm()
+    play, play.loss_of = Play(case), PROBLEM.closure(net, "float32")
+    play.trainer = case.make_trainer(net[2].collect_params())
+    play.refresh()
+    backward(lambda: play.loss_of(BATCHES[0]))
+    with pytest.raises(RuntimeError, match="was the data reshuffled"):
+        play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
 
 
 @both
