@@ -486,18 +486,20 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _check_outside(self, name: str) -> None:
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
         job.rearm_timeout()
-        _mxnet.end_recording()
-        if mx.autograd.is_recording():
+        network = self._network
+        if mx.autograd.is_recording() and not _mxnet.end_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block."
             )
-        if self._network.at is not None and self._block is not None and self._block.gi_frame:
+        if network.at is not None and self._block is not None and self._block.gi_frame:
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`. Call it after the block."
             )
-        self._network.come_back()
-        _mxnet.end_notes()
-        self._live.settle()
+        if network.at or network.kept or _mxnet.notes or self._live.stage == MOVED:
+            # An interrupt has ended the last call, or this is another thread's.
+            network.come_back()
+            _mxnet.end_notes()
+            self._live.settle()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""

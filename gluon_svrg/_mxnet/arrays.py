@@ -168,22 +168,23 @@ def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
         _set_training(_ON, was_training)
         return closure(*arguments)
     finally:
-        _set_recording(recording, was_recording)
         _set_training(training, was_training)
+        _set_recording(recording, was_recording)
         _recording.discard(thread)
 
 
-def end_recording() -> None:
-    """End what an interrupt at the end of `recorded` has left."""
+def end_recording() -> bool:
+    """End what an interrupt at the end of `recorded` has left; whether there was anything."""
     thread = threading.get_ident()
-    if thread in _recording:
-        frame: Any = sys._getframe()
-        while frame is not None and frame.f_code is not recorded.__code__:
-            frame = frame.f_back
-        if frame is None:
-            mx.autograd.set_recording(False)
-            mx.autograd.set_training(False)
-            _recording.discard(thread)
+    frame: Any = sys._getframe()
+    while frame is not None and frame.f_code is not recorded.__code__:
+        frame = frame.f_back
+    if frame is not None or thread not in _recording:
+        return False
+    mx.autograd.set_recording(False)
+    mx.autograd.set_training(False)
+    _recording.discard(thread)
+    return True
 
 
 def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:

@@ -118,13 +118,13 @@ def put(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> Non
 
 
 _check_and_get: Any = Parameter._check_and_get
-_notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
+notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
 
 
 @contextmanager
 def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
     """Call a function, by a patch, with each parameter just before this thread reads its values."""
-    _notes[threading.get_ident()] = note
+    notes[threading.get_ident()] = note
     Parameter._check_and_get = _note_and_get
     try:
         yield
@@ -133,7 +133,7 @@ def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
 
 
 def _note_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
-    note = _notes.get(threading.get_ident())
+    note = notes.get(threading.get_ident())
     if note is not None and arrays is not None and arrays is parameter._data:
         with not_traced(), mx.autograd.pause():
             note(parameter)
@@ -143,6 +143,7 @@ def _note_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
 
 def end_notes() -> None:
     """End `reads_noted` in this thread; an interrupt may have left it on."""
-    _notes.pop(threading.get_ident(), None)
-    if not _notes and Parameter._check_and_get is not _check_and_get:  # keeps Python's caches
-        Parameter._check_and_get = _check_and_get
+    mine = threading.get_ident()
+    if {*notes} <= {mine} and Parameter._check_and_get is not _check_and_get:
+        Parameter._check_and_get = _check_and_get  # only if it is another: Python keeps its caches
+    notes.pop(mine, None)

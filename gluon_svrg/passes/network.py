@@ -32,7 +32,7 @@ class Network:
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = Outside(parameters)  # other parameters that closures read
         self.at: Any = None  # the point that was entered last, until it is left
-        self._kept: Flags | None = None  # the marks of gradients that are in the spare memory
+        self.kept: Flags | None = None  # the marks of gradients that are in the spare memory
         self.release()
 
     def release(self) -> None:
@@ -149,7 +149,7 @@ class Network:
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
         copy(self.live, self.spare)
-        self._kept = _mxnet.fresh(self.weights)
+        self.kept = _mxnet.fresh(self.weights)
         try:
             _mxnet.take_fresh(self.weights)
             yield
@@ -160,14 +160,14 @@ class Network:
         with mx.autograd.pause():  # an interrupt may have left MXNet recording
             copy(self.spare, self.live)
         _mxnet.take_fresh(self.weights)
-        _mxnet.mark(self.weights, self._kept or [])
-        self._kept = None
+        _mxnet.mark(self.weights, self.kept or [])
+        self.kept = None
 
     def come_back(self) -> None:
         """Put back what an interrupt at the end of a pass has left elsewhere."""
         if self.at is not None:
             self.at.leave()
-        if self._kept is not None:
+        if self.kept is not None:
             self._put_grads_back()
 
     def overwritten(self) -> list[Parameter]:
