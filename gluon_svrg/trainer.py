@@ -29,7 +29,7 @@ from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
 from .passes.network import Network, check_gradients
 from .passes.points import Point
-from .passes.random_lock import RandomLock, losses_at, start
+from .passes.random_lock import RandomLock, losses_at
 from .passes.rows import Row
 from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
@@ -239,10 +239,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
-        if self._loss_scale.scaler is not None and self._overflows_on_kvstore():
+        if self._loss_scaler is not None and self._overflows_on_kvstore():
             self._move(self._loss_scale.skip, batch_size, ignore_stale_grad)
         else:
-            self._move(super().step, self._prepare_push(batch_size), ignore_stale_grad)
+            left = batch_size if self._servers is None else self._prepare_push(batch_size)
+            self._move(super().step, left, ignore_stale_grad)
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -288,37 +289,40 @@ class VarianceReducedTrainer(KVStoreTrainer):
             batch_index = self._method.checked_index(batch_index, name, type(self).__name__)
         check_closure(closure)
         self._check_outside(name)
-        self._start_with(closure)
+        if self._here is None or self._files.waiting or not self._network.is_bound():
+            self._start_with(closure)
         self._live.make_room()
         terms = self._method.terms(batch_index, self._live.rows)
-        scale = self._loss_scale.value
+        scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
         if terms is None:
             found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
             self._live.hold_plain(found)
         else:
             found = self._hold_estimate(closure, terms, batch_index, scale, name)
-        if self._loss_scale.scaler is not None:
+        if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
-        self._watch.losses(found.recorded.loss)
+        if len(found.recorded.losses) > 1:
+            self._watch.losses(found.recorded.losses)
         return found.recorded.loss
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
     ) -> Estimate:
         """Add an estimate to the gradients that accumulate, or leave it alone."""
-        before = [(grad, grad.copy()) for grad in self._network.accumulating]
+        accumulating = self._network.accumulating
+        before = list(map(NDArray.copy, accumulating))
         try:
             found = self._estimate(closure, terms, scale)
             row = None if index is None else self._method.row(found, index)
             self._live.hold(found, terms, row, scale, is_half=name != "step")
         except BaseException:
-            for grad, value in before:
+            for grad, value in zip(accumulating, before):
                 value.copyto(grad)
             raise
-        for grad, value in before:
+        for grad, value in zip(accumulating, before):
             grad += value
         return found
 
@@ -339,7 +343,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             return estimate(here, closure, terms, seed, scale)
         finally:
             if row.seed is not None:
-                start(lock.next_seed())  # what is drawn next is not the same each time
+                mx.random.seed(lock.next_seed())  # what is drawn next is not the same each time
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
@@ -406,9 +410,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if live.stage != MOVED:
                 live.drop()  # without an update, the method keeps its state
             raise
-        live.drop()
+        if live.stage != NOTHING:  # AMP has skipped the update
+            live.drop()
         self._progress.steps += 1
-        self._progress.inner_steps += self._method.has_reference
+        self._progress.inner_steps += bool(self._method.has_reference)
 
     # `gluon.Trainer` calls these, in this order, in a step.
 
@@ -473,7 +478,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _is_in_force(self) -> bool:
         """Whether the method corrects gradients now."""
         self._apply_loaded()
-        return self._method.has_reference
+        return bool(self._method.has_reference)
 
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
@@ -576,7 +581,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self.discard_snapshot()
             return float("nan")
         keeps_rows = stored or self._method.needs_table
-        with _kept_on_error(self._lock, self._loss_scale.scaler):
+        with _kept_on_error(self._lock, self._loss_scaler):
             while True:
                 try:
                     return self._refresh(closure, data, progress, keeps_rows)
@@ -704,7 +709,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         For STORM and MARS: whether there was a step or a refresh.
         """
         has_one = self._method.has_reference or "method" in self._files.waiting
-        return has_one and not self._method.needs_table
+        return bool(has_one) and not self._method.needs_table
 
     @property
     def wants_snapshot(self) -> bool:

@@ -16,6 +16,8 @@ from .parameters import not_initialized
 class OpenTrainer(Trainer):
     """A `gluon.Trainer` that calls hooks, with names for what it does with its kvstore."""
 
+    _amp_loss_scaler: Any = None  # set by ``amp.init_trainer``
+
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         # With shared parameters, MXNet 2.0 leaves gaps in the keys but not in the optimizer's
@@ -47,6 +49,8 @@ class OpenTrainer(Trainer):
         """Whether the network computes with sparse weights that have all their rows."""
         return False
 
+    #: The scaler of AMP's losses; None where losses are not scaled.
+    _loss_scaler = property(attrgetter("_amp_loss_scaler"))
     #: The parameters, with shared ones only once.
     _all_parameters = property(attrgetter("_params"))
     #: The factor by which `gluon.Trainer` scales gradients, apart from the batch size.
@@ -75,15 +79,14 @@ class OpenTrainer(Trainer):
         self._on_reduced()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        scaler = self.__dict__.pop("_amp_loss_scaler", None)
+        scaler, self._amp_loss_scaler = self._amp_loss_scaler, None
         try:
             if scaler is not None and scaler.has_overflow(self._params):
                 return
             self._on_update()
             super()._update(ignore_stale_grad)  # raises if a gradient is stale
         finally:
-            if scaler is not None:
-                self._amp_loss_scaler = scaler
+            self._amp_loss_scaler = scaler
         self._on_updated()
 
     def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:

@@ -24,6 +24,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
+import mxnet as mx
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
@@ -33,7 +34,6 @@ from .columns import Column, Columns, Mean, zero
 from .combine import assign, is_one_of
 from .network import Network
 from .points import Point
-from .random_lock import start
 from .rows import Row
 
 
@@ -70,7 +70,8 @@ def plain(
 
     A device without data contributes zero. The closure may initialize deferred parameters.
     """
-    start(seed)
+    if seed is not None:
+        mx.random.seed(seed)
     devices = _mxnet.devices(parameters[0]) if parameters else []
     earlier = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
     before = _mxnet.take_fresh(earlier)
@@ -108,7 +109,7 @@ def estimate(
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
     network, reference, there = here.network, terms.reference, None
-    columns = [_columns(network, n, terms) for n in range(len(network.devices))]
+    columns = list(map(partial(_columns, network, terms), range(len(network.live))))
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, Point):
@@ -140,8 +141,9 @@ def differentiate(
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
     """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
-    start(seed)
     network = point.network
+    if seed is not None:
+        mx.random.seed(seed)
     try:
         point.enter()
         recorded = record(closure, batch, network.devices)
@@ -168,7 +170,7 @@ def differentiate(
 LIVE, SPARE, MEAN, ROW, COPY = range(5)  # the columns
 
 
-def _columns(network: Network, device: int, terms: Terms) -> list[Column]:
+def _columns(network: Network, terms: Terms, device: int) -> list[Column]:
     """The columns on a device, of the parameters that the terms are for; live where not needed."""
     live, row = network.live[device], terms.reference
     found = [

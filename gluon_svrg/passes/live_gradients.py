@@ -164,7 +164,9 @@ class LiveGradients:
         terms = self._terms
         if terms is None and workers is None:
             return
-        weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
+        weights = self._network.weights
+        if terms is None:  # the parameters may have other arrays than those that are known
+            weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
         if workers is not None:
             own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
             self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
@@ -189,7 +191,7 @@ class LiveGradients:
     @property
     def awaits_reduction(self) -> bool:
         """Whether the method needs the reduced gradients, and has not had them."""
-        return self._is_moving and self.stage == HELD
+        return self.stage == HELD and self._is_moving
 
     def reduce(
         self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]

@@ -17,7 +17,7 @@ before its update is in the `LiveGradients`, which are dropped as a whole if the
 from __future__ import annotations
 
 from functools import partial
-from operator import or_
+from operator import attrgetter, or_
 from typing import Any, Iterator, Sequence, Sized
 
 import numpy as np
@@ -91,11 +91,8 @@ class Method:
             )
         return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the method keeps anything that belongs to the parameters' arrays."""
-        return bool(self.in_objective)
-
+    #: Whether the method keeps anything that belongs to the parameters' arrays.
+    has_state: Any = property(attrgetter("in_objective"))
     #: Whether there is a reference to compare a minibatch's gradient with.
     has_reference: Any = has_state
 
