@@ -57,8 +57,8 @@ class Progress:
         return dict(vars(self))
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state. Version 0.3.0 counted no steps, and had no history."""
-        vars(self).update({**vars(Progress()), **state})
+        """Take over a state."""
+        vars(self).update(state)
 
 
 class _Held(NamedTuple):

@@ -174,8 +174,8 @@ class Method:
             elif is_kept:
                 parameters, is_mean = states.parameters(self.network), name != "weights"
                 yield from saving.array_problems(state[name], what, parameters, is_mean)
-        if self.keeps_mean:  # 0.3.0 kept the mean itself
-            _arguments.number(state.get("entries", 1.0), "entries", open_low=True)
+        if self.keeps_mean:
+            _arguments.number(state["entries"], "entries", open_low=True)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
@@ -183,5 +183,5 @@ class Method:
             self.point = states.to_point(self.network, state["weights"], state.get("frozen"))
         if self.keeps_mean:
             sums = states.to_columns(self.network, state[self.mean_key])
-            self.mean = Mean(sums, state.get("entries", 1.0))  # 0.3.0 kept the mean itself
+            self.mean = Mean(sums, state["entries"])
         self.in_objective = states.in_order(self.network, state["in_objective"])
