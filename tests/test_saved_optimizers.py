@@ -140,10 +140,10 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_attribute_that_is_set_is_data_and_was_data():
-    class Coin:
-        length, side = len, property(lambda self: self.asked % 2)
+def test_an_object_is_its_attributes():
+    """But no functions."""
 
+    class Coin:
         def __init__(self):
             self.asked, self.function = 0, len
 
@@ -153,8 +153,5 @@ def test_an_attribute_that_is_set_is_data_and_was_data():
     assert list(saving.object_problems(found, new, "the coin")) == []
     saving.assign_object(found, new)
     assert (new.asked, new.function, new.later.tolist()) == (3, len, [0, 2])
-    for name in ("__class__", "__dict__", "__init__", "length", "function", "side", "param_dict"):
-        bad = saving.SavedObject("Coin", {name: 1})
-        assert "cannot have" in next(saving.object_problems(bad, new, "the coin"))
     bad = saving.SavedObject("Other", {})
     assert "the coin was Other and is Coin" in next(saving.object_problems(bad, new, "the coin"))

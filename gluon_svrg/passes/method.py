@@ -174,8 +174,6 @@ class Method:
             elif is_kept:
                 parameters, is_mean = states.parameters(self.network), name != "weights"
                 yield from saving.array_problems(state[name], what, parameters, is_mean)
-        if self.keeps_mean:
-            _arguments.number(state["entries"], "entries", open_low=True)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
