@@ -24,7 +24,7 @@ from .kvstore import kinds
 from .passes import states
 from .passes.columns import vector
 from .passes.combine import assign
-from .passes.estimate import Terms
+from .passes.estimate import AS_IT_IS, Terms
 from .passes.full_pass import FullGradient
 from .passes.method import Method
 from .passes.rows import Row, TakenAt
@@ -69,11 +69,11 @@ class SVRG(Method):
                 f"worker knows with kvstore={kinds.name_of(kvstore)!r}. Use kvstore='dist_sync'."
             )
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
         alpha = self.coefficient.rounded
         if self.point is None or not alpha:
-            return None
+            return AS_IT_IS
         if batch_index is None:
             return Terms(b=-alpha, k=alpha, reference=self.point, mean=self.mean)
         return Terms(b=-alpha, reference=self._row(batch_index))

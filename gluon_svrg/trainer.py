@@ -23,7 +23,7 @@ from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import Columns, sums_of_squares
 from .passes.data import check_data, initialize, one_pass
-from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
+from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate
 from .passes.full_pass import FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
@@ -294,11 +294,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._live.make_room()
         terms = self._method.terms(batch_index, self._live.rows)
         scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
-        if terms is None:
-            found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
-            self._live.hold_plain(found)
-        else:
-            found = self._hold_estimate(closure, terms, batch_index, scale, name)
+        found = self._hold_estimate(closure, terms, batch_index, scale, name)
         if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
@@ -451,14 +447,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _start_with(self, closure: Callable[[], Any]) -> None:
         """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
-        needs_arrays = self._method.has_reference or self._method.needs_closure
-        is_new = needs_arrays and self._here is None
-        if is_new or self._files.waiting or self._must_start_kvstore():
-            deque(initialize(self._network.parameters, closure, iter([()])), 0)
-            self._start_kvstore()
+        deque(initialize(self._network.parameters, closure, iter([()])), 0)
+        self._start_kvstore()
         self._apply_loaded()
-        if needs_arrays or self._method.has_reference:
-            self._bind()
+        self._bind()
 
     def _bind(self) -> None:
         """Bind to the current arrays of the parameters; raise if the reference does not fit."""
@@ -471,6 +463,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "with update_full_grads(), or call discard_snapshot()."
             )
         self._here = None  # until all is bound
+        if self._method.has_reference or self._method.needs_closure:
+            check_gradients(self._network.parameters)
         self._network.bind()
         self._method.bind()
         self._here = Point.here(self._network, moves_states=True)
@@ -754,7 +748,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             what = "the table is empty" if method.needs_table else "there is no snapshot"
             raise RuntimeError(f"{name}() needs gradients to compare with, and {what}.")
         self._bind()
-        if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
+        if not method.needs_table and method.terms(None, {}) is AS_IT_IS:
             raise RuntimeError(
                 f"{name}() needs gradients to compare with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0, mixing=1, "

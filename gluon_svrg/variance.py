@@ -154,7 +154,6 @@ def variance(
             inputs, seed = arguments(batch), number + 1 if locked else None
             index = number if method.needs_table else None
             terms = method.terms(index, {})
-            assert terms is not None
             coefficient, reference = abs(terms.b or terms.k), terms.reference
             if isinstance(reference, Row) and reference.seed is not None:
                 seed = reference.seed

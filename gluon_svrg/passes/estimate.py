@@ -25,7 +25,6 @@ from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
-from mxnet.gluon import Parameter
 
 from .. import _mxnet
 from .._mxnet import Flags
@@ -63,36 +62,6 @@ class Estimate(NamedTuple):
     seed: int | None = None  # of the random numbers, if they are locked
 
 
-def plain(
-    parameters: Sequence[Parameter], closure: Callable[[], Loss], seed: int | None, scale: float
-) -> Estimate:
-    """Compute the gradient of a minibatch as for `gluon.Trainer`, in the parameters' own arrays.
-
-    A device without data contributes zero. The closure may initialize deferred parameters.
-    """
-    if seed is not None:
-        mx.random.seed(seed)
-    devices = _mxnet.devices(parameters[0]) if parameters else []
-    earlier = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
-    before = _mxnet.take_fresh(earlier)
-    try:
-        recorded = record(closure, (), devices)
-        recorded.backward(scale)
-        trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
-        weights = list(map(_mxnet.data, trainable))
-        touched = _mxnet.fresh(weights)
-        reached = check_dependent(touched)
-        for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
-            if is_reached and all(flags):
-                continue
-            if parameter.grad_req == "write":
-                zero(grad for grad, flag in zip(_mxnet.gradients(parameter), flags) if not flag)
-            _mxnet.mark([row], [[is_reached] * len(row)])
-    finally:
-        _mxnet.mark(earlier, before)  # what is fresh stays so until the update
-    return Estimate(recorded, recorded.entries, reached)
-
-
 def check_dependent(touched: Flags) -> list[bool]:
     """Tell which parameters backward has reached, on any device; raise if there is none."""
     reached = list(map(any, touched))
@@ -109,7 +78,9 @@ def estimate(
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
     network, reference, there = here.network, terms.reference, None
-    columns = list(map(partial(_columns, network, terms), range(len(network.live))))
+    columns = []
+    if reference is not None or terms.copy_to is not None:  # otherwise v is g, or follows later
+        columns = list(map(partial(_columns, network, terms), range(len(network.live))))
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, Point):
@@ -124,10 +95,9 @@ def estimate(
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
-    if terms.reference is not None or terms.copy_to is not None:  # or v follows the reduction
-        combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
-        for these, count in zip(columns, recorded.counts):
-            combine(these, terms, count, scale)
+    combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
+    for these, count in zip(columns, recorded.counts):
+        combine(these, terms, count, scale)
     passes = 1 if there is None else 2
     return Estimate(recorded, passes * recorded.entries, reached, seed)
 

@@ -123,11 +123,7 @@ class LiveGradients:
             self._is_apart = True
         if row is not None:
             self.rows[row.position] = row
-        self.hold_plain(found)
         self._terms = terms
-
-    def hold_plain(self, found: Estimate) -> None:
-        """Hold a gradient as backward has left it."""
         self.entries += found.recorded.entries
         self.reached = list(map(or_, self.reached or found.reached, found.reached))
         self._arrays = list(map(_mxnet.gradients, self._network.parameters))

@@ -26,7 +26,7 @@ from mxnet.ndarray import NDArray
 from .. import _arguments, saving
 from . import states
 from .columns import Mean
-from .estimate import Estimate, Terms
+from .estimate import AS_IT_IS, Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
 from .points import Point
@@ -118,9 +118,9 @@ class Method:
         if self.point is not None:
             self.point.bind()
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
-        """The formula for the next minibatch, after the rows of this update; None for g."""
-        return None
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+        """The formula for the next minibatch, after the rows of this update."""
+        return AS_IT_IS
 
     def row(self, found: Estimate, index: int) -> Row | None:
         """What to keep of a minibatch with an index until the update."""

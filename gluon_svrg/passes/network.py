@@ -58,7 +58,6 @@ class Network:
 
     def bind(self) -> None:
         """Bind to the current arrays of the parameters."""
-        check_gradients(self.parameters)
         self._lists, self._spare = [], []
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
