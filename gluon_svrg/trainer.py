@@ -13,7 +13,7 @@ from weakref import proxy
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, Parameter, Trainer
+from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
@@ -21,7 +21,7 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
-from .passes.columns import Columns, sums_of_squares
+from .passes.columns import Columns, norm
 from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate
 from .passes.full_pass import FullGradient, full_gradient
@@ -132,11 +132,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             hint = _arguments.near(each, signature(type(self)).parameters)
             raise TypeError(f"{name} takes no argument {each!r}.{ELSEWHERE.get(each, hint)}")
         method = self._method_class(**own)
-        if isinstance(params, Block):
-            raise ValueError(
-                f"The first argument of {name} is the network. Pass its parameters: "
-                f"{name}(net.collect_params(), ...)."
-            )
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
@@ -234,8 +229,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
-            if self._must_start_kvstore():
-                self._start_kvstore()
+            self._start_kvstore()
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
@@ -317,6 +311,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         except BaseException:
             for grad, value in zip(accumulating, before):
                 value.copyto(grad)
+            if terms is AS_IT_IS:
+                self._network.put_marks_back()
             raise
         for grad, value in zip(accumulating, before):
             grad += value
@@ -506,8 +502,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if not self._updates_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced
         trainable = filter(_mxnet.is_trainable, self._network.parameters)
-        squares = sums_of_squares(grad for p in trainable for grad in _mxnet.gradients(p))
-        return not all(np.isfinite(found.asnumpy()).all() for found in squares)
+        return not np.isfinite(norm(grad for p in trainable for grad in _mxnet.gradients(p)))
 
     # --- a refresh -----------------------------------------------------------------------------
 
@@ -877,11 +872,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("export_optimizer_states")
         self._check_states_are_here("export_optimizer_states")
-        if not self._is_ready:
-            raise RuntimeError(
-                "There are no optimizer states to export before the parameters are initialized. "
-                "Run a forward pass first."
-            )
         self._start_kvstore()
         self._apply_loaded()
         saving.write_bytes(fname, self._all_updaters[0].get_states(dump_optimizer=True))

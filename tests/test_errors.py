@@ -113,7 +113,7 @@ MISTAKES = {
         "a closure by position": (lambda b: b.step(None, b.closure), "is ignore_stale_grad"),
         "a loss": (lambda b: b.step(b.closure()), "must be a function that returns the loss"),
         "a loss for a refresh": (lambda b: b.refresh(b.closure()), "closure must be a function"),
-        "a coefficient": (lambda b: b.set(coefficient="1"), "must be a number .*got '1'"),
+        "a coefficient": (lambda b: b.set(coefficient="1"), "must be a number, got str"),
         "an index alone": (lambda b: b.trainer.step(5, batch_index=0), "needs the closure"),
     },
     ValueError: {
@@ -286,7 +286,7 @@ def of(optimizer="sgd", settings=None, **kwargs):
 
 
 SETTINGS = {
-    "the network": (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "net.collect_par"),
+    "the network": (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "of Parameters"),
     "no weights": (
         lambda: SVRGTrainer(gluon.nn.Dense(1, in_units=3).collect_params(), "sgd"),
         RuntimeError,
@@ -303,7 +303,7 @@ SETTINGS = {
     "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
-    "linear": (lambda: of(coefficient="linear"), TypeError, r"schedule.Linear\(0.75"),
+    "linear": (lambda: of(coefficient="linear"), TypeError, "a number, got str"),
     "nan": (lambda: of(coefficient=np.nan), ValueError, "finite, at least 0, got nan"),
     "True": (lambda: of(coefficient=True), TypeError, "got bool"),
     "scheduled": (lambda: of(coefficient=lambda index: -0.1), ValueError, "at least 0, got -0.1"),

@@ -55,8 +55,6 @@ class OpenTrainer(Trainer):
     _all_parameters = property(attrgetter("_params"))
     #: The factor by which `gluon.Trainer` scales gradients, apart from the batch size.
     _gradient_scale = property(attrgetter("_scale"))
-    #: Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none.
-    _has_kvstore = property(attrgetter("_kv_initialized"))
     #: Whether the kvstore updates, once it exists.
     _updates_on_kvstore = property(attrgetter("_update_on_kvstore"))
 

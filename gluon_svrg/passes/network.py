@@ -48,6 +48,7 @@ class Network:
         self.unseen: set[Parameter] = set()  # those that no backward has reached since `bind`
         self._spare: Columns = []
         self._overwritten: list[Parameter] = []
+        self._hidden: Flags = []
         self._lists: list[Any] = []  # the lists of arrays that are known
         self._were: list[str] = []  # descriptions of the parameters
 
@@ -182,7 +183,11 @@ class Network:
     def hide_marks(self) -> None:
         """Mark all live gradients as stale, so that new marks show what backward writes."""
         self._overwritten = []
-        _mxnet.take_fresh(self.weights)
+        self._hidden = _mxnet.take_fresh(self.weights)
+
+    def put_marks_back(self) -> None:
+        """Undo `hide_marks`, where a plain gradient could not be computed."""
+        _mxnet.mark(self.weights, self._hidden)
 
     def check_hidden(self) -> None:
         """Raise if a backward at other arrays has reached the weights themselves."""
