@@ -482,7 +482,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
         job.rearm_timeout()
         network = self._network
-        if mx.autograd.is_recording() and not _mxnet.end_recording():
+        if mx.autograd.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block."
             )

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
-import threading
 from contextlib import nullcontext
 from typing import Any, Callable, Iterable, List, Sequence
 
@@ -150,41 +148,6 @@ def filled_like(array: NDArray, value: float) -> NDArray:
     make = mx.np.full if is_numpy_like(array) else mx.nd.full
     with not_traced():
         return make(array.shape, value, ctx=device_of(array), dtype=array.dtype)
-
-
-_set_recording, _set_training = _QUICK.MXAutogradSetIsRecording, _QUICK.MXAutogradSetIsTraining
-_ON = ctypes.c_int(1)
-_recording: set[int] = set()  # the threads for which `recorded` has switched recording on
-
-
-def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call a function as under ``autograd.record()``, which takes nearly three times as long."""
-    recording, training = ctypes.c_int(), ctypes.c_int()
-    was_recording, was_training = ctypes.byref(recording), ctypes.byref(training)
-    thread = threading.get_ident()
-    try:
-        _recording.add(thread)
-        _set_recording(_ON, was_recording)
-        _set_training(_ON, was_training)
-        return closure(*arguments)
-    finally:
-        _set_training(training, was_training)
-        _set_recording(recording, was_recording)
-        _recording.discard(thread)
-
-
-def end_recording() -> bool:
-    """End what an interrupt at the end of `recorded` has left; whether there was anything."""
-    thread = threading.get_ident()
-    frame: Any = sys._getframe()
-    while frame is not None and frame.f_code is not recorded.__code__:
-        frame = frame.f_back
-    if frame is not None or thread not in _recording:
-        return False
-    mx.autograd.set_recording(False)
-    mx.autograd.set_training(False)
-    _recording.discard(thread)
-    return True
 
 
 def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:
