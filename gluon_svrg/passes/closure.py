@@ -144,5 +144,5 @@ def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, A
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        found.append((devices.index(device), _mxnet.shape_of(loss)))
+        found.append((devices.index(device), loss.shape))
     return tuple(found)
