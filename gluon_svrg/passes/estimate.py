@@ -49,7 +49,7 @@ class Terms(NamedTuple):
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
 
-#: v = g, as an estimate of a method whose state moves with it.
+#: v = g.
 AS_IT_IS = Terms()
 
 

@@ -83,7 +83,7 @@ class LiveGradients:
         # Since the reduction
         self.following: Any = None  # the method's state after the update
         self.total_scale = 1.0  # of `total`
-        self._terms: Terms | None = None  # of an estimate; marks then show another backward
+        self._terms: Terms | None = None  # of what is held; marks then show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
