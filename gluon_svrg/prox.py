@@ -314,7 +314,7 @@ def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
 
 def _check_parameter(operator: Prox, parameter: Parameter) -> None:
     """Raise unless an operator can be applied to a parameter."""
-    name, dtype, shape = parameter.name, _mxnet.dtype_of(parameter), parameter.shape
+    name, dtype, shape = _mxnet.name_of(parameter), _mxnet.dtype_of(parameter), parameter.shape
     if dtype not in ("float32", "float64"):
         raise ValueError(
             f"{operator} needs float32 or float64, and {name} is {dtype}: a copy in the optimizer "

@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._docstrings import trainer
-from .passes.estimate import Terms
+from .passes.estimate import AS_IT_IS, Terms
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -27,10 +27,10 @@ class SARAH(Recursive):
 
     needs_refresh = True
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - r + c m``."""
         if not self.has_reference:
-            return None
+            return AS_IT_IS
         return Terms(b=-1.0, k=1.0, reference=self.point, mean=self.mean)
 
 

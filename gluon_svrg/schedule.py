@@ -390,11 +390,6 @@ class Coefficient:
 
 def _at(schedule: Schedule, index: int) -> float:
     value = schedule(index) if callable(schedule) else schedule
-    if isinstance(value, str):
-        raise TypeError(
-            f"coefficient must be a number or a schedule, got {value!r}. For alpha-SVRG pass "
-            "coefficient=gluon_svrg.schedule.Linear(0.75, num_snapshots)."
-        )
     return _arguments.number(value, "coefficient (1 is SVRG, 0 the plain optimizer)")
 
 

@@ -21,7 +21,7 @@ from . import saving
 from ._docstrings import trainer
 from .passes import states
 from .passes.combine import assign
-from .passes.estimate import Terms
+from .passes.estimate import AS_IT_IS, Terms
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
 from .passes.method import Method
@@ -82,11 +82,11 @@ class SVRG(Method):
         if self.preconditioner is not None:
             self.preconditioner = Preconditioner(self.preconditioner.curvature.rank)
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
         alpha = self.coefficient.rounded
         if self.point is None or not alpha:
-            return None
+            return AS_IT_IS
         if batch_index is None:
             return Terms(b=-alpha, k=alpha, reference=self.point, mean=self.mean)
         return Terms(b=-alpha, reference=self._row(batch_index))
@@ -161,7 +161,7 @@ class SVRG(Method):
         table = state["table"]
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
-            self.taken_at = TakenAt(self.point, table.get("outside"))
+            self.taken_at = TakenAt(self.point, table["outside"])
 
 
 @trainer

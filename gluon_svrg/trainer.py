@@ -13,7 +13,7 @@ from weakref import proxy
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon import Block, Parameter, Trainer
+from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
@@ -21,15 +21,15 @@ from .kvstore import job
 from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
-from .passes.columns import Columns, copy_rows, sums_of_squares
+from .passes.columns import Columns, copy_rows, norm
 from .passes.data import arguments, check_data, initialize, one_pass
-from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate, plain
+from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate
 from .passes.full_pass import NOT_FINITE, FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
 from .passes.method import Method
-from .passes.network import Network, check_dtypes
+from .passes.network import Network, check_gradients
 from .passes.points import Point
-from .passes.random_lock import RandomLock, losses_at, start
+from .passes.random_lock import RandomLock, losses_at
 from .passes.rows import Row
 from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
@@ -58,8 +58,8 @@ class Progress:
         return dict(vars(self))
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state. Version 0.3.0 counted no steps, and had no history."""
-        vars(self).update({**vars(Progress()), **state})
+        """Take over a state."""
+        vars(self).update(state)
 
 
 class _Held(NamedTuple):
@@ -133,11 +133,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             hint = _arguments.near(each, signature(type(self)).parameters)
             raise TypeError(f"{name} takes no argument {each!r}.{ELSEWHERE.get(each, hint)}")
         method = self._method_class(**own)
-        if isinstance(params, Block):
-            raise ValueError(
-                f"The first argument of {name} is the network. Pass its parameters: "
-                f"{name}(net.collect_params(), ...)."
-            )
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
@@ -241,16 +236,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
         else:
             self._check_intact("step")
-            self._network.note_buffers()
-            if self._must_start_kvstore():
-                self._start_kvstore()
+            self._start_kvstore()
         if self._method.replaces_grads:
             self._live.check_unchanged("step", self._loss_scale.of_live_grads)
         self._watch.step(self._live.entries, batch_size)
-        if self._loss_scale.scaler is not None and self._overflows_on_kvstore():
+        if self._loss_scaler is not None and self._overflows_on_kvstore():
             self._move(self._loss_scale.skip, batch_size, ignore_stale_grad)
         else:
-            self._move(super().step, self._prepare_push(batch_size), ignore_stale_grad)
+            left = batch_size if self._servers is None else self._prepare_push(batch_size)
+            self._move(super().step, left, ignore_stale_grad)
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
@@ -296,24 +290,21 @@ class VarianceReducedTrainer(KVStoreTrainer):
             batch_index = self._method.checked_index(batch_index, name, type(self).__name__)
         check_closure(closure)
         self._check_outside(name)
-        self._start_with(closure)
+        if self._here is None or self._files.waiting or not self._network.is_bound():
+            self._start_with(closure)
         self._live.make_room()
         if self._method.preconditioner is not None:
             self._measure(closure)
         terms = self._method.terms(batch_index, self._live.rows)
-        scale = self._loss_scale.value
-        if terms is None:
-            found = plain(self._network.parameters, closure, self._lock.new_seed(), scale)
-            self._network.note_buffers()
-            self._live.hold_plain(found)
-        else:
-            found = self._hold_estimate(closure, terms, batch_index, scale, name)
-        if self._loss_scale.scaler is not None:
+        scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
+        found = self._hold_estimate(closure, terms, batch_index, scale, name)
+        if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
         if self._method.table:
             self._watch.row(batch_index is not None)
-        self._watch.losses(found.recorded.loss)
+        if len(found.recorded.losses) > 1:
+            self._watch.losses(found.recorded.losses)
         return found.recorded.loss
 
     def _measure(self, closure: Callable[[], Loss]) -> None:
@@ -331,7 +322,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
             self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
         if seed is not None:
-            start(lock.next_seed())
+            mx.random.seed(lock.next_seed())
         if found.curvature.P is not metric:
             _mxnet.forget_momentum(self._all_updaters)
 
@@ -347,16 +338,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
     ) -> Estimate:
         """Add an estimate to the gradients that accumulate, or leave it alone."""
-        before = [(grad, grad.copy()) for grad in self._network.accumulating]
+        accumulating = self._network.accumulating
+        before = list(map(NDArray.copy, accumulating))
         try:
             found = self._estimate(closure, terms, scale)
             row = None if index is None else self._method.row(found, index)
             self._live.hold(found, terms, row, scale, is_half=name != "step")
         except BaseException:
-            for grad, value in before:
+            for grad, value in zip(accumulating, before):
                 value.copyto(grad)
+            if terms is AS_IT_IS:
+                self._network.put_marks_back()
             raise
-        for grad, value in before:
+        for grad, value in zip(accumulating, before):
             grad += value
         return found
 
@@ -377,7 +371,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             return estimate(here, closure, terms, seed, scale)
         finally:
             if row.seed is not None:
-                start(lock.next_seed())  # what is drawn next is not the same each time
+                mx.random.seed(lock.next_seed())  # what is drawn next is not the same each time
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
@@ -444,9 +438,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if live.stage != MOVED:
                 live.drop()  # without an update, the method keeps its state
             raise
-        live.drop()
+        if live.stage != NOTHING:  # AMP has skipped the update
+            live.drop()
         self._progress.steps += 1
-        self._progress.inner_steps += self._method.has_reference
+        self._progress.inner_steps += bool(self._method.has_reference)
 
     # `gluon.Trainer` calls these, in this order, in a step.
 
@@ -484,14 +479,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _start_with(self, closure: Callable[[], Any]) -> None:
         """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
-        needs_arrays = self._method.has_reference or self._method.needs_closure
-        is_new = needs_arrays and self._here is None
-        if is_new or self._files.waiting or self._must_start_kvstore():
-            deque(initialize(self._network.parameters, closure, iter([()])), 0)
-            self._start_kvstore()
+        deque(initialize(self._network.parameters, closure, iter([()])), 0)
+        self._start_kvstore()
         self._apply_loaded()
-        if needs_arrays or self._method.has_reference:
-            self._bind()
+        self._bind()
 
     def _bind(self) -> None:
         """Bind to the current arrays of the parameters; raise if the reference does not fit."""
@@ -504,6 +495,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 "with update_full_grads(), or call discard_snapshot()."
             )
         self._here = None  # until all is bound
+        if self._method.has_reference or self._method.needs_closure:
+            check_gradients(self._network.parameters)
         self._network.bind()
         self._method.bind()
         self._here = Point.here(self._network, moves_states=True)
@@ -511,7 +504,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _is_in_force(self) -> bool:
         """Whether the method corrects gradients now."""
         self._apply_loaded()
-        return self._method.has_reference
+        return bool(self._method.has_reference)
 
     def _check_intact(self, name: str) -> None:
         """Raise unless the live gradients hold what `correct_grads` left."""
@@ -524,18 +517,20 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _check_outside(self, name: str) -> None:
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
         job.rearm_timeout()
-        _mxnet.end_recording()
+        network = self._network
         if mx.autograd.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block."
             )
-        if self._network.at is not None and self._block is not None and self._block.gi_frame:
+        if network.at is not None and self._block is not None and self._block.gi_frame:
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`. Call it after the block."
             )
-        self._network.come_back()
-        _mxnet.end_notes()
-        self._live.settle()
+        if network.at or network.kept or _mxnet.notes or self._live.stage == MOVED:
+            # An interrupt has ended the last call, or this is another thread's.
+            network.come_back()
+            _mxnet.end_notes()
+            self._live.settle()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""
@@ -543,8 +538,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if not self._updates_on_kvstore:
             return False  # MXNet looks at them itself, after they are reduced
         trainable = filter(_mxnet.is_trainable, self._network.parameters)
-        squares = sums_of_squares(grad for p in trainable for grad in _mxnet.gradients(p))
-        return not all(np.isfinite(found.asnumpy()).all() for found in squares)
+        return not np.isfinite(norm(grad for p in trainable for grad in _mxnet.gradients(p)))
 
     # --- a refresh -----------------------------------------------------------------------------
 
@@ -612,7 +606,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self.discard_snapshot()
             return float("nan")
         keeps_rows = stored or self._method.needs_table
-        with _kept_on_error(self._lock, self._loss_scale.scaler):
+        with _kept_on_error(self._lock, self._loss_scaler):
             while True:
                 try:
                     return self._refresh(closure, data, progress, keeps_rows)
@@ -631,9 +625,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             ready = stack.enter_context(Agreement(self._workers))
             batches, bar = stack.enter_context(one_pass(data, progress=progress))
             batches = initialize(parameters, closure, job.rearming(batches))
-            if not any(map(_mxnet.is_trainable, parameters)):
-                raise ValueError("No parameter of the trainer has gradients: all are frozen.")
-            check_dtypes(parameters)
+            check_gradients(parameters)
             ready.reach([0.0])
             done = stack.enter_context(Agreement(self._workers))
             self._share_weights()
@@ -774,7 +766,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         For STORM and MARS: whether there was a step or a refresh.
         """
         has_one = self._method.has_reference or "method" in self._files.waiting
-        return has_one and not self._method.needs_table
+        return bool(has_one) and not self._method.needs_table
 
     @property
     def wants_snapshot(self) -> bool:
@@ -819,7 +811,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             what = "the table is empty" if method.needs_table else "there is no snapshot"
             raise RuntimeError(f"{name}() needs gradients to compare with, and {what}.")
         self._bind()
-        if not method.needs_table and method.terms(None, {}) in (None, AS_IT_IS):
+        if not method.needs_table and method.terms(None, {}) is AS_IT_IS:
             raise RuntimeError(
                 f"{name}() needs gradients to compare with: as it is set up here, "
                 f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
@@ -950,11 +942,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_outside("export_optimizer_states")
         self._check_states_are_here("export_optimizer_states")
-        if not self._is_ready:
-            raise RuntimeError(
-                "There are no optimizer states to export before the parameters are initialized. "
-                "Run a forward pass first."
-            )
         self._start_kvstore()
         self._apply_loaded()
         saving.write_bytes(fname, self._all_updaters[0].get_states(dump_optimizer=True))

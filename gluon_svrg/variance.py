@@ -6,6 +6,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from typing import Any, Callable, Iterable
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
@@ -14,7 +15,7 @@ from .passes.columns import Column, Columns, vector
 from .passes.data import arguments, check_data, one_pass
 from .passes.estimate import differentiate
 from .passes.points import Point
-from .passes.random_lock import draw_seed, start
+from .passes.random_lock import draw_seed
 from .passes.rows import Row
 from .trainer import VarianceReducedTrainer
 
@@ -145,14 +146,14 @@ def variance(
     here, moments = Point.here(network), _Moments(network.live[0])
     m: Any = 0.0 if method.mean is None else method.mean.vector()
     with ExitStack() as stack:
-        stack.callback(start, draw_seed() if locked else None)
+        if locked:
+            stack.callback(mx.random.seed, draw_seed())
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
         for number, batch in enumerate(batches):
             inputs, seed = arguments(batch), number + 1 if locked else None
             index = number if method.needs_table else None
             terms = method.terms(index, {})
-            assert terms is not None
             coefficient, reference = abs(terms.b or terms.k), terms.reference
             if isinstance(reference, Row) and reference.seed is not None:
                 seed = reference.seed

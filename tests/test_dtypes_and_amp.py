@@ -97,6 +97,17 @@ def test_a_clip_in_each_dtype(dtype):
     np.testing.assert_allclose(weight.grad().asnumpy(), expected, rtol=1e-2)
 
 
+def test_large_micro_batches_in_float16():
+    """Where they cancel, what is left is as wrong as float16 rounds the largest."""
+    weight, _ = elementwise("float16")
+    weight.grad_req = "add"
+    trainer = MARSTrainer([weight], "sgd", {"multi_precision": True}, include_vectors=True)
+    for factor in (1.1, 1000, -1000):
+        trainer.correct_grads(lambda: weight.data() * factor)
+    assert weight.grad().asnumpy().tolist() == [1.0] * 4  # and not 1.1
+    trainer.step(1)
+
+
 def test_many_micro_batches_in_float16():
     """V is a difference of large sums, each rounded, and close to zero at the minimum."""
     weight, loss_of = elementwise("float16")

@@ -113,7 +113,7 @@ MISTAKES = {
         "a closure by position": (lambda b: b.step(None, b.closure), "is ignore_stale_grad"),
         "a loss": (lambda b: b.step(b.closure()), "must be a function that returns the loss"),
         "a loss for a refresh": (lambda b: b.refresh(b.closure()), "closure must be a function"),
-        "a coefficient": (lambda b: b.set(coefficient="1"), "must be a number .*got '1'"),
+        "a coefficient": (lambda b: b.set(coefficient="1"), "must be a number, got str"),
         "an index alone": (lambda b: b.trainer.step(5, batch_index=0), "needs the closure"),
     },
     ValueError: {
@@ -159,6 +159,38 @@ def test_mistakes(begun, error, name):
     call, message = MISTAKES[error][name]
     begun.assert_refused(lambda: call(begun), error, message)
     begun.step()
+
+
+class GoesOn:
+    """A loader that goes on where a loop has left it."""
+
+    def __init__(self, batches):
+        self.batches, self.left = batches, iter(())
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        self.left = itertools.chain([*self.left] or self.batches)
+        return self.left
+
+
+@pytest.mark.parametrize("kind", ["MXNet's", "another"])
+def test_a_loader_that_goes_on_after_a_break(begun, kind):
+    """MXNet's does with workers, on 2.0."""
+    data = GoesOn([array(index) for index in BATCHES])
+    if kind == "MXNet's":
+        data = gluon.data.SimpleDataset(ALL)
+        data = gluon.data.DataLoader(data, batch_size=5, num_workers=1, thread_pool=True)
+    for _ in data:
+        break
+
+    def refresh():
+        return begun.refresh(lambda index: begun.of_index(index.asnumpy().astype(int)), data)
+
+    if kind == "another" or mx.__version__.startswith("2"):
+        begun.assert_refused(refresh, RuntimeError, "has 5 minibatches, and this pass .*had 4")
+    assert refresh() == begun.refresh()
 
 
 #: What a closure returns, or does. Backward accepts none of it.
@@ -210,7 +242,7 @@ def test_before_shapes_are_known():
     with pytest.raises(TypeError, match=r"with the 2 items of a batch, but its signature is \(\)"):
         trainer.update_full_grads(lambda: net(array(PROBLEM.X)), [(BATCHES[0], BATCHES[0])])
     for call in (lambda: trainer.step(5), lambda: trainer.update(5), trainer.allreduce_grads):
-        with pytest.raises(RuntimeError, match=r"shapes .* not known yet: .*closure"):
+        with pytest.raises(RuntimeError, match=r"If none has passed .*pass step\(.*closure"):
             call()
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
 
@@ -254,7 +286,7 @@ def of(optimizer="sgd", settings=None, **kwargs):
 
 
 SETTINGS = {
-    "the network": (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "net.collect_par"),
+    "the network": (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "of Parameters"),
     "no weights": (
         lambda: SVRGTrainer(gluon.nn.Dense(1, in_units=3).collect_params(), "sgd"),
         RuntimeError,
@@ -271,7 +303,7 @@ SETTINGS = {
     "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
-    "linear": (lambda: of(coefficient="linear"), TypeError, r"schedule.Linear\(0.75"),
+    "linear": (lambda: of(coefficient="linear"), TypeError, "a number, got str"),
     "nan": (lambda: of(coefficient=np.nan), ValueError, "finite, at least 0, got nan"),
     "True": (lambda: of(coefficient=True), TypeError, "got bool"),
     "scheduled": (lambda: of(coefficient=lambda index: -0.1), ValueError, "at least 0, got -0.1"),

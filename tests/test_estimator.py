@@ -136,8 +136,11 @@ def test_checkpoints_and_resume(stop_at, tmp_path, caplog):
 
 
 @pytest.mark.parametrize("is_new", [True, False])
-def test_epochs_are_counted_over_several_fits(is_new):
+def test_epochs_are_counted_over_several_fits(is_new, caplog):
+    """But the log counts those of each fit."""
     estimator, data = make(), loader()
+    estimator.logger.setLevel(logging.INFO)
+    estimator.logger.addHandler(caplog.handler)
     handler, taken = FullGradHandler(data, 3), []
     for epochs in (1, 1, 1, 1, 2, 1):
         before = estimator.trainer.num_snapshots
@@ -145,6 +148,8 @@ def test_epochs_are_counted_over_several_fits(is_new):
         estimator.fit(data, epochs=epochs, event_handlers=[handler])
         taken.append(estimator.trainer.num_snapshots - before)
     assert taken == [1, 0, 0, 1, 0, 1]
+    logged = [message for message in caplog.messages if "full gradient" in message]
+    assert [message[:9] for message in logged] == ["[Epoch 0]"] * 3
 
 
 def test_resuming_without_a_snapshot_refreshes_at_once(tmp_path):

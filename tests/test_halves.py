@@ -227,6 +227,18 @@ def test_methods_whose_state_moves(name):
 
 
 @each_method
+def test_the_users_own_backward_before_the_update(case):
+    """It is added to the optimizer's gradient, but methods that compute that refuse it."""
+    history = History(case, True, None)
+    history.refresh()
+    history.hold(0)
+    backward(lambda: history.loss_of(BATCHES[1]))
+    history.others, _ = PROBLEM.gradient(history.twin.weights, BATCHES[1])
+    history.finish(1.0)
+    assert history.distance() < 1e-10
+
+
+@each_method
 def test_the_users_own_backward(case):
     """It adds before an estimate and after it, and a refresh leaves all of it."""
     play = Play(case, how="add")

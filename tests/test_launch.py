@@ -16,7 +16,7 @@ from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, run, start
     [
         (["-n", "0", "--", "true"], "expected a positive whole number, got '0'"),
         (["-n", "x", "--", "true"], "expected a positive whole number, got 'x'"),
-        (["-n", "1", "--timeout", "-2", "--", "true"], "expected a positive whole number"),
+        (["-n", "1", "--timeout", "-2", "--", "true"], "number of seconds, 0 or more, got '-2'"),
         (["-n", "1"], "there is no command: end with -- python train.py"),
         (["-n", "1", "--", "no-such-command"], "there is no command no-such-command"),
         ([], "required: -n"),
@@ -73,6 +73,14 @@ def test_a_command_that_is_no_python(code, marker):
     assert_nothing_left(marker)
 
 
+def test_a_worker_that_is_killed(marker):
+    """The status is that of shells."""
+    status, output = launch(["-n", 2, "--", "sh", "-c", "kill -9 $$"])
+    assert status == 137
+    assert re.search(r"worker \d was ended by signal 9 \(Killed\); all", output.splitlines()[-1])
+    assert_nothing_left(marker)
+
+
 def test_the_reader_goes_away(marker):
     """As in ``| head -1``: the launcher dies of its next line, and all with it."""
     script = "while :; do echo a line; sleep 0.1; done"
@@ -108,9 +116,14 @@ def test_a_timeout_is_a_variable_too(tmp_path, marker):
 
 @pytest.mark.parametrize("seconds", ["abc", "nan", "-5"])
 def test_a_timeout_that_is_no_number_of_seconds(seconds):
-    _, output = run([sys.executable, "-c", "import gluon_svrg"], GLUON_SVRG_TIMEOUT=seconds)
-    message = f"GLUON_SVRG_TIMEOUT must be a number of seconds, 0 or more, got '{seconds}'"
-    assert message in output.splitlines()[-1]
+    """A trainer raises, a command ends with a sentence."""
+    trains = "from gluon_svrg.kvstore.job import rearm_timeout; rearm_timeout()"
+    launch = [*GLUON_SVRG, "launch", "-n", 1, "--", "true"]
+    for command, code in (([sys.executable, "-c", trains], 1), (launch, 2)):
+        status, output = run(command, GLUON_SVRG_TIMEOUT=seconds)
+        message = f"GLUON_SVRG_TIMEOUT must be a number of seconds, 0 or more, got '{seconds}'"
+        assert message in output.splitlines()[-1]
+        assert (status, "Traceback" in output) == (code, code == 1)
 
 
 def test_nothing_of_ours_listens():

@@ -204,6 +204,20 @@ def test_a_static_graph_and_a_penalty_that_ends(case):
     play.run(parts=((0,), (3, 1, 4, 1), (2, 3)))
 
 
+@each_method
+def test_a_penalty_that_ends_after_a_change_of_grad_req(case):
+    """Gradients add up where they were written at first; MXNet forgets arrays at a prediction."""
+    problem = Penalized(None)
+    play = Play(case, problem, "step", None, STATIC)
+    play.epoch((3, 1))
+    play.how = "add"
+    play.require("add")
+    play.refresh()
+    play.net(array(problem.X))
+    play.epoch((0, 1, 3, 2))
+    assert play.distance() < 1e-10
+
+
 @pytest.mark.parametrize(
     "devices, kinds", [(None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step"))]
 )
@@ -238,3 +252,45 @@ def test_a_static_graph_and_another_grad_req(case, devices, kinds):
         assert play.distance() < 1e-10, f"after {number} changes"
         if number % 3:
             backward_by_hand()
+
+
+@pytest.mark.parametrize("kinds", [("add", "write"), ("write", "add", "write", "add")])
+@each_method
+def test_a_static_graph_and_the_users_own_backward(case, kinds):
+    """It comes after each change of `grad_req`, before the next step."""
+    problem = Problem(None)
+    play = Play(case, problem, "step", None, STATIC)
+    for kind in kinds:
+        play.require(kind)
+        backward(lambda: play.loss_of(play.batches[2]))
+        expected, _ = problem.gradient(values(play.net), play.batches[2])
+        assert distance(gradients(play.net), expected) < 1e-10
+        clear(play.net)
+        if kind == kinds[0]:
+            play.refresh()
+        for number in (1, 3, 0):
+            play.update(number)
+            assert play.distance() < 1e-10
+            clear(play.net)
+    play.refresh()
+    play.epoch((2,))
+    assert play.distance() < 1e-10
+
+
+@each_method
+def test_a_static_graph_that_writes_elsewhere(case):
+    """MXNet's graph keeps the arrays of old weights; `gluon.Trainer` does not learn then."""
+    problem = Problem(None)
+    play = Play(case, problem, "step", None, STATIC)
+    play.refresh()
+    play.epoch((1, 3))
+    before = values(play.net)
+    for parameter in parameters(play.net):
+        parameter.initialize(force_reinit=True)
+    problem.assign(play.net, before)
+    with pytest.raises(RuntimeError, match=r"net\.hybridize\("):
+        play.epoch((0,))
+    assert distance(values(play.net), before) == 0
+    play.net.hybridize(**STATIC)
+    play.epoch((0, 2))
+    assert play.distance() < 1e-10

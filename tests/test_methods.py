@@ -95,6 +95,18 @@ def test_frozen_parameters(case):
     assert_unchanged([first, last], frozen)
 
 
+@each_method
+def test_frozen_parameters_alone(case):
+    play = Play(case)
+    play.require("null")
+    with pytest.raises(ValueError, match="all are frozen"):
+        play.refresh()
+    plain = RuntimeError, "its loss depends on no parameter"  # as any loss of `gluon.Trainer`
+    error, message = plain if case.needs_refresh else (ValueError, "all are frozen")
+    with pytest.raises(error, match=message):
+        play.update(0)
+
+
 # --- the plain optimizer -------------------------------------------------------------------------
 
 

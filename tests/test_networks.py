@@ -58,13 +58,22 @@ def test_deferred_initialization(hybridize, devices):
     play.run()
 
 
-def test_a_parameter_that_no_minibatch_initializes():
-    net, unused = PROBLEM.network(deferred=True), nn.Dense(3)
-    unused.initialize()
-    params = [*net.collect_params().values(), *unused.collect_params().values()]
-    trainer = SVRGTrainer(params, "sgd")
-    with pytest.raises(RuntimeError, match=r"No minibatch initializes .*weight.*in_units"):
-        trainer.update_full_grads(PROBLEM.closure(net), BATCHES)
+@each_method
+def test_a_layer_that_no_minibatch_initializes(case):
+    """Messages have its name in the network; MXNet 2.0 itself calls each weight a weight."""
+    net = nn.HybridSequential()
+    net.add(PROBLEM.network(deferred=True), nn.Dense(3, dtype="float64"))
+    net[1].initialize()
+    params, loss_of = net.collect_params(), PROBLEM.closure(net[0])
+    name = next(key for key, p in params.items() if p is net[1].weight)
+    trainer = case.make_trainer(params)
+
+    def step():
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]), **case.row(0))
+
+    for call in (step, lambda: trainer.update_full_grads(loss_of, BATCHES)):
+        with pytest.raises(RuntimeError, match=rf"No minibatch initializes {name}.*in_units"):
+            call()
     assert trainer.snapshot is None
 
 

@@ -35,6 +35,17 @@ def test_every_optimizer_resumes(name, save, tmp_path):
     both_go_on(first, second)
 
 
+def test_multipliers_by_name_stay(tmp_path):
+    """Gluon has those of its parameters elsewhere."""
+    first, second = Training(), Training()
+    for run in (first, second):
+        run.step(1)
+        run.optimizer.set_lr_mult({"mine": 0.5})
+    first.save(tmp_path / "states")
+    second.load(tmp_path / "states")
+    assert second.optimizer.lr_mult == {"mine": 0.5}
+
+
 @mx.optimizer.register
 class OwnOptimizer(mx.optimizer.Optimizer):
     """An optimizer of one's own, with plain data of every kind, also in its states."""
@@ -129,10 +140,10 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_an_attribute_that_is_set_is_data_and_was_data():
-    class Coin:
-        length, side = len, property(lambda self: self.asked % 2)
+def test_an_object_is_its_attributes():
+    """But no functions."""
 
+    class Coin:
         def __init__(self):
             self.asked, self.function = 0, len
 
@@ -142,8 +153,5 @@ def test_an_attribute_that_is_set_is_data_and_was_data():
     assert list(saving.object_problems(found, new, "the coin")) == []
     saving.assign_object(found, new)
     assert (new.asked, new.function, new.later.tolist()) == (3, len, [0, 2])
-    for name in ("__class__", "__dict__", "__init__", "length", "function", "side", "param_dict"):
-        bad = saving.SavedObject("Coin", {name: 1})
-        assert "cannot have" in next(saving.object_problems(bad, new, "the coin"))
     bad = saving.SavedObject("Other", {})
     assert "the coin was Other and is Coin" in next(saving.object_problems(bad, new, "the coin"))

@@ -135,7 +135,8 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
     _, loss_of, trainer = make()
     trainer.update_full_grads(loss_of, BATCHES)
     for count, one in enumerate(saved, 1):
-        trainer.register(one)
+        if isinstance(one, sampler):  # schedules register themselves
+            trainer.register(one)
         ask(one, trainer, count)
     trainer.save_states(tmp_path / "states")
     expected = [ask(one, trainer, 2) for one in saved]

@@ -7,7 +7,8 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged, everything
-from loops import split_at
+from loops import backward, split_at
+from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import contexts, distance, values
 
@@ -182,6 +183,37 @@ def test_the_first_row_where_others_weights_have_moved(case):
         refused = pytest.raises(RuntimeError, match="was the data reshuffled")
         with nullcontext() if moves else refused:
             trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
+
+
+@each_table
+def test_the_first_row_where_others_statistics_have_moved(case):
+    """A pass in training does not read them."""
+    net = kit.with_norm()
+    play, play.loss_of = Play(case), PROBLEM.closure(net, "float32")
+    play.trainer = case.make_trainer(net[2].collect_params())
+    play.refresh()
+    backward(lambda: play.loss_of(BATCHES[0]))
+    with pytest.raises(RuntimeError, match="was the data reshuffled"):
+        play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
+
+
+@both
+def test_two_trainers_that_share_a_network(case):
+    """Without a refresh, the weights of the other one are not known at the first visit."""
+    net = PROBLEM.network()
+    loss_of, trainers = (
+        PROBLEM.closure(net),
+        [
+            case.make_trainer(net[1].collect_params()),
+            gluon.Trainer(net[0].collect_params(), "sgd", {"learning_rate": 0.1}),
+        ],
+    )
+    with kit.noticed() as texts:
+        for _ in range(2):
+            for number, index in enumerate(BATCHES):
+                trainers[0].step(5, closure=lambda: loss_of(index), batch_index=number)
+                trainers[1].step(5)
+    assert not texts
 
 
 @each_table

@@ -212,7 +212,8 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
     trainer._share_weights()
     scale = {} if scaler is None else {"scale": np.array(scaler.loss_scale)}
     own = [p for layer in net for p in layer.collect_params().values()]
-    return who, {**found_in(own), **scale}
+    passes = {"passes": np.array(trainer.history[-1]["data_passes"])}
+    return who, {**found_in(own), **scale, **passes}
 
 
 def failing(where, first, kvstore="dist_sync"):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any, Iterator
 
 
@@ -11,8 +12,7 @@ class LossScale:
     def __init__(self, trainer: Any) -> None:
         self._trainer = trainer
 
-    #: The scaler; None where losses are not scaled.
-    scaler = property(lambda self: self._trainer.__dict__.get("_amp_loss_scaler"))
+    scaler = property(attrgetter("_trainer._loss_scaler"))
 
     @property
     def value(self) -> float:

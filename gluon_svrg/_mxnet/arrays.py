@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import ctypes
 import re
-import sys
-import threading
 from contextlib import nullcontext
 from typing import Any, Callable, Iterable, List, Sequence
 
@@ -27,33 +25,17 @@ Flags = List[List[bool]]
 _QUICK: Any = ctypes.PyDLL(_LIB._name)
 _read, _write = _QUICK.MXNDArrayGetGradState, _QUICK.MXNDArraySetGradState
 _STALE, _FRESH = ctypes.c_int(0), ctypes.c_int(1)
-_context_of = _QUICK.MXNDArrayGetContext
-_shape_of = _QUICK.MXNDArrayGetShape64 if HAS_DEVICES else _QUICK.MXNDArrayGetShapeEx64
-_SIZES = ctypes.POINTER(ctypes.c_int64)
 _devices: dict[tuple[int, int], Any] = {}
 
 
 def device_of(array: NDArray) -> Any:
-    """The device that holds an array, always the same object, which `NDArray.ctx` makes anew."""
-    kind, number = ctypes.c_int(), ctypes.c_int()
-    status = _context_of(array.handle, ctypes.byref(kind), ctypes.byref(number))
-    if status:
-        check_call(status)
-    known = _devices.get((kind.value, number.value))
-    return only(array.device if HAS_DEVICES else array.ctx) if known is None else known
-
-
-def shape_of(array: NDArray) -> tuple[int, ...]:
-    """The shape of an array, without the overhead of `NDArray.shape`."""
-    count, sizes = ctypes.c_int(), _SIZES()
-    status = _shape_of(array.handle, ctypes.byref(count), ctypes.byref(sizes))
-    if status:
-        check_call(status)
-    return tuple(sizes[: count.value])
+    """The device that holds an array: the one of `only`, quicker to compare."""
+    device = array.device if HAS_DEVICES else array.ctx
+    return _devices.setdefault((device.device_typeid, device.device_id), device)
 
 
 def only(device: Any) -> Any:
-    """The one object for a device."""
+    """The one object for a device, which MXNet makes anew each time."""
     return _devices.setdefault((device.device_typeid, device.device_id), device)
 
 
@@ -152,40 +134,6 @@ def filled_like(array: NDArray, value: float) -> NDArray:
         return make(array.shape, value, ctx=device_of(array), dtype=array.dtype)
 
 
-_set_recording, _set_training = _QUICK.MXAutogradSetIsRecording, _QUICK.MXAutogradSetIsTraining
-_ON = ctypes.c_int(1)
-_recording: set[int] = set()  # the threads for which `recorded` has switched recording on
-
-
-def recorded(closure: Callable[..., Any], arguments: Sequence[Any]) -> Any:
-    """Call a function as under ``autograd.record()``, which takes nearly three times as long."""
-    recording, training = ctypes.c_int(), ctypes.c_int()
-    was_recording, was_training = ctypes.byref(recording), ctypes.byref(training)
-    thread = threading.get_ident()
-    try:
-        _recording.add(thread)
-        _set_recording(_ON, was_recording)
-        _set_training(_ON, was_training)
-        return closure(*arguments)
-    finally:
-        _set_recording(recording, was_recording)
-        _set_training(training, was_training)
-        _recording.discard(thread)
-
-
-def end_recording() -> None:
-    """End what an interrupt at the end of `recorded` has left."""
-    thread = threading.get_ident()
-    if thread in _recording:
-        frame: Any = sys._getframe()
-        while frame is not None and frame.f_code is not recorded.__code__:
-            frame = frame.f_back
-        if frame is None:
-            mx.autograd.set_recording(False)
-            mx.autograd.set_training(False)
-            _recording.discard(thread)
-
-
 def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:
     """Let `backward` write the gradients of arrays to buffers ('write'), or add them ('add')."""
     flat = [array for per_device in arrays for array in per_device]
@@ -193,6 +141,18 @@ def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]
         flat_buffers = [buffer for per_device in buffers for buffer in per_device]
         flat_reqs = [req for req, per_device in zip(grad_reqs, arrays) for _ in per_device]
         mx.autograd.mark_variables(flat, flat_buffers, flat_reqs)
+
+
+def address_of(array: NDArray) -> int | None:
+    """The address of a dense array. What oneDNN has done to its layout is undone."""
+    found = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(found)))
+    return found.value
+
+
+def is_gradient_in(array: NDArray, buffer: NDArray) -> bool:
+    """Whether `backward` has written the gradient of an array to its buffer, if that is dense."""
+    return buffer.stype != "default" or address_of(array.grad) == address_of(buffer)
 
 
 def fresh(arrays: Arrays) -> Flags:

@@ -2,23 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 from operator import attrgetter
 from typing import Any
 
-from mxnet.base import _LIB, check_call
 from mxnet.gluon import Parameter, Trainer
 from mxnet.gluon.parameter import DeferredInitializationError
 from mxnet.ndarray import NDArray
 
-UNKNOWN = (
-    "The shapes of parameters are not known yet: no minibatch has passed the network. Pass "
-    "step(batch_size, closure=...), or call the network with a minibatch before."
-)
+from .arrays import address_of
+from .parameters import not_initialized
 
 
 class OpenTrainer(Trainer):
     """A `gluon.Trainer` that calls hooks, with names for what it does with its kvstore."""
+
+    _amp_loss_scaler: Any = None  # set by ``amp.init_trainer``
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -51,12 +49,12 @@ class OpenTrainer(Trainer):
         """Whether the network computes with sparse weights that have all their rows."""
         return False
 
+    #: The scaler of AMP's losses; None where losses are not scaled.
+    _loss_scaler = property(attrgetter("_amp_loss_scaler"))
     #: The parameters, with shared ones only once.
     _all_parameters = property(attrgetter("_params"))
     #: The factor by which `gluon.Trainer` scales gradients, apart from the batch size.
     _gradient_scale = property(attrgetter("_scale"))
-    #: Whether `gluon.Trainer` has chosen its kvstore, or has chosen to use none.
-    _has_kvstore = property(attrgetter("_kv_initialized"))
     #: Whether the kvstore updates, once it exists.
     _updates_on_kvstore = property(attrgetter("_update_on_kvstore"))
 
@@ -79,15 +77,14 @@ class OpenTrainer(Trainer):
         self._on_reduced()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
-        scaler = self.__dict__.pop("_amp_loss_scaler", None)
+        scaler, self._amp_loss_scaler = self._amp_loss_scaler, None
         try:
             if scaler is not None and scaler.has_overflow(self._params):
                 return
             self._on_update()
             super()._update(ignore_stale_grad)  # raises if a gradient is stale
         finally:
-            if scaler is not None:
-                self._amp_loss_scaler = scaler
+            self._amp_loss_scaler = scaler
         self._on_updated()
 
     def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:
@@ -100,7 +97,7 @@ class OpenTrainer(Trainer):
         try:
             super()._init_kvstore()
         except DeferredInitializationError as error:
-            raise DeferredInitializationError(UNKNOWN) from error
+            raise DeferredInitializationError(not_initialized(self._params)) from error
         finally:
             self._optimizer = optimizer
 
@@ -143,4 +140,4 @@ def make_plain(arrays: list[NDArray]) -> None:
     for array in arrays:
         if array.stype == "default":
             array.wait_to_read()
-            check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(ctypes.c_void_p())))
+            address_of(array)

@@ -6,7 +6,7 @@ import threading
 import weakref
 from contextlib import contextmanager
 from operator import attrgetter
-from typing import Any, Callable, Iterator, Sequence
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -24,6 +24,31 @@ def devices(parameter: Parameter) -> list[Any]:
 def devices_of_estimator(estimator: Any) -> Any:
     """The devices that an `Estimator` trains on."""
     return estimator.device if hasattr(estimator, "device") else estimator.context
+
+
+_keys: weakref.WeakKeyDictionary[Parameter, str] = weakref.WeakKeyDictionary()
+
+
+def note_keys(parameters: Mapping[str, Parameter]) -> None:
+    """Remember what a network calls its parameters; MXNet 2.0 itself calls all weight or bias."""
+    for key, parameter in parameters.items():
+        _keys[parameter] = max(str(key), _keys.get(parameter, ""), key=len)
+
+
+def name_of(parameter: Parameter) -> str:
+    """The name of a parameter for messages, with its layer."""
+    return _keys.get(parameter, parameter.name)
+
+
+def not_initialized(parameters: Iterable[Parameter]) -> str:
+    """A message about those whose shapes are not known."""
+    names = [name_of(p) for p in parameters if is_deferred(p)]
+    return (
+        f"No minibatch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none has "
+        "passed the network yet, pass step(batch_size, closure=...), or call the network with one. "
+        "If it does not use a layer, give that its shape (in_units, in_channels, ...), or leave it "
+        "out of the trainer."
+    )
 
 
 def is_deferred(parameter: Parameter) -> bool:
@@ -92,20 +117,14 @@ def put(parameters: Sequence[Parameter], arrays: Sequence[list[NDArray]]) -> Non
         parameter._data = values
 
 
-def put_gradients(parameter: Parameter, gradients: list[NDArray]) -> None:
-    """Give a parameter other gradient buffers, to which its next backward writes or adds."""
-    parameter._grad = gradients
-    mx.autograd.mark_variables(parameter._data, gradients, parameter.grad_req)
-
-
 _check_and_get: Any = Parameter._check_and_get
-_notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
+notes: dict[int, Callable[[Parameter], None]] = {}  # by thread
 
 
 @contextmanager
 def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
     """Call a function, by a patch, with each parameter just before this thread reads its values."""
-    _notes[threading.get_ident()] = note
+    notes[threading.get_ident()] = note
     Parameter._check_and_get = _note_and_get
     try:
         yield
@@ -114,7 +133,7 @@ def reads_noted(note: Callable[[Parameter], None]) -> Iterator[None]:
 
 
 def _note_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
-    note = _notes.get(threading.get_ident())
+    note = notes.get(threading.get_ident())
     if note is not None and arrays is not None and arrays is parameter._data:
         with not_traced(), mx.autograd.pause():
             note(parameter)
@@ -124,6 +143,7 @@ def _note_and_get(parameter: Parameter, arrays: Any, device: Any) -> Any:
 
 def end_notes() -> None:
     """End `reads_noted` in this thread; an interrupt may have left it on."""
-    _notes.pop(threading.get_ident(), None)
-    if not _notes and Parameter._check_and_get is not _check_and_get:  # keeps Python's caches
-        Parameter._check_and_get = _check_and_get
+    mine = threading.get_ident()
+    if {*notes} <= {mine} and Parameter._check_and_get is not _check_and_get:
+        Parameter._check_and_get = _check_and_get  # only if it is another: Python keeps its caches
+    notes.pop(mine, None)

@@ -11,7 +11,7 @@ import sys
 from typing import Any, Callable
 
 from .. import _find_mxnet
-from ..kvstore.job import TIMEOUT
+from ..kvstore.job import TIMEOUT, seconds
 
 _PR_SET_PDEATHSIG = 1
 _libc = ctypes.CDLL(None)
@@ -42,7 +42,8 @@ def add_command(
     add(
         "--timeout",
         metavar="SECONDS",
-        type=_positive,
+        type=_seconds,
+        default=os.environ.get(TIMEOUT) or "0",
         help="End the job when a worker has made no step, and no minibatch of a refresh, for so "
         f"long (default: never). {TIMEOUT} sets it, too.",
     )
@@ -54,6 +55,13 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
     return int(text)
+
+
+def _seconds(text: str) -> float:
+    try:
+        return seconds(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def names(options: argparse.Namespace) -> list[str]:
@@ -87,9 +95,8 @@ def variables(
         "DMLC_PS_ROOT_URI": scheduler,
         "DMLC_PS_ROOT_PORT": str(port),
         "DMLC_NODE_HOST": address,
+        TIMEOUT: str(options.timeout),
     }
-    if options.timeout:
-        found[TIMEOUT] = str(options.timeout)
     if role.startswith("server"):
         found["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"  # see `_SERVER`
     return found

@@ -6,15 +6,23 @@ import faulthandler
 import os
 import re
 import sys
+from functools import lru_cache
 from typing import Any, Iterable, Iterator
 
 #: The variable with the seconds after which a worker without a step ends.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 
-_VALUE = os.environ.get(TIMEOUT) or "0"
-if not re.fullmatch(r"\d{1,8}(\.\d*)?", _VALUE):
-    raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {_VALUE!r}.")
-SECONDS = float(_VALUE)
+
+def seconds(text: str) -> float:
+    """The number of seconds in a text; raise a ValueError if it is none."""
+    if not re.fullmatch(r"\d{1,8}(\.\d*)?", text):
+        raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {text!r}.")
+    return float(text)
+
+
+@lru_cache(maxsize=None)
+def _timeout() -> float:
+    return seconds(os.environ.get(TIMEOUT) or "0")
 
 
 def is_worker() -> bool:
@@ -44,8 +52,8 @@ def end_on_errors() -> None:
 
 def rearm_timeout() -> None:
     """Begin the seconds anew, after which a worker that waits prints where, and ends: 23 us."""
-    if SECONDS:
-        faulthandler.dump_traceback_later(SECONDS, exit=True, file=2)
+    if _timeout():
+        faulthandler.dump_traceback_later(_timeout(), exit=True, file=2)
 
 
 def rearming(batches: Iterable[Any]) -> Iterator[Any]:

@@ -87,9 +87,14 @@ def created(kvstore: Any) -> Any:
 
 def parameters_of(params: Any) -> list[Parameter]:
     """The parameters that were passed; none if they are wrong, as `gluon.Trainer` will say."""
-    values = params.values() if hasattr(params, "values") else params
+    is_mapping = hasattr(params, "values")
+    values = params.values() if is_mapping else params
     found = list(values) if isinstance(values, Iterable) else []
-    return found if all(isinstance(p, Parameter) for p in found) else []
+    if not all(isinstance(p, Parameter) for p in found):
+        return []
+    if is_mapping:
+        _mxnet.note_keys(params)
+    return found
 
 
 def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, needs: str) -> Any:
@@ -120,7 +125,8 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
         elif wanted:
             problem = "with update_on_kvstore=True the kvstore keeps it. Leave that out."
         elif sparse is not None:
-            problem = f"{sparse.name} is a row_sparse weight, which only the kvstore can update."
+            name = _mxnet.name_of(sparse)
+            problem = f"{name} is a row_sparse weight, which only the kvstore can update."
         if problem is not None:
             raise ValueError(f"{needs} needs the reduced gradient before the update, and {problem}")
         return False
@@ -131,21 +137,22 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
 
 def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
     """Raise where `gluon.Trainer` or servers would fail later, or be wrong without a word."""
-    name, has_servers = name_of(kvstore), kind_of(kvstore).has_servers
+    kind, has_servers = name_of(kvstore), kind_of(kvstore).has_servers
     for p in parameters:
+        name = _mxnet.name_of(p)
         if not _mxnet.has_data(p) and not _mxnet.is_deferred(p):
             raise RuntimeError(
-                f"{p.name} is not initialized. Call net.initialize() before you make the trainer."
+                f"{name} is not initialized. Call net.initialize() before you make the trainer."
             )
         fails = has_servers and not _mxnet.has_sparse_values(p)  # under gluon.Trainer, too
         if _mxnet.is_sparse(p) and (fails or _is_in_python(kvstore)):
             raise ValueError(
-                f"{p.name} is sparse, and kvstore={name!r} cannot exchange its gradients. Use "
+                f"{name} is sparse, and kvstore={kind!r} cannot exchange its gradients. Use "
                 "sparse_grad=False, or kvstore='dist_sync' with a row_sparse weight."
             )
     cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
-    if compression and (has_servers or cannot or name.startswith("local")):
+    if compression and (has_servers or cannot or kind.startswith("local")):
         raise ValueError(
-            f"MXNet cannot compress gradients in a kvstore {name!r} under gluon.Trainer. Use "
+            f"MXNet cannot compress gradients in a kvstore {kind!r} under gluon.Trainer. Use "
             "kvstore='device' with several devices, or no compression_params."
         )

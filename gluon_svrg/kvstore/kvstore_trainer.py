@@ -45,10 +45,6 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
                 "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod."
             )
 
-    def _must_start_kvstore(self) -> bool:
-        """Whether there are other workers, and the weights have not been shared yet."""
-        return not self._has_kvstore and not self._workers.is_alone
-
     def _finish_sending_weights(self) -> None:
         """Wait for the weights, which the first gradients overtake otherwise."""
         if not self._workers.is_alone:

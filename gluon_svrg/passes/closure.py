@@ -65,7 +65,8 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
     """Call a closure and record; raise unless it returns losses on devices of the parameters."""
     try:
-        loss = _mxnet.recorded(closure, batch)
+        with mx.autograd.record():
+            loss = closure(*batch)
     except (AssertionError, MXNetError, TypeError, ValueError) as error:
         _explain(error, closure, batch)
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
@@ -143,5 +144,5 @@ def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, A
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        found.append((devices.index(device), _mxnet.shape_of(loss)))
+        found.append((devices.index(device), loss.shape))
     return tuple(found)

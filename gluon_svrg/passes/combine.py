@@ -157,6 +157,10 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     A factor is a number, or an array of one number, which stays on its device. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
+    MXNet computes a value where it is needed first, and equal ones once. So a column is assigned
+    again only where each step after its first value, the last one included, uses that value; and
+    no step has all terms of another one.
+
     Factors come again and again, and are a part of what is compiled; where several have come, all
     others are passed to it. Large arrays are added in a third of the time where at most the first
     factor of each step differs from 1 and -1.

@@ -16,6 +16,12 @@ from .. import _mxnet
 from .closure import Loss, check_closure, forward, takes
 
 NO_DATA = "There was no data. Pass at least one batch; a used generator is empty."
+NOT_ALL = (
+    "The data has {length} minibatches, and this pass over it had {count}. On MXNet 2.0 a "
+    "DataLoader with workers goes on where a `break` or an error has left it; the next pass has "
+    "all of them. Call this again, and let loops over the data run to their end. Nothing was "
+    "changed."
+)
 
 
 def arguments(batch: Any) -> Sequence[Any]:
@@ -63,9 +69,23 @@ def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[
         data = bar = tqdm(data, desc="full gradient", unit="batch", leave=False)
     reset()
     try:
-        yield iter(data), bar
+        yield _all_of(data), bar
     finally:
         reset()
+
+
+def _all_of(data: Any) -> Iterator[Any]:
+    """The minibatches of data; raise if there are fewer than its length, where that is known."""
+    try:
+        length = len(data)
+    except (AttributeError, NotImplementedError, TypeError):
+        length = 0
+    count = 0
+    for batch in data:
+        count += 1
+        yield batch
+    if count < length:
+        raise RuntimeError(NOT_ALL.format(length=length, count=count))
 
 
 def initialize(
@@ -86,8 +106,5 @@ def initialize(
     if deferred and not seen:
         raise ValueError(NO_DATA)
     if deferred:
-        raise RuntimeError(
-            f"No minibatch initializes {', '.join(p.name for p in deferred)}. Give it its shape "
-            "(in_units, in_channels, ...), or leave it out of the trainer."
-        )
+        raise RuntimeError(_mxnet.not_initialized(deferred))
     return chain(seen, batches)

@@ -24,7 +24,7 @@ from contextlib import nullcontext
 from functools import partial
 from typing import Any, Callable, NamedTuple, Sequence
 
-from mxnet.gluon import Parameter
+import mxnet as mx
 
 from .. import _mxnet
 from .._mxnet import Flags
@@ -33,7 +33,6 @@ from .columns import Column, Columns, Mean, zero
 from .combine import assign, is_one_of
 from .network import Network
 from .points import Point
-from .random_lock import start
 from .rows import Row
 
 
@@ -50,7 +49,7 @@ class Terms(NamedTuple):
     only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
 
 
-#: v = g, as an estimate of a method whose state moves with it.
+#: v = g.
 AS_IT_IS = Terms()
 
 
@@ -61,35 +60,6 @@ class Estimate(NamedTuple):
     differentiated: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
     seed: int | None = None  # of the random numbers, if they are locked
-
-
-def plain(
-    parameters: Sequence[Parameter], closure: Callable[[], Loss], seed: int | None, scale: float
-) -> Estimate:
-    """Compute the gradient of a minibatch as for `gluon.Trainer`, in the parameters' own arrays.
-
-    A device without data contributes zero. The closure may initialize deferred parameters.
-    """
-    start(seed)
-    devices = _mxnet.devices(parameters[0]) if parameters else []
-    earlier = [_mxnet.data(p) for p in parameters if _mxnet.gradients(p) is not None]
-    before = _mxnet.take_fresh(earlier)
-    try:
-        recorded = record(closure, (), devices)
-        recorded.backward(scale)
-        trainable = [p for p in parameters if _mxnet.gradients(p) is not None]
-        weights = list(map(_mxnet.data, trainable))
-        touched = _mxnet.fresh(weights)
-        reached = check_dependent(touched)
-        for parameter, is_reached, flags, row in zip(trainable, reached, touched, weights):
-            if is_reached and all(flags):
-                continue
-            if parameter.grad_req == "write":
-                zero(grad for grad, flag in zip(_mxnet.gradients(parameter), flags) if not flag)
-            _mxnet.mark([row], [[is_reached] * len(row)])
-    finally:
-        _mxnet.mark(earlier, before)  # what is fresh stays so until the update
-    return Estimate(recorded, recorded.entries, reached)
 
 
 def check_dependent(touched: Flags) -> list[bool]:
@@ -108,7 +78,9 @@ def estimate(
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
     network, reference, there = here.network, terms.reference, None
-    columns = [_columns(network, n, terms) for n in range(len(network.devices))]
+    columns = []
+    if reference is not None or terms.copy_to is not None:  # otherwise v is g, or follows later
+        columns = list(map(partial(_columns, network, terms), range(len(network.live))))
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, Point):
@@ -123,10 +95,9 @@ def estimate(
     recorded, reached = differentiate(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
-    if terms.reference is not None or terms.copy_to is not None:  # or v follows the reduction
-        combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
-        for these, count in zip(columns, recorded.counts):
-            combine(these, terms, count, scale)
+    combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
+    for these, count in zip(columns, recorded.counts):
+        combine(these, terms, count, scale)
     passes = 1 if there is None else 2
     return Estimate(recorded, passes * recorded.entries, reached, seed)
 
@@ -140,20 +111,25 @@ def differentiate(
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
     """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
-    start(seed)
+    network = point.network
+    if seed is not None:
+        mx.random.seed(seed)
     try:
         point.enter()
-        recorded = record(closure, batch, point.network.devices)
+        recorded = record(closure, batch, network.devices)
         if check is not None:
             check(recorded.counts)
-        zero(point.network.zeroed)
+        if network.accumulating:
+            zero(network.accumulating)
         recorded.backward(scale)
     finally:
         point.leave()
     touched = _mxnet.take_fresh(point.weights)
+    if network.unseen:
+        network.check_written(point.weights, touched)
     if all(map(all, touched)):
         return recorded, [True] * len(touched)
-    rows = zip(point.network.live_grads, touched)
+    rows = zip(network.live_grads, touched)
     zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
     return recorded, check_dependent(touched)
 
@@ -164,7 +140,7 @@ def differentiate(
 LIVE, SPARE, MEAN, ROW, COPY = range(5)  # the columns
 
 
-def _columns(network: Network, device: int, terms: Terms) -> list[Column]:
+def _columns(network: Network, terms: Terms, device: int) -> list[Column]:
     """The columns on a device, of the parameters that the terms are for; live where not needed."""
     live, row = network.live[device], terms.reference
     found = [

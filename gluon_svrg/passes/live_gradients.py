@@ -83,7 +83,7 @@ class LiveGradients:
         # Since the reduction
         self.following: Any = None  # the method's state after the update
         self.total_scale = 1.0  # of `total`
-        self._terms: Terms | None = None  # of an estimate; marks then show another backward
+        self._terms: Terms | None = None  # of what is held; marks then show another backward
         self._is_apart = False  # V is kept apart
         self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
@@ -123,11 +123,7 @@ class LiveGradients:
             self._is_apart = True
         if row is not None:
             self.rows[row.position] = row
-        self.hold_plain(found)
         self._terms = terms
-
-    def hold_plain(self, found: Estimate) -> None:
-        """Hold a gradient as backward has left it."""
         self.entries += found.recorded.entries
         self.reached = list(map(or_, self.reached or found.reached, found.reached))
         self._arrays = list(map(_mxnet.gradients, self._network.parameters))
@@ -139,7 +135,9 @@ class LiveGradients:
             raise RuntimeError(NEW_ARRAYS.format(name=name))
         overwritten = self._network.overwritten() if self._terms is not None else []
         if overwritten:
-            raise RuntimeError(OVERWRITTEN.format(name=name, parameter=overwritten[0].name))
+            raise RuntimeError(
+                OVERWRITTEN.format(name=name, parameter=_mxnet.name_of(overwritten[0]))
+            )
 
     def _has_its_arrays(self) -> bool:
         """Whether the parameters have the gradients that were held."""
@@ -162,7 +160,9 @@ class LiveGradients:
         terms = self._terms
         if terms is None and workers is None:
             return
-        weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
+        weights = self._network.weights
+        if terms is None:  # the parameters may have other arrays than those that are known
+            weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
         if workers is not None:
             own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
             self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
@@ -187,7 +187,7 @@ class LiveGradients:
     @property
     def awaits_reduction(self) -> bool:
         """Whether the method needs the reduced gradients, and has not had them."""
-        return self._is_moving and self.stage == HELD
+        return self.stage == HELD and self._is_moving
 
     def reduce(
         self, scale: float, entries: float | NDArray, sum_arrays: Callable[[Any], None]

@@ -17,7 +17,7 @@ before its update is in the `LiveGradients`, which are dropped as a whole if the
 from __future__ import annotations
 
 from functools import partial
-from operator import or_
+from operator import attrgetter, or_
 from typing import Any, Iterator, Sequence, Sized
 
 import numpy as np
@@ -26,7 +26,7 @@ from mxnet.ndarray import NDArray
 from .. import _arguments, saving
 from . import states
 from .columns import Mean
-from .estimate import Estimate, Terms
+from .estimate import AS_IT_IS, Estimate, Terms
 from .full_pass import FullGradient
 from .network import Network
 from .points import Point
@@ -93,11 +93,8 @@ class Method:
             )
         return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
 
-    @property
-    def has_state(self) -> bool:
-        """Whether the method keeps anything that belongs to the parameters' arrays."""
-        return bool(self.in_objective)
-
+    #: Whether the method keeps anything that belongs to the parameters' arrays.
+    has_state: Any = property(attrgetter("in_objective"))
     #: Whether there is a reference to compare a minibatch's gradient with.
     has_reference: Any = has_state
 
@@ -119,9 +116,9 @@ class Method:
         if self.point is not None:
             self.point.bind()
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
-        """The formula for the next minibatch, after the rows of this update; None for g."""
-        return None
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+        """The formula for the next minibatch, after the rows of this update."""
+        return AS_IT_IS
 
     def row(self, found: Estimate, index: int) -> Row | None:
         """What to keep of a minibatch with an index until the update."""
@@ -175,8 +172,6 @@ class Method:
             elif is_kept:
                 parameters, is_mean = states.parameters(self.network), name != "weights"
                 yield from saving.array_problems(state[name], what, parameters, is_mean)
-        if self.keeps_mean:  # 0.3.0 kept the mean itself
-            _arguments.number(state.get("entries", 1.0), "entries", open_low=True)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
@@ -184,5 +179,5 @@ class Method:
             self.point = states.to_point(self.network, state["weights"], state.get("frozen"))
         if self.keeps_mean:
             sums = states.to_columns(self.network, state[self.mean_key])
-            self.mean = Mean(sums, state.get("entries", 1.0))  # 0.3.0 kept the mean itself
+            self.mean = Mean(sums, state["entries"])
         self.in_objective = states.in_order(self.network, state["in_objective"])

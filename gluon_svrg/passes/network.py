@@ -17,6 +17,12 @@ from .columns import SUMMED_IN, Columns, are_close, columns, copy_rows, zeros_li
 from .combine import copy
 from .outside import Outside
 
+ELSEWHERE = (
+    "MXNet has written the gradient of {parameter} to an array that it had before: a network that "
+    "is hybridized with static_shape=True keeps its arrays, also after net.initialize(force_reinit="
+    "True) and the like. Hybridize it again: net.hybridize(static_alloc=True, static_shape=True)."
+)
+
 
 class Network:
     """The parameters whose gradients passes compute, at aliases: the weights' own marks stay."""
@@ -26,9 +32,7 @@ class Network:
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = Outside(parameters)  # other parameters that closures read
         self.at: Any = None  # the point that was entered last, until it is left
-        self._kept: Flags | None = None  # the marks of gradients that are in the spare memory
-        self._buffers: dict[Parameter, list[NDArray]] = {}  # their last gradient buffers
-        self._written: set[Parameter] = set()  # those that have been under ``grad_req='write'``
+        self.kept: Flags | None = None  # the marks of gradients that are in the spare memory
         self.release()
 
     def release(self) -> None:
@@ -41,10 +45,10 @@ class Network:
         self.live_grads: Arrays = []  # the gradient buffers
         self.live: Columns = []  # the same as columns
         self.accumulating: list[NDArray] = []  # those under ``grad_req='add'``
-        self.zeroed: list[NDArray] = []  # those to which backward adds
+        self.unseen: set[Parameter] = set()  # those that no backward has reached since `bind`
         self._spare: Columns = []
         self._overwritten: list[Parameter] = []
-        self._adding: list[Parameter] = []  # those that have always been under ``grad_req='add'``
+        self._hidden: Flags = []
         self._lists: list[Any] = []  # the lists of arrays that are known
         self._were: list[str] = []  # descriptions of the parameters
 
@@ -55,55 +59,55 @@ class Network:
 
     def bind(self) -> None:
         """Bind to the current arrays of the parameters."""
-        check_dtypes(self.parameters)
         self._lists, self._spare = [], []
         self.trainable = [p for p in self.parameters if _mxnet.is_trainable(p)]
         self.frozen = [p for p in self.parameters if not _mxnet.is_trainable(p)]
         self.devices = _mxnet.devices(self.parameters[0])
-        for p in self.trainable:
-            # A change of ``grad_req`` makes new buffers. But a network hybridized with
-            # ``static_shape=True`` that computes with other weights would write the last ones.
-            last, now = self._buffers.get(p), _mxnet.gradients(p)
-            if last is not None and last is not now and _kinds(last) == _kinds(now):
-                copy_rows([now], [last])
-                _mxnet.put_gradients(p, last)
-        self.note_buffers()
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.frozen_values = [_mxnet.data(p) for p in self.frozen]
         self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
         self.live = columns(self.live_grads)
         pairs = list(zip(self.trainable, self.live_grads))
         self.accumulating = [g for p, row in pairs if p.grad_req == "add" for g in row]
-        self._adding = [p for p, _ in pairs if p not in self._written and not _mxnet.is_sparse(p)]
-        self.zeroed = [g for p, row in pairs if p in self._adding for g in row]
+        self.unseen = set(self.trainable)
         self.aliases = [[w.detach() for w in row] for row in self.weights]
         self.mark(self.aliases)
         self._were = list(map(_described, self.parameters))
         self._lists = [*map(_mxnet.data, self.parameters), *map(_mxnet.gradients, self.parameters)]
 
-    def note_buffers(self) -> None:
-        """Remember the gradient buffers that backward has written at the weights themselves."""
-        self._buffers.update(zip(self.parameters, map(_mxnet.gradients, self.parameters)))
-        self._written.update(p for p in self.parameters if p.grad_req == "write")
-
     def mark(self, weights: Arrays) -> None:
         """Let backward write the gradients of arrays like the weights to the live gradients.
 
-        Where the user has always let gradients add up, it adds to zero: a layer of a network
-        hybridized with ``static_shape=True`` goes on as it began. MXNet cannot add sparse ones.
+        Where the user lets gradients add up, it adds, to zero: so a network that is hybridized with
+        ``static_shape=True`` sees what the user's own backward shows it. MXNet cannot add sparse
+        ones.
         """
-        reqs = ["add" if p in self._adding else "write" for p in self.trainable]
+        reqs = ["write" if _mxnet.is_sparse(p) else p.grad_req for p in self.trainable]
         _mxnet.put_gradients_into(weights, self.live_grads, reqs)
+
+    def check_written(self, weights: Arrays, touched: Flags) -> None:
+        """Raise if the first backward since `bind` has written to other arrays than the live ones.
+
+        A network hybridized with ``static_shape=True`` keeps the arrays that it saw before, unless
+        their ``grad_req`` is another one now. MXNet shows them as the gradients of the weights.
+        """
+        for p, row, grads, flags in zip(self.trainable, weights, self.live_grads, touched):
+            if p in self.unseen and any(flags):
+                for weight, grad, flag in zip(row, grads, flags):
+                    if flag and not _mxnet.is_gradient_in(weight, grad):
+                        self._lists = []  # MXNet has changed its notes: bind again
+                        raise RuntimeError(ELSEWHERE.format(parameter=_mxnet.name_of(p)))
+                self.unseen.remove(p)
 
     def difference(self) -> str:
         """Describe how the parameters differ from those known here, but for rounding and states."""
         for p, was, known in zip(self.parameters, self._were, self._lists):
-            now = _described(p)
+            now, name = _described(p), _mxnet.name_of(p)
             if now != was:
-                return f"{p.name} is {now} now and was {was} then"
+                return f"{name} is {now} now and was {was} then"
             values, is_state = _mxnet.data(p), _mxnet.is_auxiliary(p)
             if values is not known and not is_state and not are_close(values, known):
-                return f"{p.name} has other values, as after net.initialize(force_reinit=True)"
+                return f"{name} has other values, as after net.initialize(force_reinit=True)"
         return ""
 
     @property
@@ -145,7 +149,7 @@ class Network:
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
         copy(self.live, self.spare)
-        self._kept = _mxnet.fresh(self.weights)
+        self.kept = _mxnet.fresh(self.weights)
         try:
             _mxnet.take_fresh(self.weights)
             yield
@@ -156,14 +160,14 @@ class Network:
         with mx.autograd.pause():  # an interrupt may have left MXNet recording
             copy(self.spare, self.live)
         _mxnet.take_fresh(self.weights)
-        _mxnet.mark(self.weights, self._kept or [])
-        self._kept = None
+        _mxnet.mark(self.weights, self.kept or [])
+        self.kept = None
 
     def come_back(self) -> None:
         """Put back what an interrupt at the end of a pass has left elsewhere."""
         if self.at is not None:
             self.at.leave()
-        if self._kept is not None:
+        if self.kept is not None:
             self._put_grads_back()
 
     def overwritten(self) -> list[Parameter]:
@@ -179,7 +183,11 @@ class Network:
     def hide_marks(self) -> None:
         """Mark all live gradients as stale, so that new marks show what backward writes."""
         self._overwritten = []
-        _mxnet.take_fresh(self.weights)
+        self._hidden = _mxnet.take_fresh(self.weights)
+
+    def put_marks_back(self) -> None:
+        """Undo `hide_marks`, where a plain gradient could not be computed."""
+        _mxnet.mark(self.weights, self._hidden)
 
     def check_hidden(self) -> None:
         """Raise if a backward at other arrays has reached the weights themselves."""
@@ -191,13 +199,16 @@ class Network:
             )
 
 
-def check_dtypes(parameters: Sequence[Parameter]) -> None:
-    """Raise unless all gradients are of a dtype that can be corrected."""
-    for parameter in filter(_mxnet.is_trainable, parameters):
+def check_gradients(parameters: Sequence[Parameter]) -> None:
+    """Raise unless there are gradients, and all are of a dtype that can be corrected."""
+    trainable = list(filter(_mxnet.is_trainable, parameters))
+    if not trainable:
+        raise ValueError("No parameter of the trainer has gradients: all are frozen.")
+    for parameter in trainable:
         dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
         if dtype not in SUMMED_IN:
             raise TypeError(
-                f"{parameter.name} is {dtype}, and gradients can be corrected in "
+                f"{_mxnet.name_of(parameter)} is {dtype}, and gradients can be corrected in "
                 f"{', '.join(SUMMED_IN)}. Cast it, or set its grad_req to 'null'."
             )
 
@@ -208,7 +219,3 @@ def _described(parameter: Parameter) -> str:
     where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
     frozen = "" if _mxnet.is_trainable(parameter) else " with grad_req='null'"
     return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}{frozen}"
-
-
-def _kinds(arrays: Sequence[NDArray]) -> list[Any]:
-    return [(a.shape, a.dtype, a.stype, _mxnet.device_of(a)) for a in arrays]

@@ -26,10 +26,8 @@ class Outside:
         self._is_searched = False
         self.may_move = True  # whether there are such parameters, or that is not known
 
-    def fingerprint(self) -> int | None:
-        """A checksum of what only another trainer changes; None before the first pass. Waits."""
-        if not self._is_searched:
-            return None
+    def fingerprint(self) -> int:
+        """A checksum of what only another trainer changes; 0 if none was found yet. Waits."""
         found = 0
         fixed = (p for p in self._found if not _mxnet.is_auxiliary(p))
         arrays = chain.from_iterable(map(_mxnet.data, fixed))

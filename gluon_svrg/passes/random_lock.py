@@ -117,7 +117,8 @@ def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
 ) -> Measured:
     """The loss entries per device, and the losses, recorded as in a step. Waits for the device."""
-    start(seed)
+    if seed is not None:
+        mx.random.seed(seed)
     try:
         point.enter()
         recorded = record(closure, inputs, point.network.devices)
@@ -129,9 +130,3 @@ def losses_at(
 def draw_seed() -> int:
     """Draw a seed from MXNet's random numbers."""
     return int(mx.nd.random.randint(0, 2**31 - 1, shape=(1,)).asscalar())  # MXNet takes 31 bits
-
-
-def start(seed: int | None) -> None:
-    """Seed MXNet's random numbers, unless there is no seed."""
-    if seed is not None:
-        mx.random.seed(seed)

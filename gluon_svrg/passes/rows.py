@@ -45,7 +45,7 @@ class TakenAt:
     """The weights at which rows were taken, until the losses of one were computed there again."""
 
     _point: Point | None  # None once they were computed
-    outside: int | None  # a checksum of others' weights then
+    outside: int  # a checksum of others' weights then
     visit: int | None = None  # the minibatch of that row, if not all rows were taken at a refresh
 
     @classmethod
@@ -58,20 +58,19 @@ class TakenAt:
         point = self._point
         if point is None or self.visit not in (None, row.position):
             return
+        if row.losses is None or not np.isfinite(row.losses.total):
+            return
         outside = point.network.outside
-        if outside.fingerprint() in (None, self.outside):
-            if row.losses is None or not np.isfinite(row.losses.total):
-                return
-            with outside.protected():
-                counts, losses = losses_at(point, closure, (), row.seed)
-            row.check_counts(counts)
-            if not np.isfinite(losses.total):
-                return
-            difference = row.losses.difference(losses)
+        with outside.protected():
+            counts, losses = losses_at(point, closure, (), row.seed)
+        row.check_counts(counts)
+        if not np.isfinite(losses.total):
+            return
+        difference = row.losses.difference(losses)
+        if difference and outside.fingerprint() == self.outside:
             when = "the refresh" if self.visit is None else "its first visit"
             message = RESHUFFLED.format(index=row.position, when=when, difference=difference)
-            if difference and self.visit is None:
+            if self.visit is None:
                 raise RuntimeError(message)
-            if difference:
-                warn(message)
+            warn(message)
         self._point = None

@@ -88,15 +88,13 @@ def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str
 
 
 def rows_of(network: Network, state: dict[str, Any], indices: Sequence[int]) -> list[Row]:
-    """The rows of a state, of minibatches with some indices. Version 0.3.0 stored no losses."""
+    """The rows of a state, of minibatches with some indices."""
     arrays = [[np.asarray(a) for a in device] for device in in_order(network, state["rows"])]
-    losses = state.get("losses") or [None] * len(state["counts"])
-    rows = []
-    for n, (index, counts) in enumerate(zip(indices, state["counts"])):
+    rows, each = [], zip(indices, state["counts"], state["seeds"], state["losses"])
+    for n, (index, counts, seed, losses) in enumerate(each):
         grads = [
             Column(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
             for d, device in enumerate(network.devices)
         ]
-        its_losses = losses[n] and Losses(*losses[n])
-        rows.append(Row(index, grads, tuple(counts), state["seeds"][n], its_losses))
+        rows.append(Row(index, grads, tuple(counts), seed, losses and Losses(*losses)))
     return rows

@@ -10,8 +10,10 @@ import warnings
 from pathlib import Path
 from typing import Any, Sequence
 
+from mxnet.ndarray import NDArray
+
 from .. import _mxnet
-from .closure import Loss, Recorded
+from .closure import Recorded
 
 _PACKAGE = str(Path(__file__).parents[1])
 
@@ -94,11 +96,11 @@ class Watch:
         if len(shape) == 2:
             self._once(BROADCAST, n=shape[0])
 
-    def losses(self, loss: Loss) -> None:
-        """What a closure returned: perhaps an output of the network beside its loss."""
-        if RETURNS_OUTPUT in self._warned or not isinstance(loss, (list, tuple)):
+    def losses(self, losses: Sequence[NDArray]) -> None:
+        """Several that a closure returned: perhaps an output of the network beside its loss."""
+        if RETURNS_OUTPUT in self._warned:
             return
-        shapes = {(_mxnet.device_of(item), item.shape) for item in loss}
+        shapes = {(_mxnet.device_of(loss), loss.shape) for loss in losses}
         for device, shape in shapes:
             if len(shape) > 1 and shape[1] > 1 and (device, shape[:1]) in shapes:
                 self._once(RETURNS_OUTPUT, one=shape[:1], other=shape)
@@ -110,7 +112,8 @@ class Watch:
     def step(self, entries: int, batch_size: float) -> None:
         """A step by some loss entries: perhaps means, which are divided once more."""
         self._step_entries, are_several = entries, batch_size > self._workers
-        self._if_it_lasts(MEAN_LOSS, entries == 1 and are_several, batch_size=batch_size)
+        if entries == 1 or self._in_a_row[MEAN_LOSS]:
+            self._if_it_lasts(MEAN_LOSS, entries == 1 and are_several, batch_size=batch_size)
         if self._has_one and entries > 1 and are_several:
             self._once(ONE_AND_MANY, entries=entries)
 

@@ -14,12 +14,11 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 import os
 import secrets
 import shutil
 from pathlib import Path
-from typing import Any, Mapping, Sequence
+from typing import Any, Mapping
 
 import numpy as np
 
@@ -63,21 +62,11 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any], list[np.ndar
     third = content.find(b"\n", second) + 1
     end = third + int(content[second:third])
     manifest = json.loads(content[third:end])
-    arrays = []
+    arrays: list[np.ndarray] = []
     for name, shape in manifest["arrays"]:
-        start, dtype = end, np.dtype(name)
-        end += math.prod(shape) * dtype.itemsize
-        arrays.append(view(memoryview(content)[start:end], dtype, shape))
+        arrays.append(np.ndarray(shape, np.dtype(name), content, end))
+        end += arrays[-1].nbytes
     return manifest["header"], manifest["parts"], arrays
-
-
-def view(content: Any, dtype: np.dtype, shape: Sequence[int], order: Any = "C") -> np.ndarray:
-    """View bytes as an array of exactly as many bytes; raise a ValueError if it has others."""
-    sizes = tuple(shape)
-    is_shape = len(sizes) <= 32 and all(type(n) is int and n >= 0 for n in sizes)
-    if not is_shape or math.prod(sizes) * dtype.itemsize != len(content):
-        raise ValueError(f"it has an array of {len(content)} bytes, which its shape does not fit")
-    return np.ndarray(sizes, dtype, content, order=order)
 
 
 def write_bytes(path: str | os.PathLike[str], *chunks: Any) -> None:

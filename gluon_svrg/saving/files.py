@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import os
 from pathlib import Path
 from typing import Any, Mapping, Sequence
@@ -93,8 +92,7 @@ class StateFiles:
             return states, [was for _, was in sorted(zip(positions, then))]
         if not content.startswith(b"\x80"):
             raise ValueError("it is no file of states, neither of SVRGTrainer nor of gluon.Trainer")
-        entries = sum(max(0, math.prod(p.shape or [0])) for p in self._parameters)
-        states, optimizer, generation = pickles.loads(content, 2**24 + 64 * entries)
+        states, optimizer, generation = pickles.loads(content)
         self._check_origin(generation, self._method)
         found = settings(optimizer, self._parameters)
         return {"optimizer": found, "optimizer_states": {"states": states}}, []

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from .values import NOT_SAVED, SavedArray, SavedObject, by_attributes, is_object
+from .values import SavedArray, SavedObject, by_attributes, is_object
 
 
 def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
@@ -19,10 +19,7 @@ def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
         return
     here = by_attributes(live).attributes
     for name, value in saved.attributes.items():
-        if name in here or _can_be_set(live, name):
-            yield from _differences(value, here.get(name), f"its {name}")
-        else:
-            yield f"{where} has an attribute {name!r} that a {now} cannot have"
+        yield from _differences(value, here.get(name), f"its {name}")
 
 
 def assign_object(saved: SavedObject, live: Any) -> None:
@@ -48,13 +45,6 @@ def restored(value: Any, live: Any = None) -> Any:
     if isinstance(value, (list, tuple)):
         return type(value)(restored(item, inside.get(n)) for n, item in enumerate(value))
     return value
-
-
-def _can_be_set(live: Any, name: str) -> bool:
-    """Whether an object can get a new attribute of this name: no function, property or other."""
-    found = getattr(type(live), name, None)
-    is_free = not name.startswith("__") and name not in NOT_SAVED and name not in vars(live)
-    return is_free and not callable(found) and not hasattr(found, "__get__")
 
 
 def _differences(value: Any, live: Any, where: str) -> Iterator[str]:

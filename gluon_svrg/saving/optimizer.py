@@ -33,11 +33,6 @@ class OptimizerSettings:
         """Describe why a state cannot be assigned."""
         yield from object_problems(state["attributes"], self._optimizer, "the optimizer")
         self._counts(state)
-        attributes = state["attributes"].attributes
-        name, inner = attributes.get("lr_scheduler") or SavedObject("", {})
-        count, step = inner.get("count", 0), inner.get("step", 1)
-        if name == "FactorScheduler" and not 0 <= attributes["num_update"] - count < 1e6 * step:
-            yield f"its {name} would count from {count!r:.40} by {step!r:.40} for too long"
 
     def assign(self, state: Any) -> None:
         """Take over a state."""
@@ -103,8 +98,9 @@ class OptimizerStates:
                     warnings.simplefilter("ignore")  # those of the first update
                     expected = self._optimizer.create_state_multi_precision(position, weight)
             if not self._fits(saved, expected):
+                name = _mxnet.name_of(parameter)
                 yield (
-                    f"the optimizer's state of parameter {position} ({parameter.name}) is "
+                    f"the optimizer's state of parameter {position} ({name}) is "
                     f"{_described(saved)!s:.200} and must be {_described(expected)}: was it saved "
                     "with another momentum, or of another network?"
                 )

@@ -76,7 +76,7 @@ def array_problems(
         return
     for number, parameter in parameters.items():
         values = arrays[number] if isinstance(arrays[number], list) else [arrays[number]]
-        name = f"its {what} of parameter {number} ({parameter.name})"
+        name = f"its {what} of parameter {number} ({_mxnet.name_of(parameter)})"
         if devices and len(values) != devices:
             yield f"{name} is for {len(values)} devices, and there are {devices} here"
         dtype = np.promote_types(parameter.dtype, np.float32 if summed else parameter.dtype)

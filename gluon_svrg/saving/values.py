@@ -110,7 +110,7 @@ def decode(encoded: Any, arrays: Sequence[np.ndarray], positions: Sequence[int])
         return encoded
     kind = encoded["kind"]
     if "array" in encoded:
-        return saved_array(arrays[encoded["array"]], kind, encoded.get("stype", "default"))
+        return saved_array(arrays[encoded["array"]], kind, encoded["stype"])
     if kind in _CONTAINERS:
         return _CONTAINERS[kind](decode(item, arrays, positions) for item in encoded["items"])
     pairs = encoded["attributes" if kind == "object" else "items"]
