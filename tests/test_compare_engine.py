@@ -89,7 +89,9 @@ def test_networks(new_net, shape):
 
 
 def numbers():
-    return regression(["nag", "svrg", "saga", "lbfgs"]).runs.drop(columns="seconds").to_csv()
+    """Of equal passes: L-BFGS goes on for as long as the slowest one took."""
+    runs = regression(["nag", "svrg", "saga", "lbfgs"]).runs
+    return runs[runs["data_passes"] <= 6].drop(columns="seconds").to_csv()
 
 
 def test_the_same_numbers_in_another_process():
