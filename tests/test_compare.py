@@ -222,7 +222,7 @@ BAD_CALLS = {
     "diabetes --learning-rates 0,1": r"each of learning_rates must be finite, above 0, got 0.0.$",
     "digits --learning-rates 0.1,abc": r"argument --learning-rates: invalid numbers value: '0.1,a",
     "digits --seeds 1.5": r"argument --seeds: invalid int value: '1.5'$",
-    "diabetes --seeds 0": r"seeds and learning_rates must not be empty.$",
+    "diabetes --seeds 0": r"seeds, learning_rates and gaps must not be empty.$",
     "diabetes --output own.csv": r"File exists: 'own.csv'$",
     "": r"the following arguments are required: DATA$",
 }

@@ -144,16 +144,12 @@ def compare(
     some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds"))
     all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in some]
     rates = None if learning_rates is None else sorted(_numbers(learning_rates, "learning_rates"))
-    if not all_seeds or rates == []:
-        raise ValueError("seeds and learning_rates must not be empty.")
     steps = sorted(_numbers(gaps, "gaps"), reverse=True)
+    if not all_seeds or rates == [] or not steps:
+        raise ValueError("seeds, learning_rates and gaps must not be empty.")
     measures = dict(measure or {})
-    for name in {*TAKEN, *(["gap"] if minimum is not None else [])} & measures.keys():
+    for name in (TAKEN | ({"gap"} if minimum is not None else set())) & measures.keys():
         raise ValueError(f"A measure cannot be called {name!r}, as the tables have such a column.")
-    for name, function in measures.items():
-        if not callable(function):
-            kind = type(function).__name__
-            raise TypeError(f"measure {name!r} must be a function of the network, got {kind}.")
     source = Data(data, batch_size, all_seeds[0])
     if not takes(loss_of, (None, *source.first())):
         raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")

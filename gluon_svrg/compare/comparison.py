@@ -186,29 +186,30 @@ class Comparison:
         """Who is first in seconds and in passes, what the search cost, and the code to use."""
         order = [name for name in self._order if isfinite(np.median(self._ends[name]))]
         methods = {method.name: method for method in self._search.methods}
-        said, table = [*self._notes], self.table()
+        table, untrained = self.table(), [name for name in methods if name not in self.chosen]
         if not order:
-            return "\n".join([*said, "All methods diverged at all rates that were tried."])
-        reached = [each for each in self._levels if table[f"passes to {each}"].notna().any()]
-        goal = reached[-1] if " " in reached[-1] else f"a gap of {reached[-1]} of the first one"
-        seconds = table[f"seconds to {reached[-1]}"].dropna().sort_values()
-        passes = table[f"passes to {reached[-1]}"].dropna().sort_values()
-        search = table[table["search trainings"] > 0]
-        costs = zip(search.index, search["search trainings"], search["search seconds"])
-        for text, found in (
-            (f"First in seconds to {goal}: {{}}.", _listed(seconds, ".2g", " s")),
-            ("First in passes: {}.", _listed(passes, ".3g")),
-            ("Not there: {}.", ", ".join(name for name in order if name not in seconds)),
-            ("Diverged: {}.", ", ".join(name for name in self._order if name not in order)),
-            ("Not trained: {}.", ", ".join(name for name in methods if name not in self.chosen)),
-            (
-                "Searches: {}.",
-                ", ".join(f"{name} {n:.0f} trainings, {s:.2g} s" for name, n, s in costs),
-            ),
+            return "\n".join([*self._notes, "All methods diverged at all rates that were tried."])
+        text = [each for each in self._levels if table[f"passes to {each}"].notna().any()][-1]
+        goal = text if " " in text else f"a gap of {text} of the first one"
+        seconds = table[f"seconds to {text}"].dropna().sort_values()
+        passes = table[f"passes to {text}"].dropna().sort_values()
+        searches = table[table["search trainings"] > 0]
+        costs = searches["search seconds"].map(" trainings, {:.2g} s".format)
+        costs = searches["search trainings"].astype(int).astype(str) + costs
+        said = [
+            *self._notes,
+            f"First in seconds to {goal}: {_listed(seconds, '.2g', ' s')}.",
+            f"First in passes: {_listed(passes, '.3g')}.",
+        ]
+        for form, names in (
+            ("Not there: {}.", [name for name in order if name not in seconds]),
+            ("Diverged: {}.", [name for name in self._order if name not in order]),
+            ("Not trained: {}.", untrained),
+            ("Searches: {}.", [_listed(costs)] if len(costs) else []),
         ):
-            said += [text.format(found)] if found else []
+            said += [form.format(", ".join(names))] if names else []
         said += self._after_equal_passes(order)
-        times = {n: self._when(n, "seconds", self._levels[reached[-1]]) for n in seconds.index}
+        times = {name: self._when(name, "seconds", self._levels[text]) for name in seconds.index}
         quick = [name for name in times if min(times[name]) <= max(times[seconds.index[0]])]
         free = [name for name in quick if name not in methods or methods[name].is_plain]
         pick = (free or quick)[0]
@@ -226,18 +227,15 @@ class Comparison:
         """Who is best after the passes that all have, and whether the seeds tell it from others."""
         ends, (best, *rest) = self._ends, order
         good = [name for name in rest if min(ends[name]) <= max(ends[best])]
-        same = [name for name in good if np.array_equal(ends[name], ends[best])]
         is_less = self._minimum is not None or self._search.sign > 0
         way, passes = "lowest" if is_less else "highest", self._search.problem.passes
         yield f"After {passes:g} passes {best} is {way}: its {self._what} is {self._range(best)}."
         for text, names in (
-            ("Equal to it: {}.", same),
-            ("The seeds do not tell it from {}: their ranges overlap.", {*good} - {*same}),
-            ("Worse in each seed: {}.", {*rest} - {*good}),
+            ("The seeds do not tell it from {}: their ranges overlap.", good),
+            ("Worse in each seed: {}.", [name for name in rest if name not in good]),
         ):
-            found = [f"{name}, {self._range(name)}" for name in rest if name in names]
-            if found:
-                yield text.format("; ".join(found))
+            if names:
+                yield text.format("; ".join(f"{name}, {self._range(name)}" for name in names))
         for name in order:
             if self.chosen[name][0].place < len(self.chosen[name][0].curve) - 1:
                 end, value = self.chosen[name][0].curve[-1], self._curve(self.chosen[name][0])[-1]
@@ -260,35 +258,31 @@ class Comparison:
         Returns
         -------
         matplotlib.figure.Figure
-            Thin lines are seeds, the thick one is that in the middle. A training that has diverged
-            is a cross at the top.
+            Thin lines are seeds, the thick one is that in the middle.
         """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 5), layout="constrained")
-        panels = figure.subplots(ncols=2, sharey=True)
+        panels, curves = figure.subplots(ncols=2, sharey=True), []
         for place, (name, trainings) in enumerate(self._all.items()):
             color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
-            shown = trainings[np.argsort(self._ends[name])[(len(trainings) - 1) // 2]]
-            rate = "" if isnan(shown.learning_rate) else f", rate {shown.learning_rate:g}"
-            look: Any = {"color": color, "marker": marker, "markersize": 5}
-            look["markevery"] = max(1, len(shown.curve) // 10)
-            for axes, key in zip(panels, ("data_passes", "seconds")):
-                for each in trainings:
-                    values = self._shown(self._curve(each))
-                    axes.plot(each.of(key), values, color=color, alpha=0.4, lw=0.7)
-                    if each.diverged:  # a cross at the top, whatever the scale is
-                        top: Any = {"transform": axes.get_xaxis_transform(), "clip_on": False}
-                        axes.plot(each.curve[-1][key], 1, "x", color=color, zorder=3, **top)
-                axes.plot(
-                    shown.of(key), self._shown(self._curve(shown)), label=f"{name}{rate}", **look
-                )
-        values = np.concatenate([self._curve(each) for each in self.trainings])
+            middle = np.argsort(self._ends[name])[(len(trainings) - 1) // 2]
+            for number, each in enumerate(trainings):
+                look: Any = {"color": color, "alpha": 0.4, "lw": 0.7}
+                if number == middle:
+                    rate = "" if isnan(each.learning_rate) else f", rate {each.learning_rate:g}"
+                    look = {"color": color, "marker": marker, "label": f"{name}{rate}"}
+                    look.update(markersize=5, markevery=max(1, len(each.curve) // 10))
+                curves.append(self._shown(self._curve(each)))
+                panels[0].plot(each.of("data_passes"), curves[-1], **look)
+                panels[1].plot(each.of("seconds"), curves[-1], **look)
         minus = "" if self._minimum is None else f": {self._search.objective} - minimum"
         panels[0].set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
         panels[0].set(xlim=(0, 1.02 * self._search.problem.passes))
-        panels[0].set_yscale("log" if values.min() > 0 else "linear")
-        panels[1].set(xlabel="seconds of one training, without its search", xscale="log")
+        if np.isfinite(self._ends[self._order[0]]).any():
+            panels[0].set_yscale("log" if np.concatenate(curves).min() > 0 else "linear")
+            panels[1].set_xscale("log")
+        panels[1].set(xlabel="seconds of one training, without its search")
         for axes in panels:
             axes.grid(color="#dddddd")
         figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=5)

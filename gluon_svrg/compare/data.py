@@ -29,6 +29,10 @@ CHANGES = (
     "{!r} keeps the gradient of each minibatch, and data(seed, epoch) gives other minibatches in "
     "each epoch. Pass arrays, or leave it out."
 )
+BAD = (
+    "Array {} of data has {}, expected finite numbers. Number texts from 0: np.unique(y, "
+    "return_inverse=True)[1]."
+)
 ONCE = (
     "data(seed, epoch) gave minibatches, and none when it was called again. A generator is empty "
     "after its use: return a new one at each call."
@@ -138,14 +142,9 @@ def _is_minibatch(batch: Any) -> bool:
 def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
     """Its numbers, which must be finite, and its dtype if it is an array of MXNet."""
     values = np.ascontiguousarray(_numpy(array))
-    if values.dtype.kind not in "biuf":
-        raise TypeError(
-            f"Array {number} of data has the dtype {values.dtype}, expected numbers. Number "
-            "classes from 0: np.unique(y, return_inverse=True)[1]."
-        )
-    bad = values.size - np.isfinite(values).sum()
-    if bad:
-        raise ValueError(f"Array {number} of data has {bad} numbers that are NaN or infinite.")
+    is_number = values.dtype.kind in "biuf"
+    if not is_number or not np.isfinite(values).all():
+        raise ValueError(BAD.format(number, "NaN or infinity" if is_number else values.dtype))
     return values, array.dtype if _is_there(array) else None
 
 

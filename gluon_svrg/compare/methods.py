@@ -104,7 +104,7 @@ def methods_of(
         if isinstance(what, str):
             method, keys = _named(str(name), what.lower(), given, l2, snapshots, lock_random)
             used |= keys
-        elif not callable(what) or name is what or _is_trainer(what):
+        elif not callable(what) or name is what or what in (gluon.Trainer, *TRAINERS.values()):
             raise TypeError(NO_METHOD.format(what))
         else:
             method = Method(name, what)
@@ -118,10 +118,6 @@ def methods_of(
             f"{near(key.lower(), used)} {SHAPE}"
         )
     return found
-
-
-def _is_trainer(what: Any) -> bool:
-    return isinstance(what, type) and issubclass(what, gluon.Trainer)
 
 
 def _options(

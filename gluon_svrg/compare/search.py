@@ -46,19 +46,18 @@ class Search:
 
         # L-BFGS is the last one: it may train for as long as the slowest of the others.
         order = sorted(self.methods, key=lambda method: method.make is None)
-        rates, more = len(self.rates or range(5)), len(self.seeds) - 1
-        trainings = [len(m.options) * ((1 if m.sets_rate else rates) + more) for m in order]
-        passes, problem = [self.problem.passes * each for each in trainings], self.problem
-        minutes = min(self.seconds, UPDATES * problem.seconds_a_pass * sum(passes)) / 60
-        form = "{desc}{percentage:.0f}%|{bar}| {n:.0f}/{total:.0f} passes, {remaining} left"
-        settings = {"bar_format": form, "mininterval": 1, "disable": not progress}
-        if progress:
-            text = f"{sum(trainings)} trainings of {problem.passes:g} passes by minibatches of "
-            tqdm.write(f"{text}{problem.data.size}: about {minutes:.2g} minutes", file=sys.stderr)
+        rates, more, problem = len(self.rates or range(5)), len(self.seeds) - 1, self.problem
+        plans = [len(m.options) * ((1 if m.sets_rate else rates) + more) for m in order]
+        seconds = UPDATES * problem.seconds_a_pass * problem.passes * sum(plans)
+        form = "{desc}{percentage:.0f}%|{bar}| {n}/{total} trainings, {remaining} left"
         end = perf_counter() + self.seconds
-        with tqdm(total=sum(passes), **settings) as self._bar:
+        with tqdm(total=sum(plans), bar_format=form, disable=not progress) as self._bar:
+            if progress:
+                text = f"{sum(plans)} trainings of {problem.passes:g} passes by minibatches of "
+                minutes = f"{min(seconds, self.seconds) / 60:.2g} minutes"
+                tqdm.write(f"{text}{problem.data.size}: about {minutes}", file=sys.stderr)
             for place, method in enumerate(order):
-                self._bar.total = self._bar.n + sum(passes[place:])
+                self._bar.total = self._bar.n + sum(plans[place:])
                 now = perf_counter()
                 self._until = now + (end - now) / (len(order) - place), end
                 try:
@@ -121,23 +120,18 @@ class Search:
         """A training; those that are done are kept."""
         key = (method.name, place, rate, seed)
         if key not in self.done:
-            bar, before, passes = self._bar, self._bar.n, self.problem.passes
-            bar.total = max(bar.total, before + passes)
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
-            bar.set_description(f"{text}, seed {seed}", refresh=False)
-
-            def show(done: float) -> None:
-                bar.update(before + min(done, passes) - bar.n)
-
-            most = passes + self.problem.data.size / self.problem.data.n  # of the last step
+            self._bar.set_description(f"{text}, seed {seed}", refresh=False)
+            most = self.problem.passes + self.problem.data.size / self.problem.data.n
             found = Training(method.name, rate, method.options[place], seed, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]
             steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.make)
             ends = (each.curve[-1] for trainings in steppers for each in trainings)
             slowest = max((end["seconds"] for end in ends), default=0.0)
-            train(self.problem, method, found, show, until, slowest)
+            train(self.problem, method, found, until, slowest)
             self.done[key] = found
-            show(passes)  # one that diverges ends early
+            self._bar.total = max(self._bar.total, self._bar.n + 1)
+            self._bar.update()
         return self.done[key]
 
     def _choose(self, method: Method) -> None:

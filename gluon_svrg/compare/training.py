@@ -21,17 +21,12 @@ from .methods import Method, Options, needs
 from .problem import Problem, trainable_of
 
 DIVERGED = 10.0  # so many times the first loss
+OVER = "The seconds were over before any training. Allow more, fewer passes, larger minibatches."
 FINER = 1.02  # L-BFGS makes many passes: it is measured again after so many times as many
 
 
 class OutOfTimeError(TimeoutError):
     """The seconds of a comparison are over."""
-
-    def __init__(self) -> None:
-        super().__init__(
-            "The seconds were over before any training was complete. Allow more of them, fewer "
-            "passes, or larger minibatches."
-        )
 
 
 @dataclass
@@ -64,10 +59,8 @@ class Training:
 class _Run:
     """A training while it runs."""
 
-    def __init__(
-        self, problem: Problem, found: Training, show: Callable[[float], None], until: float
-    ) -> None:
-        self.problem, self.data, self.found, self.show = problem, problem.data, found, show
+    def __init__(self, problem: Problem, found: Training, until: float) -> None:
+        self.problem, self.data, self.found = problem, problem.data, found
         self.n, self.budget, self.until = problem.data.n, problem.passes * problem.data.n, until
         self.net, self.has_penalty = problem.network(found.seed), not problem.l2
         self.trainer: Any = None
@@ -76,7 +69,7 @@ class _Run:
     def loss_of(self, *batch: Any) -> Any:
         """The loss of each sample, whose gradient counts."""
         if perf_counter() > self.until:
-            raise OutOfTimeError
+            raise OutOfTimeError(OVER)
         self.recorded += len(batch[0]) if mx.autograd.is_recording() else 0
         losses = self.problem.loss_of(self.net, *batch)
         return losses if self.has_penalty else losses + self.problem.penalty(self.net)
@@ -98,7 +91,6 @@ class _Run:
             if not row["loss"] <= DIVERGED * abs(first):
                 raise FloatingPointError("The training has diverged.")
         self.found.curve.append(row)
-        self.show(row["data_passes"])
         self.since = perf_counter()
 
     def by_trainer(self, method: Method) -> None:
@@ -206,19 +198,12 @@ def mean_gradient(
     return loss / data.n, gradient / data.n
 
 
-def train(
-    problem: Problem,
-    method: Method,
-    found: Training,
-    show: Callable[[float], None],
-    until: float,
-    slowest: float,
-) -> None:
+def train(problem: Problem, method: Method, found: Training, until: float, slowest: float) -> None:
     """Train a new network by a method; note the beginning, the end and a divergence.
 
     L-BFGS may take as many seconds as the slowest of the others, and goes on with more passes.
     """
-    run = _Run(problem, found, show, until)
+    run = _Run(problem, found, until)
     try:
         run.note()
         run.by_trainer(method) if method.make else run.by_lbfgs(slowest)
