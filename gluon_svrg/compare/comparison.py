@@ -194,11 +194,11 @@ class Comparison:
         seconds = table[f"seconds to {text}"].dropna().sort_values()
         passes = table[f"passes to {text}"].dropna().sort_values()
         searches = table[table["search trainings"] > 0]
-        costs = searches["search seconds"].map(" trainings, {:.2g} s".format)
+        costs = searches["search seconds"].map(" trainings ({:.3g} s)".format)
         costs = searches["search trainings"].astype(int).astype(str) + costs
         said = [
             *self._notes,
-            f"First in seconds to {goal}: {_listed(seconds, '.2g', ' s')}.",
+            f"First in seconds to {goal}: {_listed(seconds, '.3g', ' s')}.",
             f"First in passes: {_listed(passes, '.3g')}.",
         ]
         for form, names in (
@@ -239,7 +239,7 @@ class Comparison:
         for name in order:
             if self.chosen[name][0].place < len(self.chosen[name][0].curve) - 1:
                 end, value = self.chosen[name][0].curve[-1], self._curve(self.chosen[name][0])[-1]
-                own = f"{end['data_passes']:.4g} passes and {end['seconds']:.2g} s"
+                own = f"{end['data_passes']:.4g} passes and {end['seconds']:.3g} s"
                 yield f"{name} goes on, to a {self._what} of {self._text(value)} after {own}."
         if len(self._all) > 1 and len(ends[best]) == 1:
             yield "With one seed all this can be chance."

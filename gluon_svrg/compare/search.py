@@ -122,7 +122,8 @@ class Search:
         if key not in self.done:
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
             self._bar.set_description(f"{text}, seed {seed}", refresh=False)
-            most = self.problem.passes + self.problem.data.size / self.problem.data.n
+            last = self.problem.data.size / self.problem.data.n  # the last step may end beyond
+            most = self.problem.passes + (last if method.make else 0.0)
             found = Training(method.name, rate, method.options[place], seed, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]
             steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.make)

@@ -68,7 +68,7 @@ class _Run:
 
     def loss_of(self, *batch: Any) -> Any:
         """The loss of each sample, whose gradient counts."""
-        if perf_counter() > self.until:
+        if perf_counter() > self.until and self.done < self.budget:
             raise OutOfTimeError(OVER)
         self.recorded += len(batch[0]) if mx.autograd.is_recording() else 0
         losses = self.problem.loss_of(self.net, *batch)
@@ -158,8 +158,9 @@ class _Run:
                 p.data()[:] = part.reshape(p.shape).astype(_mxnet.dtype_of(p))
 
         def evaluate(weights: np.ndarray) -> tuple[float, np.ndarray]:
-            spent = self.seconds + perf_counter() - self.since
-            if self.done + self.n > self.budget and spent > seconds:
+            now = perf_counter()
+            is_over = now > self.until or self.seconds + now - self.since > seconds
+            if self.done + self.n > self.budget and is_over:
                 raise StopIteration
             put(weights)
             loss, gradient = mean_gradient(self.loss_of, parameters, self.data)
