@@ -193,14 +193,14 @@ def test_classes_and_numbers(tmp_path):
 
 
 def test_reasons_and_compressed_files(tmp_path, capsys):
-    """Numbers with decimal commas and dates are read; dates are days."""
-    rows = "".join(f'{n}a,2020-02-{28 + n},"{n},5",{n}.5\n' for n in (0, 1))
-    rows += "".join(f'{n}a,2020-03-{n - 1:02},"{n},5",{n}.5\n' for n in range(2, 9))
+    """Numbers with commas are read, and dates, as days."""
+    days = ["2020-02-28", "2020-02-29", *(f"2020-03-{n:02}" for n in range(1, 8))]
+    cells = (f'{n}a,{day},"{n},5","{998 + n:,}",{n}.5\n' for n, day in enumerate(days))
     path = tmp_path / "own.csv.gz"
-    path.write_bytes(gzip.compress(f"x,day,price,y\n{rows}".encode()))
+    path.write_bytes(gzip.compress(f"x,day,price,sum,y\n{''.join(cells)}".encode()))
     X = compare.Problem(options_of(path, "--target", "y")).X
     numbers = scaled(np.arange(9))
-    np.testing.assert_allclose(X, np.c_[numbers, numbers, np.ones(9)], atol=1e-12)
+    np.testing.assert_allclose(X, np.c_[numbers, numbers, numbers, np.ones(9)], atol=1e-12)
     assert capsys.readouterr().err.endswith("; left out: 'x' (9 texts in 9 rows)\n")
 
 

@@ -34,6 +34,7 @@ from .. import __version__, _require_mxnet
 BUNDLED = ("digits", "breast_cancer", "diabetes", "wine")
 ROUNDING = 1e-14  # differences of losses below it are rounding errors
 DATES = r"\d{4}[-/.]\d|\d[-/.]\d{4}"
+THOUSANDS = r"[-+]?\d{1,3}(?:,\d{3})*(?:\.\d+)?"  # of numbers such as 12,345
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -143,14 +144,16 @@ def _compared(options: argparse.Namespace) -> tuple[Any, Any]:
     ), problem
 
 
-def as_numbers(cells: Any) -> Any:
-    """Texts as numbers, if all are, with decimal commas too, or dates; else as they are."""
+def as_numbers(cells: Any, separator: str) -> Any:
+    """Texts as numbers, if all are, with commas in them too, or dates; else as they are."""
     import pandas as pd
 
     texts = cells.dropna().astype(str)
+    is_decimal = separator != "," or not texts.str.fullmatch(THOUSANDS).all()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # that dates are not all of one form
-        values = pd.to_numeric(texts.str.replace(",", "."), errors="coerce")
+        numbers = texts.str.replace(",", "." if is_decimal else "")
+        values = pd.to_numeric(numbers, errors="coerce")
         if values.hasnans and texts.str.contains(DATES).all():
             dates = pd.to_datetime(texts, errors="coerce")
             values = (dates - dates.min()) / pd.Timedelta(days=1)
@@ -177,7 +180,7 @@ def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
         raise ValueError(f"{path} {lacks}: choose one from {', '.join(map(repr, frame))}")
     rows = frame.dropna(subset=[target])
     texts = rows.select_dtypes(exclude="number")
-    rows = rows.assign(**{name: as_numbers(cells) for name, cells in texts.items()})
+    rows = rows.assign(**{name: as_numbers(cells, separator) for name, cells in texts.items()})
     y, columns, left_out = rows.pop(target), {}, []
     for name, cells in rows.items():
         labels, is_text = cells.nunique(), not pd.api.types.is_numeric_dtype(cells.dtype)
