@@ -349,7 +349,7 @@ def test_first_in_seconds_and_in_passes(clock):
     assert f"lbfgs goes on, to a gap of {OF_FLOAT32:.2g} after " in found.verdict
     lines = found.verdict.splitlines()
     a, b = rival["seconds to 0.001"], ours["seconds to 0.001"]
-    text = f"a gap of 0.001 of the first one: lbfgs {a:.3g} s, svrg-stored+nag {b:.3g} s."
+    text = f"a gap of 0.001 of the first one: lbfgs {a:.3g} s; svrg-stored+nag {b:.3g} s."
     assert lines[0] == f"First in seconds to {text}"
     assert "lbfgs is first, without variance reduction: save the trouble." in lines
     assert lines[-1].startswith("found = scipy.optimize.minimize(") and "'maxcor': 30" in lines[-1]
@@ -384,7 +384,7 @@ def test_rivals(seconds):
     found = regression(["svrg+nag"], rivals=rivals, minimum=MINIMUM, gaps=1e-2)
     assert found.table().loc["newton", "seconds to 0.01"] == seconds
     assert np.isnan(found.table().loc["far", "seconds to 0.01"]) and found.plot()
-    is_first = "to a gap of 0.01 of the first one: newton 0.0001 s, svrg+nag" in found.verdict
+    is_first = "to a gap of 0.01 of the first one: newton 0.0001 s; svrg+nag" in found.verdict
     assert is_first == found.verdict.endswith("In your own program, newton:\nfit(X, y)")
     assert is_first == (seconds < 1)
 

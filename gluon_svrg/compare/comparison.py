@@ -198,16 +198,16 @@ class Comparison:
         costs = searches["search trainings"].astype(int).astype(str) + costs
         said = [
             *self._notes,
-            f"First in seconds to {goal}: {_listed(seconds, '.3g', ' s')}.",
-            f"First in passes: {_listed(passes, '.3g')}.",
+            f"First in seconds to {goal}: {_listed(seconds, '; ', '.3g', ' s')}.",
+            f"First in passes: {_listed(passes, '; ', '.3g')}.",
         ]
         for form, names in (
             ("Not there: {}.", [name for name in order if name not in seconds]),
             ("Diverged: {}.", [name for name in self._order if name not in order]),
             ("Not trained: {}.", untrained),
-            ("Searches: {}.", [_listed(costs)] if len(costs) else []),
+            ("Searches: {}.", [f"{name} {cost}" for name, cost in costs.items()]),
         ):
-            said += [form.format(", ".join(names))] if names else []
+            said += [form.format("; ".join(names))] if names else []
         said += self._after_equal_passes(order)
         times = {name: self._when(name, "seconds", self._levels[text]) for name in seconds.index}
         quick = [name for name in times if min(times[name]) <= max(times[seconds.index[0]])]
@@ -289,6 +289,6 @@ class Comparison:
         return figure
 
 
-def _listed(values: Any, form: str = "", unit: str = "") -> str:
+def _listed(values: Any, between: str = ", ", form: str = "", unit: str = "") -> str:
     """Names and values in words."""
-    return ", ".join(f"{name} {value:{form}}{unit}" for name, value in values.items())
+    return between.join(f"{name} {value:{form}}{unit}" for name, value in values.items())
