@@ -461,6 +461,7 @@ def test_a_start_beside_zero():
                     **ONE_RATE)  # fmt: skip
     (one,), (other,) = found.chosen.values()
     assert one.curve[0]["loss"] == other.curve[0]["loss"] == pytest.approx(np.log(2), rel=1e-2)
+    assert abs(one.curve[0]["loss"] - np.log(2)) > 1e-6
     assert other.end["loss"] < 0.3
 
 
@@ -586,7 +587,7 @@ MISTAKES = [
     ({"new_net": frozen}, "no parameters to train"),
     ({"new_net": on_two_devices}, "trains on one device"),
     ({"loss_of": lambda net, X, y: (squares(net, X, y), net(X))}, "returned tuple for a minibatch"),
-    ({"data": lambda seed, epoch: USED}, "none when it was called again"),
+    ({"data": lambda seed, epoch: USED}, "gave none when it was called again"),
     ({"data": iter(())}, "a used generator is empty"),
     ({"data": gluon.data.ArrayDataset(X, Y)}, "a DataLoader, .* got ArrayDataset"),
     ({"data": (X, np.where(Y > 0, "yes", "no"))}, "Array 1 .* np.unique"),

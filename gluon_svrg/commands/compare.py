@@ -288,5 +288,5 @@ class Problem:
             )
             # The loss is strongly convex: this bounds its distance to the minimum.
             if gradient @ gradient <= 2 * self.decay * ROUNDING or not self.decay:
-                return {**found, "loss": loss, "code": f"{model}.fit(X, y)"}
+                return {**found, "loss": loss, "code": f"{' '.join(str(model).split())}.fit(X, y)"}
         return {"loss": None, "solver": None, "seconds": None}

@@ -29,14 +29,8 @@ CHANGES = (
     "{!r} keeps the gradient of each minibatch, and data(seed, epoch) gives other minibatches in "
     "each epoch. Pass arrays, or leave it out."
 )
-BAD = (
-    "Array {} of data has {}, expected finite numbers. Number texts from 0: np.unique(y, "
-    "return_inverse=True)[1]."
-)
-ONCE = (
-    "data(seed, epoch) gave minibatches, and none when it was called again. A generator is empty "
-    "after its use: return a new one at each call."
-)
+BAD = "Array {} of data has {}, expected finite numbers. Number texts from 0, as np.unique does."
+ONCE = "data(seed, epoch) gave none when it was called again: return a new generator at each call."
 
 
 class Data:

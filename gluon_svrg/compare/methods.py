@@ -40,13 +40,12 @@ SHAPE = (
     'which are all tried: {"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}.'
 )
 WEIGHT_DECAY = (
-    "optimizer_params has wd, which is no part of the loss that is compared. Pass l2=..., the same "
-    "penalty in the loss of all methods, or an objective of your own that includes it."
+    "optimizer_params has wd, which is no part of the loss that is compared. Pass l2=..., which is "
+    "in the loss of all methods, or an objective that includes it."
 )
 NO_METHOD = (
-    "{!r} is no method. Pass a name, as 'svrg+nag', or a dict with functions that make a trainer "
-    'of parameters and a rate: {{"mine": lambda params, rate: SVRGTrainer(params, "sgd", '
-    '{{"learning_rate": rate}})}}.'
+    "{!r} is no method. Pass a name, as 'svrg+nag', or a dict with functions that make a trainer: "
+    '{{"mine": lambda params, rate: SVRGTrainer(params, "sgd", {{"learning_rate": rate}})}}.'
 )
 
 

@@ -22,17 +22,15 @@ from .data import Data
 
 NEW_NET = "new_net must be a function that returns a network, as in lambda: gluon.nn.Dense(1)."
 TRAINED = (
-    "new_net() must return a new network each time, with the same weights after the same seeds (of "
-    "MXNet, NumPy and random). This one was trained before, or draws from a generator of its own."
+    "new_net() must return a new network each time, with the same weights after the same seeds."
 )
 NOT_A_LOSS = (
-    "loss_of(net, ...) returned {} for a minibatch of {} samples. It must return an array with the "
-    "loss of each: not an output beside it, not their mean, which would be divided by the batch "
-    "size again, and not one for each entry, whose mean over all axes but the first you may take."
+    "loss_of(net, ...) returned {} for a minibatch of {} samples. It must return the loss of each, "
+    "in one array: not their mean, which would be divided by the batch size again."
 )
 ONE_HOT = (
-    "loss_of(net, ...) failed, and the last array has the shape {}. If these are one-hot labels, "
-    "pass the number of each class, y.argmax(axis=1), or use a loss with sparse_label=False."
+    "loss_of(net, ...) failed, and the last array has the shape {}. For one-hot labels, pass "
+    "y.argmax(axis=1), or use a loss with sparse_label=False."
 )
 FROM_ONE = "The labels are 1 to {}. If they are classes, number them from 0: pass y - 1."
 NO_LOSS = (
