@@ -171,7 +171,7 @@ BREAKS = {
         ("self._curve(each) <= level", "self._curve(each) >= level", "compare_engine minimum"),
         ("self._minimum, self._least)", "self._minimum, 0.0)", "compare_engine smallest_gap"),
         ("and e not in some]", "]", "compare_engine search_is_counted"),
-        ("(free or quick)[0]", "quick[-1]", "compare_engine first_in_seconds"),
+        ("(free or quick)[0]", "quick[0]", "compare_engine rivals"),
     ],
     "commands/compare.py": [("seeds=range(options.seed,", "seeds=range(0,", "compare momentum")],
 }
