@@ -89,7 +89,7 @@ class Comparison:
         first = self._curve(self.trainings[0])[0]
         self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
         if not any(max(lowest) <= level for level in self._levels.values()):
-            self._levels[f"a {self._what} of {self._text(max(lowest))}"] = max(lowest)
+            self._levels[f"{self._what} {self._text(max(lowest))}"] = max(lowest)
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -240,7 +240,7 @@ class Comparison:
             if self.chosen[name][0].place < len(self.chosen[name][0].curve) - 1:
                 end, value = self.chosen[name][0].curve[-1], self._curve(self.chosen[name][0])[-1]
                 own = f"{end['data_passes']:.4g} passes and {end['seconds']:.3g} s"
-                yield f"{name} goes on, to a {self._what} of {self._text(value)} after {own}."
+                yield f"{name} goes on, to {self._what} {self._text(value)} after {own}."
         if len(self._all) > 1 and len(ends[best]) == 1:
             yield "With one seed all this can be chance."
 
