@@ -397,11 +397,13 @@ def test_a_budget_in_seconds(clock):
     """Each method has its share, and a training that is not complete does not count."""
     found = regression(["sgd", "nag", "adam"], loss_of=clock.loss_of, seconds=5, seeds=3)
     assert found.interrupted and [*found.chosen] == ["sgd", "nag", "adam"]
+    assert found.trainings[0].learning_rate == 0.1  # the middle one of the first three
     assert clock.now < 6
     found = regression(["sgd", "lbfgs"], loss_of=clock.loss_of, seconds=5, seeds=1)
     assert [*found.chosen] == ["sgd", "lbfgs"] and clock.now < 11  # it keeps what it has
     found = regression(["sgd", "nag"], loss_of=clock.loss_of, seconds=0.5, seeds=3)
     assert "Not trained: nag." in found.verdict and len(found.trainings) == 1
+    assert re.search(r"learning rate +0.1\*", str(found))  # it is alone, so at an end
 
 
 def test_the_expected_time(capsys):

@@ -176,7 +176,8 @@ class Comparison:
             table[key] = [f"{each:{form}}" if each == each else "-" for each in values]
         for name, (first, *_) in self.chosen.items():
             rates = {each.learning_rate for each in self.trainings if each.method == name}
-            is_end = first.learning_rate in (min(rates), max(rates)) and len(rates) > 1
+            is_end = first.learning_rate in (min(rates), max(rates))
+            is_end = is_end and (len(rates) > 1 or self.interrupted)
             own = "auto" if isnan(first.learning_rate) else f"{first.learning_rate:g}"
             table.loc[name, "learning rate"] = own + "*" * is_end
         return "\n".join([*said, "", table.T.to_string(), "", self.verdict])

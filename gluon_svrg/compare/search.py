@@ -54,8 +54,9 @@ class Search:
         with tqdm(total=sum(plans), bar_format=form, disable=not progress) as self._bar:
             if progress:
                 text = f"{sum(plans)} trainings of {problem.passes:g} passes by minibatches of "
-                minutes = f"{min(seconds, self.seconds) / 60:.2g} minutes"
-                tqdm.write(f"{text}{problem.data.size}: about {minutes}", file=sys.stderr)
+                text += f"{problem.data.size}: about {seconds / 60:.2g} minutes"
+                most = f", it ends after {self.seconds / 60:.2g}" * (self.seconds < seconds)
+                tqdm.write(text + most, file=sys.stderr)
             for place, method in enumerate(order):
                 self._bar.total = self._bar.n + sum(plans[place:])
                 now = perf_counter()
@@ -88,6 +89,7 @@ class Search:
                 self._best(method, place, fixed, all_seeds=True)
                 continue
             rates: dict[float, int] = {}
+            self._train(method, rate_at(number), place, self.seeds[0])  # if time is for one alone
             for all_seeds in (False, True):
                 beside = [number - 1, number, number + 1]
                 while beside:
