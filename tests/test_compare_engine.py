@@ -608,6 +608,7 @@ MISTAKES = [
     ({"methods": ["lbfgs"], "optimizer_params": {"lbfgs": {"maxcor": 5}}}, "has a memory alone"),
     ({"measure": {"norm": lambda net: net.weight.data()}}, "returned an array of shape"),
     ({"measure": {"norm": lambda net: None}}, "measure 'norm' returned None, expected a number"),
+    ({"rivals": {"newton": {"seconds": 1}}}, "loss of the rival 'newton' must be a number, got No"),
     ({"seconds": 1e-9}, "The seconds were over before any training"),
 ]  # fmt: skip
 

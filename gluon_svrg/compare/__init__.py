@@ -98,7 +98,7 @@ def compare(
         When to end with what there is. Each method has an equal share of what is left.
     rivals : dict, optional
         What solvers of elsewhere need: ``{"newton-cholesky": {"loss": 0.74, "seconds": 0.6}}``,
-        perhaps with their ``code``. The objective must be there.
+        with the objective in place of the loss, and perhaps with their ``code``.
     progress : bool, default True
         Whether to show a bar, and the expected time.
 
@@ -159,6 +159,9 @@ def compare(
         raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
     if maximize is None and objective != "loss":
         raise ValueError(f"Is a larger {objective!r} better? Pass maximize=True or maximize=False.")
+    for name, row in (rivals or {}).items():
+        for key in (objective, "seconds"):
+            _arguments.number(row.get(key), f"{key} of the rival {name!r}", low=-inf)
     is_random = problem.check(all_seeds[0])
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
