@@ -28,7 +28,7 @@ X = RNG.normal(size=(100, 5))
 Y = X @ RNG.normal(size=5) + 0.3 * RNG.normal(size=100)
 CLASSES = (Y > 0).astype("int64")
 SQUARE, SOFTMAX = gluon.loss.L2Loss(), gluon.loss.SoftmaxCrossEntropyLoss()
-dense = partial(gluon.nn.Dense, 1)
+dense, DROP = partial(gluon.nn.Dense, 1), gluon.nn.Dropout(0.5)
 QUICK = {"batch_size": 16, "seeds": 2, "passes": 6, "progress": False}
 ONE_RATE = {**QUICK, "learning_rates": [0.03], "seeds": 1}
 
@@ -406,6 +406,15 @@ def test_a_budget_in_seconds(clock):
     assert re.search(r"learning rate +0.1\*", str(found))  # it is alone, so at an end
 
 
+def test_the_defaults():
+    """L-BFGS is one of them, but where losses are random."""
+    for loss_of, last in ((squares, "lbfgs"), (lambda net, X, y: squares(net, DROP(X), y), "mars")):
+        found = compare(
+            dense, loss_of, (X, Y), seeds=1, passes=3, learning_rates=0.01, progress=False
+        )
+        assert [*found.chosen][-1] == last and len(found.chosen) > 5
+
+
 def test_the_expected_time(capsys):
     regression(["sgd", "lbfgs"], progress=True)
     log = capsys.readouterr().err
@@ -534,7 +543,7 @@ def test_the_memory_of_lbfgs():
 
 # --- mistakes ------------------------------------------------------------------------------------
 
-NET, COUNT, DROPOUT = gluon.nn.Dense(1), itertools.count(), gluon.nn.Dropout(0.5)
+NET, COUNT = gluon.nn.Dense(1), itertools.count()
 ACCURACY, USED = {"accuracy": lambda net: 0.5}, batches(0, 0)
 
 
@@ -569,7 +578,7 @@ MISTAKES = [
     ({"data": lambda seed, epoch: iter(())}, "or give minibatches"),
     ({"optimizer_params": {"adam": {}}}, "no method or optimizer of this comparison"),
     ({"optimizer_params": {"sgd": {"momentun": 0}}}, "takes no argument 'momentun'"),
-    ({"methods": ["lbfgs"], "loss_of": lambda net, X, y: squares(net, DROPOUT(X), y)},
+    ({"methods": ["lbfgs"], "loss_of": lambda net, X, y: squares(net, DROP(X), y)},
      "'lbfgs' needs the same loss each time"),
     # What would be a wrong verdict
     ({"methods": ["svrg"], "passes": 2}, "'svrg' would never refresh: .* 2 passes, and passes is"),

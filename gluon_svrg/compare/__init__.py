@@ -19,13 +19,16 @@ from .search import Search
 
 __all__ = ["Comparison", "compare"]
 
+METHODS = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "mars", "lbfgs")
+MANY = 10**6  # weights, from which on L-BFGS is no default: it needs 520 bytes for each
+
 
 def compare(
     new_net: Callable[[], Any],
     loss_of: Callable[..., Any],
     data: Any,
     *,
-    methods: Any = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "mars"),
+    methods: Any = METHODS,
     passes: float = 30,
     batch_size: int | None = None,
     seeds: int | Sequence[int] = 3,
@@ -65,7 +68,7 @@ def compare(
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
         cosine. A dict has such names, or functions of the parameters and a learning rate that
-        return a trainer.
+        return a trainer. By default several, L-BFGS where losses are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
@@ -163,6 +166,8 @@ def compare(
         for key in (objective, "seconds"):
             _arguments.number(row.get(key), f"{key} of the rival {name!r}", low=-inf)
     is_random = problem.check(all_seeds[0])
+    if methods is METHODS and (is_random or problem.weights > MANY):
+        methods = METHODS[:-1]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
     known = methods_of(methods, optimizer_params, penalty, snapshots, is_random)

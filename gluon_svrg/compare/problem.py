@@ -55,6 +55,7 @@ class Problem:
     # Of a new network, before all trainings:
     seconds_a_pass: float = 0.0  # of gradients, and the measurements after them
     first: dict[str, float] = field(default_factory=dict)  # what is measured
+    weights: int = 0  # how many are trained
 
     def __post_init__(self) -> None:
         self.measures = {"loss": self.loss, **self.measures}
@@ -106,6 +107,7 @@ class Problem:
                 )
         one, two = (loss.asnumpy() for loss in losses)
         self.seconds_a_pass = self._seconds(net)
+        self.weights = sum(p.data().size for p in trainable_of(net))
         if not self.first["loss"] or not isfinite(self.first["loss"]):
             raise ValueError(NO_LOSS.format(self.first["loss"]))
         if self.data.classes_from_one():
