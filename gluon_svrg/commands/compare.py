@@ -175,8 +175,10 @@ def read(path: Path, target: str | None) -> tuple[Any, Any, int]:
             frame = pd.read_csv(path, sep=separator, index_col=False, **settings)
     except (EOFError, OSError, ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(f"cannot read {path} as UTF-8 text: {str(error).strip()}") from error
-    if target not in frame or frame.shape[1] == 1:
-        lacks = "needs a --target" if target is None else f"has no column {target!r} beside others"
+    if frame.shape[1] == 1:
+        raise ValueError(f"{path} has only one column, {frame.columns[0]!r}")
+    if target not in frame:
+        lacks = "needs a --target" if target is None else f"has no column {target!r}"
         raise ValueError(f"{path} {lacks}: choose one from {', '.join(map(repr, frame))}")
     rows = frame.dropna(subset=[target])
     texts = rows.select_dtypes(exclude="number")

@@ -54,9 +54,9 @@ class Search:
         with tqdm(total=sum(plans), bar_format=form, disable=not progress) as self._bar:
             if progress:
                 text = f"{sum(plans)} trainings of {problem.passes:g} passes by minibatches of "
-                text += f"{problem.data.size}: about {seconds / 60:.2g} minutes"
-                most = f", it ends after {self.seconds / 60:.2g}" * (self.seconds < seconds)
-                tqdm.write(text + most, file=sys.stderr)
+                time = f"{seconds / 60:.2g} minutes" if seconds > 60 else f"{seconds:.2g} seconds"
+                most = f", but no more than {self.seconds:g} seconds" * (self.seconds < seconds)
+                tqdm.write(f"{text}{problem.data.size}: about {time}{most}", file=sys.stderr)
             for place, method in enumerate(order):
                 self._bar.total = self._bar.n + sum(plans[place:])
                 now = perf_counter()
