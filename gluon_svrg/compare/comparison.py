@@ -177,9 +177,9 @@ class Comparison:
         for name, (first, *_) in self.chosen.items():
             rates = {each.learning_rate for each in self.trainings if each.method == name}
             is_end = first.learning_rate in (min(rates), max(rates))
-            is_end = is_end and (len(rates) > 1 or self.interrupted)
-            own = "auto" if isnan(first.learning_rate) else f"{first.learning_rate:g}"
-            table.loc[name, "learning rate"] = own + "*" * is_end
+            star = "*" * (is_end and (len(rates) > 1 or self.interrupted))
+            own = "auto" if isnan(first.learning_rate) else f"{first.learning_rate:g}{star}"
+            table.loc[name, "learning rate"] = own
         return "\n".join([*said, "", table.T.to_string(), "", self.verdict])
 
     @property
