@@ -344,8 +344,9 @@ class Coefficient:
         self._schedule = schedule
         if self.value >= 2:
             warn(
-                f"The coefficient is {self.value:g}. From 2 on the estimate has no less variance "
-                "than the plain gradient, even at the snapshot: 1 is SVRG, 0 the plain optimizer."
+                f"The coefficient is {self.value:g}. Above 2 the estimate has more variance than "
+                "the plain gradient, even at the snapshot, and at 2 as much: 1 is SVRG, and 0 the "
+                "plain optimizer."
             )
 
     def set(self, value: float) -> None:
