@@ -415,12 +415,6 @@ def test_the_defaults():
         assert [*found.chosen][-1] == last and len(found.chosen) > 5
 
 
-def test_the_expected_time(capsys):
-    regression(["sgd", "lbfgs"], progress=True)
-    log = capsys.readouterr().err
-    assert re.search(r"8 trainings of 6 passes by minibatches of 16: about 0.\d+ seconds\n", log)
-
-
 def test_seeds_that_overlap():
     """One of two seeds gets to the gap: the median is no number, and none is said."""
     found = regression({"lucky": lucky, "sgd": "sgd"}, learning_rates=0.1, seeds=[0, 1])
