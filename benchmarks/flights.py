@@ -312,8 +312,9 @@ def _search(entry: Mapping[str, Any]) -> str:
 
 def _rival(records: Records, level: float, rows: int) -> Records:
     """L-BFGS with the memory that is quicker to a level."""
-    each = [_some(records, "late", rows=rows, method=name) for name in MEMORIES]
-    return min(filter(None, each), key=lambda entries: _median(entries, level, 1))
+    entries = _some(records, "late", rows=rows)
+    each = [[entry] for entry in entries if entry["method"].startswith("SciPy L-BFGS")]
+    return min(each, key=lambda entries: _median(entries, level, 1))
 
 
 def _some(records: Records, name: str, **key: Any) -> Records:
