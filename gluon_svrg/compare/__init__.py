@@ -134,14 +134,12 @@ def compare(
     for name in ("pandas", "tqdm"):
         if find_spec(name) is None:
             raise ImportError(f"compare needs {name}: pip install {name}.")
-    _arguments.number(passes, "passes", open_low=True)
-    if batch_size is not None:
-        _arguments.whole(batch_size, "batch_size")
+    for what, value in (("passes", passes), ("seconds", 1 if seconds is None else seconds)):
+        _arguments.number(value, what, open_low=True)
+    _arguments.whole(1 if batch_size is None else batch_size, "batch_size")
     _arguments.whole(plain_epochs, "plain_epochs", 0)
     _arguments.whole(refresh_every, "refresh_every")
     _arguments.number(l2, "l2")
-    if seconds is not None:
-        _arguments.number(seconds, "seconds", open_low=True)
     if minimum is not None:
         _arguments.number(minimum, "minimum", low=-inf)
     some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds"))

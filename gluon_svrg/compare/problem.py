@@ -98,13 +98,10 @@ class Problem:
             if len(shape) == 2 and shape[1] > 1:
                 raise ValueError(ONE_HOT.format(shape)) from error
             raise
-        for loss in losses:
-            is_array = isinstance(loss, mx.nd.NDArray)
-            if not is_array or loss.size != len(batch[0]):
-                what = f"{loss.size} numbers" if is_array else type(loss).__name__
-                raise (ValueError if is_array else TypeError)(
-                    NOT_A_LOSS.format(what, len(batch[0]))
-                )
+        is_array = isinstance(losses[0], mx.nd.NDArray)
+        what = f"{losses[0].size} numbers" if is_array else type(losses[0]).__name__
+        if what != f"{len(batch[0])} numbers":
+            raise ValueError(NOT_A_LOSS.format(what, len(batch[0])))
         one, two = (loss.asnumpy() for loss in losses)
         self.seconds_a_pass = self._seconds(net)
         self.weights = sum(p.data().size for p in trainable_of(net))
