@@ -198,7 +198,7 @@ def test_a_known_minimum_and_a_callable():
     assert np.allclose(table["gap"], table["loss"] - MINIMUM, atol=1e-6)
     assert "Worse in each seed: sgd" in found.verdict
     assert "to 0.001 and so on: until the gap is that part of the first one" in str(found)
-    assert "to a gap of 1e-05 of the first one: lbfgs " in found.verdict
+    assert "First in passes: lbfgs 5; svrg " in found.verdict
     with pytest.raises(ValueError, match="'saga' keeps the gradient of each minibatch"):
         regression(["saga"], batches)
     fixed = regression(["saga"], lambda seed, epoch: batches(seed, 0))
@@ -393,9 +393,12 @@ def test_rivals(seconds):
     assert "newton is as quick as svrg+nag, without variance reduction" in found.verdict
 
 
-def test_a_budget_in_seconds(clock):
+def test_a_budget_in_seconds(clock, capsys):
     """Each method has its share, and a training that is not complete does not count."""
-    found = regression(["sgd", "nag", "adam"], loss_of=clock.loss_of, seconds=5, seeds=3)
+    budget = {"seconds": 5, "seeds": 3, "progress": True}
+    found = regression(["sgd", "nag", "adam"], loss_of=clock.loss_of, **budget)
+    text = "21 trainings of 6 passes by minibatches of 16: about 12 seconds, but no more than 5 sec"
+    assert text in capsys.readouterr().err
     assert found.interrupted and [*found.chosen] == ["sgd", "nag", "adam"]
     assert found.trainings[0].learning_rate == 0.1  # the middle one of the first three
     assert clock.now < 6

@@ -5,6 +5,7 @@ Each method starts from the same weights, sees the same minibatches, and searche
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
 from math import inf
 from typing import Any, Callable, Mapping, Sequence
@@ -117,7 +118,7 @@ def compare(
     TimeoutError
         If the seconds are over before a training is complete.
     ImportError
-        If pandas or tqdm is not installed.
+        If pandas, scipy or tqdm is not installed.
 
     Examples
     --------
@@ -131,9 +132,10 @@ def compare(
     >>> list(found.chosen)
     ['sgd', 'svrg']
     """
-    for name in ("pandas", "tqdm"):
+    for name in ("pandas", "scipy", "tqdm"):
         if find_spec(name) is None:
             raise ImportError(f"compare needs {name}: pip install {name}.")
+    import_module("scipy.optimize")  # now, as it would take time of a training by L-BFGS
     for what, value in (("passes", passes), ("seconds", 1 if seconds is None else seconds)):
         _arguments.number(value, what, open_low=True)
     _arguments.whole(1 if batch_size is None else batch_size, "batch_size")
