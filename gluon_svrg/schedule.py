@@ -342,10 +342,11 @@ class Coefficient:
         """Change to another schedule, in force for the snapshot of an index."""
         self.set(_at(schedule, index))
         self._schedule = schedule
-        if self.value > 2:
+        if self.value >= 2:
             warn(
                 f"The coefficient is {self.value:g}. Above 2 the estimate has more variance than "
-                "the plain gradient, even at the snapshot: 1 is SVRG, and 0 the plain optimizer."
+                "the plain gradient, even at the snapshot, and at 2 as much: 1 is SVRG, and 0 the "
+                "plain optimizer."
             )
 
     def set(self, value: float) -> None:

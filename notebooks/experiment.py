@@ -41,19 +41,19 @@ def say_which_run():
 
 
 def curves(found, name):
-    """The trainings of a method at its best rate: a table for each seed."""
-    return [pd.DataFrame(each.curve) for each in found.chosen[name]]
+    """The trainings of a method at its best rate, of equal passes: a table for each seed."""
+    return [pd.DataFrame(each.curve[: each.place + 1]) for each in found.chosen[name]]
 
 
 def last(found, name, key="loss"):
     """The last value of each seed at the best rate."""
-    return np.array([each.curve[-1][key] for each in found.chosen[name]])
+    return np.array([each.end[key] for each in found.chosen[name]])
 
 
 def ends(found, key="loss"):
     """The last value of the first seed at each rate: a row for each method; inf: diverged."""
     rows = [
-        (each.method, each.learning_rate, np.inf if each.diverged else each.curve[-1][key])
+        (each.method, each.learning_rate, np.inf if each.diverged else each.end[key])
         for each in found.trainings
         if each.seed == found.trainings[0].seed
     ]

@@ -154,15 +154,39 @@ BREAKS = {
         ("len(batch[0]) if mx", "1 if mx", "compare_engine equal_gradients[4-sgd"),
         ("self.done + cost / 2", "self.done - cost", "compare_engine equal_gradients[4-svrg"),
         ("raise FloatingPointError(", "print(", "compare_engine divergence"),
+        ("        self.since = perf_counter()\n", "", "compare_engine first_in_seconds"),
+        ("self.since > seconds", "self.since > 0", "compare_engine first_in_seconds"),
+        ("gradient + decays * weights", "gradient", "compare_engine penalty"),
+        (
+            "losses + self.problem.penalty",
+            "losses + 0 * self.problem.penalty",
+            "compare_engine penalty",
+        ),
+    ],
+    "compare/problem.py": [
+        ('p.grad_req = "write"', "pass", "compare_engine gradients_that_add"),
+        ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),
+    ],
+    "compare/data.py": [
+        (
+            "one is None or other is None or not",
+            "other is not None and not",
+            "compare_engine one_more",
+        ),
     ],
     "compare/search.py": [
         ("for each in near if", "for each in () if", "compare_engine 'edge or seed'"),
         ("(firsts[rate] <= worst and", "(False and", "compare_engine 'edge or seed'"),
         ("np.median(np.where(", "np.min(np.where(", "compare_engine 'edge or seed'"),
+        ("number -= 1  #", "pass  #", "compare_engine search_is_counted"),
+        ("/ (len(order) - place), end", ", end", "compare_engine budget"),
     ],
     "compare/comparison.py": [
-        ("costs[name].min() <= costs[best].max()", "True", "compare_engine worse_and_equal"),
-        ("self._sign * self._curve(each) <=", "self._curve(each) >=", "compare_engine minimum"),
+        ("if min(ends[name]) <= max(ends[best])", "", "compare_engine worse_and_equal"),
+        ("self._curve(each) <= level", "self._curve(each) >= level", "compare_engine minimum"),
+        ("self._minimum, self._least)", "self._minimum, 0.0)", "compare_engine smallest_gap"),
+        ("and e not in some]", "]", "compare_engine search_is_counted"),
+        ("(free or quick)[0]", "quick[0]", "compare_engine rivals"),
     ],
     "commands/compare.py": [("seeds=range(options.seed,", "seeds=range(0,", "compare momentum")],
 }

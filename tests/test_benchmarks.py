@@ -79,10 +79,14 @@ def test_sag_wants_minibatches_that_are_drawn():
 def test_the_best_setting_of_a_search_is_better_than_all_beside_it(start):
     def train(rate, momentum):
         passes = abs(np.log10(rate)) + 50 * abs(momentum - 0.97) + (rate > 30)
-        return {"at": (rate, momentum), "end": 0, "passes_seconds_gap": [[passes, 1, 1e-6]]}
+        tried.append((rate, momentum))
+        found = {"at": (rate, momentum), "end": 0, "passes_seconds_gap": [[passes, 1, 1e-6]]}
+        return {**found, "seconds": 0.5}
 
-    axes = flights.RATES, flights.MOMENTA
-    assert flights.best(train, axes, start, 0, 1e-6)["at"] == (1, 0.97)
+    tried, axes = [], (flights.RATES, flights.MOMENTA)
+    found = flights.best(train, axes, start, 0, 1e-6)
+    assert found["at"] == (1, 0.97)
+    assert found["trainings"] == len(tried) == 2 * found["search_seconds"]
 
 
 @pytest.fixture(scope="module", params=flights.PROBLEMS)
@@ -111,7 +115,7 @@ def test_trainings_of_flights(few_flights):
     problem.trained(flights.LBFGS, 2, 0, 0, 0, 0)
     points = problem.trained(flights.SVRG, 30, 0, 0.1, 0.9, 50)
     start = first - problem.minimum
-    assert points[0] == pytest.approx((0, 0, start), rel=1e-5)
+    assert points[0] == pytest.approx((0, 0, start), rel=1e-2)  # beside zero
     assert points[1][0] > 1  # a refresh comes first
     assert 0 < points[-1][2] < 0.3 * start
     passes, seconds, _ = zip(*points)

@@ -48,6 +48,7 @@ def least_passes(problem, minimum, passes, rates, momenta):
         problem.new_net,
         problem.loss_of,
         (problem.X, problem.y),
+        l2=problem.decay,
         methods=["svrg+nag"],
         passes=passes,
         batch_size=16,

@@ -302,6 +302,8 @@ SETTINGS = {
     "of a refresh": (lambda: of(store_grads=True), TypeError, "Pass it to update_full_g"),
     "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
+    "a class": (lambda: of(mx.optimizer.NAG), TypeError, "the class NAG, .* such as 'nag', or an"),
+    "no optimizer": (lambda: of(0.1), TypeError, "is float, expected a name such as 'sgd'"),
     "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
     "linear": (lambda: of(coefficient="linear"), TypeError, "a number, got str"),
     "nan": (lambda: of(coefficient=np.nan), ValueError, "finite, at least 0, got nan"),
@@ -438,7 +440,7 @@ WATCHED = {
     ),
     "rows": (lambda b: stored(b, {}), "each took two gradients"),
     "epochs": (lambda b: ask(b, True), "asked before each of the last 20 steps"),
-    "a coefficient": (lambda b: b.set(coefficient=75), "coefficient is 75. Above 2"),
+    "a coefficient": (lambda b: b.set(coefficient=2), "coefficient is 2. .* and at 2 as much"),
 }
 
 
@@ -464,7 +466,7 @@ FINE = {
     "rows": lambda b: stored(b, {"batch_index": 0}),
     "epochs": lambda b: ask(b, False),
     "epochs of a step": lambda b: ask(b, True, b.batches[:1]),
-    "a large coefficient": lambda b: b.set(coefficient=2),
+    "a large coefficient": lambda b: b.set(coefficient=1.9),
 }
 
 

@@ -51,8 +51,13 @@ _NAMES = {"lr": "learning_rate", "weight_decay": "wd", "decay": "wd", "eps": "ep
 
 
 def check_optimizer(optimizer: Any, settings: Any) -> None:
-    """Raise if MXNet has no optimizer of a name, or it has no argument of a name."""
+    """Raise if this is no optimizer and no name of one, or if it has no argument of a name."""
     cls = class_of(optimizer)
+    if not isinstance(optimizer, (str, Optimizer)):
+        is_class = isinstance(optimizer, type)
+        found = f"the class {optimizer.__name__}" if is_class else type(optimizer).__name__
+        name = optimizer.__name__.lower() if is_class else "sgd"
+        raise TypeError(f"optimizer is {found}, expected a name such as {name!r}, or an Optimizer.")
     if isinstance(optimizer, str) and cls is None:
         hint = near(optimizer.lower(), Optimizer.opt_registry)
         raise ValueError(f"MXNet has no optimizer {optimizer!r}.{hint}")

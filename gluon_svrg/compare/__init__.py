@@ -5,18 +5,23 @@ Each method starts from the same weights, sees the same minibatches, and searche
 
 from __future__ import annotations
 
+from importlib import import_module
 from importlib.util import find_spec
+from math import inf
 from typing import Any, Callable, Mapping, Sequence
 
 from .. import _arguments
 from ..passes.closure import takes
-from .comparison import Comparison
+from .comparison import TAKEN, Comparison
 from .data import Data
 from .methods import methods_of, needs
+from .problem import Problem
 from .search import Search
-from .training import Problem
 
 __all__ = ["Comparison", "compare"]
+
+METHODS = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "mars", "lbfgs")
+MANY = 10**6  # weights, from which on L-BFGS is no default: it needs 520 bytes for each
 
 
 def compare(
@@ -24,69 +29,82 @@ def compare(
     loss_of: Callable[..., Any],
     data: Any,
     *,
-    methods: Any = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "mars"),
+    methods: Any = METHODS,
     passes: float = 30,
-    batch_size: int = 32,
+    batch_size: int | None = None,
     seeds: int | Sequence[int] = 3,
     measure: Mapping[str, Callable[[Any], float]] | None = None,
     objective: str = "loss",
-    maximize: bool = False,
+    maximize: bool | None = None,
     minimum: float | None = None,
-    gaps: Sequence[float] = (1e-3, 1e-6, 1e-9),
-    learning_rates: Sequence[float] | None = None,
+    gaps: float | Sequence[float] = (1e-3, 1e-6, 1e-9),
+    l2: float = 0.0,
+    learning_rates: float | Sequence[float] | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
     plain_epochs: int = 1,
     refresh_every: int = 1,
+    seconds: float | None = None,
+    rivals: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Train a network by several methods, and tell which is best.
+    """Train a network by several methods, and tell which is first in seconds and in passes.
 
     All methods make equally many gradients. Each searches its learning rate in factors of about 3
     with the first seed, until the best is no edge. Then all seeds train there and at each rate
-    whose first seed is in the range of theirs, and the best median counts.
+    whose first seed is in the range of theirs, and the best median counts. L-BFGS, which searches
+    nothing, is the last one, and goes on for as long as the slowest of the others took.
 
     Parameters
     ----------
     new_net : callable
-        Returns a new network, initialized or not, with the same weights after the same seeds.
+        Returns a new network, initialized or not, with the same weights after the same seeds. If
+        all are zero, small random ones take their place: some gradients of MXNet are wrong there.
     loss_of : callable
         ``loss_of(net, X, y)`` returns the loss of each sample.
-    data : tuple of arrays, or callable
-        Arrays of NumPy or MXNet, or ``batches(seed, epoch)``, which returns the minibatches of an
-        epoch. Arrays are shuffled for each epoch.
+    data : tuple of arrays, DataLoader, list of minibatches, or callable
+        Arrays of NumPy or MXNet, which are shuffled for each epoch; minibatches, which are read
+        once into arrays; or ``batches(seed, epoch)``, which returns the minibatches of an epoch.
     methods : sequence of str, or dict
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
         cosine. A dict has such names, or functions of the parameters and a learning rate that
-        return a trainer.
+        return a trainer. By default several, L-BFGS where losses are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.
-    batch_size : int, default 32
-        Samples in a minibatch of arrays.
+    batch_size : int, optional
+        Samples in a minibatch of arrays. By default that of a DataLoader, or from 32 to 1,024, so
+        that an epoch has 128 steps or more where it can.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional
         Functions of the network by their names, measured once a data pass, without their time.
     objective : str, default 'loss'
         What is compared: the mean loss over the data, or a measure.
-    maximize : bool, default False
-        Whether a larger objective is better.
+    maximize : bool, optional
+        Whether a larger objective is better; a measure as the objective needs it.
     minimum : float, optional
         The best possible objective, if it is known.
-    gaps : sequence of float, default (1e-3, 1e-6, 1e-9)
-        Distances to the minimum, as parts of the first one, whose passes the table has.
-    learning_rates : sequence of float, optional
+    gaps : float or sequence of float, default (1e-3, 1e-6, 1e-9)
+        Distances to the minimum, as parts of the first one, whose passes and seconds the table has.
+    l2 : float, default 0
+        Half of it times the squared norm of all weights is in the loss of all methods.
+    learning_rates : float or sequence of float, optional
         The only rates to try.
     optimizer_params : dict, optional
         For an optimizer or a method, its arguments, or a list of arguments to try with each rate:
-        ``{"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}``.
+        ``{"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}``. ``lbfgs`` has a ``memory``, of 30.
     plain_epochs : int, default 1
         How many epochs a method makes before its first refresh.
     refresh_every : int, default 1
         How many epochs there are from one refresh to the next.
+    seconds : float, optional
+        When to end with what there is. Each method has an equal share of what is left.
+    rivals : dict, optional
+        What solvers of elsewhere need: ``{"newton-cholesky": {"loss": 0.74, "seconds": 0.6}}``,
+        with the objective in place of the loss, and perhaps with their ``code``.
     progress : bool, default True
-        Whether to show a bar.
+        Whether to show a bar, and the expected time.
 
     Returns
     -------
@@ -96,9 +114,11 @@ def compare(
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these; if the network was trained before; if the loss is a mean.
+        If an argument is none of these, or makes no fair comparison.
+    TimeoutError
+        If the seconds are over before a training is complete.
     ImportError
-        If pandas or tqdm is not installed.
+        If pandas, scipy or tqdm is not installed.
 
     Examples
     --------
@@ -112,42 +132,71 @@ def compare(
     >>> list(found.chosen)
     ['sgd', 'svrg']
     """
-    for name in ("pandas", "tqdm"):
+    for name in ("pandas", "scipy", "tqdm"):
         if find_spec(name) is None:
             raise ImportError(f"compare needs {name}: pip install {name}.")
-    _arguments.number(passes, "passes", open_low=True)
-    _arguments.whole(batch_size, "batch_size")
+    import_module("scipy.optimize")  # now, as it would take time of a training by L-BFGS
+    for what, value in (("passes", passes), ("seconds", 1 if seconds is None else seconds)):
+        _arguments.number(value, what, open_low=True)
+    _arguments.whole(1 if batch_size is None else batch_size, "batch_size")
     _arguments.whole(plain_epochs, "plain_epochs", 0)
     _arguments.whole(refresh_every, "refresh_every")
+    _arguments.number(l2, "l2")
+    if minimum is not None:
+        _arguments.number(minimum, "minimum", low=-inf)
     some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds"))
     all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in some]
-    rates = learning_rates
-    if rates is not None:
-        rates = sorted({_arguments.number(rate, "a rate", open_low=True) for rate in rates})
-    if not all_seeds or rates == []:
-        raise ValueError("seeds and learning_rates must not be empty.")
-    source = Data(data, batch_size, all_seeds[0])
-    if not takes(loss_of, (None, *next(source.batches(all_seeds[0], 0)))):
-        raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
+    rates = None if learning_rates is None else sorted(_numbers(learning_rates, "learning_rates"))
+    steps = sorted(_numbers(gaps, "gaps"), reverse=True)
+    if not all_seeds or rates == [] or not steps:
+        raise ValueError("seeds, learning_rates and gaps must not be empty.")
     measures = dict(measure or {})
-    problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every)
+    for name in (TAKEN | ({"gap"} if minimum is not None else set())) & measures.keys():
+        raise ValueError(f"A measure cannot be called {name!r}, as the tables have such a column.")
+    source = Data(data, batch_size, all_seeds[0])
+    if not takes(loss_of, (None, *source.first())):
+        raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
+    problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2)
     if objective not in problem.measures:
         hint = _arguments.near(objective, problem.measures)
         raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
+    if maximize is None and objective != "loss":
+        raise ValueError(f"Is a larger {objective!r} better? Pass maximize=True or maximize=False.")
+    for name, row in (rivals or {}).items():
+        for key in (objective, "seconds"):
+            _arguments.number(row.get(key), f"{key} of the rival {name!r}", low=-inf)
     is_random = problem.check(all_seeds[0])
+    if methods is METHODS and (is_random or problem.weights > MANY):
+        methods = METHODS[:-1]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
-    known = methods_of(methods, optimizer_params, snapshots, is_random)
+    penalty = l2 if l2 or objective == "loss" else None
+    known = methods_of(methods, optimizer_params, penalty, snapshots, is_random)
     for method in known:  # mistakes must not wait for the first trainings
         if method.make is not None:
             net = problem.network(all_seeds[0])
-            trainer = method.trainer(net, 0.01, method.options[0])
-            if needs(trainer)[1] or method.base == "svrg-stored":
+            refreshes, has_table = needs(method.trainer(net, 0.01, method.options[0]))
+            if has_table or method.base == "svrg-stored":
                 source.fixed(all_seeds[0], method.name)
+            if refreshes and passes <= plain_epochs + 1:
+                raise ValueError(
+                    f"{method.name!r} would never refresh: the first full gradient is complete "
+                    f"after plain_epochs + 1 = {plain_epochs + 1} passes, and passes is {passes:g}."
+                )
         elif is_random:
             raise ValueError(
                 "'lbfgs' needs the same loss each time, and this network draws random numbers "
                 "(dropout), or loss_of does. Leave it out."
             )
-    search = Search(problem, known, all_seeds, rates, objective, -1 if maximize else 1)
+    sign, most = -1 if maximize else 1, inf if seconds is None else seconds
+    start = problem.first[objective]
+    if minimum is not None and sign * (start - minimum) <= 0:
+        raise ValueError(f"minimum is {minimum:g}, and a new network is there already: {start:g}.")
+    search = Search(problem, known, all_seeds, rates, objective, sign, most)
     search.run(progress)
-    return Comparison(search, minimum, gaps)
+    return Comparison(search, minimum, steps, rivals or {})
+
+
+def _numbers(given: Any, name: str) -> set[float]:
+    """Numbers above zero, of which one may stand alone."""
+    several = given if hasattr(given, "__iter__") and not isinstance(given, str) else [given]
+    return {_arguments.number(each, f"each of {name}", open_low=True) for each in several}

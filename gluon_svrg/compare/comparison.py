@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from itertools import count
 from math import inf, isfinite, isnan, nan
-from typing import TYPE_CHECKING, Any, Sequence
+from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
 
@@ -19,6 +20,9 @@ ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
 #: The colors of Okabe and Ito, and markers, for one method after the other.
 COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#000000"]
 MARKERS = "o<^sDvPp"
+#: The columns of tables, after which no measure may be called.
+TAKEN = {"method", "learning_rate", "options", "seed", "chosen", "data_passes", "seconds", "loss"}
+TAKEN |= {"learning rate", "lowest", "highest"}
 
 
 class Comparison:
@@ -31,7 +35,9 @@ class Comparison:
     minimum : float, optional
         The best possible objective.
     gaps : sequence of float
-        Distances to it, as parts of the first one.
+        Distances to it, as parts of the first one, the largest first.
+    rivals : dict
+        What solvers of elsewhere reach.
 
     Attributes
     ----------
@@ -41,215 +47,249 @@ class Comparison:
         All trainings: ``method``, ``learning_rate``, ``options``, ``seed``, ``diverged``, and
         ``curve``, a list of dicts.
     interrupted : bool
-        Whether an interrupt ended it early.
+        Whether an interrupt, or the end of the time, ended it early.
     """
 
-    def __init__(self, search: Search, minimum: float | None, gaps: Sequence[float]) -> None:
+    def __init__(
+        self,
+        search: Search,
+        minimum: float | None,
+        gaps: Sequence[float],
+        rivals: Mapping[str, Mapping[str, Any]],
+    ) -> None:
         self.trainings, self.chosen = [*search.done.values()], search.chosen
-        self.interrupted = search.interrupted
-        self._search, self._minimum = search, minimum
-        self._sign = search.sign if minimum is None else 1  # -1 where more is better
-        self._what = search.objective if minimum is None else "gap"
-        self._gaps = () if minimum is None else gaps
+        self.interrupted, self._search = search.ended is not None, search
+        self._all = {**self.chosen}  # and a training of each rival
+        for name, row in rivals.items():
+            end = {"data_passes": nan, **row}
+            self._all[name] = [Training(name, nan, {}, 0, inf, curve=[end])]
+        self._notes = ["It ended early, and not all was tried."] * self.interrupted
+        start, sign = search.problem.first[search.objective], search.sign
+        is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
+        self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
+        self._minimum = minimum
+        best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
+        if minimum is not None and sign * minimum - best > max(
+            10 * self._least, gaps[-1] * abs(start - minimum)
+        ):
+            self._minimum, found = None, f"{search.objective} is {sign * best:.6g} at best"
+            self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {found}.")
+        self._what = search.objective if self._minimum is None else "gap"
         self._ends = {
-            name: np.array([self._curve(each)[-1] for each in trainings])
-            for name, trainings in self.chosen.items()
+            name: np.array([self._curve(each)[each.place] for each in trainings])
+            for name, trainings in self._all.items()
         }
+        self._order = sorted(
+            self.chosen, key=lambda n: (np.median(self._ends[n]), max(self._ends[n]))
+        )
+        lowest, *rest = (self._ends[name] for name in self._order)
+        edges = [(max(lowest), min(ends)) for ends in rest if max(lowest) < min(ends) < inf]
+        digits = (n for n in count(4) if all(f"{a:.{n}g}" != f"{b:.{n}g}" for a, b in edges))
+        self._form = f".{next(digits)}g" if self._minimum is None else ".2g"
+        first = self._curve(self.trainings[0])[0]
+        self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
+        if not any(max(lowest) <= level for level in self._levels.values()):
+            self._levels[f"{self._what} {self._text(max(lowest))}"] = max(lowest)
 
     @property
     def runs(self) -> pd.DataFrame:
-        """All trainings, a row each data pass."""
+        """All trainings, a row each data pass; those that are not chosen were the search."""
         import pandas as pd
 
         rows = []
         for each in self.trainings:
             who = {"method": each.method, "learning_rate": each.learning_rate}
-            who.update({"options": _text(each.options), "seed": each.seed})
+            who.update({"options": _listed(each.options), "seed": each.seed})
+            who["chosen"] = each in self.chosen.get(each.method, ())
             rows += [{**who, **row} for row in each.curve]
         return pd.DataFrame(rows)
 
     def table(self) -> pd.DataFrame:
-        """A row for each method, at its best rate.
+        """A row for each method, at its best rate, and for each rival.
 
         Returns
         -------
         pandas.DataFrame
-            Learning rate and options; the passes to each gap, NaN where most seeds do not reach
-            it; the median, lowest and highest objective, or its distance to a known minimum;
-            medians of the loss, the measures and the seconds.
+            Learning rate and options; the passes and seconds to each gap, or to what the best
+            method reaches, NaN where most seeds do not; at equal passes the median, lowest and
+            highest objective, or its distance to a known minimum, and medians of the loss, the
+            measures and the seconds; what the search cost: the other trainings.
         """
         import pandas as pd
 
         rows = {}
-        for name, (first, *_) in self.chosen.items():
-            row: dict[str, Any] = {"learning rate": first.learning_rate}
-            row["options"] = _text(first.options)
-            for gap in self._gaps:
-                row[f"passes to {gap:g}"] = self._reached(name, gap * self._curve(first)[0])[0]
-            ends = self._ends[name]
+        for name, some in self._all.items():
+            row: dict[str, Any] = {"learning rate": some[0].learning_rate}
+            row["options"] = _listed(some[0].options)
+            for text, level in self._levels.items():
+                for what, key in (("passes", "data_passes"), ("seconds", "seconds")):
+                    row[f"{what} to {text}"] = np.median(self._when(name, key, level))
+            ends = self._shown(self._ends[name])
             row.update({self._what: np.median(ends), "lowest": ends.min(), "highest": ends.max()})
             for key in (*self._search.problem.measures, "seconds"):
-                row.setdefault(key, self._last(name, key))
+                row.setdefault(key, np.median([each.end.get(key, nan) for each in some]))
+            others = [e.curve[-1] for e in self.trainings if e.method == name and e not in some]
+            row["search trainings"] = len(others)
+            for what, key in (("passes", "data_passes"), ("seconds", "seconds")):
+                row[f"search {what}"] = sum(end[key] for end in others)
             rows[name] = row
-        return pd.DataFrame.from_dict(rows, orient="index")
+        return pd.DataFrame.from_dict(rows, orient="index").replace(inf, nan)
 
     def _curve(self, training: Training) -> np.ndarray:
-        """The objectives, or their distances to the known minimum; infinite if it diverged."""
-        values, sign = training.of(self._search.objective), self._search.sign
-        values = np.where(np.isnan(values), sign * inf, values)
+        """What is minimized: the gap if the minimum is known; infinite if it diverged."""
+        values = self._search.sign * training.of(self._search.objective)
+        values = np.where(np.isnan(values), inf, values)
         if self._minimum is None:
             return values
-        is_exact = self._search.objective != "loss" or self._search.problem.data.dtype == "float64"
-        least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(values[0]))
-        return np.maximum(sign * (values - self._minimum), least)
+        return np.maximum(values - self._search.sign * self._minimum, self._least)
 
-    def _last(self, name: str, key: str) -> float:
-        """The median of all seeds at the end."""
-        return float(np.median([each.curve[-1][key] for each in self.chosen[name]]))
+    def _shown(self, values: Any) -> Any:
+        """The objectives of what is minimized, or the gaps."""
+        return values if self._minimum is not None else self._search.sign * values
 
-    def _reached(self, name: str, level: float) -> tuple[float, float]:
-        """The median passes and seconds until the objective is as good as a level; or NaN."""
+    def _text(self, value: float) -> str:
+        return f"{self._shown(value):{self._form}}"
+
+    def _when(self, name: str, key: str, level: float) -> np.ndarray:
+        """For each seed, the passes or seconds until what is minimized is at a level."""
         found = []
-        for each in self.chosen[name]:
-            (places,) = np.nonzero(self._sign * self._curve(each) <= self._sign * level)
-            row = each.curve[places[0]] if len(places) else {"data_passes": inf, "seconds": inf}
-            found.append((row["data_passes"], row["seconds"]))
-        passes, seconds = np.median(found, axis=0)
-        return (passes, seconds) if isfinite(passes) else (nan, nan)
+        for each in self._all[name]:
+            (places,) = np.nonzero(self._curve(each) <= level)
+            found.append(each.curve[places[0]][key] if len(places) else inf)
+        return np.array(found)
 
     def __str__(self) -> str:
         minus = "" if self._minimum is None else f" minus the minimum, {self._minimum:.6g}"
-        said = [f"{self._what}: the last {self._search.objective}{minus}; the median of all seeds"]
-        if self._gaps:
-            gap = f"{self._gaps[0]:g}"
-            text = f"passes to {gap}: gradients / samples until the gap is {gap} of the first one"
-            said.append(f"{text}; -: not with most seeds")
-        said.append("learning rate: the best by that median; seconds: of one training")
+        said = [
+            f"{self._what}: {self._search.objective}{minus}, after {self._search.problem.passes:g} "
+            "data passes (gradients / samples); the median of all seeds",
+            "learning rate: the best by that median, auto: its own; *: an end of those tried",
+            "seconds: of one training; search: all other trainings of a method",
+        ]
+        if minus:
+            said.insert(1, "to 0.001 and so on: until the gap is that part of the first one")
         table = self.table().drop(columns="loss" if minus else [])
-        forms = {"options": "{}", "seconds": "{:.2g}"}
-        forms.update({key: "{:.0f}" for key in table if key.startswith("passes to ")})
-        forms.update({key: "{:.1e}" for key in ("gap", "lowest", "highest") if minus})
+        forms = dict.fromkeys((self._what, "lowest", "highest"), self._form)
         for key, values in table.items():
-            form = forms.get(key, "{:.4g}")
-            table[key] = [form.format(each) if each == each else "-" for each in values]
+            is_count = "passes" in str(key) or "trainings" in str(key)
+            form = forms.get(str(key), "" if key == "options" else ".0f" if is_count else ".3g")
+            table[key] = [f"{each:{form}}" if each == each else "-" for each in values]
         for name, (first, *_) in self.chosen.items():
             rates = {each.learning_rate for each in self.trainings if each.method == name}
-            if len(rates) > 1 and first.learning_rate in (min(rates), max(rates)):
-                table.loc[name, "learning rate"] += "*"
-        text = table.to_string()
-        if "*" in text:
-            said.append("*: the lowest or highest rate that was tried; others may be better")
-        return "\n".join([*said, "", text, "", self.verdict])
+            is_end = first.learning_rate in (min(rates), max(rates))
+            star = "*" * (is_end and (len(rates) > 1 or self.interrupted))
+            own = "auto" if isnan(first.learning_rate) else f"{first.learning_rate:g}{star}"
+            table.loc[name, "learning rate"] = own
+        return "\n".join([*said, "", table.T.to_string(), "", self.verdict])
 
     @property
     def verdict(self) -> str:
-        """Which method is best, in lines that follow from the numbers alone, and its code."""
-        costs = {name: self._sign * ends for name, ends in self._ends.items()}
-        order = sorted(costs, key=lambda name: (np.median(costs[name]), costs[name].max()))
-        diverged = [name for name in order if not isfinite(np.median(costs[name]))]
-        order = order[: len(order) - len(diverged)]
-        said = ["An interrupt ended the comparison early."] if self.interrupted else []
-        if not order:
-            return "\n".join([*said, "All methods diverged at all rates that were tried."])
-        best, *rest = order
-        good = [name for name in rest if costs[name].min() <= costs[best].max()]
-        same = [name for name in good if np.array_equal(costs[name], costs[best])]
-        way, time = "lowest" if self._sign > 0 else "highest", self._last(best, "seconds")
-        said.append(f"{best} ends {way}: its {self._what} is {self._range(best)} in {time:.2g} s.")
-        for text, names in (
-            ("Equal to it: {}.", same),
-            ("The seeds do not tell it from {}: their ranges overlap.", {*good} - {*same}),
-            ("Worse in each seed: {}.", {*rest} - {*good}),
-        ):
-            found = [f"{name}, {self._range(name)}" for name in rest if name in names]
-            said += [text.format("; ".join(found))] if found else []
-        if diverged:
-            said.append(f"Diverged: {', '.join(diverged)}.")
-        if rest and len(costs[best]) == 1:
-            said.append("With one seed all this can be chance.")
-        if rest:
-            sooner = "; ".join(self._sooner(best, name) for name in rest)
-            said.append(f"{best} reaches the end {sooner}.")
+        """Who is first in seconds and in passes, what the search cost, and the code to use."""
+        order = [name for name in self._order if isfinite(np.median(self._ends[name]))]
         methods = {method.name: method for method in self._search.methods}
-        plain = [name for name in (best, *good) if methods[name].is_plain]
-        if plain and not all(methods[name].is_plain for name in order):
-            how = "best" if plain[0] == best else "as good"
-            said.append(f"{plain[0]} is {how}, without variance reduction: save the trouble.")
-        for name in [name for name in order if methods[name].code][:1]:
-            first = self.chosen[name][0]
-            settings = {"learning_rate": first.learning_rate, **first.options}
-            code = methods[name].code.format(settings)
-            said.append(f"In your own loop, {name}:\ntrainer = {code}")
-        return "\n".join(said)
+        table, untrained = self.table(), [name for name in methods if name not in self.chosen]
+        if not order:
+            return "\n".join([*self._notes, "All methods diverged at all rates that were tried."])
+        text = [each for each in self._levels if table[f"passes to {each}"].notna().any()][-1]
+        goal = text if " " in text else f"a gap of {text} of the first one"
+        seconds = table[f"seconds to {text}"].dropna().sort_values()
+        passes = table[f"passes to {text}"].dropna().sort_values()
+        searches = table[table["search trainings"] > 0]
+        costs = searches["search seconds"].map(" trainings ({:.3g} s)".format)
+        costs = searches["search trainings"].astype(int).astype(str) + costs
+        said = [
+            *self._notes,
+            f"First in seconds to {goal}: {_listed(seconds, '; ', '.3g', ' s')}.",
+            f"First in passes: {_listed(passes, '; ', '.3g')}.",
+        ]
+        for form, names in (
+            ("Not there: {}.", [name for name in order if name not in seconds]),
+            ("Diverged: {}.", [name for name in self._order if name not in order]),
+            ("Not trained: {}.", untrained),
+            ("Searches: {}.", [f"{name} {cost}" for name, cost in costs.items()]),
+        ):
+            said += [form.format("; ".join(names))] if names else []
+        said += self._after_equal_passes(order)
+        times = {name: self._when(name, "seconds", self._levels[text]) for name in seconds.index}
+        quick = [name for name in times if min(times[name]) <= max(times[seconds.index[0]])]
+        free = [name for name in quick if name not in methods or methods[name].is_plain]
+        pick = (free or quick)[0]
+        if free and not all(methods[name].is_plain for name in order):
+            how = "first" if pick == quick[0] else f"as quick as {quick[0]}"
+            said.append(f"{pick} is {how}, without variance reduction: save the trouble.")
+        first = self._all[pick][0]
+        code: Any = first.curve[0].get("code")  # of a rival
+        if pick in methods:
+            settings = methods[pick].settings(first.learning_rate, first.options)
+            code = methods[pick].code.format(settings, **first.options)
+        return "\n".join([*said, *([f"In your own program, {pick}:\n{code}"] if code else [])])
+
+    def _after_equal_passes(self, order: Sequence[str]) -> Iterator[str]:
+        """Who is best after the passes that all have, and whether the seeds tell it from others."""
+        ends, (best, *rest) = self._ends, order
+        good = [name for name in rest if min(ends[name]) <= max(ends[best])]
+        is_less = self._minimum is not None or self._search.sign > 0
+        way, passes = "lowest" if is_less else "highest", self._search.problem.passes
+        yield f"After {passes:g} passes {best} is {way}: its {self._what} is {self._range(best)}."
+        for text, names in (
+            ("The seeds do not tell it from {}: their ranges overlap.", good),
+            ("Worse in each seed: {}.", [name for name in rest if name not in good]),
+        ):
+            if names:
+                yield text.format("; ".join(f"{name}, {self._range(name)}" for name in names))
+        for name in order:
+            if self.chosen[name][0].place < len(self.chosen[name][0].curve) - 1:
+                end, value = self.chosen[name][0].curve[-1], self._curve(self.chosen[name][0])[-1]
+                own = f"{end['data_passes']:.4g} passes and {end['seconds']:.3g} s"
+                yield f"{name} goes on, to {self._what} {self._text(value)} after {own}."
+        if len(self._all) > 1 and len(ends[best]) == 1:
+            yield "With one seed all this can be chance."
 
     def _range(self, name: str) -> str:
-        ends = self._ends[name]
-        text = f" ({ends.min():.3g} to {ends.max():.3g})" if len(ends) > 1 else ""
-        return f"{np.median(ends):.3g}{text}"
-
-    def _sooner(self, best: str, name: str) -> str:
-        """How soon the best is where another one ends."""
-        passes, seconds = self._reached(best, float(np.median(self._ends[name])))
-        own = f"{self._last(name, 'data_passes'):.3g} passes, {self._last(name, 'seconds'):.2g} s"
-        return f"of {name} ({own}) after {passes:.3g} passes and {seconds:.2g} s"
+        """The median and the range; without a minimum, how far it is from the best one."""
+        ends, best = self._ends[name], self._ends[self._order[0]]
+        edges = sorted((self._shown(min(ends)), self._shown(max(ends))))
+        text = " ({:{form}} to {:{form}})".format(*edges, form=self._form) if len(ends) > 1 else ""
+        apart = np.median(ends) - np.median(best) if self._minimum is None else 0.0
+        return f"{self._text(np.median(ends))}{text}" + (f", {apart:.2g} away" if apart else "")
 
     def plot(self) -> Figure:
-        """Draw the trainings at the best rates, and the end of all trainings by their rate.
+        """Draw the trainings at the best rates, by their passes and by their seconds.
 
         Returns
         -------
         matplotlib.figure.Figure
-            Thin lines are seeds, the thick one is that in the middle. A training that has diverged
-            is a cross at the top.
+            Thin lines are seeds, the thick one is that in the middle.
         """
         from matplotlib.figure import Figure
 
-        figure = Figure(figsize=(10, 5), layout="constrained")
-        left, right = figure.subplots(ncols=2, sharey=True, width_ratios=(3, 2))
-        for place, (name, trainings) in enumerate(self.chosen.items()):
+        figure = Figure(figsize=(11, 5), layout="constrained")
+        panels, curves = figure.subplots(ncols=2, sharey=True), []
+        for place, (name, trainings) in enumerate(self._all.items()):
             color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
-            for each in trainings:
-                left.plot(each.of("data_passes"), self._curve(each), color=color, alpha=0.4, lw=0.7)
-                if each.diverged:
-                    _cross(left, each.curve[-1]["data_passes"], color)
-            middle = trainings[np.argsort(self._ends[name])[(len(trainings) - 1) // 2]]
-            rate, x = middle.learning_rate, middle.of("data_passes")
-            look: Any = {"color": color, "marker": marker, "markersize": 5, "markevery": 0.1}
-            look["label"] = name if isnan(rate) else f"{name}, rate {rate:g}"
-            left.plot(x, self._curve(middle), **look)
-            if isnan(rate):  # of L-BFGS
-                right.axhline(np.median(self._ends[name]), color=color)
-                continue
-            groups: dict[float, list[float]] = {}
-            for each in self.trainings:
-                if (each.method, each.options) == (name, middle.options):
-                    groups.setdefault(each.learning_rate, []).append(self._curve(each)[-1])
-            ends = {rate: np.median(groups[rate]) for rate in sorted(groups)}
-            right.plot([*ends], [*ends.values()], color=color)
-            for rate, end in ends.items():
-                face = color if len(groups[rate]) == len(trainings) else "white"
-                if isfinite(end):
-                    right.plot(rate, end, marker, color=color, markerfacecolor=face)
-                else:
-                    _cross(right, rate, color)
-        values = np.concatenate([self._curve(each) for each in self.trainings])
-        is_log = self._sign > 0 and values.min() > 0
+            middle = np.argsort(self._ends[name])[(len(trainings) - 1) // 2]
+            for number, each in enumerate(trainings):
+                look: Any = {"color": color, "alpha": 0.4, "lw": 0.7}
+                if number == middle:
+                    rate = "" if isnan(each.learning_rate) else f", rate {each.learning_rate:g}"
+                    look = {"color": color, "marker": marker, "label": f"{name}{rate}"}
+                    look.update(markersize=5, markevery=max(1, len(each.curve) // 10))
+                curves.append(self._shown(self._curve(each)))
+                panels[0].plot(each.of("data_passes"), curves[-1], **look)
+                panels[1].plot(each.of("seconds"), curves[-1], **look)
         minus = "" if self._minimum is None else f": {self._search.objective} - minimum"
-        left.set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
-        left.set_yscale("log" if is_log else "linear")
-        seeds = max(map(len, self.chosen.values()))
-        text = "one seed" if seeds == 1 else f"filled: median of {seeds} seeds, open: one"
-        right.set(xscale="log", xlabel=f"learning rate\n{text}, x: diverged")
-        for axes in (left, right):
+        panels[0].set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
+        panels[0].set(xlim=(0, 1.02 * self._search.problem.passes))
+        if np.isfinite(self._ends[self._order[0]]).any():
+            panels[0].set_yscale("log" if np.concatenate(curves).min() > 0 else "linear")
+            panels[1].set_xscale("log")
+        panels[1].set(xlabel="seconds of one training, without its search")
+        for axes in panels:
             axes.grid(color="#dddddd")
-        figure.legend(*left.get_legend_handles_labels(), loc="outside lower center", ncols=5)
+        figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
         return figure
 
 
-def _cross(axes: Any, x: float, color: str) -> None:
-    """Mark a training that has diverged, at the top whatever the scale is."""
-    axes.plot(x, 1, "x", color=color, transform=axes.get_xaxis_transform(), clip_on=False, zorder=3)
-
-
-def _text(options: Any) -> str:
-    return ", ".join(f"{name} {value}" for name, value in options.items())
+def _listed(values: Any, between: str = ", ", form: str = "", unit: str = "") -> str:
+    """Names and values in words."""
+    return between.join(f"{name} {value:{form}}{unit}" for name, value in values.items())

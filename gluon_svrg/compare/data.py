@@ -3,66 +3,87 @@
 from __future__ import annotations
 
 from itertools import zip_longest
-from math import prod
+from math import log2, prod
 from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
+from mxnet.gluon.data import Dataset
 
 from .. import _mxnet
 from ..passes.columns import are_equal
+from ..passes.data import NO_DATA, arguments
 
 Batch = Sequence[Any]
 
 #: How large the first array of a chunk may be: large ones are faster, and take memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
+#: The default minibatch is the power of two that makes an epoch of 128 to 256 steps, within these.
+LEAST, MOST, STEPS = 32, 1024, 128
+ARRAYS = (mx.nd.NDArray, np.ndarray)
+KINDS = (
+    "data must be arrays, as in (X, y), a DataLoader, a list of minibatches, or a function "
+    "batches(seed, epoch) that returns the minibatches of an epoch, got {}."
+)
 CHANGES = (
     "{!r} keeps the gradient of each minibatch, and data(seed, epoch) gives other minibatches in "
     "each epoch. Pass arrays, or leave it out."
 )
+BAD = "Array {} of data has {}, expected finite numbers. Number texts from 0, as np.unique does."
+ONCE = "data(seed, epoch) gave none when it was called again: return a new generator at each call."
 
 
 class Data:
     """Arrays that are shuffled and sliced, or a function that gives the minibatches of an epoch.
 
-    Arrays of NumPy get the dtype of the network, as MXNet's own functions make all of one dtype.
+    A DataLoader, or a list of minibatches, is read once, into arrays. Arrays of NumPy get the dtype
+    of the network, as MXNet's own functions make all of one dtype.
     """
 
-    def __init__(self, data: Any, batch_size: int, seed: int) -> None:
-        self.size, self.seed = batch_size, seed
-        self.dtype, self.device, self._chunks = "float32", mx.cpu(), []  # type: Any, Any, list
+    def __init__(self, data: Any, batch_size: int | None, seed: int) -> None:
+        self.seed, self.device = seed, mx.cpu()
+        self.dtype, self._chunks = "float32", []  # type: Any, list
         self.function: Any = data if callable(data) else None
-        arrays = () if self.function else data
-        if not isinstance(arrays, (tuple, list)):
-            raise TypeError(
-                "data must be arrays, as in (X, y), or a function batches(seed, epoch) that "
-                f"returns the minibatches of an epoch, got {type(data).__name__}."
-            )
-        self._arrays = [
-            (each.asnumpy(), each.dtype) if _is_there(each) else (np.ascontiguousarray(each), None)
-            for each in arrays
-        ]
-        lengths = [len(values) for values, _ in self._arrays]
+        given, size = ([], 0) if self.function else _arrays(data)
+        lengths = [len(each) for each in given]
         if self.function:
-            lengths = [sum(len(batch[0]) for batch in self.batches(seed, 0))]
+            sizes = [len(batch[0]) for batch in self.batches(seed, 0)]
+            lengths, size = [sum(sizes)], max(sizes, default=0)
         if len({*lengths}) != 1 or not lengths[0]:
             raise ValueError(f"data must be arrays as long as each other, or give minibatches of "
                              f"them; the numbers of samples are {lengths}.")  # fmt: skip
         self.n = lengths[0]
-        width = 1 if self.function else prod(self._arrays[0][0].shape[1:])
+        own = 2 ** int(log2(1 + self.n / STEPS))
+        self.size = batch_size or size or min(max(LEAST, own), MOST)
+        self._arrays = [_checked(each, number) for number, each in enumerate(given)]
+        width = prod(self._arrays[0][0].shape[1:]) if given else 1
         self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
 
     def put_on(self, net: Any) -> None:
         """Let arrays have the dtype and the device of a network."""
         (parameter, *_) = net.collect_params().values()
-        self.dtype, (self.device, *_) = _mxnet.dtype_of(parameter), _mxnet.devices(parameter)
+        self.dtype, (self.device, *more) = _mxnet.dtype_of(parameter), _mxnet.devices(parameter)
+        if more:
+            raise ValueError("compare trains on one device: initialize the network on one alone.")
+
+    def first(self) -> Batch:
+        """A minibatch."""
+        for batch in self.batches(self.seed, 0):
+            return batch
+        raise ValueError(ONCE)
+
+    def classes_from_one(self) -> int:
+        """How many whole numbers the last array has, if these are all from 1 on; or 0."""
+        values = self._arrays[-1][0] if len(self._arrays) > 1 else np.zeros(0)
+        values = np.unique(values) if values.size == self.n else np.zeros(0)
+        return len(values) if np.array_equal(values, np.arange(1, len(values) + 1)) else 0
 
     def batches(self, seed: int, epoch: int) -> Iterator[Batch]:
         """The minibatches of an epoch."""
         if self.function is None:
             return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
         given = self.function(seed, epoch)
-        return ([x if _is_there(x) else self._array(x) for x in batch] for batch in given)
+        return ([x if _is_there(x) else self.array(x) for x in batch] for batch in given)
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
@@ -83,13 +104,46 @@ class Data:
         """Slices of pieces that are copied one by one: of all at once, it would take far longer."""
         rows = max(1, self._rows // size) * size
         for piece in (order[start : start + rows] for start in range(0, self.n, rows)):
-            arrays = [self._array(values[piece], dtype) for values, dtype in self._arrays]
+            arrays = [self.array(values[piece], dtype) for values, dtype in self._arrays]
             for start in range(0, len(piece), size):
                 yield tuple(array[start : start + size] for array in arrays)
 
-    def _array(self, values: Any, dtype: Any = None) -> Any:
+    def array(self, values: Any, dtype: Any = None) -> Any:
+        """An array of MXNet, on the device of the network."""
         make = mx.np.array if mx.util.is_np_array() else mx.nd.array
         return make(values, ctx=self.device, dtype=dtype or self.dtype)
+
+
+def _arrays(data: Any) -> tuple[list[Any], int]:
+    """The arrays, one for each argument, and the size of minibatches that they were read from."""
+    if isinstance(data, (*ARRAYS, Dataset)) or not hasattr(data, "__iter__"):
+        raise TypeError(KINDS.format(type(data).__name__))
+    if isinstance(data, (tuple, list)) and data and not all(map(_is_minibatch, data)):
+        return list(data), 0
+    batches = [arguments(batch) for batch in data]
+    if not batches:
+        raise ValueError(NO_DATA)
+    if not all(map(_is_minibatch, batches)):
+        raise TypeError(KINDS.format(f"a {type(data).__name__} of {type(batches[0][0]).__name__}"))
+    columns = [[_numpy(each) for each in column] for column in zip(*batches)]
+    return [np.concatenate(column) for column in columns], len(batches[0][0])
+
+
+def _is_minibatch(batch: Any) -> bool:
+    return isinstance(batch, (tuple, list)) and all(isinstance(each, ARRAYS) for each in batch)
+
+
+def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
+    """Its numbers, which must be finite, and its dtype if it is an array of MXNet."""
+    values = np.ascontiguousarray(_numpy(array))
+    is_number = values.dtype.kind in "biuf"
+    if not is_number or not np.isfinite(values).all():
+        raise ValueError(BAD.format(number, "NaN or infinity" if is_number else values.dtype))
+    return values, array.dtype if _is_there(array) else None
+
+
+def _numpy(array: Any) -> Any:
+    return array.asnumpy() if _is_there(array) else array
 
 
 def _is_there(array: Any) -> bool:

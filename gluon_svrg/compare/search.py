@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, nan
+from time import perf_counter
 from typing import Any, Sequence
 
 import numpy as np
 
 from .methods import Method
-from .training import Problem, Training, train
+from .problem import Problem
+from .training import OutOfTimeError, Training, train
 
+UPDATES = 1.5  # so many times as long as its gradients a training takes, roughly
 LOWEST, HIGHEST = -16, 8  # the ends of the search, as `rate_at` numbers rates
 
 
@@ -29,35 +33,49 @@ class Search:
     rates: Sequence[float] | None
     objective: str
     sign: int  # -1 to maximize
+    seconds: float = inf  # for all of it
     chosen: dict[str, list[Training]] = field(default_factory=dict)  # those of all seeds
-    interrupted: bool = False
+    ended: BaseException | None = None  # what ended it early
     done: dict[Any, Training] = field(default_factory=dict)
     _bar: Any = None
+    _until: tuple[float, float] = inf, inf  # the ends of the time, of a method and of all
 
     def run(self, progress: bool) -> None:
-        """Train; an interrupt ends it, and what is complete stays."""
+        """Train; an interrupt or the end of the time ends it, and what is complete stays."""
         from tqdm.auto import tqdm
 
-        form = "{desc}{percentage:.0f}%|{bar}| {n:.0f}/{total:.0f} passes, {remaining} left"
-        count = len(self.rates or range(5)) + len(self.seeds) - 1  # trainings, as a guess
-        plans = [self.problem.passes * count * len(method.options) for method in self.methods]
-        settings = {"bar_format": form, "mininterval": 1, "disable": not progress}
-        with tqdm(total=sum(plans), **settings) as self._bar:
-            for place, method in enumerate(self.methods):
+        # L-BFGS is the last one: it may train for as long as the slowest of the others.
+        order = sorted(self.methods, key=lambda method: method.make is None)
+        rates, more, problem = len(self.rates or range(5)), len(self.seeds) - 1, self.problem
+        plans = [len(m.options) * ((1 if m.sets_rate else rates) + more) for m in order]
+        seconds = UPDATES * problem.seconds_a_pass * problem.passes * sum(plans)
+        form = "{desc}{percentage:.0f}%|{bar}| {n}/{total} trainings, {remaining} left"
+        end = perf_counter() + self.seconds
+        with tqdm(total=sum(plans), bar_format=form, disable=not progress) as self._bar:
+            if progress:
+                text = f"{sum(plans)} trainings of {problem.passes:g} passes by minibatches of "
+                time = f"{seconds / 60:.2g} minutes" if seconds > 60 else f"{seconds:.2g} seconds"
+                most = f", but no more than {self.seconds:g} seconds" * (self.seconds < seconds)
+                tqdm.write(f"{text}{problem.data.size}: about {time}{most}", file=sys.stderr)
+            for place, method in enumerate(order):
                 self._bar.total = self._bar.n + sum(plans[place:])
+                now = perf_counter()
+                self._until = now + (end - now) / (len(order) - place), end
                 try:
                     self._search(method)
-                except KeyboardInterrupt:
-                    self.interrupted = True
+                except (KeyboardInterrupt, OutOfTimeError) as error:
+                    self.ended = error
                     self._choose(method)
-                    break
+                    if isinstance(error, KeyboardInterrupt):
+                        break
             self._bar.total = self._bar.n
-        if not self.chosen:
-            raise KeyboardInterrupt
+        self.chosen = {m.name: self.chosen[m.name] for m in self.methods if m.name in self.chosen}
+        if not self.chosen and self.ended is not None:
+            raise self.ended
 
     def _merit(self, *trainings: Training) -> tuple[float, float]:
         """The median of what is minimized; among equal ones, the loss decides."""
-        ends = [each.curve[-1] for each in trainings]
+        ends = [each.end for each in trainings]
         found = np.array([(self.sign * end[self.objective], end["loss"]) for end in ends])
         objective, loss = np.median(np.where(np.isnan(found), inf, found), axis=0)
         return objective, loss
@@ -66,11 +84,12 @@ class Search:
         """Try rates, with all options of the optimizer: with the first seed, then with all."""
         number = method.first
         for place in range(len(method.options)):
-            fixed = self.rates if method.make else [nan]
+            fixed = [nan] if method.sets_rate else self.rates
             if fixed:
                 self._best(method, place, fixed, all_seeds=True)
                 continue
             rates: dict[float, int] = {}
+            self._train(method, rate_at(number), place, self.seeds[0])  # if time is for one alone
             for all_seeds in (False, True):
                 beside = [number - 1, number, number + 1]
                 while beside:
@@ -103,18 +122,19 @@ class Search:
         """A training; those that are done are kept."""
         key = (method.name, place, rate, seed)
         if key not in self.done:
-            bar, before, passes = self._bar, self._bar.n, self.problem.passes
-            bar.total = max(bar.total, before + passes)
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
-            bar.set_description(f"{text}, seed {seed}", refresh=False)
-
-            def show(done: float) -> None:
-                bar.update(before + done - bar.n)
-
-            found = Training(method.name, rate, method.options[place], seed)
-            train(self.problem, method, found, show)
+            self._bar.set_description(f"{text}, seed {seed}", refresh=False)
+            last = self.problem.data.size / self.problem.data.n  # the last step may end beyond
+            most = self.problem.passes + (last if method.make else 0.0)
+            found = Training(method.name, rate, method.options[place], seed, most)
+            until = self._until[all(name != method.name for name, *_ in self.done)]
+            steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.make)
+            ends = (each.curve[-1] for trainings in steppers for each in trainings)
+            slowest = max((end["seconds"] for end in ends), default=0.0)
+            train(self.problem, method, found, until, slowest)
             self.done[key] = found
-            show(passes)  # one that diverges ends early
+            self._bar.total = max(self._bar.total, self._bar.n + 1)
+            self._bar.update()
         return self.done[key]
 
     def _choose(self, method: Method) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -17,20 +16,17 @@ import numpy as np
 
 from .. import _mxnet
 from ..passes.columns import vector
-from ..passes.data import initialize
 from .data import Data
 from .methods import Method, Options, needs
+from .problem import Problem, trainable_of
 
 DIVERGED = 10.0  # so many times the first loss
-TRAINED = (
-    "new_net() must return a new network each time, with the same weights after the same seeds (of "
-    "MXNet, NumPy and random). This one was trained before, or draws from a generator of its own."
-)
-MEAN_LOSS = (
-    "loss_of(net, ...) returned {} numbers for a minibatch of {} samples. It must return the loss "
-    "of each sample: not their mean, which would be divided by the batch size again, and not one "
-    "for each entry, of which you may take the mean over all axes but the first."
-)
+OVER = "The seconds were over before any training. Allow more, fewer passes, larger minibatches."
+FINER = 1.02  # L-BFGS makes many passes: it is measured again after so many times as many
+
+
+class OutOfTimeError(TimeoutError):
+    """The seconds of a comparison are over."""
 
 
 @dataclass
@@ -38,9 +34,10 @@ class Training:
     """A training that is complete, or has diverged."""
 
     method: str
-    learning_rate: float  # nan for L-BFGS
+    learning_rate: float  # nan for a method that sets its own
     options: Options
     seed: int
+    passes: float  # that all methods have; L-BFGS may have made more
     diverged: bool = False
     curve: list[dict[str, float]] = field(default_factory=list)  # a row each data pass
 
@@ -48,70 +45,34 @@ class Training:
         """A column of the curve: ``data_passes``, ``seconds``, ``loss`` or a measure."""
         return np.array([row[name] for row in self.curve])
 
+    @property
+    def end(self) -> dict[str, float]:
+        """What was measured last in the passes that all methods have."""
+        return self.curve[self.place]
 
-@dataclass
-class Problem:
-    """What all methods train on: network, loss, data, and how many gradients."""
-
-    new_net: Callable[[], Any]
-    loss_of: Callable[..., Any]
-    data: Data
-    passes: float
-    measures: dict[str, Callable[[Any], float]]
-    plain_epochs: int
-    refresh_every: int
-
-    def __post_init__(self) -> None:
-        self.measures = {"loss": self.loss, **self.measures}
-
-    def network(self, seed: int) -> Any:
-        """A new network, initialized: equal for all methods of a seed."""
-        for seed_all in (mx.random.seed, np.random.seed, random.seed):
-            seed_all(seed)
-        net = self.new_net()
-        parameters = list(net.collect_params().values())
-        if not any(_mxnet.has_data(p) or _mxnet.is_deferred(p) for p in parameters):
-            net.initialize()
-        self.data.put_on(net)
-        initialize(parameters, partial(self.loss_of, net), self.data.batches(self.data.seed, 0))
-        mx.random.seed(seed)
-        return net
-
-    def check(self, seed: int) -> bool:
-        """Raise unless networks and losses can be used; tell whether losses are random."""
-        net, other = self.network(seed), self.network(seed)
-        for one, two in zip(net.collect_params().values(), other.collect_params().values()):
-            if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
-                raise ValueError(TRAINED)
-        batch, losses = next(self.data.batches(seed, 0)), []
-        for _ in range(2):
-            with mx.autograd.record():
-                losses.append(self.loss_of(net, *batch).asnumpy())
-        if losses[0].size != len(batch[0]):
-            raise ValueError(MEAN_LOSS.format(losses[0].size, len(batch[0])))
-        return not np.allclose(losses[0], losses[1], rtol=1e-4, equal_nan=True)
-
-    def loss(self, net: Any) -> float:
-        """The mean loss over the data, when the network predicts."""
-        with mx.autograd.pause(train_mode=False):
-            losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
-        return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n
+    @property
+    def place(self) -> int:
+        """The number of that row."""
+        return sum(row["data_passes"] <= self.passes for row in self.curve) - 1
 
 
 class _Run:
     """A training while it runs."""
 
-    def __init__(self, problem: Problem, found: Training, show: Callable[[float], None]) -> None:
-        self.problem, self.data, self.found, self.show = problem, problem.data, found, show
-        self.n, self.budget = problem.data.n, problem.passes * problem.data.n
-        self.net = problem.network(found.seed)
+    def __init__(self, problem: Problem, found: Training, until: float) -> None:
+        self.problem, self.data, self.found = problem, problem.data, found
+        self.n, self.budget, self.until = problem.data.n, problem.passes * problem.data.n, until
+        self.net, self.has_penalty = problem.network(found.seed), not problem.l2
         self.trainer: Any = None
         self.recorded, self.seconds, self.since = 0, 0.0, perf_counter()  # samples; seconds
 
     def loss_of(self, *batch: Any) -> Any:
         """The loss of each sample, whose gradient counts."""
+        if perf_counter() > self.until and self.done < self.budget:
+            raise OutOfTimeError(OVER)
         self.recorded += len(batch[0]) if mx.autograd.is_recording() else 0
-        return self.problem.loss_of(self.net, *batch)
+        losses = self.problem.loss_of(self.net, *batch)
+        return losses if self.has_penalty else losses + self.problem.penalty(self.net)
 
     @property
     def done(self) -> int:
@@ -121,21 +82,21 @@ class _Run:
     def note(self) -> None:
         """Measure, which takes no time of the training; raise if it has diverged."""
         mx.nd.waitall()
-        self.seconds += perf_counter() - self.since
+        self.seconds += perf_counter() - self.since if self.found.curve else 0.0
         row = {"data_passes": self.done / self.n, "seconds": self.seconds}
         first = self.found.curve[0]["loss"] if self.found.curve else inf
-        for name, measure in self.problem.measures.items():  # the loss is the first
+        for name in self.problem.measures:  # the loss is the first
             with np.errstate(all="ignore"):
-                row[name] = float(measure(self.net))
+                row[name] = self.problem.measured(name, self.net)
             if not row["loss"] <= DIVERGED * abs(first):
                 raise FloatingPointError("The training has diverged.")
         self.found.curve.append(row)
-        self.show(row["data_passes"])
         self.since = perf_counter()
 
     def by_trainer(self, method: Method) -> None:
         """Train until all gradients are used."""
         seed, rate = self.found.seed, self.found.learning_rate
+        self.has_penalty = self.has_penalty or bool(method.penalty)
         self.trainer = trainer = method.trainer(self.net, rate, self.found.options)
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(trainer)
@@ -183,36 +144,45 @@ class _Run:
             return self.data.batches(self.found.seed, epoch)
         return self.data.chunks()
 
-    def by_lbfgs(self) -> None:
-        """Train by SciPy's L-BFGS-B, whose every evaluation is a data pass."""
+    def by_lbfgs(self, seconds: float) -> None:
+        """Train by SciPy's L-BFGS-B, a data pass an evaluation, for as long as others took."""
         from scipy.optimize import minimize
 
-        parameters = [p for p in self.net.collect_params().values() if _mxnet.is_trainable(p)]
+        parameters, l2 = trainable_of(self.net), self.problem.l2
         ends = np.cumsum([p.data().size for p in parameters])[:-1]
+        decays = np.concatenate([np.full(p.data().size, l2 * p.wd_mult) for p in parameters])
+        self.has_penalty = True  # added here
 
         def put(weights: np.ndarray) -> None:
             for p, part in zip(parameters, np.split(weights, ends)):
                 p.data()[:] = part.reshape(p.shape).astype(_mxnet.dtype_of(p))
 
         def evaluate(weights: np.ndarray) -> tuple[float, np.ndarray]:
-            if self.done + self.n > self.budget:
+            now = perf_counter()
+            is_over = now > self.until or self.seconds + now - self.since > seconds
+            if self.done + self.n > self.budget and is_over:
                 raise StopIteration
             put(weights)
-            return mean_gradient(self.loss_of, parameters, self.data)
+            loss, gradient = mean_gradient(self.loss_of, parameters, self.data)
+            return loss + decays @ weights**2 / 2, gradient + decays * weights
 
-        accepted = [vector(p.data() for p in parameters)]
+        accepted, mark = vector(p.data() for p in parameters), 0.0
 
         def accept(weights: np.ndarray) -> None:
-            accepted.append(weights.copy())
-            put(weights)
-            self.note()
+            nonlocal accepted, mark
+            accepted = weights.copy()
+            if self.done >= mark:
+                put(weights)
+                self.note()
+                mark = FINER * self.done
 
-        # No tolerance: it goes on until it finds no lower loss, or all passes are made.
+        # No tolerance: it goes on until it finds no lower loss, or its time is over.
         options = {"ftol": 0, "gtol": 0, "maxiter": 10**9, "maxfun": 10**9}
+        options["maxcor"] = self.found.options["memory"]
         settings: Any = {"jac": True, "method": "L-BFGS-B", "options": options}
         with suppress(StopIteration):
-            minimize(evaluate, accepted[0], callback=accept, **settings)
-        put(accepted[-1])
+            minimize(evaluate, accepted, callback=accept, **settings)
+        put(accepted)
 
 
 def mean_gradient(
@@ -229,12 +199,15 @@ def mean_gradient(
     return loss / data.n, gradient / data.n
 
 
-def train(problem: Problem, method: Method, found: Training, show: Callable[[float], None]) -> None:
-    """Train a new network by a method; note the beginning, the end and a divergence."""
-    run = _Run(problem, found, show)
+def train(problem: Problem, method: Method, found: Training, until: float, slowest: float) -> None:
+    """Train a new network by a method; note the beginning, the end and a divergence.
+
+    L-BFGS may take as many seconds as the slowest of the others, and goes on with more passes.
+    """
+    run = _Run(problem, found, until)
     try:
         run.note()
-        run.by_trainer(method) if method.make else run.by_lbfgs()
+        run.by_trainer(method) if method.make else run.by_lbfgs(slowest)
         if found.curve[-1]["data_passes"] < run.done / run.n:
             run.note()
     except FloatingPointError:  # of a measurement, or of a full gradient
