@@ -10,11 +10,13 @@ In the metric of P, L is the largest curvature of minibatches, and N the noise o
 Both are measured once, by products with two minibatches. Then each step tells them anew: d is the
 difference of its gradients at w and at the snapshot s, and d_ that of the step before::
 
-    L >= d P^-1 d / d (w - s),     N = sum |d - d_|^2 / 2 / sum d (w - s),     |x|^2 = x P^-1 x
-    rate = min(0.5 / L, T / N),    momentum = 1 - max(0.02, rate N / T)
+    L: of the secants d P^-1 d / d (w - s) of an epoch, nine in ten are below it
+    N = sum |d - d_|^2 / 2 / sum d (w - s),            |x|^2 = x P^-1 x
+    rate = min(0.5 / L, T / N),     momentum = 1 - max(0.02, rate N / T)
 
 T, the trust, is how much noise an epoch may have. It rises where the full gradient still points
-along the last way, and falls where it does not.
+along the last way, and falls where it does not. Within an epoch the rate falls linearly, to a
+tenth. A larger secant than L lowers it at once, by 4 at most, and its own step is shortened.
 """
 
 from __future__ import annotations
@@ -41,12 +43,15 @@ from .passes.points import Point
 BUDGET = 0.25  # of a sketch, in data passes; but it takes a whole minibatch
 LEAST_ROWS = 4  # samples of a sketch for each vector
 STABLE = 0.5  # the largest product of the rate and the curvature
+LEAST_RATE = 0.1  # at the end of an epoch, as a part of that at its beginning
 LEAST_DAMPING, MOST_DAMPING = 0.02, 1 - 1e-6  # of 1 - momentum; without any, MXNet keeps no array
 PRODUCTS = 3  # of a power iteration
-FIRST_TRUST, LEAST_TRUST, MOST_TRUST = 0.1, 0.05, 1.0
+MOST_SECANTS = 0.9  # of an epoch, that are below L
+FIRST_TRUST, LEAST_TRUST, MOST_TRUST = 0.3, 0.1, 3.0
 RISE, FALL = 3.0, 2.0  # of the trust
 TURN = 0.05  # the trust rises where so much of the last slope is left
-BACK = 4.0  # L rises and trust falls by it as weights go back; at a refresh, L falls by it at most
+BACK = 4.0  # L rises and trust falls by it as weights go back
+MOST_CHANGE = 4.0  # the largest factor of L, for a step upward, at a refresh downward
 AGAIN = 2  # the refresh, from 0, of a second sketch where the first one was at the start
 WINDOW = 8  # the steps whose mean rise tells that weights are lost
 ROUNDING = 8  # of a mean loss, in units of its dtype
@@ -155,15 +160,20 @@ class Curvature:
         self.measurements = 0  # their random numbers follow from their count
         self.L = self.N = 0.0
         self.trust = FIRST_TRUST
-        self.rate, self.momentum = 0.0, 1 - LEAST_DAMPING
+        self.first_rate, self.momentum = 0.0, 1 - LEAST_DAMPING  # of an epoch
+        self.largest_norm = 0.0  # of the measured gradients, before the first refresh
         # Since the last refresh
-        self.largest = 0.0  # of the secants
+        self.steps = 0
+        self.backs = 0  # how often the weights have gone back
+        # Since that, or since the weights have gone back
+        self.before = 0.0  # what L was then
+        self.secants: list[float] = []
         self.noise = self.along = 0.0  # the sums whose ratio is N
         self.squared: float | None = None  # |d|^2 of the last step
         self.rises: list[float] = []  # of the loss above the snapshot's, in the last steps
-        self.backs = 0  # how often the weights have gone back
         # Replaced at a refresh; losses have the weight decay
         self.refreshes = 0
+        self.planned = 0  # the steps between the last two refreshes
         self.again = 0  # the refresh of the second sketch, if there is one
         self.first_loss = self.loss = inf  # at the start, and at the snapshot
         self.mean_loss = inf  # the same without the decay
@@ -189,6 +199,7 @@ class Curvature:
         here = minibatch.gradient(at)
         if not minibatch.entries:
             return
+        self.largest_norm = max(self.largest_norm, float(np.linalg.norm(here + decays * at)))
 
         def product(u: np.ndarray) -> np.ndarray:
             size = float(np.linalg.norm(u))
@@ -206,7 +217,7 @@ class Curvature:
         if entries >= job.wanted:
             self.P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
             self.job, self.L, self.N = Powers(job.z, 0.0, None), 0.0, 0.0
-            self._forget_steps()
+            self._begin()
 
     def _iterate(self, job: Powers, product: Callable[[np.ndarray], np.ndarray]) -> None:
         """Measure the largest curvature, and with the second minibatch the noise."""
@@ -219,27 +230,34 @@ class Curvature:
             self.job = job._replace(largest=largest, first=products[0])
             return
         if largest <= 0:
-            raise RuntimeError(NOT_CURVED)
+            raise FloatingPointError(NOT_CURVED)
         along = max(float(job.z @ (job.first + products[0])), TINY)
         self.N = float(np.linalg.norm(job.first - products[0])) ** 2 / along
         self.job, self.L = None, max(self.L, largest)
-        self._set_pace()
+        self._begin()
 
     def solve(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
         """Multiply a vector by a power of the inverse of P."""
         return v if self.P is None else self.P(v, power)
 
-    def _set_pace(self) -> None:
-        """Set the rate and the momentum; while L is not known, nothing moves."""
-        most = self.trust / self.N if self.N else inf
-        self.rate = min(STABLE / self.L, most) if self.L else 0.0
-        damping = max(LEAST_DAMPING, self.rate * self.N / self.trust)
-        self.momentum = 1 - min(damping, MOST_DAMPING)
+    @property
+    def rate(self) -> float:
+        """The learning rate of the next step."""
+        part = 1 - self.steps / self.planned if self.planned else 1.0
+        return self.first_rate * max(part, LEAST_RATE)
 
-    def _forget_steps(self) -> None:
-        self.largest = self.noise = self.along = 0.0
-        self.squared, self.rises = None, []
-        self._set_pace()
+    @property
+    def most(self) -> float:
+        """What shortens a step: a larger curvature, or before the first refresh a larger norm."""
+        return self.L if self.refreshes else self.largest_norm
+
+    def _begin(self) -> None:
+        """Set the rate and the momentum, and look at steps from now on; without L, none moves."""
+        most = self.trust / self.N if self.N else inf
+        self.first_rate = min(STABLE / self.L, most) if self.L else 0.0
+        damping = max(LEAST_DAMPING, self.first_rate * self.N / self.trust)
+        self.momentum, self.before = 1 - min(damping, MOST_DAMPING), self.L
+        self.secants, self.noise, self.along, self.squared, self.rises = [], 0.0, 0.0, None, []
 
     def read(self, sums: np.ndarray, near: float) -> None:
         """Learn from the sums of a step, see `passes.direction`; nearer moves say nothing."""
@@ -250,12 +268,15 @@ class Curvature:
         self.rises = [*self.rises, slope + along / 2][-WINDOW:]  # the trapezoid rule
         if 0 < along < inf and moved > near:
             secant = squared / along
-            self.largest = max(self.largest, secant)
-            if secant > self.L > 0:
-                self.L, self.rate = secant, min(self.rate, STABLE / secant)
-            if self.squared is not None:
+            self.secants.append(secant)
+            if secant > MOST_CHANGE * self.L > 0:  # of few rows; the step was shortened
+                squared = None
+            elif self.squared is not None:
                 self.noise += (squared + self.squared) / 2 - cross
                 self.along += along
+            if secant > self.L > 0:
+                self.L = min(secant, MOST_CHANGE * self.L)
+                self.first_rate = min(self.first_rate, STABLE / self.L)
         self.squared = squared
 
     @property
@@ -266,24 +287,29 @@ class Curvature:
         most = max(0.0, self.first_loss - self.loss)
         return len(self.rises) == WINDOW and sum(self.rises) / WINDOW > most
 
+    def _learn_noise(self, least: float = 0.0) -> None:
+        if self.along > 0:
+            self.N = max(least, self.noise / self.along)
+
     def go_back(self) -> None:
         """Slow down, as the weights go back to those of the snapshot, or of the start."""
         self.backs += 1
-        self.trust, self.L = max(self.trust / BACK, LEAST_TRUST), self.L * BACK
-        self._forget_steps()
+        self.trust, self.L = max(self.trust / BACK, LEAST_TRUST), max(self.L, self.before * BACK)
+        self._learn_noise(self.N)
+        self._begin()
 
     def refresh(self, size: int, entries: int, turned: float | None) -> None:
         """Take a new snapshot; `turned` is the slope along the last way over that before it."""
         if turned is not None:
             rises = min(self.trust * RISE, MOST_TRUST)
             self.trust = rises if turned > TURN else max(self.trust / FALL, LEAST_TRUST)
-            if self.job is None:
-                self.L = max(self.largest, self.L / BACK)
-                self.N = self.noise / self.along if self.along > 0 else self.N
+        if self.secants and self.job is None:
+            self.L = max(float(np.quantile(self.secants, MOST_SECANTS)), self.L / MOST_CHANGE)
+            self._learn_noise()
         if self.refreshes in (0, self.again):
             self.begin(size, entries)
         self.refreshes += 1
-        self._forget_steps()
+        self._begin()
 
 
 class Preconditioner:
@@ -344,7 +370,7 @@ class Preconditioner:
 
     def hand_over(self, entries: float | NDArray, scale: float) -> tuple[NDArray, ...]:
         """Replace V by the direction, in the reduced gradients; what to keep of the step."""
-        return self._direction.hand_over(entries, scale, self.curvature.L)
+        return self._direction.hand_over(entries, scale, self.curvature.most)
 
     def set_pace(self) -> None:
         """Set the optimizer's rate and momentum; what it is handed over is a mean."""
@@ -355,6 +381,7 @@ class Preconditioner:
         """Keep what a step has found, once: an interrupt can repeat this."""
         if not any(sums is each for each in self._pending):
             self._pending = [*self._pending, sums]
+            self.curvature.steps += 1
         if d:
             self._direction.given["last_d"] = d[0]
 
@@ -402,10 +429,11 @@ class Preconditioner:
         found.refresh(len(s), full.all_entries, turned)
         return new
 
-    def told(self) -> dict[str, float]:
-        """A part of a line of `history`."""
+    def end_epoch(self) -> dict[str, float]:
+        """Count steps anew, after a refresh; a part of a line of `history`."""
         found = self.curvature
         backs, found.backs = found.backs, 0
+        found.planned, found.steps = found.steps, 0
         told = {"learning_rate": found.rate, "momentum": found.momentum}
         return {**told, "curvature": found.L, "noise": found.N, "went_back": backs}
 

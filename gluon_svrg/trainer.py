@@ -698,7 +698,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             "coefficient": alpha,
         }
         if method.preconditioner is not None:
-            line.update(method.preconditioner.told())
+            line.update(method.preconditioner.end_epoch())
         progress.history = [*progress.history, line]
         return _Held(method, LiveGradients(method, self._network), progress)
 

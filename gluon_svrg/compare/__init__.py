@@ -20,7 +20,7 @@ from .search import Search
 
 __all__ = ["Comparison", "compare"]
 
-METHODS = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "mars", "lbfgs")
+METHODS = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "svrg-nystrom", "mars", "lbfgs")
 MANY = 10**6  # weights, from which on L-BFGS is no default: it needs 520 bytes for each
 
 
@@ -68,7 +68,8 @@ def compare(
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
-        cosine. A dict has such names, or functions of the parameters and a learning rate that
+        cosine. ``svrg-nystrom`` sets its own rate and momentum. A dict has such names, or functions
+        of the parameters and a learning rate that
         return a trainer. By default several, L-BFGS where losses are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.

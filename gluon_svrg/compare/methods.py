@@ -11,6 +11,7 @@ from mxnet.optimizer import Optimizer
 from .. import _mxnet
 from .._arguments import near, whole
 from ..mars import MARSTrainer
+from ..preconditioner import Nystrom
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
 from ..schedule import Linear
@@ -21,8 +22,10 @@ from ..trainer import VarianceReducedTrainer
 #: The trainers of the package by the names of their methods.
 TRAINERS: dict[str, Any] = dict.fromkeys(("svrg", "alpha-svrg", "svrg-stored"), SVRGTrainer)
 TRAINERS.update(saga=SAGATrainer, sag=SAGTrainer, sarah=SARAHTrainer, storm=STORMTrainer)
-TRAINERS.update(mars=MARSTrainer)
-LBFGS, DECAY = "lbfgs", "-decay"
+TRAINERS.update({"mars": MARSTrainer, "svrg-nystrom": SVRGTrainer})
+LBFGS, DECAY, NYSTROM = "lbfgs", "-decay", "svrg-nystrom"
+#: Optimizers of those that have another one than SGD.
+OPTIMIZERS = {"mars": "adam", NYSTROM: "nag"}
 MEMORY = {"memory": 30}  # of L-BFGS: SciPy's own 10 needs more passes on large data
 #: Optimizers whose weight decay is the gradient of the penalty, and takes no time of a step.
 PENALIZING = ("sgd", "nag", "adam")
@@ -154,7 +157,7 @@ def _named(
     decays = name.endswith(DECAY)
     base, _, optimizer = (name[: -len(DECAY)] if decays else name).partition("+")
     is_ours = base in TRAINERS
-    optimizer = optimizer or ("adam" if base == "mars" else "sgd") if is_ours else base
+    optimizer = (optimizer or OPTIMIZERS.get(base, "sgd")) if is_ours else base
     if optimizer not in Optimizer.opt_registry or (not is_ours and "+" in name):
         known = [*TRAINERS, *Optimizer.opt_registry, LBFGS]
         raise ValueError(
@@ -162,8 +165,10 @@ def _named(
             f"from {', '.join(TRAINERS)}, {LBFGS}, or an optimizer of MXNet such as sgd, nag and "
             "adam; svrg+nag is SVRG with NAG, and sgd-decay has a rate that falls to zero."
         )
-    keys = [label, name, optimizer]
-    own = {"momentum": 0.9} if optimizer == "nag" else {}  # its default is 0 in MXNet 1.9.1
+    keys, sets_rate = [label, name, optimizer], base == NYSTROM
+    if sets_rate:
+        decays, given = False, {}  # it sets all of it
+    own = {"momentum": 0.9} if optimizer == "nag" and not sets_rate else {}  # 1.9.1 has 0
     options = [{**own, **each} for each in _options(given, keys, l2)]
     for each in options:
         _mxnet.check_optimizer(optimizer, each)
@@ -174,6 +179,9 @@ def _named(
     if base == "alpha-svrg":
         extra["coefficient"] = Linear(0.75, snapshots)
         code += f", coefficient=Linear(0.75, {snapshots})"
+    if sets_rate:
+        extra["preconditioner"] = Nystrom()
+        code += ", preconditioner=Nystrom()"
     code += ")  # the rate falls to 0 like half a cosine" if decays else ")"
 
     def make(params: Any, settings: dict[str, Any]) -> Any:
@@ -181,7 +189,7 @@ def _named(
 
     first = FIRST_FOR_SGD if _mxnet.steps_along_gradient(optimizer) else FIRST_FOR_OTHERS
     penalty = {"wd": l2} if l2 and optimizer in PENALIZING else {}
-    return Method(label, make, False, options, first, base, decays, penalty, code), {*keys}
+    return Method(label, make, sets_rate, options, first, base, decays, penalty, code), {*keys}
 
 
 def needs(trainer: Any) -> tuple[bool, bool]:

@@ -64,6 +64,7 @@ class _Run:
         self.n, self.budget, self.until = problem.data.n, problem.passes * problem.data.n, until
         self.net, self.has_penalty = problem.network(found.seed), not problem.l2
         self.trainer: Any = None
+        self.goes_back = False  # whether the trainer itself sees to it that no training diverges
         self.recorded, self.seconds, self.since = 0, 0.0, perf_counter()  # samples; seconds
 
     def loss_of(self, *batch: Any) -> Any:
@@ -88,7 +89,7 @@ class _Run:
         for name in self.problem.measures:  # the loss is the first
             with np.errstate(all="ignore"):
                 row[name] = self.problem.measured(name, self.net)
-            if not row["loss"] <= DIVERGED * abs(first):
+            if not row["loss"] <= (inf if self.goes_back else DIVERGED * abs(first)):
                 raise FloatingPointError("The training has diverged.")
         self.found.curve.append(row)
         self.since = perf_counter()
@@ -98,6 +99,7 @@ class _Run:
         seed, rate = self.found.seed, self.found.learning_rate
         self.has_penalty = self.has_penalty or bool(method.penalty)
         self.trainer = trainer = method.trainer(self.net, rate, self.found.options)
+        self.goes_back = method.sets_rate
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(trainer)
         stores = method.base == "svrg-stored"

@@ -6,6 +6,7 @@
     u = P^-1 v                        P^-1 v = v / rho + U b U'v
     d = v - slope,   move = w - s     slope: the full gradient and the decay at the snapshot s
     f = min(1, L d move / d P^-1 d)   where d move > 0; else 1: it shortens steps of more curvature
+    f = min(1, most / |v|)            without a snapshot, and then P is the unit matrix
     live = f u - wd w                 the optimizer adds wd w
 
 The sums ``d P^-1 d``, ``d move`` and so on are read some steps later, so that nothing waits.
@@ -49,18 +50,21 @@ def _compiled(
         inside = F.FullyConnected(v, given("U"), num_hidden=rank, no_bias=True)
         inside = F.dot(F.broadcast_mul(inside, given("b")), given("U"))
         u = F.broadcast_add(F.broadcast_mul(v, given("per_rho")), inside)
-    found = [F.dot(v, v, transpose_b=True)]
-    if has_snapshot:
+    most = F.cast(given("most"), dtype=dtype)
+    if not has_snapshot:
+        found = [F.dot(v, v, transpose_b=True)]
+        factor = F.minimum(F.broadcast_div(most, F.sqrt(found[0])), 1.0)
+    else:
         move, d = F.broadcast_sub(weights, given("s")), F.broadcast_sub(v, given("slope"))
         solved = F.broadcast_sub(u, given("solved_slope"))
         right = F.concat(d, move, given("slope"), given("last_d"), dim=0)
         sums = F.dot(F.concat(solved, move, dim=0), right, transpose_b=True)
         squared = F.slice(sums, begin=(0, 0), end=(1, 1))
         along = F.relu(F.slice(sums, begin=(1, 0), end=(2, 1)))
-        most = F.broadcast_mul(along, F.cast(given("L"), dtype=dtype))
-        factor = F.where(along, F.minimum(F.broadcast_div(most, squared), 1.0), given("one"))
-        u, found = F.broadcast_mul(u, factor), [sums, d]
-    handed, ends = F.broadcast_sub(u, decay), np.cumsum([0, *map(prod, shapes)]).tolist()
+        factor = F.minimum(F.broadcast_div(F.broadcast_mul(along, most), squared), 1.0)
+        factor, found = F.where(along, factor, given("one")), [sums, d]
+    handed = F.broadcast_sub(F.broadcast_mul(u, factor), decay)
+    ends = np.cumsum([0, *map(prod, shapes)]).tolist()
     parts = [F.slice_axis(handed, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
     graph = F.Group([*(F.reshape(x, shape=shape) for x, shape in zip(parts, shapes)), *found])
     flags = [("static_alloc", True), ("forward_bulk_size", 200)]
@@ -85,7 +89,7 @@ class Direction:
         new = {name: _mxnet.to_ndarray(x, self._device) for name, x in arrays.items()}
         self.given = {**self.given, **new}  # copies of this object keep theirs
 
-    def hand_over(self, entries: float | NDArray, scale: float, L: float) -> tuple[NDArray, ...]:
+    def hand_over(self, entries: float | NDArray, scale: float, most: float) -> tuple[NDArray, ...]:
         """Replace reduced gradients, of so many loss entries, on all devices; the sums, and d.
 
         The gradients are scaled; entries are a number, or an array whose first one it is.
@@ -95,7 +99,7 @@ class Direction:
         rank, dtype = len(given.get("U", ())), grads.dtypes[0]
         operator, names = _compiled(self._shapes, dtype, rank, has_snapshot)
         arrays = dict(given, per_entry=on_device(1 / (entries * scale), self._device))
-        arrays["L"] = on_device(L or float(np.finfo("float32").max), self._device)
+        arrays["most"] = on_device(most or float(np.finfo("float32").max), self._device)
         for letter, column in (("g", grads), ("w", self._weights)):
             arrays.update((f"{letter}{n}", array) for n, array in enumerate(column))
         new = partial(mx.nd.empty, ctx=self._device, dtype=dtype)
