@@ -346,7 +346,7 @@ class Preconditioner:
             s = self._weights(self._method.point)
             slope = self._method.mean.vector() + self.decays * s
             give(s=s, slope=slope, solved_slope=self.curvature.solve(slope))
-            self._snapshot, self._near = s, NEAR * float(s @ s)
+            self._snapshot, self._near = (s, slope), NEAR * float(s @ s)
 
     def _weights(self, there: Any) -> np.ndarray:
         """The weights of a network or of a point. Waits for them."""
