@@ -158,7 +158,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._files = saving.StateFiles(type(method).__name__, self._network.parameters, params)
         self._here: Point | None = None  # the current weights; replaced with the network's arrays
         self._block: Any = None  # of `at_snapshot`
-        self._watch = Watch(self._workers.size)
+        self._watch = Watch(self._workers.size, method.preconditioner is None)
         self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
 
     def __repr__(self) -> str:
