@@ -395,7 +395,7 @@ class Preconditioner:
         if self._snapshot is None:
             found.again = AGAIN if self.start is None else 0
             found.first_loss = min(found.first_loss, loss)
-        else:
+        elif (s != self._snapshot[0]).any():  # without a step, nothing has been learned
             last, last_slope = self._snapshot
             turned = float(slope @ (s - last)) / min(float(last_slope @ (s - last)), -TINY)
         found.loss, found.mean_loss = min(loss, found.loss), full.mean_loss
