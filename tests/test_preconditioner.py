@@ -1,0 +1,185 @@
+"""The preconditioner: beside its twin in NumPy, and what must hold whatever the data are."""
+
+import kit
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+from kit import assert_unchanged
+from loops import split_at
+from plays import TWO
+from problems import Dense, distance, flat, parameters, values
+
+from gluon_svrg import Nystrom, SVRGTrainer
+
+REGRESSION = Dense("regression", samples=205, features=6, seed=3)
+CLASSES = Dense("classification", samples=205, features=6, seed=4)
+LAYERS = Dense("classification", hidden=(4,), samples=205, seed=5)  # not convex
+BATCHES = REGRESSION.batches(9)  # 205 = 22 * 9 + 7
+NAG = "nag" if hasattr(mx.gluon.Parameter, "list_device") else "nag of 1.9.1"
+
+
+LOOSE = 1e-5  # where rounding grows from step to step
+
+
+class Pair:
+    """A trainer and its twin, from the same weights; `how` tells how an update is made."""
+
+    def __init__(self, problem=REGRESSION, optimizer="nag", how="step", *, rank=50, devices=None,
+                 dtype="float64", size=None):  # fmt: skip
+        self.how, self.devices, self.size = how, devices, size
+        self.net = problem.network(dtype, devices)
+        split = {"split": split_at([0.3])} if devices else {}
+        self.loss_of = problem.closure(self.net, dtype, devices, **split)
+        if how == "means":
+            loss_of = self.loss_of
+            self.loss_of = lambda index: loss_of(index).mean()
+        settings = {"optimizer_params": {"wd": 0.05}, "preconditioner": Nystrom(rank)}
+        self.trainer = SVRGTrainer(self.net.collect_params(), optimizer, **settings)
+        for p in parameters(self.net):
+            p.wd_mult = 2.0 if p is self.net[0].bias else 1.0
+            p.grad_req = "add" if how == "add" else "write"
+        self.order = [parameters(self.net).index(p) for p in self.trainer._params]
+        shapes = [problem.initial[n].shape for n in self.order]
+        ends = np.cumsum([*map(np.prod, shapes)])[:-1]
+
+        def mean(w, batches):
+            pieces = [x.reshape(shape) for x, shape in zip(np.split(w, ends), shapes)]
+            weights = [pieces[self.order.index(n)] for n in range(len(pieces))]
+            found = [problem.loss_and_gradient(weights, index) for index in batches]
+            scales = [1 / len(index) if how == "means" else 1 for index in batches]
+            entries = sum(count * scale for (*_, count), scale in zip(found, scales))
+            loss = sum(loss * scale for (loss, *_), scale in zip(found, scales))
+            grads = sum(self.vector(g) * scale for (_, g, _), scale in zip(found, scales))
+            return loss / entries, grads / entries, round(entries)
+
+        decays = [np.full(p.shape, p.wd_mult * oracle.rounded(0.05)) for p in parameters(self.net)]
+        optimizer, eps = NAG if optimizer == "nag" else optimizer, float(np.finfo(dtype).eps)
+        weights, decays = map(self.vector, (values(self.net), decays))
+        self.twin = oracle.Nystrom(mean, weights, decays, rank, eps, optimizer)
+
+    @property
+    def curvature(self):
+        return self.trainer._method.preconditioner.curvature
+
+    def vector(self, arrays):
+        """In the order of the trainer, by which random vectors are drawn."""
+        return flat([arrays[n] for n in self.order])
+
+    def refresh(self):
+        stored = {"store_grads": True} if self.how == "stored" else {}
+        loss = self.trainer.update_full_grads(self.loss_of, BATCHES, **stored)
+        self.twin.refresh(BATCHES)
+        return loss
+
+    def step(self, *numbers):
+        batches = [BATCHES[n] for n in numbers]
+        size = self.size or sum(map(len, batches))
+        if self.how in ("halves", "add"):
+            for index in batches:
+                self.trainer.correct_grads(lambda: self.loss_of(index))
+            self.trainer.allreduce_grads()
+            self.trainer.update(size)
+        else:
+            has_row = self.how == "stored" and self.trainer.has_snapshot
+            row = {"batch_index": numbers[0]} if has_row else {}
+            self.trainer.step(size, closure=lambda: self.loss_of(*batches), **row)
+        if self.how == "add":
+            kit.clear(self.net)
+        self.twin.step(*batches)
+
+    def epoch(self, count=len(BATCHES)):
+        together = 2 if self.how == "add" else 1
+        for first in range(0, count, together):
+            self.step(*range(first, min(first + together, count)))
+
+    def jump(self, amount=20.0):
+        """Both are moved far away, as a rate that is too high does."""
+        move = amount * np.random.RandomState(1).randn(len(self.twin.w))
+        self.twin.w = self.twin.w + move
+        parts = np.split(move, np.cumsum([p.list_data()[0].size for p in self.trainer._params]))
+        for p, part in zip(self.trainer._params, parts):
+            for data in p.list_data():
+                data[:] = data.asnumpy() + part.reshape(p.shape)
+
+    def check(self, tolerance=1e-8):
+        """Weights on each device, rate, momentum, L, N, trust and P."""
+        found, twin, optimizer = self.curvature, self.twin, self.trainer.optimizer
+        for device in self.devices or [None]:
+            assert distance([self.vector(values(self.net, device))], [twin.w]) < tolerance
+        numbers = [self.trainer.learning_rate, optimizer.momentum, found.L, found.N, found.trust]
+        expected = [twin.rate, twin.momentum, twin.L, twin.N, twin.T]
+        np.testing.assert_allclose(numbers, expected, 10 * tolerance)
+        P = [found.P(e, -1.0) if found.P else e for e in np.eye(len(twin.w))]
+        assert distance(P, twin.P) < 10 * tolerance
+
+
+def train(pair, epochs=5, plain=True, tolerance=1e-8):
+    """It stays with its twin; the last line of `history` is what the twin knows, too."""
+    for epoch in range(epochs):
+        if epoch or not plain:
+            pair.refresh()
+            line, twin = pair.trainer.history[-1], pair.twin
+            names = ("learning_rate", "momentum", "curvature", "noise")
+            expected = [twin.rate, twin.momentum, twin.L, twin.N]
+            np.testing.assert_allclose([line[n] for n in names], expected, 10 * tolerance)
+        pair.epoch()
+        pair.check(tolerance)
+    assert sum(line["went_back"] for line in pair.trainer.history) == pair.twin.backs
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("optimizer", ["nag", "sgd"])
+@pytest.mark.parametrize("problem", [REGRESSION, CLASSES, LAYERS])
+def test_trajectory(problem, optimizer, plain):
+    train(Pair(problem, optimizer), plain=plain, tolerance=LOOSE if problem is LAYERS else 1e-8)
+
+
+@pytest.mark.parametrize(
+    "how, settings",
+    [
+        *(("step", {"rank": rank}) for rank in (0, 2)),
+        *((how, {"devices": TWO}) for how in ("step", "halves", "add", "stored")),
+        *((how, {"problem": CLASSES}) for how in ("halves", "add", "stored")),
+        *((how, {"size": size}) for how in ("step", "means") for size in (1, 1000)),
+    ],
+)
+def test_trajectory_in_every_way(how, settings):
+    """The direction depends on the loss entries of a minibatch, and not on the batch size."""
+    train(Pair(how=how, **settings))
+
+
+@pytest.mark.parametrize("problem", [REGRESSION, CLASSES])
+def test_trajectory_in_float32(problem):
+    train(Pair(problem, dtype="float32"), tolerance=5e-4)
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("when", ["before the first refresh", "at a refresh", "in mid-epoch"])
+def test_going_back(when, devices):
+    """To the snapshot or to the start; the training goes on from there, and more slowly."""
+    pair = Pair(devices=devices)
+    start = values(pair.net)
+    pair.epoch()
+    if when != "before the first refresh":
+        pair.refresh()
+        pair.epoch()
+        lowest, start = pair.refresh(), values(pair.net)
+        pair.epoch(11)
+    taken, L = pair.trainer.num_snapshots, pair.curvature.L
+    pair.jump()
+    if when == "in mid-epoch":
+        while not pair.twin.backs:
+            pair.step(0)
+        pair.check()
+    else:
+        loss = pair.refresh()
+        assert_unchanged(values(pair.net), start)
+        assert pair.trainer.inner_steps == 0
+        assert pair.trainer.history[-1]["went_back"] == 1
+    if when == "at a refresh":
+        assert (loss, pair.trainer.num_snapshots) == (lowest, taken)
+        assert pair.trainer.history[-1]["mean_loss"] > 10 * loss
+        assert pair.curvature.L >= 4 * L
+    train(pair, plain=when == "in mid-epoch")
+    assert pair.curvature.loss < pair.curvature.first_loss
