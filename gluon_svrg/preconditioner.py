@@ -221,7 +221,8 @@ class Curvature:
         if largest <= 0:
             raise RuntimeError(NOT_CURVED)
         along = max(float(job.z @ (job.first + products[0])), TINY)
-        self.N = float(np.linalg.norm(job.first - products[0])) ** 2 / along
+        noise = float(np.linalg.norm(job.first - products[0])) ** 2 / along
+        self.N = min(noise, 2 * largest)  # it is less wherever the loss is convex
         self.job, self.L = None, max(self.L, largest)
         self._set_pace()
 

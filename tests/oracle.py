@@ -311,7 +311,8 @@ class Nystrom:
             self.highest, v = max(self.highest, v @ found), found / np.linalg.norm(found)
         if len(self.products) == 2:
             a, c = self.products
-            self.N = (a - c) @ (a - c) / (self.z @ (a + c))
+            noise, along = (a - c) @ (a - c), self.z @ (a + c)
+            self.N = noise / along if 0 < noise < 2 * self.highest * along else 2 * self.highest
             self.L, self.is_measuring = max(self.L, self.highest), False
             self.set_pace()
 

@@ -183,3 +183,68 @@ def test_going_back(when, devices):
         assert pair.curvature.L >= 4 * L
     train(pair, plain=when == "in mid-epoch")
     assert pair.curvature.loss < pair.curvature.first_loss
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+#: What is done before a file is written: refreshes, jumps far away, and numbers of steps.
+PHASES = {
+    "before the first step": [],
+    "in the first measurement": [1],
+    "before the first refresh": [4],
+    "before the sketch": [3, "refresh"],
+    "in mid-sketch": [3, "refresh", 1],
+    "between the sketch and the powers": [3, "refresh", 2],
+    "in mid-epoch": [3, "refresh", 11],
+    "at a refresh": [3, "refresh", 23, "refresh"],
+    "gone back at a refresh": [3, "refresh", 23, "jump", "refresh"],
+    "gone back in mid-epoch": [3, "refresh", 11, "jump", 14, 2],
+    "gone back to the start": [3, "jump", "refresh", 1],
+    "before the second sketch": ["refresh", 9, "refresh", 3, "refresh", 1],
+}
+
+
+class Run:
+    """A trainer alone, with BatchNorm."""
+
+    def __init__(self, rank=50, **kwargs):
+        self.net = kit.with_norm()
+        self.net.cast("float64")
+        kwargs = {"preconditioner": Nystrom(rank), **kwargs}
+        self.trainer = SVRGTrainer(self.net.collect_params(), "nag", {"wd": 0.05}, **kwargs)
+        self.loss_of = FILES.closure(self.net)
+
+    def play(self, actions):
+        for action in actions:
+            if action == "refresh":
+                self.trainer.update_full_grads(self.loss_of, FILES.batches(9))
+            elif action == "jump":
+                for p in self.trainer._params:
+                    p.set_data(30 * p.data())
+            else:
+                kit.one_epoch(self.trainer, self.loss_of, FILES.batches(9)[:action])
+
+    def everything(self):
+        found = kit.everything(self.trainer, self.net)
+        return {**found, "history": self.trainer.history, "momentum": self.trainer.optimizer.momentum}
+
+    def save(self, folder):
+        self.trainer.save_states(folder / "states")
+        self.net.save_parameters(str(folder / "weights"))
+
+
+FILES = Dense("classification", samples=205, seed=6)
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_resumed_in_every_phase(phase, tmp_path):
+    straight, resumed, used = Run(), Run(), Run()
+    straight.play(PHASES[phase])
+    straight.save(tmp_path)
+    straight.play([14, "refresh", 23, "refresh", 5])
+    used.play([2, "refresh", 5])
+    for run in (resumed, used):
+        run.net.load_parameters(str(tmp_path / "weights"))
+        run.trainer.load_states(tmp_path / "states")
+        run.play([14, "refresh", 23, "refresh", 5])
+        assert_unchanged(straight.everything(), run.everything())
