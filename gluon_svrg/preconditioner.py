@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, isnan, prod, sqrt
 from typing import Any, Callable, Iterator, NamedTuple
 
 import mxnet as mx
@@ -33,7 +33,7 @@ from .passes import states
 from .passes.beside import Beside
 from .passes.closure import Loss
 from .passes.columns import vector
-from .passes.direction import Direction
+from .passes.direction import SUMS, Direction
 from .passes.full_pass import FullGradient
 from .passes.network import Network
 from .passes.points import Point
@@ -290,19 +290,26 @@ class Curvature:
 class Preconditioner:
     """What the trainer asks of a `Nystrom`: its curvature, with the arrays on the device."""
 
-    def __init__(self, rank: int) -> None:
-        self.curvature = Curvature(rank)
+    def __init__(self, method: Any, rank: int) -> None:
+        self.curvature, self._method = Curvature(rank), method
+        self._direction: Any = None  # known when it is bound
         self.start: Point | None = None  # the weights before the first step, until a refresh
         self._pending: list[NDArray] = []  # the sums of the last steps, not read yet
         self._snapshot: Any = None  # its weights, and the slope there with the decay
 
+    _network = property(lambda self: self._method.network)
+    _optimizer = property(lambda self: self._method.optimizer)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Of the trainable parameters."""
+        return [prod(p.shape) for p in states.parameters(self._network).values()]
+
     def bind(self, method: Any) -> None:
         """Bind to new arrays of the parameters; raise if they cannot be one vector."""
-        network, optimizer = method.network, method.optimizer
-        self._network, self._optimizer, self._method = network, optimizer, method
+        network, optimizer, self._method = method.network, method.optimizer, method
         indices = list(map(network.parameters.index, network.trainable))
         _check_parameters(network, optimizer, indices)
-        self._sizes = [row[0].size for row in network.weights]
         self.decays = np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
         if not self.curvature.measurements:
@@ -412,8 +419,10 @@ class Preconditioner:
 
     # --- a part of a file ----------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """All that was learned, with vectors by parameter."""
+    def state(self) -> dict[str, Any] | None:
+        """All that was learned, with vectors by parameter; None before the first step."""
+        if self._direction is None:
+            return None
         last_d, start = self._direction.given.get("last_d"), self.start
         return {
             **{name: self._saved(value) for name, value in vars(self.curvature).items()},
@@ -441,7 +450,7 @@ class Preconditioner:
         """The inverse of `_saved` and `_by_parameter`; an exception where that cannot be."""
         if isinstance(value, saving.ByParameter):
             rows = np.concatenate(states.in_order(self._network, value), axis=-1)
-            if rows.shape[-1] != len(self.decays) or not np.isfinite(rows).all():
+            if rows.shape[-1] != sum(self._sizes) or not np.isfinite(rows).all():
                 raise ValueError("a vector is not finite, or of another size")
             return rows
         if isinstance(value, dict):
@@ -450,21 +459,35 @@ class Preconditioner:
             return kinds[fields.pop("kind")](**fields)
         return value
 
+    def _learned(self, state: dict[str, Any]) -> Curvature:
+        """The curvature of a state; an exception where that cannot be."""
+        found = Curvature(self.curvature.rank)
+        for name, default in vars(found).items():
+            setattr(found, name, self._restored(state[name]))
+            if isinstance(default, (int, float)) and isnan(getattr(found, name)):
+                raise ValueError(f"its {name} is NaN")
+        return found
+
     def problems(self, state: dict[str, Any]) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        if state["rank"] != self.curvature.rank:
-            yield f"its preconditioner has rank {state['rank']}, here it is {self.curvature.rank}"
-        for name in (*vars(self.curvature), "last_d"):
-            self._restored(state[name])
+        """Tell why a state cannot be assigned; so does an exception."""
+        if not all(map(_mxnet.has_data, self._network.parameters)):
+            return  # it is asked again when they are initialized
+        found, start = self._learned(state), state["start"]
+        self._restored(state["last_d"])
+        if start is not None:
+            parameters = states.parameters(self._network)
+            yield from saving.array_problems(start["weights"], "start", parameters)
+        if not np.isfinite(found.solve(np.ones(sum(self._sizes)), 0.5)).all():
+            yield "its P is not finite"
+        if {sums.shape for sums in state["pending"]} - {(1, 1), SUMS}:
+            yield "its pending sums have another shape"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state, after that of the method."""
-        found, start = self.curvature, state["start"]
-        for name in vars(found):
-            setattr(found, name, self._restored(state[name]))
+        self.curvature, start = self._learned(state), state["start"]
         self.start = start and states.to_point(self._network, **start)
         self._show()
-        found.squared = state["squared"]
+        self.curvature.squared = state["squared"]
         if state["last_d"] is not None:
             self._direction.give(last_d=self._restored(state["last_d"]))
         self._pending = [mx.nd.array(sums, dtype=sums.dtype) for sums in state["pending"]]

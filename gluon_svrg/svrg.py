@@ -53,10 +53,10 @@ class SVRG(Method):
         if not isinstance(preconditioner, Nystrom):
             kind = type(preconditioner).__name__
             raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
-        self.preconditioner = Preconditioner(preconditioner.rank)
+        self.preconditioner = Preconditioner(self, preconditioner.rank)
         self.moves = self.replaces_grads = self.needs_closure = True
         self.not_corrected = NEEDS_CLOSURE
-        self.settings = (f"Nystrom rank {preconditioner.rank}",)
+        self.settings = self.saved_with = (repr(preconditioner),)
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
@@ -80,7 +80,7 @@ class SVRG(Method):
         """Forget the snapshot, and what the preconditioner has learned."""
         super().discard()
         if self.preconditioner is not None:
-            self.preconditioner = Preconditioner(self.preconditioner.curvature.rank)
+            self.preconditioner = Preconditioner(self, self.preconditioner.curvature.rank)
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms | None:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""

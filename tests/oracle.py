@@ -300,7 +300,7 @@ class Nystrom:
             self.Y = self.Y + count * np.stack([product(q) for q in self.Q.T], axis=1)
             self.sampled += count
             if self.sampled >= self.wanted:
-                self.set_P(self.Y / self.sampled)
+                self.find_metric(self.Y / self.sampled)
             return
         values, V = np.linalg.eigh(self.P)
         root, v = V @ np.diag(values**-0.5) @ V.T, self.z
@@ -316,7 +316,7 @@ class Nystrom:
             self.L, self.is_measuring = max(self.L, self.highest), False
             self.set_pace()
 
-    def set_P(self, Y):
+    def find_metric(self, Y):
         """Nystrom's approximation, of a Hessian to which nu was added, so that none is below 0."""
         core, rank = (self.Q.T @ Y + Y.T @ self.Q) / 2, self.Q.shape[1]
         nu = max(10 * self.eps * np.linalg.norm(Y, 2), -1.1 * np.linalg.eigvalsh(core)[0])

@@ -5,12 +5,13 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged
+from kit import assert_unchanged, everything
 from loops import split_at
+from mxnet import gluon
 from plays import TWO
 from problems import Dense, distance, flat, parameters, values
 
-from gluon_svrg import Nystrom, SVRGTrainer
+from gluon_svrg import Nystrom, SVRGTrainer, saving
 
 REGRESSION = Dense("regression", samples=205, features=6, seed=3)
 CLASSES = Dense("classification", samples=205, features=6, seed=4)
@@ -88,7 +89,7 @@ class Pair:
             kit.clear(self.net)
         self.twin.step(*batches)
 
-    def epoch(self, count=len(BATCHES)):
+    def epoch(self, count=23):
         together = 2 if self.how == "add" else 1
         for first in range(0, count, together):
             self.step(*range(first, min(first + together, count)))
@@ -204,11 +205,19 @@ PHASES = {
 }
 
 
-class Run:
-    """A trainer alone, with BatchNorm."""
+FILES = Dense("classification", samples=205, seed=6)
 
-    def __init__(self, rank=50, **kwargs):
-        self.net = kit.with_norm()
+
+class Run:
+    """A trainer alone, of a network with BatchNorm."""
+
+    def __init__(self, rank=50, deferred=False, **kwargs):
+        units = (0, 0) if deferred else (4, 6)
+        self.net = kit.sequence(
+            gluon.nn.Dense(6, activation="tanh", in_units=units[0]),
+            gluon.nn.BatchNorm(in_channels=units[1]),
+            gluon.nn.Dense(3, in_units=units[1]),
+        )
         self.net.cast("float64")
         kwargs = {"preconditioner": Nystrom(rank), **kwargs}
         self.trainer = SVRGTrainer(self.net.collect_params(), "nag", {"wd": 0.05}, **kwargs)
@@ -225,26 +234,72 @@ class Run:
                 kit.one_epoch(self.trainer, self.loss_of, FILES.batches(9)[:action])
 
     def everything(self):
-        found = kit.everything(self.trainer, self.net)
-        return {**found, "history": self.trainer.history, "momentum": self.trainer.optimizer.momentum}
-
-    def save(self, folder):
-        self.trainer.save_states(folder / "states")
-        self.net.save_parameters(str(folder / "weights"))
-
-
-FILES = Dense("classification", samples=205, seed=6)
+        found, momentum = everything(self.trainer, self.net), self.trainer.optimizer.momentum
+        return {**found, "history": self.trainer.history, "momentum": momentum}
 
 
 @pytest.mark.parametrize("phase", PHASES)
 def test_resumed_in_every_phase(phase, tmp_path):
-    straight, resumed, used = Run(), Run(), Run()
+    """Into a new trainer, into one with deferred parameters, and into one that was used."""
+    straight, used = Run(), Run()
     straight.play(PHASES[phase])
-    straight.save(tmp_path)
+    straight.trainer.save_states(tmp_path / "states")
+    straight.net.save_parameters(str(tmp_path / "weights"))
     straight.play([14, "refresh", 23, "refresh", 5])
     used.play([2, "refresh", 5])
-    for run in (resumed, used):
-        run.net.load_parameters(str(tmp_path / "weights"))
+    for run in (Run(), Run(deferred=True), used):
         run.trainer.load_states(tmp_path / "states")
+        run.net.load_parameters(str(tmp_path / "weights"))
         run.play([14, "refresh", 23, "refresh", 5])
         assert_unchanged(straight.everything(), run.everything())
+
+
+def test_files_of_others(tmp_path):
+    """Of another rank, of a trainer without a preconditioner, and the other way round."""
+    runs = [Run(), Run(2), Run(preconditioner=None)]
+    for number, run in enumerate(runs):
+        run.play([3])
+        run.trainer.save_states(tmp_path / str(number))
+    for number, run in enumerate(runs):
+        before = run.everything()
+        for other in {0, 1, 2} - {number}:
+            with pytest.raises(ValueError, match=r"saved with SVRG.*, and this trainer uses SVRG"):
+                run.trainer.load_states(tmp_path / str(other))
+        assert_unchanged(before, run.everything())
+
+
+def nan_like(value):
+    return saving.ByParameter((n, np.full_like(x, np.nan)) for n, x in value.items())
+
+
+#: What a state has in the place of its own.
+CRAFTED = [
+    lambda state: {"L": np.nan},
+    lambda state: {"trust": "high"},
+    lambda state: {"last_d": nan_like(state["last_d"])},
+    lambda state: {"last_d": saving.ByParameter({0: state["last_d"][0]})},
+    lambda state: {"P": {**state["P"], "S": state["P"]["S"][1:]}},
+    lambda state: {"P": {**state["P"], "rho": 0.0}},
+    lambda state: {"P": {**state["P"], "U": {**state["P"]["U"]}}},
+    lambda state: {"P": {**state["P"], "kind": "Curvature"}},
+    lambda state: {"pending": [np.ones((2, 2))]},
+    lambda state: {"start": {"weights": nan_like(state["last_d"]), "frozen": {}}},
+]
+
+
+@pytest.mark.parametrize("craft", CRAFTED)
+def test_crafted_states_change_nothing(craft, tmp_path, monkeypatch):
+    run = Run()
+    run.play([3, "refresh", 11])
+    part, before = run.trainer._method.preconditioner, run.everything()
+    good = part.state()
+    bad = [{**good, **craft(good)}, *({k: v for k, v in good.items() if k != n} for n in good)]
+    for state in bad[: None if craft is CRAFTED[0] else 1]:
+        with monkeypatch.context() as patch:
+            patch.setattr(part, "state", lambda: state)
+            run.trainer.save_states(tmp_path / "states")
+        with pytest.raises(ValueError, match="Nothing was changed"):
+            run.trainer.load_states(tmp_path / "states")
+    assert_unchanged(before, run.everything())
+    run.trainer.save_states(tmp_path / "states")
+    run.trainer.load_states(tmp_path / "states")
