@@ -43,6 +43,7 @@ LEAST_ROWS = 4  # samples of a sketch for each vector
 STABLE = 0.5  # the largest product of the rate and the curvature
 LEAST_DAMPING, MOST_DAMPING = 0.02, 1 - 1e-6  # of 1 - momentum; without any, MXNet keeps no array
 PRODUCTS = 3  # of a power iteration
+FLAT = 4  # the most pairs of minibatches without any curvature
 FIRST_TRUST, LEAST_TRUST, MOST_TRUST = 0.1, 0.05, 1.0
 RISE, FALL = 3.0, 2.0  # of the trust
 TURN = 0.05  # the trust rises where so much of the last slope is left
@@ -143,6 +144,8 @@ class Powers(NamedTuple):
     z: np.ndarray  # as above, and where the iterations begin
     largest: float  # the largest curvature so far
     first: np.ndarray | None  # the first product with the first minibatch
+    bound: float  # what the curvature is at most, for all that is known; or 0
+    flat: int = 0  # how many pairs of minibatches had no curvature
 
 
 class Curvature:
@@ -174,7 +177,7 @@ class Curvature:
         random = np.random.RandomState(self.measurements)
         z = random.randn(size)
         z /= np.linalg.norm(z)
-        self.job = Powers(z, 0.0, None)
+        self.job = Powers(z, 0.0, None, self.L)
         rank = min(self.rank, size, int(sqrt(BUDGET * entries / LEAST_ROWS)) or 1)
         if entries and rank:
             Q = np.linalg.qr(random.randn(size, rank))[0].T
@@ -191,7 +194,7 @@ class Curvature:
             return
 
         def product(u: np.ndarray) -> np.ndarray:
-            size = float(np.linalg.norm(u))
+            size = float(np.linalg.norm(u)) or 1.0
             found = (minibatch.gradient(at + step / size * u) - here) * (size / step)
             if not np.isfinite(found).all():
                 raise FloatingPointError(NOT_FINITE)
@@ -204,9 +207,13 @@ class Curvature:
         entries = job.entries + minibatch.entries
         self.job = job._replace(Y=Y, entries=entries)
         if entries >= job.wanted:
-            self.P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
-            self.job, self.L, self.N = Powers(job.z, 0.0, None), 0.0, 0.0
-            self._forget_steps()
+            bound = self.L
+            if Y.any():  # else all is flat, and P stays
+                P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
+                bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
+                self.P, self.L, self.N = P, 0.0, 0.0
+                self._forget_steps()
+            self.job = Powers(job.z, 0.0, None, bound)
 
     def _iterate(self, job: Powers, product: Callable[[np.ndarray], np.ndarray]) -> None:
         """Measure the largest curvature, and with the second minibatch the noise."""
@@ -218,12 +225,15 @@ class Curvature:
         if job.first is None:
             self.job = job._replace(largest=largest, first=products[0])
             return
-        if largest <= 0:
+        if largest <= 0 and job.flat < FLAT:
+            self.job = job._replace(first=None, flat=job.flat + 1)
+            return
+        if largest <= 0 and not job.bound:
             raise RuntimeError(NOT_CURVED)
         along = max(float(job.z @ (job.first + products[0])), TINY)
         noise = float(np.linalg.norm(job.first - products[0])) ** 2 / along
         self.N = min(noise, 2 * largest)  # it is less wherever the loss is convex
-        self.job, self.L = None, max(self.L, largest)
+        self.job, self.L = None, max(self.L, largest or job.bound)
         self._set_pace()
 
     def solve(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:

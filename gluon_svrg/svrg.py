@@ -34,6 +34,9 @@ NEEDS_CLOSURE = (
     "{name}() needs the closure of each minibatch, from which the preconditioner learns: pass "
     "step(batch_size, closure=...), or call correct_grads(closure) before."
 )
+NEEDS_COEFFICIENT = (
+    "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."
+)
 
 
 class SVRG(Method):
@@ -65,10 +68,7 @@ class SVRG(Method):
         if self.preconditioner is not None:
             check_arguments(optimizer, settings, compression_params)
             if self.coefficient.state()["schedule"] != 1.0:
-                raise ValueError(
-                    "A preconditioner needs coefficient=1: it learns from whole corrections. "
-                    "Leave one of them out."
-                )
+                raise ValueError(NEEDS_COEFFICIENT)
 
     def bind(self) -> None:
         """Bind to new arrays of the parameters."""
@@ -229,6 +229,8 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     @coefficient.setter
     def coefficient(self, value: Schedule) -> None:
+        if self._method.preconditioner is not None and value != 1:
+            raise ValueError(NEEDS_COEFFICIENT)
         self._method.coefficient.change(value, max(self.num_snapshots - 1, 0))
 
     def set_learning_rate(self, lr: float) -> None:

@@ -6,12 +6,13 @@ import numpy as np
 import oracle
 import pytest
 from kit import assert_unchanged, everything
-from loops import split_at
+from loops import backward, split_at
 from mxnet import gluon
 from plays import TWO
-from problems import Dense, distance, flat, parameters, values
+from problems import IS_NUMPY_LIKE, Dense, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
+from gluon_svrg.prox import L1
 
 REGRESSION = Dense("regression", samples=205, features=6, seed=3)
 CLASSES = Dense("classification", samples=205, features=6, seed=4)
@@ -303,3 +304,122 @@ def test_crafted_states_change_nothing(craft, tmp_path, monkeypatch):
     assert_unchanged(before, run.everything())
     run.trainer.save_states(tmp_path / "states")
     run.trainer.load_states(tmp_path / "states")
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+
+def make(optimizer="nag", settings=(), problem=REGRESSION, dtype="float32", **kwargs):
+    kwargs = {"preconditioner": Nystrom(), "settings": dict(settings), **kwargs}
+    return kit.make(problem, dtype, kwargs.pop("devices", None), optimizer=optimizer, **kwargs)
+
+
+SCHEDULER = mx.lr_scheduler.FactorScheduler(3)
+
+
+@pytest.mark.parametrize(
+    "error, message, arguments",
+    [
+        (
+            TypeError,
+            "must be a Nystrom, as in Nystrom\\(\\), got type",
+            {"preconditioner": Nystrom},
+        ),
+        *(
+            (ValueError, f"needs the optimizer 'nag' or 'sgd', got {name}", {"optimizer": given})
+            for name, given in (("Adam", "adam"), ("LARS", "lars"), ("SGLD", mx.optimizer.SGLD()))
+        ),
+        *(
+            (ValueError, f"sets the {name} itself. Leave {name} out", {"settings": {name: 0.1}})
+            for name in ("learning_rate", "momentum")
+        ),
+        *(
+            (ValueError, f"does not work with {name}", arguments)
+            for name, value in (("lr_scheduler", SCHEDULER), ("clip_gradient", 1.0))
+            for arguments in (
+                {"settings": {name: value}},
+                {"optimizer": mx.optimizer.SGD(**{name: value})},
+            )
+        ),
+        (ValueError, "with compression_params", {"compression_params": {"type": "2bit"}}),
+        (ValueError, "update_on_kvstore=True the kvstore keeps", {"update_on_kvstore": True}),
+        (ValueError, "'dist_async' never reduces gradients", {"kvstore": "dist_async"}),
+        (ValueError, "needs coefficient=1", {"coefficient": 0.5}),
+        (ValueError, "needs coefficient=1", {"coefficient": lambda index: 1.0}),
+        (ValueError, "prox does not work with a preconditioner", {"prox": L1(0.1)}),
+    ],
+)
+def test_arguments(error, message, arguments):
+    with pytest.raises(error, match=message):
+        make(devices=TWO, **arguments)
+
+
+@pytest.mark.parametrize("rank, error", [(-1, ValueError), (2.5, TypeError), (True, TypeError)])
+def test_ranks(rank, error):
+    with pytest.raises(error, match="rank must be"):
+        Nystrom(rank)
+
+
+def test_what_the_preconditioner_sets():
+    _, loss_of, trainer = make()
+    with pytest.raises(RuntimeError, match=r"Leave set_learning_rate\(\) out, or the precond"):
+        trainer.set_learning_rate(0.1)
+    with pytest.raises(RuntimeError, match="sets the learning rate, anew at each refresh"):
+        trainer.learning_rate = 0.1
+    with pytest.raises(ValueError, match="needs coefficient=1"):
+        trainer.coefficient = 0.5
+    backward(lambda: loss_of(BATCHES[0]))
+    for name in ("step", "allreduce_grads", "update"):
+        with pytest.raises(RuntimeError, match=rf"{name}\(\) needs the closure of each minibatch"):
+            getattr(trainer, name)(*[9][name == "allreduce_grads" :])
+
+
+@pytest.mark.parametrize(
+    "error, message, change",
+    [
+        (TypeError, "float32 or float64, got float16", lambda net: net.cast("float16")),
+        (TypeError, "got float32 and float64", lambda net: net[0].cast("float64")),
+        (ValueError, "has an lr_mult", lambda net: setattr(net[1].bias, "lr_mult", 0.5)),
+        *[(ValueError, "is sparse", lambda net: net)][IS_NUMPY_LIKE:],
+    ],
+)
+def test_parameters(error, message, change):
+    problem = Words("sparse gradient", 23) if message == "is sparse" else LAYERS
+    net, loss_of, trainer = make(problem=problem)
+    change(net)
+    with pytest.raises(error, match=message):
+        trainer.step(9, closure=lambda: loss_of(BATCHES[0]))
+
+
+@pytest.mark.parametrize(
+    "error, message, make_loss",
+    [
+        (RuntimeError, "No direction was found in which the loss curves", lambda output: output),
+        (RuntimeError, "No direction was found", lambda output: -(output**2)),
+        (FloatingPointError, "Are the data finite", lambda output: output**2 * np.nan),
+        (FloatingPointError, "Are the data finite", lambda output: (output * 1e30) ** 2),
+    ],
+)
+def test_losses_without_a_curvature(error, message, make_loss):
+    net, _, trainer = make()
+    X, before = array(REGRESSION.X, "float32"), values(net)
+    with pytest.raises(error, match=message):
+        for _ in range(10):
+            trainer.step(1, closure=lambda: make_loss(net(X)))
+    assert_unchanged(before, values(net))
+
+
+def test_flat_minibatches():
+    """They tell nothing of the curvature; the training goes on with what is known."""
+    _, loss_of, trainer = make(problem=CLASSES)
+
+    def flat(index):
+        return 0 * loss_of(index)
+
+    for number in range(9):
+        trainer.step(9, closure=lambda: (loss_of if number == 7 else flat)(BATCHES[number]))
+    trainer.update_full_grads(loss_of, BATCHES)
+    L = trainer._method.preconditioner.curvature.L
+    kit.one_epoch(trainer, flat, BATCHES)
+    found = trainer._method.preconditioner.curvature
+    assert found.L == L > 0 and found.P is None and found.job is None
