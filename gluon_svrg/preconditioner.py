@@ -189,17 +189,20 @@ class Curvature:
         assert job is not None
         step = eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
         at = weights + step * job.z
-        here = minibatch.gradient(at)
-        if not minibatch.entries:
-            return
 
-        def product(u: np.ndarray) -> np.ndarray:
-            size = float(np.linalg.norm(u)) or 1.0
-            found = (minibatch.gradient(at + step / size * u) - here) * (size / step)
+        def gradient(where: np.ndarray) -> np.ndarray:
+            found = minibatch.gradient(where)
             if not np.isfinite(found).all():
                 raise FloatingPointError(NOT_FINITE)
             return found
 
+        def product(u: np.ndarray) -> np.ndarray:
+            size = float(np.linalg.norm(u)) or 1.0
+            return (gradient(at + step / size * u) - here) * (size / step)
+
+        here = gradient(at)
+        if not minibatch.entries:
+            return
         if isinstance(job, Powers):
             self._iterate(job, lambda u: product(u) + decays * u)
             return
@@ -344,7 +347,8 @@ class Preconditioner:
         return vector(row[0] for row in there.weights)
 
     def _with_decay(self, mean_loss: float, there: Any) -> float:
-        return mean_loss + float(self.decays @ self._weights(there) ** 2) / 2
+        with np.errstate(invalid="ignore"):  # of weights that are infinite
+            return mean_loss + float(self.decays @ self._weights(there) ** 2) / 2
 
     # --- steps ---------------------------------------------------------------------------------
 

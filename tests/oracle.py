@@ -375,14 +375,14 @@ class Nystrom:
         self.learn(0)
         loss, slope = self.objective(self.w, batches)
         if self.s is None:
-            self.first_loss = self.loss = self.objective(self.start, batches)[0]
+            self.loss = self.objective(self.start, batches)[0]
         if loss > self.loss + 8 * self.eps * abs(self.loss):
             self.go_back()
             if self.s is None:
                 self.refresh(batches)
             return
         if self.s is None:
-            self.again = 2 if (self.w == self.start).all() else 0
+            self.first_loss, self.again = loss, 2 if (self.w == self.start).all() else 0
         elif (self.w != self.s).any():
             way = self.w - self.s
             goes_on = slope @ way / (self.full @ way) > 0.05

@@ -1,15 +1,19 @@
 """The preconditioner: beside its twin in NumPy, and what must hold whatever the data are."""
 
+import re
+
 import kit
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from kit import assert_unchanged, everything
 from loops import backward, split_at
 from mxnet import gluon
-from plays import TWO
-from problems import IS_NUMPY_LIKE, Dense, Words, array, distance, flat, parameters, values
+from plays import STATIC, TWO
+from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
 from gluon_svrg.prox import L1
@@ -57,8 +61,12 @@ class Pair:
 
         decays = [np.full(p.shape, p.wd_mult * oracle.rounded(0.05)) for p in parameters(self.net)]
         optimizer, eps = NAG if optimizer == "nag" else optimizer, float(np.finfo(dtype).eps)
-        weights, decays = map(self.vector, (values(self.net), decays))
-        self.twin = oracle.Nystrom(mean, weights, decays, rank, eps, optimizer)
+        self.settings = self.vector(decays), rank, eps, optimizer
+        self.mean = mean
+        self.start_over()
+
+    def start_over(self):
+        self.twin = oracle.Nystrom(self.mean, self.vector(values(self.net)), *self.settings)
 
     @property
     def curvature(self):
@@ -95,7 +103,7 @@ class Pair:
         for first in range(0, count, together):
             self.step(*range(first, min(first + together, count)))
 
-    def jump(self, amount=20.0):
+    def jump(self, amount):
         """Both are moved far away, as a rate that is too high does."""
         move = amount * np.random.RandomState(1).randn(len(self.twin.w))
         self.twin.w = self.twin.w + move
@@ -157,8 +165,12 @@ def test_trajectory_in_float32(problem):
 
 
 @pytest.mark.parametrize("devices", [None, TWO])
-@pytest.mark.parametrize("when", ["before the first refresh", "at a refresh", "in mid-epoch"])
-def test_going_back(when, devices):
+@pytest.mark.parametrize(
+    "when, amount",
+    [("before the first refresh", 20), ("at a refresh", 20), ("in mid-epoch", 20),
+     ("in mid-epoch", 1)],
+)  # fmt: skip
+def test_going_back(when, amount, devices):
     """To the snapshot or to the start; the training goes on from there, and more slowly."""
     pair = Pair(devices=devices)
     start = values(pair.net)
@@ -169,7 +181,7 @@ def test_going_back(when, devices):
         lowest, start = pair.refresh(), values(pair.net)
         pair.epoch(11)
     taken, L = pair.trainer.num_snapshots, pair.curvature.L
-    pair.jump()
+    pair.jump(amount)
     if when == "in mid-epoch":
         while not pair.twin.backs:
             pair.step(0)
@@ -185,6 +197,27 @@ def test_going_back(when, devices):
         assert pair.curvature.L >= 4 * L
     train(pair, plain=when == "in mid-epoch")
     assert pair.curvature.loss < pair.curvature.first_loss
+
+
+def test_a_new_start():
+    """After `discard_snapshot` nothing is left of what was learned, and no momentum."""
+    pair = Pair()
+    train(pair, epochs=3)
+    pair.trainer.discard_snapshot()
+    pair.start_over()
+    pair.trainer.history.clear()
+    train(pair, epochs=3)
+
+
+def test_refreshes_in_large_chunks():
+    found = []
+    for size in (9, 70):
+        pair = Pair()
+        for _ in range(4):
+            pair.epoch()
+            pair.trainer.update_full_grads(pair.loss_of, REGRESSION.batches(size))
+        found.append(values(pair.net))
+    assert distance(*found) < 1e-9
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -423,3 +456,116 @@ def test_flat_minibatches():
     kit.one_epoch(trainer, flat, BATCHES)
     found = trainer._method.preconditioner.curvature
     assert found.L == L > 0 and found.P is None and found.job is None
+
+
+# --- whatever the network and the data -----------------------------------------------------------
+
+#: Layers, and the shape in which they take 4 features.
+NETWORKS = {
+    "dropout": (lambda: [gluon.nn.BatchNorm(), gluon.nn.Dense(9), gluon.nn.Dropout(0.5)], (4,)),
+    "convolution": (lambda: [gluon.nn.Conv2D(4, 2), gluon.nn.BatchNorm()], (1, 2, 2)),
+    "LSTM": (lambda: [gluon.rnn.LSTM(4, layout="NTC")], (2, 2)),
+}
+WAYS = [(name, "auto", how) for name in (*NETWORKS, "shared") for how in (None, STATIC)]
+
+
+@pytest.mark.parametrize("name, lock, hybridize", [*WAYS, *(("dropout", on, {}) for on in (0, 1))])
+def test_networks(name, lock, hybridize):
+    """They are deferred, but for the one with shared layers."""
+    net, shape = Tied("classification", (4, 4)).network("float32"), (4,)
+    if name in NETWORKS:
+        net, (layers, shape) = gluon.nn.HybridSequential(), NETWORKS[name]
+        net.add(*layers(), gluon.nn.Dense(3))
+        net.initialize()
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    settings = {"preconditioner": Nystrom(), "lock_random": lock if lock == "auto" else bool(lock)}
+    trainer = SVRGTrainer(net.collect_params(), "nag", {}, **settings)
+    loss_of, losses = gluon.loss.SoftmaxCrossEntropyLoss(), []
+
+    def closure(index):
+        X = array(FILES.X[index].reshape(-1, *shape), "float32")
+        return loss_of(net(X), array(FILES.y[index], "float32"))
+
+    with kit.noticed() as texts:
+        for _ in range(4):
+            kit.one_epoch(trainer, closure, FILES.batches(41))
+            losses.append(trainer.update_full_grads(closure, FILES.batches(41)))
+    assert (
+        np.isfinite(losses).all()
+        and losses[-1] < trainer._method.preconditioner.curvature.first_loss + 1e-5
+    )
+    assert [text[:10] for text in texts] == ["The losses"] * (name == "dropout" and lock == "auto")
+
+
+def test_statistics_move_as_without_it():
+    """Those of BatchNorm before all other layers: they depend on the minibatches alone."""
+    found = []
+    for kwargs in ({"preconditioner": Nystrom(), "settings": {}}, {"rate": 0.1}):
+        net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
+        _, loss_of, trainer = kit.make(FILES, "float32", net=net, **kwargs)
+        for _ in range(2):
+            kit.one_epoch(trainer, loss_of, FILES.batches(41))
+            trainer.update_full_grads(loss_of, FILES.batches(41))
+        found.append([net[0].running_mean.data().asnumpy(), net[0].running_var.data().asnumpy()])
+    assert_unchanged(*found)
+
+
+ROWS = {
+    "Student": lambda rng, X: rng.standard_t(1.5, X.shape),
+    "log-normal": lambda rng, X: np.exp(1.5 * X),
+    "unscaled": lambda rng, X: X * 10.0 ** rng.uniform(-3, 3, X.shape[1]),
+    "outlier": lambda rng, X: X * np.where(np.arange(len(X)) == 7, 1e3, 1)[:, None],
+    "shifted": lambda rng, X: 100 + X,
+}
+LOSSES = {
+    "squared": gluon.loss.L2Loss(),
+    "Huber": gluon.loss.HuberLoss(),
+    "logistic": gluon.loss.SigmoidBinaryCrossEntropyLoss(),
+    "Poisson": lambda output, y: (mx.np if IS_NUMPY_LIKE else mx.nd).exp(output) - y * output,
+}
+NO_RATE = (
+    "No direction was found in which|gradients beside the .* not finite|full gradient is not fin"
+)
+
+
+@given(
+    rows=st.sampled_from(list(ROWS)),
+    loss=st.sampled_from(list(LOSSES)),
+    start=st.sampled_from([0.0, 10.0]),
+    rank=st.sampled_from([50, 0]),
+    size=st.sampled_from([8, 32]),
+    optimizer=st.sampled_from(["nag", "sgd"]),
+    seed=st.integers(0, 1000),
+)
+def test_never_away(rows, loss, start, rank, size, optimizer, seed):
+    """After a last refresh the loss is below the first one, or an error says why there is no rate.
+
+    An error comes from a start far away only, where all is flat or infinite.
+    """
+    rng = np.random.RandomState(seed)
+    X = ROWS[rows](rng, rng.randn(160, 5))
+    z = X @ (rng.randn(5) / np.abs(X).mean(axis=0))
+    y = z + rng.randn(160)
+    if loss == "logistic":
+        y = rng.rand(160) < 1 / (1 + np.exp(-z))
+    elif loss == "Poisson":
+        y = rng.poisson(2, 160)
+    net = gluon.nn.Dense(1, in_units=5)
+    net.initialize(mx.init.Zero())
+    net.weight.set_data(array(start * rng.randn(1, 5), "float32"))
+
+    def loss_of(index):
+        return LOSSES[loss](net(array(X[index], "float32")), array(y[index, None], "float32"))
+
+    kwargs = {"preconditioner": Nystrom(rank), "kvstore": None}
+    trainer = SVRGTrainer(net.collect_params(), optimizer, {}, **kwargs)
+    found = []
+    try:
+        for _ in range(5):
+            kit.one_epoch(trainer, loss_of, np.split(rng.permutation(160), range(size, 160, size)))
+            found.append(trainer.update_full_grads(loss_of, np.arange(160).reshape(10, 16)))
+    except (RuntimeError, FloatingPointError) as error:
+        assert start and re.search(NO_RATE, str(error))
+    first = trainer._method.preconditioner.curvature.first_loss
+    assert sorted(found, reverse=True) == found and (not found or found[0] <= first)
