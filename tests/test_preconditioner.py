@@ -256,6 +256,35 @@ def test_refreshes_in_large_chunks():
     assert distance(*(values(run.net) for run in runs)) < 1e-9
 
 
+@pytest.mark.parametrize("actions", [[3], [3, "refresh", 11]])
+def test_a_gradient_that_is_not_finite(actions):
+    """Weights that it has spoiled go back some steps later, without a refresh."""
+    run = Run(net=CLASSES.network())
+    run.play(actions)
+    loss_of = run.loss_of
+    run.loss_of = lambda index: np.nan * loss_of(index)
+    run.play([1])
+    assert np.isnan(values(run.net)[0]).all()
+    run.loss_of = loss_of
+    run.play([6])
+    assert np.isfinite(values(run.net)[0]).all() and run.curvature.backs == 1
+
+
+@pytest.mark.parametrize(
+    "actions, entries",
+    [
+        ([3], 3 * 9 + 2 * 4 * 9),  # four gradients for three products, of two minibatches
+        ([3, "refresh"], 99 + 205),
+        ([3, "refresh", 5], 304 + 5 * 2 * 9 + 2 * 4 * 9 + 2 * 4 * 9),  # and a sketch of rank 3
+        ([3, "jump", "refresh"], 99 + 2 * 205),
+    ],
+)
+def test_all_gradients_are_counted(actions, entries):
+    run = Run(net=CLASSES.network())
+    run.play(actions)
+    assert run.trainer.grad_evaluations == entries
+
+
 # --- files ---------------------------------------------------------------------------------------
 
 #: What is done before a file is written.
