@@ -9,6 +9,7 @@ from time import perf_counter
 from typing import Any, Sequence
 
 import numpy as np
+from tqdm.auto import tqdm
 
 from .methods import Method
 from .problem import Problem
@@ -42,10 +43,8 @@ class Search:
 
     def run(self, progress: bool) -> None:
         """Train; an interrupt or the end of the time ends it, and what is complete stays."""
-        from tqdm.auto import tqdm
-
         # L-BFGS is the last one: it may train for as long as the slowest of the others.
-        order = sorted(self.methods, key=lambda method: method.make is None)
+        order = sorted(self.methods, key=lambda method: not method.steps)
         rates, more, problem = len(self.rates or range(5)), len(self.seeds) - 1, self.problem
         plans = [len(m.options) * ((1 if m.sets_rate else rates) + more) for m in order]
         seconds = UPDATES * problem.seconds_a_pass * problem.passes * sum(plans)
@@ -125,10 +124,10 @@ class Search:
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
             self._bar.set_description(f"{text}, seed {seed}", refresh=False)
             last = self.problem.data.size / self.problem.data.n  # the last step may end beyond
-            most = self.problem.passes + (last if method.make else 0.0)
+            most = self.problem.passes + (last if method.steps else 0.0)
             found = Training(method.name, rate, method.options[place], seed, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]
-            steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.make)
+            steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.steps)
             ends = (each.curve[-1] for trainings in steppers for each in trainings)
             slowest = max((end["seconds"] for end in ends), default=0.0)
             train(self.problem, method, found, until, slowest)

@@ -50,9 +50,8 @@ class HorovodKVStore(KVStoreBase):
             import horovod.mxnet as hvd
         except ImportError as error:
             raise ImportError(
-                "kvstore='horovod' needs Horovod, built for this MXNet. Install it, in a clone of "
-                "this package: HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
-                f"--no-build-isolation '.[horovod]'. ({error})"
+                "kvstore='horovod' needs Horovod, built for this MXNet. In a clone: HOROVOD_WITH_"
+                "MXNET=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation '.[horovod]'"
             ) from error
         hvd.init()
         self._hvd, self._prefix = hvd, f"gluon_svrg.{next(_numbers)}"
@@ -87,7 +86,6 @@ def _check_alone() -> None:
     for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
         if (size := os.environ.get(name, "1")) != "1":
             raise RuntimeError(
-                f"Horovod sees one process, but {name} is {size}: each process would train alone. "
-                "This Horovod was built without MPI and knows only its own launcher. Start with "
+                f"Horovod sees one process, but {name} is {size}: each would train alone. Start by "
                 f"horovodrun --gloo -np {size} python ..., or build it with HOROVOD_WITH_MPI=1."
             )
