@@ -131,7 +131,9 @@ BREAKS = {
         ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'"),
     ],
     "saving/pickles.py": [
-        ("if name not in [*_ARRAYS,", "if [] and name in [", "crafted_files crafted_pickles")
+        ("if name not in [*_ARRAYS,", "if [] and name in [", "crafted_files crafted_pickles"),
+        ("if is_far or name.startswith(", "if is_far or not (", "crafted_files extensions"),
+        ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
     ],
     # What surrounds the trainers
     "prox.py": [("/ (1 - momentum)", "", "prox test_every_trainer[SVRG]")],
