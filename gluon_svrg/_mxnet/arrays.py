@@ -62,8 +62,9 @@ def concatenate(arrays: Sequence[NDArray]) -> NDArray:
     return mx.np.concatenate(arrays) if is_new else mx.nd.concat(*arrays, dim=0)
 
 
-def to_ndarray(value: np.ndarray, device: Any) -> NDArray:
+def to_ndarray(value: Any, device: Any) -> NDArray:
     """A classic array with the values and the dtype of a NumPy array."""
+    value = np.asarray(value)
     return mx.nd.array(value, ctx=device, dtype=value.dtype)
 
 

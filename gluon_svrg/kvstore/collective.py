@@ -24,7 +24,6 @@ class Collective(Workers):
     is_alone = False
 
     def wait(self) -> None:
-        """Wait until all workers call this, and everything that they have sent has arrived."""
         mx.nd.waitall()
         self.sum_numbers([0.0])
 
@@ -55,8 +54,14 @@ class HorovodKVStore(KVStoreBase):
             ) from error
         hvd.init()
         self._hvd, self._prefix = hvd, f"gluon_svrg.{next(_numbers)}"
-        if self.num_workers == 1:
-            _check_alone()
+        for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+            size = os.environ.get(name, "1")
+            if self.num_workers == 1 and size != "1":
+                raise RuntimeError(
+                    f"Horovod sees one process, but {name} is {size}: each would train alone. "
+                    f"Start by horovodrun --gloo -np {size} python ..., or build it with "
+                    "HOROVOD_WITH_MPI=1."
+                )
         # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         job.end_on_errors()
@@ -79,13 +84,3 @@ class HorovodKVStore(KVStoreBase):
         self._hvd.allreduce_(first, op=self._hvd.Sum, name=name, priority=priority)
         for array in rest:
             first.copyto(array)
-
-
-def _check_alone() -> None:
-    """Raise if a launcher has started several processes that Horovod does not see."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
-        if (size := os.environ.get(name, "1")) != "1":
-            raise RuntimeError(
-                f"Horovod sees one process, but {name} is {size}: each would train alone. Start by "
-                f"horovodrun --gloo -np {size} python ..., or build it with HOROVOD_WITH_MPI=1."
-            )
