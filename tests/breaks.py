@@ -132,7 +132,7 @@ BREAKS = {
     ],
     "saving/pickles.py": [
         ("if name not in [*_ARRAYS,", "if [] and name in [", "crafted_files crafted_pickles"),
-        ("if is_far or name.startswith(", "if is_far or not (", "crafted_files extensions"),
+        ("def get_extension", "def no_extension", "crafted_files extensions"),
         ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
     ],
     # What surrounds the trainers

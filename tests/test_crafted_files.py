@@ -44,7 +44,8 @@ def row_sparse(rows, index):
 OPTIMIZER = pickle.dumps(mx.optimizer.SGD(), 4)[2:-1]
 RAW = bytes(mx.nd.ones((4,)).__getstate__()["handle"])
 LARGE = RAW[:12] + struct.pack("<q", 10**6) + RAW[20:32] + bytes(4 * 10**6)
-PUT, GET = b"r\xc8\0\0\0", b"j\xc8\0\0\0"  # a value aside, and take it again
+PUT, GET = b"r\xff\xff\xff\xff", b"j\xff\xff\xff\xff"  # a value aside, and take it again
+PAIRS = b"N" + (PUT + GET + b"\x86") * 60  # 2 ** 60 values
 
 
 def states(value, optimizer=OPTIMIZER):
@@ -63,8 +64,11 @@ PICKLES = [
     (states(mxnet_array(row_sparse(3, 7))), "damaged"),
     (states(mxnet_array(row_sparse(2**28, 0))), "more than a gigabyte"),
     (states(b"(" + mxnet_array(LARGE) + PUT + GET * 20_000 + b"t"), "more than a gigabyte"),
-    (states(b"N" + (PUT + GET + b"\x86") * 60), "more than a gigabyte"),  # 2 ** 60 values
-    (states(b"Nr\xff\xff\xff\xff"), "the operation LONG_BINPUT 4294967295"),
+    (states(PAIRS), "more than a gigabyte"),
+    (states(b"}" + PAIRS + b"Ns"), "key of type tuple"),
+    (states(b"}(N" + b"\x85" * 200_000 + b"Nu"), "key of type tuple"),
+    (states(b"(" + PAIRS + b"\x91"), "key of type tuple"),
+    (states(b"\x96" + struct.pack("<Q", 2**40)), "damaged"),
     (states(named("mxnet.ndarray.ndarray", "NDArray") + b"N\x85R"), "damaged"),
     (states(b"]" + PUT + GET + b"a"), "damaged"),  # contains itself
     (states(b"I" + b"1" * 10**6 + b"\n"), "damaged"),
@@ -91,7 +95,7 @@ def test_codes_of_extensions_are_refused(tmp_path):
     try:
         assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
         harm = b"\x82\xf0" + text(f"touch {tmp_path / 'owned'}") + b"\x85R"
-        refused(Training(), states(harm), tmp_path / "states", "the operation EXT1 240")
+        refused(Training(), states(harm), tmp_path / "states", "the code of an extension, 240")
     finally:
         copyreg.remove_extension("posix", "system", 240)
     assert not (tmp_path / "owned").exists()
