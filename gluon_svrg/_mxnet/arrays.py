@@ -135,15 +135,6 @@ def filled_like(array: NDArray, value: float) -> NDArray:
         return make(array.shape, value, ctx=device_of(array), dtype=array.dtype)
 
 
-def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:
-    """Let `backward` write the gradients of arrays to buffers ('write'), or add them ('add')."""
-    flat = [array for per_device in arrays for array in per_device]
-    if flat:
-        flat_buffers = [buffer for per_device in buffers for buffer in per_device]
-        flat_reqs = [req for req, per_device in zip(grad_reqs, arrays) for _ in per_device]
-        mx.autograd.mark_variables(flat, flat_buffers, flat_reqs)
-
-
 def address_of(array: NDArray) -> int | None:
     """The address of a dense array. What oneDNN has done to its layout is undone."""
     found = ctypes.c_void_p()

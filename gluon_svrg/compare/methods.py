@@ -32,8 +32,6 @@ OPTIMIZERS = {"mars": "adam", NYSTROM: "nag"}
 DEFAULTS: dict[str, Any] = {LBFGS: {"memory": 30}, "nag": {"momentum": 0.9}}
 #: Optimizers whose weight decay is the gradient of the penalty, and takes no time of a step.
 PENALIZING = ("sgd", "nag", "adam")
-#: The middle one of the first three rates, as `rate_at` numbers them, for SGD and for other kinds.
-FIRST_FOR_SGD, FIRST_FOR_OTHERS = -2, -5
 
 Options = Mapping[str, Any]
 
@@ -74,11 +72,6 @@ class Method:
     def is_plain(self) -> bool:
         """Whether it needs nothing of this package."""
         return self.base not in ("", *TRAINERS)
-
-    @property
-    def first(self) -> int:
-        """The number of the middle one of the first three rates."""
-        return FIRST_FOR_SGD if _mxnet.steps_along_gradient(self.optimizer) else FIRST_FOR_OTHERS
 
     def settings(self, rate: float, options: Options) -> dict[str, Any]:
         """The arguments of its optimizer."""

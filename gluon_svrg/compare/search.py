@@ -11,12 +11,14 @@ from typing import Any, Sequence
 import numpy as np
 from tqdm.auto import tqdm
 
+from .. import _mxnet
 from .methods import Method
 from .problem import Problem
 from .training import OutOfTimeError, Training, train
 
 UPDATES = 1.5  # so many times as long as its gradients a training takes, roughly
 LOWEST, HIGHEST = -16, 8  # the ends of the search, as `rate_at` numbers rates
+FIRST_FOR_SGD, FIRST = -2, -5  # the middle one of the first three rates, for SGD and for others
 
 
 def rate_at(number: int) -> float:
@@ -81,7 +83,7 @@ class Search:
 
     def _search(self, method: Method) -> None:
         """Try rates, with all options of the optimizer: with the first seed, then with all."""
-        number = method.first
+        number = FIRST_FOR_SGD if _mxnet.steps_along_gradient(method.optimizer) else FIRST
         for place in range(len(method.options)):
             fixed = [nan] if method.sets_rate else self.rates
             if fixed:
