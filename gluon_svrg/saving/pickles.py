@@ -183,4 +183,4 @@ class _Reader:
     def _count(self, size: int) -> None:
         self._bytes_left -= size
         if self._bytes_left < 0:
-            raise ValueError("it is small, and its values would take more than a gigabyte")
+            raise ValueError("its values would take more than a gigabyte beyond its own size")
