@@ -24,6 +24,8 @@ optimizer, as in the paper, unless `include_vectors` is set.
 
 from __future__ import annotations
 
+from itertools import compress
+from operator import not_
 from typing import Any, Sequence
 
 import numpy as np
@@ -31,9 +33,10 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import trainer
-from .passes.columns import Mean
+from .passes.columns import Mean, zero
 from .passes.combine import assign, scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
+from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
 from .recursive import NEEDS_CLOSURE, Recursive
 from .trainer import VarianceReducedTrainer
@@ -79,9 +82,20 @@ class MARS(Recursive):
         super().check_arguments(f"{trainer}(exact=False)", *arguments)
 
     def treated(self) -> Sequence[bool] | None:
-        """A flag for each parameter that is treated; None if all are."""
+        """A flag for each parameter that the method treats; None if it treats all."""
         flags = [self.include_vectors or len(p.shape) > 1 for p in self.network.trainable]
         return None if all(flags) else flags
+
+    def refresh(self, full: FullGradient) -> None:
+        """Start over at the current weights: m is the full gradient."""
+        super().refresh(full)
+        if self.mean is not None:
+            self._leave_out(self.mean)
+
+    def _leave_out(self, mean: Mean) -> None:
+        """Set the mean gradient of parameters to zero that are not treated."""
+        for column in mean.sums:
+            zero(compress(column, map(not_, self.treated() or ())))
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = (1 + s) g - s r``, or ``v = (1 + s) g - s c m``; at the first step ``v = g``."""
@@ -95,6 +109,7 @@ class MARS(Recursive):
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step, and V from G and the last m, and clip."""
         following, chosen = super().next_state(live, scale, entries), self.treated()
+        self._leave_out(following)
         if self.mean is not None and self.s:
             at_mean = -1.0 * (entries * (self.s * scale) / self.mean.entries), 1
             for pair in zip(self.network.live, self.mean.sums):

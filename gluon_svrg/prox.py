@@ -104,7 +104,6 @@ class L1(Prox):
         _arguments.number(self.strength, "strength")
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
-        """Compute the new values of a weight."""
         return _soft(weight, step * self.strength)
 
 
@@ -139,7 +138,6 @@ class ElasticNet(Prox):
         _arguments.number(self.l2, "l2")
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
-        """Compute the new values of a weight."""
         return _soft(weight, step * self.l1) / (1 + step * self.l2)
 
 
@@ -179,7 +177,6 @@ class GroupLasso(Prox):
             _arguments.whole(self.axis, "axis", 0)
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
-        """Compute the new values of a weight."""
         least = max(step * self.strength, _LEAST)
         inside = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
         norm = (weight**2).sum(axis=inside, keepdims=True).sqrt() if inside else weight.abs()
@@ -224,7 +221,6 @@ class Box(Prox):
             raise ValueError(f"{self} holds no number: low must not be above high.")
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
-        """Compute the new values of a weight."""
         return mx.nd.minimum(mx.nd.maximum(weight, float(self.low)), float(self.high))
 
 

@@ -150,7 +150,6 @@ class SAGA(Method):
         self._is_complete = False
 
     def bind(self) -> None:
-        """Bind to new arrays of the parameters."""
         if self.mean is None or not self.network.fits(self.mean.sums):
             self.discard()  # its memory is for other arrays
         self._spare, self.taken_at = [], None
@@ -166,12 +165,10 @@ class SAGA(Method):
         }
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
         yield from states.table_problems(self.network, state["table"])
         yield from super().problems(state)
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Take over a table."""
         self.discard()
         super().assign(state)
         self._is_complete = state["is_complete"]

@@ -68,7 +68,6 @@ class Linear:
         self.final = _arguments.number(self.final, "final")
 
     def __call__(self, index: int) -> float:
-        """The coefficient of the snapshot of this index."""
         left = max(0.0, 1 - index / self.num_snapshots)
         return self.final + (self.initial - self.final) * left
 
@@ -93,7 +92,6 @@ class Cosine(Linear):
     """
 
     def __call__(self, index: int) -> float:
-        """The coefficient of the snapshot of this index."""
         done = min(1.0, index / self.num_snapshots)
         return self.final + (self.initial - self.final) * (1 + math.cos(math.pi * done)) / 2
 
@@ -127,7 +125,6 @@ class Until:
         self.value = _arguments.number(self.value, "value")
 
     def __call__(self, index: int) -> float:
-        """The coefficient of the snapshot of this index."""
         return 0.0 if self.is_over(index) else self.value
 
     def is_over(self, index: int) -> bool:
@@ -372,7 +369,6 @@ class Coefficient:
         return {"schedule": schedule, "coefficient": self.value}
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
         saved, live = state["schedule"], self.state()["schedule"]
         if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
             yield from saving.object_problems(saved, live, "the coefficient")
@@ -380,7 +376,6 @@ class Coefficient:
             yield f"the coefficient was {_kind(saved)} and is {_kind(live)} here"
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
         schedule = state["schedule"]
         if isinstance(schedule, saving.SavedObject):
             saving.assign_object(schedule, self._schedule)

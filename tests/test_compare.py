@@ -111,10 +111,12 @@ def test_the_defaults(call):
     status, printed, log = call("breast_cancer", *SMALL[1:], *rates)
     assert status == 0, log
     saved = json.loads(Path("deep/er/results.json").read_text())
-    assert [*saved["table"]][:5] == ["sgd", "nag-decay", "lbfgs", "svrg", "svrg+nag"]
+    assert [*saved["table"]][:6] == [
+        *("sgd", "nag-decay", "lbfgs", "svrg", "svrg+nag", "svrg-nystrom")
+    ]
     options = {"", "momentum 0.9", "momentum 0.99", "memory 30"}
     assert {row["options"] for row in saved["runs"]} == options
-    assert saved["verdict"] in printed and "scikit-learn newton-c" in [*saved["table"]][5]
+    assert saved["verdict"] in printed and "scikit-learn newton-c" in [*saved["table"]][6]
     assert saved["table"]["sgd"]["search trainings"] == 1
     assert re.search(r"^learning rate +(0.1|1)\* ", printed, re.M)  # at an end of the user's rates
     assert printed.endswith("written: deep/er/curves.png, deep/er/results.json\n")

@@ -20,9 +20,6 @@ from gluon_svrg.compare import Comparison, compare, data, problem, search, train
 from gluon_svrg.compare.comparison import OF_FLOAT32
 from gluon_svrg.schedule import Linear
 
-for package in ("pandas", "matplotlib", "tqdm", "scipy"):
-    pytest.importorskip(package, reason=f"gluon_svrg.compare needs {package}")
-
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(100, 5))
 Y = X @ RNG.normal(size=5) + 0.3 * RNG.normal(size=100)
@@ -568,12 +565,12 @@ MISTAKES = [
     ({"new_net": lambda: NET}, "must return a new network each time"),
     ({"new_net": lambda: gluon.nn.Dense(1, weight_initializer=mx.init.Constant(next(COUNT)))},
      "must return a new network each time"),
-    ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, "returned 1 numbers for a minib"),
+    ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, r"returned \(1?,?\) for a minib"),
     ({"loss_of": lambda X, y: SQUARE(X, y)}, "must take the network and a minibatch"),
     ({"data": (X, Y[:50])}, "as long as each other"),
     ({"data": X}, "data must be arrays, as in"),
-    ({"data": lambda seed, epoch: iter(())}, "or give minibatches"),
-    ({"optimizer_params": {"adam": {}}}, "no method or optimizer of this comparison"),
+    ({"data": lambda seed, epoch: iter(())}, "or those of minibatches"),
+    ({"optimizer_params": {"adam": {}}}, "has 'adam', which is not compared"),
     ({"optimizer_params": {"sgd": {"momentun": 0}}}, "takes no argument 'momentun'"),
     ({"methods": ["lbfgs"], "loss_of": lambda net, X, y: squares(net, DROP(X), y)},
      "'lbfgs' needs the same loss each time"),
@@ -592,7 +589,7 @@ MISTAKES = [
     ({"data": (X, np.where(Y > 2, np.inf, Y))}, "Array 1 of data has NaN or inf"),
     ({"loss_of": lambda net, X, y: squares(net, X / 0, y)}, "loss of a new network is nan"),
     ({"loss_of": lambda net, X, y: 0 * squares(net, X, y)}, "loss of a new network is 0"),
-    ({"optimizer_params": {"sgd": {"wd": 0.1}}}, "wd, which is no part of the loss .* Pass l2="),
+    ({"optimizer_params": {"sgd": {"wd": 0.1}}}, "wd is no part of the loss .* Pass l2="),
     # What MXNet and Python would say in other words
     ({"new_net": NET}, "new_net must be a function that returns a network"),
     ({"new_net": gluon.nn.Flatten}, "no parameters to train"),

@@ -1,4 +1,4 @@
-"""Pickles of `gluon.Trainer`, and crafted ones: nothing runs."""
+"""Pickles of `gluon.Trainer`, and crafted ones: nothing runs, and nothing takes all memory."""
 
 import copyreg
 import os
@@ -43,6 +43,9 @@ def row_sparse(rows, index):
 
 OPTIMIZER = pickle.dumps(mx.optimizer.SGD(), 4)[2:-1]
 RAW = bytes(mx.nd.ones((4,)).__getstate__()["handle"])
+LARGE = RAW[:12] + struct.pack("<q", 10**6) + RAW[20:32] + bytes(4 * 10**6)
+PUT, GET = b"r\xff\xff\xff\xff", b"j\xff\xff\xff\xff"  # a value aside, and take it again
+PAIRS = b"N" + (PUT + GET + b"\x86") * 60  # 2 ** 60 values
 
 
 def states(value, optimizer=OPTIMIZER):
@@ -53,13 +56,21 @@ def states(value, optimizer=OPTIMIZER):
 #: The content, and what is said.
 PICKLES = [
     (states(numpy_array("O8", 1, of_bytes(b"\x10" * 8))), "of a dtype that is no number"),
-    (states(numpy_array("f8", 1, b"(Nl")), "damaged"),
+    (states(numpy_array("f8", 1, b"(Nl")), "without content"),
+    (states(numpy_array("f8", 10**8, b"N")), "without content"),  # NumPy would take new memory
     (states(numpy_array("f8", 2**40, of_bytes(b""))), "damaged"),
     (states(mxnet_array(RAW[:12] + b"\xff" * 6 + b"\0\0" + RAW[20:])), "damaged"),
     (states(mxnet_array(RAW[:8] + b"\xff\xff\xff\x7f" + RAW[12:])), "damaged"),
     (states(mxnet_array(row_sparse(3, 7))), "damaged"),
+    (states(mxnet_array(row_sparse(2**28, 0))), "more than a gigabyte"),
+    (states(b"(" + mxnet_array(LARGE) + PUT + GET * 20_000 + b"t"), "more than a gigabyte"),
+    (states(PAIRS), "more than a gigabyte"),
+    (states(b"}" + PAIRS + b"Ns"), "key of type tuple"),
+    (states(b"}(N" + b"\x85" * 200_000 + b"Nu"), "key of type tuple"),
+    (states(b"(" + PAIRS + b"\x91"), "key of type tuple"),
+    (states(b"\x96" + struct.pack("<Q", 2**40)), "damaged"),
     (states(named("mxnet.ndarray.ndarray", "NDArray") + b"N\x85R"), "damaged"),
-    (states(b"]r\x88\x13\x00\x00j\x88\x13\x00\x00a"), "damaged"),  # contains itself
+    (states(b"]" + PUT + GET + b"a"), "damaged"),  # contains itself
     (states(b"I" + b"1" * 10**6 + b"\n"), "damaged"),
     (states(named("os", "system") + text("true") + b"\x85R"), "it contains os.system"),
     (states(text("os") + text("system") + b"\x93" + text("true") + b"\x85R"), "contains os.system"),
@@ -84,7 +95,7 @@ def test_codes_of_extensions_are_refused(tmp_path):
     try:
         assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
         harm = b"\x82\xf0" + text(f"touch {tmp_path / 'owned'}") + b"\x85R"
-        refused(Training(), states(harm), tmp_path / "states", "it contains posix.system")
+        refused(Training(), states(harm), tmp_path / "states", "the code of an extension, 240")
     finally:
         copyreg.remove_extension("posix", "system", 240)
     assert not (tmp_path / "owned").exists()

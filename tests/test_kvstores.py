@@ -180,7 +180,7 @@ def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monke
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
     net = PROBLEM.network()
-    with pytest.warns(UserWarning, match="one of 2 workers.*exchanges nothing") as warned:
+    with pytest.warns(UserWarning, match="is one of 2 workers.*exchanges nothing") as warned:
         SVRGTrainer(net.collect_params(), "sgd")
     assert [one.filename for one in warned] == [__file__]
 

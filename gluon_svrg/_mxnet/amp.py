@@ -59,14 +59,12 @@ class LossScale:
         return {"scaler": dict(vars(self.scaler)), **scales}
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Describe why a state cannot be assigned."""
         if self.scaler is None:
             yield "it has the state of a loss scaler: call amp.init_trainer(trainer) first"
         elif not set(state["scaler"]) <= set(vars(self.scaler)):
             yield "the state of its loss scaler belongs to another kind of scaler"
 
     def assign(self, state: Any) -> None:
-        """Assign a state to scaler and trainer."""
         vars(self.scaler).update(state["scaler"])
         self._trainer._scale = state["scale"]
         self._trainer._amp_original_scale = state["original_scale"]

@@ -62,8 +62,9 @@ def concatenate(arrays: Sequence[NDArray]) -> NDArray:
     return mx.np.concatenate(arrays) if is_new else mx.nd.concat(*arrays, dim=0)
 
 
-def to_ndarray(value: np.ndarray, device: Any) -> NDArray:
+def to_ndarray(value: Any, device: Any) -> NDArray:
     """A classic array with the values and the dtype of a NumPy array."""
+    value = np.asarray(value)
     return mx.nd.array(value, ctx=device, dtype=value.dtype)
 
 
@@ -132,15 +133,6 @@ def filled_like(array: NDArray, value: float) -> NDArray:
     make = mx.np.full if is_numpy_like(array) else mx.nd.full
     with not_traced():
         return make(array.shape, value, ctx=device_of(array), dtype=array.dtype)
-
-
-def put_gradients_into(arrays: Arrays, buffers: Arrays, grad_reqs: Sequence[str]) -> None:
-    """Let `backward` write the gradients of arrays to buffers ('write'), or add them ('add')."""
-    flat = [array for per_device in arrays for array in per_device]
-    if flat:
-        flat_buffers = [buffer for per_device in buffers for buffer in per_device]
-        flat_reqs = [req for req, per_device in zip(grad_reqs, arrays) for _ in per_device]
-        mx.autograd.mark_variables(flat, flat_buffers, flat_reqs)
 
 
 def address_of(array: NDArray) -> int | None:

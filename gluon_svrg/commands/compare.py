@@ -287,11 +287,9 @@ class Problem:
             found = {"solver": solver, "seconds": time.perf_counter() - start}
             net.weight.data()[:] = weights.reshape(net.weight.shape)
             loss, gradient = mean_gradient(partial(self.loss_of, net), [net.weight], data)
-            loss, gradient = (
-                loss + self.decay / 2 * weights @ weights,
-                gradient + self.decay * weights,
-            )
+            gradient += self.decay * weights
             # The loss is strongly convex: this bounds its distance to the minimum.
             if gradient @ gradient <= 2 * self.decay * ROUNDING or not self.decay:
+                loss += self.decay / 2 * weights @ weights
                 return {**found, "loss": loss, "code": f"{' '.join(str(model).split())}.fit(X, y)"}
         return {"loss": None, "solver": None, "seconds": None}

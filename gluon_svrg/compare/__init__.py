@@ -1,12 +1,11 @@
 """Several methods on your own network and data, with equal numbers of gradients and tuned rates.
 
-Each method starts from the same weights, sees the same minibatches, and searches its own rate.
+Each method starts from the same weights, sees the same minibatches, and searches its own rate. This
+needs pandas, scipy and tqdm, and for figures matplotlib.
 """
 
 from __future__ import annotations
 
-from importlib import import_module
-from importlib.util import find_spec
 from math import inf
 from typing import Any, Callable, Mapping, Sequence
 
@@ -14,13 +13,21 @@ from .. import _arguments
 from ..passes.closure import takes
 from .comparison import TAKEN, Comparison
 from .data import Data
-from .methods import methods_of, needs
+from .methods import STORED, methods_of, needs
 from .problem import Problem
 from .search import Search
 
 __all__ = ["Comparison", "compare"]
 
 METHODS = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "svrg-nystrom", "mars", "lbfgs")
+RANDOM = (
+    "'lbfgs' needs the same loss each time, and this network draws random numbers (dropout), or "
+    "loss_of does. Leave it out."
+)
+NO_REFRESH = (
+    "{!r} would never refresh: the first full gradient is complete after plain_epochs + 1 = {} "
+    "passes, and passes is {:g}."
+)
 MANY = 10**6  # weights, from which on L-BFGS is no default: it needs 520 bytes for each
 
 
@@ -118,8 +125,6 @@ def compare(
         If an argument is none of these, or makes no fair comparison.
     TimeoutError
         If the seconds are over before a training is complete.
-    ImportError
-        If pandas, scipy or tqdm is not installed.
 
     Examples
     --------
@@ -133,10 +138,6 @@ def compare(
     >>> list(found.chosen)
     ['sgd', 'svrg']
     """
-    for name in ("pandas", "scipy", "tqdm"):
-        if find_spec(name) is None:
-            raise ImportError(f"compare needs {name}: pip install {name}.")
-    import_module("scipy.optimize")  # now, as it would take time of a training by L-BFGS
     for what, value in (("passes", passes), ("seconds", 1 if seconds is None else seconds)):
         _arguments.number(value, what, open_low=True)
     _arguments.whole(1 if batch_size is None else batch_size, "batch_size")
@@ -166,28 +167,24 @@ def compare(
     for name, row in (rivals or {}).items():
         for key in (objective, "seconds"):
             _arguments.number(row.get(key), f"{key} of the rival {name!r}", low=-inf)
-    is_random = problem.check(all_seeds[0])
-    if methods is METHODS and (is_random or problem.weights > MANY):
+    problem.check(all_seeds[0])
+    if methods is METHODS and (problem.is_random or problem.weights > MANY):
         methods = METHODS[:-1]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
-    known = methods_of(methods, optimizer_params, penalty, snapshots, is_random)
+    known = methods_of(methods, optimizer_params, penalty, snapshots)
     for method in known:  # mistakes must not wait for the first trainings
-        if method.make is not None:
-            net = problem.network(all_seeds[0])
-            refreshes, has_table = needs(method.trainer(net, 0.01, method.options[0]))
-            if has_table or method.base == "svrg-stored":
+        if not method.steps and problem.is_random:
+            raise ValueError(RANDOM)
+        if method.steps:
+            trainer = method.trainer(
+                problem, problem.network(all_seeds[0]), 0.01, method.options[0]
+            )
+            refreshes, has_table = needs(trainer)
+            if has_table or method.base == STORED:
                 source.fixed(all_seeds[0], method.name)
             if refreshes and passes <= plain_epochs + 1:
-                raise ValueError(
-                    f"{method.name!r} would never refresh: the first full gradient is complete "
-                    f"after plain_epochs + 1 = {plain_epochs + 1} passes, and passes is {passes:g}."
-                )
-        elif is_random:
-            raise ValueError(
-                "'lbfgs' needs the same loss each time, and this network draws random numbers "
-                "(dropout), or loss_of does. Leave it out."
-            )
+                raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
     sign, most = -1 if maximize else 1, inf if seconds is None else seconds
     start = problem.first[objective]
     if minimum is not None and sign * (start - minimum) <= 0:

@@ -7,12 +7,12 @@ from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
 
 import numpy as np
+import pandas as pd
 
 from .search import Search
 from .training import Training
 
 if TYPE_CHECKING:
-    import pandas as pd
     from matplotlib.figure import Figure
 
 #: Smaller distances to the minimum, relative to the first objective, are rounding errors.
@@ -94,8 +94,6 @@ class Comparison:
     @property
     def runs(self) -> pd.DataFrame:
         """All trainings, a row each data pass; those that are not chosen were the search."""
-        import pandas as pd
-
         rows = []
         for each in self.trainings:
             who = {"method": each.method, "learning_rate": each.learning_rate}
@@ -115,8 +113,6 @@ class Comparison:
             highest objective, or its distance to a known minimum, and medians of the loss, the
             measures and the seconds; what the search cost: the other trainings.
         """
-        import pandas as pd
-
         rows = {}
         for name, some in self._all.items():
             row: dict[str, Any] = {"learning rate": some[0].learning_rate}
@@ -220,8 +216,7 @@ class Comparison:
         first = self._all[pick][0]
         code: Any = first.curve[0].get("code")  # of a rival
         if pick in methods:
-            settings = methods[pick].settings(first.learning_rate, first.options)
-            code = methods[pick].code.format(settings, **first.options)
+            code = methods[pick].code(first.learning_rate, first.options)
         return "\n".join([*said, *([f"In your own program, {pick}:\n{code}"] if code else [])])
 
     def _after_equal_passes(self, order: Sequence[str]) -> Iterator[str]:

@@ -9,6 +9,7 @@ from typing import Any, Iterable, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 from mxnet.gluon.data import Dataset
+from mxnet.ndarray import NDArray
 
 from .. import _mxnet
 from ..passes.columns import are_equal
@@ -20,17 +21,11 @@ Batch = Sequence[Any]
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
 #: The default minibatch is the power of two that makes an epoch of 128 to 256 steps, within these.
 LEAST, MOST, STEPS = 32, 1024, 128
-ARRAYS = (mx.nd.NDArray, np.ndarray)
+ARRAYS = (NDArray, np.ndarray)
 KINDS = (
     "data must be arrays, as in (X, y), a DataLoader, a list of minibatches, or a function "
     "batches(seed, epoch) that returns the minibatches of an epoch, got {}."
 )
-CHANGES = (
-    "{!r} keeps the gradient of each minibatch, and data(seed, epoch) gives other minibatches in "
-    "each epoch. Pass arrays, or leave it out."
-)
-BAD = "Array {} of data has {}, expected finite numbers. Number texts from 0, as np.unique does."
-ONCE = "data(seed, epoch) gave none when it was called again: return a new generator at each call."
 
 
 class Data:
@@ -50,8 +45,9 @@ class Data:
             sizes = [len(batch[0]) for batch in self.batches(seed, 0)]
             lengths, size = [sum(sizes)], max(sizes, default=0)
         if len({*lengths}) != 1 or not lengths[0]:
-            raise ValueError(f"data must be arrays as long as each other, or give minibatches of "
-                             f"them; the numbers of samples are {lengths}.")  # fmt: skip
+            raise ValueError(
+                f"Arrays, or those of minibatches, must be as long as each other, not {lengths}."
+            )
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
@@ -70,7 +66,9 @@ class Data:
         """A minibatch."""
         for batch in self.batches(self.seed, 0):
             return batch
-        raise ValueError(ONCE)
+        raise ValueError(
+            "data(seed, epoch) gave none when it was called again: make a new generator."
+        )
 
     def classes_from_one(self) -> int:
         """How many whole numbers the last array has, if these are all from 1 on; or 0."""
@@ -83,7 +81,7 @@ class Data:
         if self.function is None:
             return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
         given = self.function(seed, epoch)
-        return ([x if _is_there(x) else self.array(x) for x in batch] for batch in given)
+        return ([x if isinstance(x, NDArray) else self.array(x) for x in batch] for batch in given)
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
@@ -97,7 +95,10 @@ class Data:
         found = list(self.batches(seed, 0))
         for one, other in zip_longest(found, self.batches(seed, 1)) if self.function else ():
             if one is None or other is None or not are_equal(one, other):
-                raise ValueError(CHANGES.format(name))
+                raise ValueError(
+                    f"{name!r} keeps the gradient of each minibatch, and data(seed, epoch) gives "
+                    "other minibatches in each epoch. Pass arrays, or leave it out."
+                )
         return found
 
     def _cut(self, order: np.ndarray, size: int) -> Iterator[Batch]:
@@ -138,13 +139,12 @@ def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
     values = np.ascontiguousarray(_numpy(array))
     is_number = values.dtype.kind in "biuf"
     if not is_number or not np.isfinite(values).all():
-        raise ValueError(BAD.format(number, "NaN or infinity" if is_number else values.dtype))
-    return values, array.dtype if _is_there(array) else None
+        raise ValueError(
+            f"Array {number} of data has {'NaN or infinity' if is_number else values.dtype}, "
+            "expected finite numbers. Number texts from 0, as np.unique does."
+        )
+    return values, array.dtype if isinstance(array, NDArray) else None
 
 
 def _numpy(array: Any) -> Any:
-    return array.asnumpy() if _is_there(array) else array
-
-
-def _is_there(array: Any) -> bool:
-    return isinstance(array, mx.nd.NDArray)
+    return array.asnumpy() if isinstance(array, NDArray) else array

@@ -20,22 +20,6 @@ from .. import _mxnet
 from ..passes.data import initialize
 from .data import Data
 
-NEW_NET = "new_net must be a function that returns a network, as in lambda: gluon.nn.Dense(1)."
-TRAINED = (
-    "new_net() must return a new network each time, with the same weights after the same seeds."
-)
-NOT_A_LOSS = (
-    "loss_of(net, ...) returned {} for a minibatch of {} samples. It must return the loss of each, "
-    "in one array: not their mean, which would be divided by the batch size again."
-)
-ONE_HOT = (
-    "loss_of(net, ...) failed, and the last array has the shape {}. For one-hot labels, pass "
-    "y.argmax(axis=1), or use a loss with sparse_label=False."
-)
-FROM_ONE = "The labels are 1 to {}. If they are classes, number them from 0: pass y - 1."
-NO_LOSS = (
-    "The loss of a new network is {:g}: there is nothing to compare. Look at loss_of and data."
-)
 MINIBATCHES = 20  # by which the time of a gradient is measured
 BESIDE_ZERO = 1e-3  # the scale of weights that would all be zero
 
@@ -56,6 +40,7 @@ class Problem:
     seconds_a_pass: float = 0.0  # of gradients, and the measurements after them
     first: dict[str, float] = field(default_factory=dict)  # what is measured
     weights: int = 0  # how many are trained
+    is_random: bool = False  # whether losses are
 
     def __post_init__(self) -> None:
         self.measures = {"loss": self.loss, **self.measures}
@@ -82,34 +67,48 @@ class Problem:
         mx.random.seed(seed)
         return net
 
-    def check(self, seed: int) -> bool:
-        """Raise unless networks and losses can be used; tell whether losses are random."""
+    def check(self, seed: int) -> None:
+        """Look at two networks and their losses; raise unless they can be used."""
         if isinstance(self.new_net, Block) or not callable(self.new_net):
-            raise TypeError(NEW_NET)
+            raise TypeError(
+                "new_net must be a function that returns a network, as lambda: Dense(1)."
+            )
         try:
             net, other = self.network(seed), self.network(seed)
             batch = self.data.first()
             for one, two in zip(net.collect_params().values(), other.collect_params().values()):
                 if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
-                    raise ValueError(TRAINED)
+                    raise ValueError(
+                        "new_net() must return a new network each time, with the same weights "
+                        "after the same seeds."
+                    )
             losses = [self._recorded(net, batch) for _ in range(2)]
         except MXNetError as error:
             shape = self.data.first()[-1].shape
             if len(shape) == 2 and shape[1] > 1:
-                raise ValueError(ONE_HOT.format(shape)) from error
+                raise ValueError(
+                    f"loss_of(net, ...) failed, and the last array has the shape {shape}. For "
+                    "one-hot labels, pass y.argmax(axis=1), or use a loss with sparse_label=False."
+                ) from error
             raise
-        is_array = isinstance(losses[0], mx.nd.NDArray)
-        what = f"{losses[0].size} numbers" if is_array else type(losses[0]).__name__
-        if what != f"{len(batch[0])} numbers":
-            raise ValueError(NOT_A_LOSS.format(what, len(batch[0])))
+        what = getattr(losses[0], "shape", type(losses[0]).__name__)
+        if getattr(losses[0], "size", 0) != len(batch[0]):
+            raise ValueError(
+                f"loss_of(net, ...) returned {what} for a minibatch of {len(batch[0])} samples, "
+                "expected the loss of each, in one array: their mean would be divided once more."
+            )
         one, two = (loss.asnumpy() for loss in losses)
         self.seconds_a_pass = self._seconds(net)
         self.weights = sum(p.data().size for p in trainable_of(net))
         if not self.first["loss"] or not isfinite(self.first["loss"]):
-            raise ValueError(NO_LOSS.format(self.first["loss"]))
-        if self.data.classes_from_one():
-            warnings.warn(FROM_ONE.format(self.data.classes_from_one()), stacklevel=3)
-        return not np.allclose(one, two, rtol=1e-4, equal_nan=True)
+            raise ValueError(
+                f"The loss of a new network is {self.first['loss']:g}: there is nothing to compare."
+            )
+        classes = self.data.classes_from_one()
+        if classes:
+            text = f"The labels are 1 to {classes}. If they are classes, number them from 0: pass "
+            warnings.warn(f"{text}y - 1.", stacklevel=3)
+        self.is_random = not np.allclose(one, two, rtol=1e-4, equal_nan=True)
 
     def _recorded(self, net: Any, batch: Sequence[Any]) -> Any:
         with mx.autograd.record():

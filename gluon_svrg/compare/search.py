@@ -9,13 +9,16 @@ from time import perf_counter
 from typing import Any, Sequence
 
 import numpy as np
+from tqdm.auto import tqdm
 
+from .. import _mxnet
 from .methods import Method
 from .problem import Problem
 from .training import OutOfTimeError, Training, train
 
 UPDATES = 1.5  # so many times as long as its gradients a training takes, roughly
 LOWEST, HIGHEST = -16, 8  # the ends of the search, as `rate_at` numbers rates
+FIRST_FOR_SGD, FIRST = -2, -5  # the middle one of the first three rates, for SGD and for others
 
 
 def rate_at(number: int) -> float:
@@ -42,10 +45,8 @@ class Search:
 
     def run(self, progress: bool) -> None:
         """Train; an interrupt or the end of the time ends it, and what is complete stays."""
-        from tqdm.auto import tqdm
-
         # L-BFGS is the last one: it may train for as long as the slowest of the others.
-        order = sorted(self.methods, key=lambda method: method.make is None)
+        order = sorted(self.methods, key=lambda method: not method.steps)
         rates, more, problem = len(self.rates or range(5)), len(self.seeds) - 1, self.problem
         plans = [len(m.options) * ((1 if m.sets_rate else rates) + more) for m in order]
         seconds = UPDATES * problem.seconds_a_pass * problem.passes * sum(plans)
@@ -82,7 +83,7 @@ class Search:
 
     def _search(self, method: Method) -> None:
         """Try rates, with all options of the optimizer: with the first seed, then with all."""
-        number = method.first
+        number = FIRST_FOR_SGD if _mxnet.steps_along_gradient(method.optimizer) else FIRST
         for place in range(len(method.options)):
             fixed = [nan] if method.sets_rate else self.rates
             if fixed:
@@ -125,10 +126,10 @@ class Search:
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
             self._bar.set_description(f"{text}, seed {seed}", refresh=False)
             last = self.problem.data.size / self.problem.data.n  # the last step may end beyond
-            most = self.problem.passes + (last if method.make else 0.0)
+            most = self.problem.passes + (last if method.steps else 0.0)
             found = Training(method.name, rate, method.options[place], seed, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]
-            steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.make)
+            steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.steps)
             ends = (each.curve[-1] for trainings in steppers for each in trainings)
             slowest = max((end["seconds"] for end in ends), default=0.0)
             train(self.problem, method, found, until, slowest)

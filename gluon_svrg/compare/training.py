@@ -13,11 +13,12 @@ from typing import Any, Callable, Iterable, Sequence
 
 import mxnet as mx
 import numpy as np
+from scipy.optimize import minimize
 
 from .. import _mxnet
 from ..passes.columns import vector
 from .data import Data
-from .methods import Method, Options, needs
+from .methods import STORED, Method, Options, needs
 from .problem import Problem, trainable_of
 
 DIVERGED = 10.0  # so many times the first loss
@@ -98,11 +99,11 @@ class _Run:
         """Train until all gradients are used."""
         seed, rate = self.found.seed, self.found.learning_rate
         self.has_penalty = self.has_penalty or bool(method.penalty)
-        self.trainer = trainer = method.trainer(self.net, rate, self.found.options)
+        self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.found.options)
         self.goes_back = method.sets_rate
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(trainer)
-        stores = method.base == "svrg-stored"
+        stores = method.base == STORED
         fixed = self.data.fixed(seed, method.name) if has_table or stores else None
         indexed, cost, mark = has_table, self.data.size, 1
         for epoch in count():
@@ -148,8 +149,6 @@ class _Run:
 
     def by_lbfgs(self, seconds: float) -> None:
         """Train by SciPy's L-BFGS-B, a data pass an evaluation, for as long as others took."""
-        from scipy.optimize import minimize
-
         parameters, l2 = trainable_of(self.net), self.problem.l2
         ends = np.cumsum([p.data().size for p in parameters])[:-1]
         decays = np.concatenate([np.full(p.data().size, l2 * p.wd_mult) for p in parameters])
@@ -209,7 +208,7 @@ def train(problem: Problem, method: Method, found: Training, until: float, slowe
     run = _Run(problem, found, until)
     try:
         run.note()
-        run.by_trainer(method) if method.make else run.by_lbfgs(slowest)
+        run.by_trainer(method) if method.steps else run.by_lbfgs(slowest)
         if found.curve[-1]["data_passes"] < run.done / run.n:
             run.note()
     except FloatingPointError:  # of a measurement, or of a full gradient

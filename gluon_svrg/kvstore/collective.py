@@ -24,7 +24,6 @@ class Collective(Workers):
     is_alone = False
 
     def wait(self) -> None:
-        """Wait until all workers call this, and everything that they have sent has arrived."""
         mx.nd.waitall()
         self.sum_numbers([0.0])
 
@@ -50,14 +49,19 @@ class HorovodKVStore(KVStoreBase):
             import horovod.mxnet as hvd
         except ImportError as error:
             raise ImportError(
-                "kvstore='horovod' needs Horovod, built for this MXNet. Install it, in a clone of "
-                "this package: HOROVOD_WITH_MXNET=1 HOROVOD_WITH_GLOO=1 pip install "
-                f"--no-build-isolation '.[horovod]'. ({error})"
+                "kvstore='horovod' needs Horovod, built for this MXNet. In a clone: HOROVOD_WITH_"
+                "MXNET=1 HOROVOD_WITH_GLOO=1 pip install --no-build-isolation '.[horovod]'"
             ) from error
         hvd.init()
         self._hvd, self._prefix = hvd, f"gluon_svrg.{next(_numbers)}"
-        if self.num_workers == 1:
-            _check_alone()
+        for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
+            size = os.environ.get(name, "1")
+            if self.num_workers == 1 and size != "1":
+                raise RuntimeError(
+                    f"Horovod sees one process, but {name} is {size}: each would train alone. "
+                    f"Start by horovodrun --gloo -np {size} python ..., or build it with "
+                    "HOROVOD_WITH_MPI=1."
+                )
         # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
         job.end_on_errors()
@@ -80,14 +84,3 @@ class HorovodKVStore(KVStoreBase):
         self._hvd.allreduce_(first, op=self._hvd.Sum, name=name, priority=priority)
         for array in rest:
             first.copyto(array)
-
-
-def _check_alone() -> None:
-    """Raise if a launcher has started several processes that Horovod does not see."""
-    for name in ("OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_NTASKS"):
-        if (size := os.environ.get(name, "1")) != "1":
-            raise RuntimeError(
-                f"Horovod sees one process, but {name} is {size}: each process would train alone. "
-                "This Horovod was built without MPI and knows only its own launcher. Start with "
-                f"horovodrun --gloo -np {size} python ..., or build it with HOROVOD_WITH_MPI=1."
-            )

@@ -31,11 +31,11 @@ def kind_of(kvstore: Any) -> type[Workers]:
     name, is_in_python = name_of(kvstore), _is_in_python(kvstore)
     if "dist" in name and not is_in_python:
         return AsynchronousServers if "async" in name else SynchronousServers
-    is_horovod = kvstore == "horovod" or isinstance(kvstore, HorovodKVStore)
     try:
-        return Collective if is_horovod or (is_in_python and kvstore.num_workers > 1) else Workers
+        is_shared = name == "horovod" or (is_in_python and kvstore.num_workers > 1)
     except NotImplementedError:  # as of MXNet's base class: a kvstore of one process
         return Workers
+    return Collective if is_shared else Workers
 
 
 def _is_in_python(kvstore: Any) -> bool:
@@ -46,27 +46,23 @@ def _is_in_python(kvstore: Any) -> bool:
 
 def recognized(kvstore: Any) -> Any:
     """Convert the argument `kvstore` to what `gluon.Trainer` does not misunderstand."""
-    if kvstore is None:
-        return None
+    if kvstore is None or isinstance(kvstore, HorovodKVStore):
+        return kvstore
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        raise TypeError(
-            "kvstore must be a kvstore, the name of one, or None, got "
-            f"{type(kvstore).__name__}. Leave it out for 'device', as with gluon.Trainer."
-        )
+        kind = type(kvstore).__name__
+        raise TypeError(f"kvstore must be a kvstore, the name of one, or None, got {kind}.")
     name = name_of(kvstore).lower()
-    if name == "horovod":
-        return kvstore if isinstance(kvstore, HorovodKVStore) else name
     if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
         raise ValueError("This MXNet was not built with NCCL. Use kvstore='device'.")
-    known = {*NATIVE, *mx.kvstore.KVStoreBase.kv_registry}
+    known = {*NATIVE, *mx.kvstore.KVStoreBase.kv_registry, "horovod"}
     if name not in known and not _is_in_python(kvstore):
-        names = ", ".join(map(repr, sorted({*known, "horovod"})))
+        names = ", ".join(map(repr, sorted(known)))
         raise ValueError(
-            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, "
-            "and what you register with mx.kvstore.KVStoreBase.register."
+            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, and "
+            "what you register with mx.kvstore.KVStoreBase.register."
         )
-    if not isinstance(kvstore, str):
-        return kvstore
+    if name == "horovod" or not isinstance(kvstore, str):
+        return name if name == "horovod" else kvstore
     # With one device, gluon.Trainer would ignore the name of a registered class.
     return name if name in NATIVE else mx.kv.create(name)
 
@@ -79,8 +75,8 @@ def created(kvstore: Any) -> Any:
         return kvstore
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
         raise RuntimeError(
-            f"kvstore={kvstore!r} needs a job with parameter servers. Start one by "
-            "`gluon-svrg launch -n 2 -- python train.py`, or leave kvstore out."
+            f"kvstore={kvstore!r} needs a job with parameter servers. Leave it out, or start with "
+            "`gluon-svrg launch -n 2 -- python train.py`."
         )
     return mx.kv.create(kvstore)
 
@@ -104,35 +100,30 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
     if kvstore is None and devices > 1:
         raise ValueError(
-            f"kvstore=None with {devices} devices: each would be trained on its own data, and they "
-            "would drift apart. Choose a kvstore, such as kvstore='device'."
+            f"kvstore=None with {devices} devices: they would drift apart. Use kvstore='device'."
         )
     is_dropped = devices == 1 and kind.is_alone and isinstance(kvstore, (str, type(None)))
     if wanted and (is_dropped or kind is Collective):
-        raise ValueError(
-            f"update_on_kvstore=True with {'one device' if is_dropped else named}: there is no "
-            "kvstore that updates. Leave it out."
-        )
+        where = "one device" if is_dropped else named
+        raise ValueError(f"update_on_kvstore=True with {where}, which cannot update. Leave it out.")
     if wanted is False and not kind.reduces:
         raise ValueError(
-            f"update_on_kvstore=False with {named}: its servers update at each push of any "
-            "worker. Leave it out, or use a synchronous kvstore."
+            f"update_on_kvstore=False with {named}, which always updates. Leave it out."
         )
-    if needs:
-        problem = None
-        if not kind.reduces:
-            problem = f"{named} never reduces gradients. Use kvstore='dist_sync'."
-        elif wanted:
-            problem = "with update_on_kvstore=True the kvstore keeps it. Leave that out."
-        elif sparse is not None:
-            name = _mxnet.name_of(sparse)
-            problem = f"{name} is a row_sparse weight, which only the kvstore can update."
-        if problem is not None:
-            raise ValueError(f"{needs} needs the reduced gradient before the update, and {problem}")
-        return False
-    if wanted is None and sparse is None and kind.has_servers and kind.reduces:
-        return False  # on the servers, MXNet would ignore set_learning_rate
-    return wanted
+    problem = ""
+    if not kind.reduces:
+        problem = f"{named} never reduces gradients. Use kvstore='dist_sync'."
+    elif wanted:
+        problem = "with update_on_kvstore=True the kvstore keeps it. Leave that out."
+    elif sparse is not None:
+        problem = (
+            f"{_mxnet.name_of(sparse)} is a row_sparse weight, which only the kvstore can update."
+        )
+    if needs and problem:
+        raise ValueError(f"{needs} needs the reduced gradient before the update, and {problem}")
+    # On servers that sum, MXNet would ignore set_learning_rate.
+    is_better_here = wanted is None and kind.has_servers and not problem
+    return False if needs or is_better_here else wanted
 
 
 def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
@@ -141,9 +132,7 @@ def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
     for p in parameters:
         name = _mxnet.name_of(p)
         if not _mxnet.has_data(p) and not _mxnet.is_deferred(p):
-            raise RuntimeError(
-                f"{name} is not initialized. Call net.initialize() before you make the trainer."
-            )
+            raise RuntimeError(f"{name} is not initialized. Call net.initialize() before.")
         fails = has_servers and not _mxnet.has_sparse_values(p)  # under gluon.Trainer, too
         if _mxnet.is_sparse(p) and (fails or _is_in_python(kvstore)):
             raise ValueError(

@@ -40,9 +40,8 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
             self._workers.wait()
         if self._workers.is_alone and job.number_of_workers() > 1:
             warn(
-                f"This process is one of {job.number_of_workers()} workers, and kvstore="
-                f"{kvstore!r} exchanges nothing with the others: each trains a model of its own. "
-                "Pass kvstore='dist_sync', or 'horovod' in a job of Horovod."
+                f"This is one of {job.number_of_workers()} workers, and kvstore={kvstore!r} "
+                "exchanges nothing with the others. Pass 'dist_sync', or with Horovod 'horovod'."
             )
 
     def _finish_sending_weights(self) -> None:
@@ -86,6 +85,6 @@ class KVStoreTrainer(_mxnet.OpenTrainer):
         """Raise if the states of the optimizer are on servers, for the method of this name."""
         if self._servers is not None:
             raise RuntimeError(
-                f"{name}() cannot fetch the states of the optimizer from the servers, which "
-                "update. Use update_on_kvstore=False with a synchronous kvstore."
+                f"{name}() cannot fetch the states of the optimizer from servers. Use "
+                "update_on_kvstore=False with a synchronous kvstore."
             )

@@ -35,7 +35,6 @@ class SynchronousServers(Workers):
         job.end_on_errors()
 
     def wait(self) -> None:
-        """Wait until all workers call this, and everything that they have sent has arrived."""
         mx.nd.waitall()
         _mxnet.barrier(self.kvstore)
 

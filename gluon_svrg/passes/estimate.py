@@ -27,7 +27,6 @@ from typing import Any, Callable, NamedTuple, Sequence
 import mxnet as mx
 
 from .. import _mxnet
-from .._mxnet import Flags
 from .closure import Loss, Recorded, check_repeatable, record
 from .columns import Column, Columns, Mean, zero
 from .combine import assign, is_one_of
@@ -60,17 +59,6 @@ class Estimate(NamedTuple):
     differentiated: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
     seed: int | None = None  # of the random numbers, if they are locked
-
-
-def check_dependent(touched: Flags) -> list[bool]:
-    """Tell which parameters backward has reached, on any device; raise if there is none."""
-    reached = list(map(any, touched))
-    if not any(reached):
-        raise ValueError(
-            "The loss depends on none of the trainer's parameters. Compute it from the network "
-            "whose parameters the trainer was given."
-        )
-    return reached
 
 
 def estimate(
@@ -110,7 +98,10 @@ def differentiate(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends."""
+    """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends.
+
+    The flags tell which parameters backward has reached, on any device.
+    """
     network = point.network
     if seed is not None:
         mx.random.seed(seed)
@@ -131,7 +122,13 @@ def differentiate(
         return recorded, [True] * len(touched)
     rows = zip(network.live_grads, touched)
     zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
-    return recorded, check_dependent(touched)
+    reached = list(map(any, touched))
+    if not any(reached):
+        raise ValueError(
+            "The loss depends on none of the trainer's parameters. Compute it from the network "
+            "whose parameters the trainer was given."
+        )
+    return recorded, reached
 
 
 # --- the assignments after each pass, on one device ---------------------------------------------

@@ -82,8 +82,13 @@ class Network:
         ``static_shape=True`` sees what the user's own backward shows it. MXNet cannot add sparse
         ones.
         """
-        reqs = ["write" if _mxnet.is_sparse(p) else p.grad_req for p in self.trainable]
-        _mxnet.put_gradients_into(weights, self.live_grads, reqs)
+        rows = [
+            (weight, grad, "write" if _mxnet.is_sparse(p) else p.grad_req)
+            for p, row, grads in zip(self.trainable, weights, self.live_grads)
+            for weight, grad in zip(row, grads)
+        ]
+        if rows:
+            mx.autograd.mark_variables(*map(list, zip(*rows)))
 
     def check_written(self, weights: Arrays, touched: Flags) -> None:
         """Raise if the first backward since `bind` has written to other arrays than the live ones.

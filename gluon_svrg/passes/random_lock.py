@@ -107,7 +107,6 @@ class RandomLock:
         return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
 
     def assign(self, state: dict[str, Any]) -> None:
-        """Take over a state."""
         self.mode, self.locked, self._count = state["mode"], state["locked"], state["count"]
         if state["base"] is not None:
             self._base = state["base"]

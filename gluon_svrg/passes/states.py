@@ -36,8 +36,8 @@ def in_order(network: Network, state: dict[int, Any]) -> list[Any]:
 
 def to_columns(network: Network, state: dict[int, Any]) -> Columns:
     """New columns with the arrays of a state, the same on all devices."""
-    arrays = [np.asarray(a) for a in in_order(network, state)]
-    return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in network.devices]
+    arrays, devices = in_order(network, state), network.devices
+    return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in devices]
 
 
 def point_state(network: Network, point: Point) -> dict[str, Any]:
@@ -56,7 +56,7 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
     kept += [(frozen[number], row) for number, row in rows if number in frozen]
     for values, row in kept:
         for array, value in zip(row, values * len(row)):
-            new = _mxnet.to_ndarray(np.asarray(value), _mxnet.device_of(array))
+            new = _mxnet.to_ndarray(value, _mxnet.device_of(array))
             new.copyto(_mxnet.classic(array))
     return point
 
@@ -89,8 +89,8 @@ def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str
 
 def rows_of(network: Network, state: dict[str, Any], indices: Sequence[int]) -> list[Row]:
     """The rows of a state, of minibatches with some indices."""
-    arrays = [[np.asarray(a) for a in device] for device in in_order(network, state["rows"])]
-    rows, each = [], zip(indices, state["counts"], state["seeds"], state["losses"])
+    arrays, rows = in_order(network, state["rows"]), []
+    each = zip(indices, state["counts"], state["seeds"], state["losses"])
     for n, (index, counts, seed, losses) in enumerate(each):
         grads = [
             Column(_mxnet.to_ndarray(values[d][n], device) for values in arrays)

@@ -30,12 +30,10 @@ class OptimizerSettings:
         return settings(by_attributes(self._optimizer), self._parameters)
 
     def problems(self, state: Any) -> Iterator[str]:
-        """Describe why a state cannot be assigned."""
         yield from object_problems(state["attributes"], self._optimizer, "the optimizer")
         self._counts(state)
 
     def assign(self, state: Any) -> None:
-        """Take over a state."""
         assign_object(state["attributes"], self._optimizer)
         for name, row in state["by_index"].items():
             live = getattr(self._optimizer, name, {})
