@@ -41,6 +41,12 @@ def row_sparse(rows, index):
     return head + struct.pack("<iii", 1, 0, 0) + struct.pack("<iiqffq", 6, 1, 1, 0, 0, index)
 
 
+def with_attribute(name):
+    optimizer = mx.optimizer.SGD()
+    vars(optimizer)[name] = 1
+    return pickle.dumps(optimizer, 4)[2:-1]
+
+
 OPTIMIZER = pickle.dumps(mx.optimizer.SGD(), 4)[2:-1]
 RAW = bytes(mx.nd.ones((4,)).__getstate__()["handle"])
 LARGE = RAW[:12] + struct.pack("<q", 10**6) + RAW[20:32] + bytes(4 * 10**6)
@@ -78,6 +84,7 @@ PICKLES = [
     (states(named("mxnet.optimizer", "SGD.update")), "it contains mxnet.optimizer.SGD.update"),
     (states(b"}}" + text("__class__") + b"Nsb"), "damaged"),
     (states(OPTIMIZER), "and must be"),
+    *((states(b"N", with_attribute(name)), "cannot have") for name in ("update", "learning_rate")),
     (states(b"N", mxnet_array(RAW)), "not of the states of a gluon.Trainer"),
     (b"\x80\x02R.", "damaged"),
 ]

@@ -19,6 +19,10 @@ def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
         return
     here = by_attributes(live).attributes
     for name, value in saved.attributes.items():
+        of_class = getattr(type(live), name, None)
+        is_taken = name in vars(live) or callable(of_class) or hasattr(of_class, "__get__")
+        if is_taken and name not in here:
+            yield f"{where} has an attribute {name!r} that a {now} cannot have"
         yield from _differences(value, here.get(name), f"its {name}")
 
 
