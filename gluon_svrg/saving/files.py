@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from math import prod
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -93,7 +94,8 @@ class StateFiles:
             return states, [was for _, was in sorted(zip(positions, then))]
         if not content.startswith(b"\x80"):
             raise ValueError("it is no file of states, neither of SVRGTrainer nor of gluon.Trainer")
-        states, optimizer, generation = pickles.loads(content)
+        entries = sum(max(0, prod(p.shape or [0])) for p in self._parameters)
+        states, optimizer, generation = pickles.loads(content, entries)
         self._check_origin(generation, self._method)
         found = settings(optimizer, self._parameters)
         return {"optimizer": found, "optimizer_states": {"states": states}}, []

@@ -27,14 +27,17 @@ _ARRAYS = {"NDArray": "nd", "RowSparseNDArray": "nd", "ndarray": "np", "_reconst
 _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8", 7: "|b1"}
 
 
-def loads(content: bytes) -> tuple[dict[Any, Any], SavedObject, str]:
-    """Read the states by index, the optimizer, and the first number of MXNet's version."""
+def loads(content: bytes, entries: int) -> tuple[dict[Any, Any], SavedObject, str]:
+    """Read the states by index, the optimizer, and the first number of MXNet's version.
+
+    The parameters have so many entries: a sparse state may be as large as that when it is dense.
+    """
     try:
         found = _Unpickler(io.BytesIO(content)).load()
         is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], _StandIn)
         if not is_pair or "begin_num_update" not in found[1].state:
             raise ValueError("it is a pickle, but not of the states of a gluon.Trainer")
-        states, optimizer = _Reader(_MOST_BYTES + len(content)).value(found)
+        states, optimizer = _Reader(_MOST_BYTES + len(content) + 64 * entries).value(found)
         return states, optimizer, "2" if "use_fused_step" in found[1].state else "1"
     except Exception as error:
         raise ValueError(f"it is damaged, or not of MXNet: {error!s:.500}") from error
@@ -183,4 +186,6 @@ class _Reader:
     def _count(self, size: int) -> None:
         self._bytes_left -= size
         if self._bytes_left < 0:
-            raise ValueError("its values would take more than a gigabyte beyond its own size")
+            raise ValueError(
+                "its values would take more than a gigabyte beyond what states of the parameters can"
+            )
