@@ -187,5 +187,5 @@ class _Reader:
         self._bytes_left -= size
         if self._bytes_left < 0:
             raise ValueError(
-                "its values would take more than a gigabyte beyond what states of the parameters can"
+                "its values would take more than a gigabyte beyond states"
             )
