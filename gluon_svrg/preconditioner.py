@@ -320,6 +320,7 @@ class Preconditioner:
         self.start: Point | None = None  # the weights before the first step, until a refresh
         self._pending: list[NDArray] = []  # the sums of the last steps, not read yet
         self._snapshot: Any = None  # its weights, and the slope there with the decay
+        self._near = 0.0  # moves with a smaller squared norm say nothing
 
     def bind(self, method: Any) -> None:
         """Bind to new arrays of the parameters; raise if they cannot be one vector."""
@@ -344,8 +345,8 @@ class Preconditioner:
         if self._method.point is not None:
             s = self._weights(self._method.point)
             slope = self._method.mean.vector() + self.decays * s
-            give(s=s, slope=slope, solved_slope=self.curvature.solve(slope), last_d=0 * s)
-            self._snapshot = s, slope
+            give(s=s, slope=slope, solved_slope=self.curvature.solve(slope))
+            self._snapshot, self._near = (s, slope), NEAR * float(s @ s)
 
     def _weights(self, there: Any) -> np.ndarray:
         """The weights of a network or of a point. Waits for them."""
@@ -368,8 +369,8 @@ class Preconditioner:
             self._show()
         return minibatch.differentiated
 
-    def hand_over(self, entries: float | NDArray, scale: float) -> tuple[NDArray, ...]:
-        """Replace V by the direction, in the reduced gradients; what to keep of the step."""
+    def hand_over(self, entries: float | NDArray, scale: float) -> NDArray:
+        """Replace V by the direction, in the reduced gradients; the sums of the step."""
         return self._direction.hand_over(entries, scale, self.curvature.most)
 
     def set_pace(self) -> None:
@@ -377,20 +378,18 @@ class Preconditioner:
         optimizer, found = self._optimizer, self.curvature
         optimizer.lr, optimizer.momentum, optimizer.rescale_grad = found.rate, found.momentum, 1.0
 
-    def moved(self, sums: NDArray, *d: NDArray) -> None:
-        """Keep what a step has found, once: an interrupt can repeat this."""
+    def moved(self, sums: NDArray) -> None:
+        """Keep the sums of a step, once: an interrupt can repeat this."""
         if not any(sums is each for each in self._pending):
             self._pending = [*self._pending, sums]
             self.curvature.steps += 1
-        if d:
-            self._direction.given["last_d"] = d[0]
+            self._direction.keep()
 
     def read(self, lag: int) -> None:
         """Learn from all steps but the last ones."""
-        near = NEAR * float(self._snapshot[0] @ self._snapshot[0]) if self._snapshot else 0.0
         while len(self._pending) > lag:
             sums, *self._pending = self._pending
-            self.curvature.read(sums.asnumpy(), near)
+            self.curvature.read(sums.asnumpy(), self._near)
 
     def go_back(self) -> None:
         """Slow down; the weights are those of the snapshot again, or of the start."""
@@ -441,7 +440,8 @@ class Preconditioner:
 
     def state(self) -> dict[str, Any]:
         """All that was learned, with vectors by parameter."""
-        last_d, start = self._direction.given.get("last_d"), self.start
+        last_d = self._direction.last_d if self._snapshot else None
+        start = self.start
         return {
             **{name: self._saved(value) for name, value in vars(self.curvature).items()},
             "pending": [sums.asnumpy() for sums in self._pending],
@@ -493,7 +493,7 @@ class Preconditioner:
         self._show()
         found.squared = state["squared"]
         if state["last_d"] is not None:
-            self._direction.give(last_d=self._restored(state["last_d"]))
+            self._direction.last_d[:] = self._restored(state["last_d"])
         self._pending = [mx.nd.array(sums, dtype=sums.dtype) for sums in state["pending"]]
 
 

@@ -131,7 +131,7 @@ class SVRG(Method):
     def moved(self, live: LiveGradients) -> None:
         """Keep what was learned; an interrupt can repeat this."""
         assert self.preconditioner is not None
-        self.preconditioner.moved(*live.following)
+        self.preconditioner.moved(live.following)
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""

@@ -121,7 +121,7 @@ class Compiled:
         call = self._calls.get(key)
         if call is None:
             device, handles = columns[0].device, [columns[n].handles for n in self._touched]
-            factors = [on_device(f, device) for f in products(steps)] if self._given else []
+            factors = [_on_device(f, device) for f in products(steps)] if self._given else []
             inputs = list(chain(*zip(*handles[: len(self._read)])))
             outputs = list(chain(*zip(*handles[len(self._read) :])))
             for place, number in self._given:
@@ -134,8 +134,7 @@ class Compiled:
         call()
 
 
-def on_device(factor: Any, device: Any) -> NDArray:
-    """A factor as an array of one number, in float64."""
+def _on_device(factor: Any, device: Any) -> NDArray:
     if isinstance(factor, NDArray):
         return factor.as_in_context(device).astype("float64").reshape((1, 1))
     if device not in _ones:
@@ -225,7 +224,7 @@ def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
     if not arrays:
         return
-    limit = on_device(entries * most, arrays.device)
+    limit = _on_device(entries * most, arrays.device)
     rows = [dense(array).reshape((1, -1)) for array in arrays]
     _scaling_to_norm(arrays.dtypes)(limit, *rows, out=rows)
     for row, array in zip(rows, arrays):
