@@ -16,11 +16,11 @@ from gluon_svrg.compare import compare
 
 from . import peers
 from .curvature import MOMENTA
-from .problems import Model, Problem, problem
+from .problems import Model, problem
 from .record import Records, as_text
-from .training import number, to
+from .training import to
 
-PROBLEMS = {"breast_cancer": 120, "diabetes": 60, "digits": 90}  # data passes of each training
+PROBLEMS = {"breast_cancer": 120, "wine": 90, "digits": 90}  # data passes of each training
 MINIBATCH = 32
 METHODS = ["svrg-nystrom", "svrg+nag", "svrg", "svrg-stored", "saga", "sag", "sarah"]
 METHODS += ["nag-decay", "sgd-decay", "lbfgs"]
@@ -59,12 +59,40 @@ def _measured(name: str, quick: bool) -> Iterator[dict[str, Any]]:
             entry[what] = [_told(row.get(f"{what} to {level:g}", np.nan)) for level in LEVELS]
         yield entry
     goal = LEVELS[-1] * case.first_gap
-    for method, solver in SKLEARN.items() if case.kind != "ridge" else ():
+    for method, solver in SKLEARN.items():
         points = list(peers.fitted(case, solver, [4] if quick else range(1, 100), 0, goal))
-        reached = [to({"passes_seconds_gap": points}, goal * level / LEVELS[-1]) for level in LEVELS]
-        yield {"problem": name, "method": method, "passes": [_told(value) for value in reached]}
+        entry = {"problem": name, "method": method}
+        for what, place in (("passes", 0), ("seconds", 1)):
+            levels = [level * case.first_gap for level in LEVELS]
+            entry[what] = [_told(to({"passes_seconds_gap": points}, e, place)) for e in levels]
+        yield entry
 
 
 def _told(value: float) -> float | None:
     """A number for a record; None for what was never reached."""
     return float(f"{value:.4g}") if np.isfinite(value) else None
+
+
+# --- what is shown -----------------------------------------------------------------------------
+
+
+def tables(runs: Mapping[str, Records]) -> dict[str, str]:
+    """Those of the first run: passes to all levels, and seconds to the middle one."""
+    records = next(iter(runs.values()))
+    rows = []
+    for method in dict.fromkeys(entry["method"] for entry in records):
+        some = {entry["problem"]: entry for entry in records if entry["method"] == method}
+        searches = [entry.get("trainings", 0) for entry in some.values()]
+        row = {"method": method.replace("svrg-nystrom", "svrg, no search")}
+        row.update({name: _cell(some.get(name)) for name in PROBLEMS})
+        row["search"] = f"{min(searches)} to {max(searches)}" if any(searches) else ""
+        rows.append(row)
+    return {"convergence": as_text(rows)}
+
+
+def _cell(entry: Mapping[str, Any] | None) -> str:
+    if entry is None:
+        return ""
+    passes = "/".join("-" if value is None else f"{value:.0f}" for value in entry["passes"])
+    seconds = entry["seconds"][1]
+    return passes + (f" ({seconds:.2g})" if seconds is not None else "")

@@ -116,11 +116,16 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     }
     ours = _some(records, "late", method=SVRG, minibatch=1024)
     found["flights: search"] = _search(ours[0])
-    compared = {f"no search, {size}": {"method": NYSTROM, "minibatch": size} for size in (1024, 4096)}
+    compared = {
+        f"no search, {size}": {"method": NYSTROM, "minibatch": size} for size in (1024, 4096)
+    }
     compared.update({"tuned": {"method": SVRG, "minibatch": 1024}, "newton": {"method": NEWTON}})
     compared["L-BFGS"] = {"method": next(iter(MEMORIES))}
     for what, (unit, digits) in enumerate((("passes", ".0f"), ("seconds", ".2g"))):
-        each = {who: _median(_some(records, "late", **key), LEVELS[-1], what) for who, key in compared.items()}
+        each = {
+            who: _median(_some(records, "late", **key), LEVELS[-1], what)
+            for who, key in compared.items()
+        }
         for who, value in each.items():
             found[f"flights: {who}, {unit}"] = number(value, digits)
             for rival in ("L-BFGS", "newton"):
