@@ -70,7 +70,8 @@ def measured(group: str, name: str, minibatch: int, quick: bool) -> Iterator[dic
     yield train(LBFGS, 4 if quick else LIMIT_OF_LBFGS)
     solver = SECOND_ORDER.get(case.kind)
     if solver:
-        yield train(f"sklearn {solver}", [4] if quick else range(5, 21))
+        iterations = range(5, 21) if np.prod(case.shape) < 1_000 else (8, 12, 20)  # a fit for each
+        yield train(f"sklearn {solver}", [4] if quick else iterations)
     if group == "chosen":
         return
     limit = min(LIMIT, PATIENCE * max(entry["passes_seconds_gap"][-1][0] for entry in ours))

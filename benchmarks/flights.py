@@ -189,7 +189,7 @@ def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
         for version, records in runs.items():
             tuned = _some(records, "late", rows=rows, method=SVRG)
             each = [[e for e in tuned if e["minibatch"] == size] for size in MINIBATCHES]
-            tuned = min(each, key=lambda entries: _median(entries, level, 1))
+            tuned = min(filter(None, each), key=lambda entries: _median(entries, level, 1))
             size = {"minibatch": DEFAULTS.get(rows, 1024)}
             compared = [
                 _some(records, "late", rows=rows, method=NYSTROM, **size),
