@@ -24,11 +24,13 @@ from tqdm import tqdm
 
 import gluon_svrg
 
-from .networks import NETWORKS, ROWS, Workload
+from .networks import NETWORKS, ROWS, WITH_MOMENTUM, Workload
 from .record import Records, as_text, summary
 
 ROUNDS = 15
 SECONDS = 0.1  # about as long each is repeated in a round
+WITH_P = list(NETWORKS)[:2]  # where a preconditioner of rank 50 is measured as well
+FIRST_STEPS = 10  # before rounds begin; in the first ones a preconditioner measures
 
 #: What is compared with what.
 RATIOS = {
@@ -36,7 +38,7 @@ RATIOS = {
     "stored / plain step": ("stored", "plain step"),
     "SAGA / plain step": ("SAGA", "plain step"),
     "refresh / plain pass": ("refresh", "plain pass"),
-    "SARAH, losses of many sizes / one size": ("SARAH, sizes", "SARAH"),
+    "with P / without": ("SVRG, P", "SVRG, nag"),
 }
 
 
@@ -75,20 +77,21 @@ def _measure(
         "plain pass": lambda: [plain.differentiate() for _ in range(length)],
     }
     for prefix, package in packages.items():
-        for method in ("SVRG", "stored", "SAGA", "SARAH", "SARAH, sizes"):
+        own = WITH_MOMENTUM if name in WITH_P and not prefix else ()
+        for method in ("SVRG", "stored", "SAGA", *own):
             step, refresh = Workload(name, static_alloc).calls(package, method)
             refresh(ROWS)
+            for _ in range(FIRST_STEPS):
+                step()
             functions[prefix + method] = step
             if method == "SVRG":
                 functions[prefix + "refresh"] = partial(refresh, length)
     seconds = _rounds(functions, 3 if quick else ROUNDS)
     seconds["floor"] = seconds["gradient"] + seconds["plain step"]
 
-    compared = dict(RATIOS)
-    if "baseline" in packages:
-        compared.update(
-            {f"{own} / baseline": (own, "baseline" + own) for own, _ in RATIOS.values()}
-        )
+    compared = {title: both for title, both in RATIOS.items() if both[0] in seconds}
+    twice = [name for name in functions if "baseline" + name in functions]
+    compared.update({f"{name} / baseline": (name, "baseline" + name) for name in twice})
     return {
         "network": name,
         "static_alloc": static_alloc,
@@ -134,18 +137,20 @@ def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str,
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """Medians, without static_alloc / with it; a pair for each MXNet."""
-    rows = []
-    for network in dict.fromkeys(entry["network"] for run in runs.values() for entry in run):
+    rows, first = [], next(iter(runs.values()))
+    for network in dict.fromkeys(entry["network"] for entry in first):
         each = [[e for e in records if e["network"] == network] for records in runs.values()]
 
         def pairs(value: Callable[[dict], float], digits: str, each: Any = each) -> str:
             return ", ".join("/".join(f"{value(e):{digits}}" for e in both) for both in each)
 
         row = {"network": network}
-        for title in each[0][0]["ratios"]:
+        for title in first[0]["ratios"]:
             for kind in ("median", "processor") if "baseline" in title else ("median",):
                 column = title + ", processor" * (kind == "processor")
-                row[column] = pairs(lambda e, t=title, k=kind: e["ratios"][t][k], ".2f")
+                row[column] = ""
+                if title in each[0][0]["ratios"]:
+                    row[column] = pairs(lambda e, t=title, k=kind: e["ratios"][t][k], ".2f")
         row["SVRG (µs)"] = pairs(lambda e: e["microseconds"]["SVRG"], ".0f")
         rows.append(row)
     return {"costs": as_text(rows)}
