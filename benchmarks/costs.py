@@ -5,7 +5,6 @@ take one gradient, and are compared with a step of `gluon.Trainer`; a refresh is
 loop of forward and backward. Everything is timed many times in a row with one wait for the device,
 as in a training loop, where Python prepares the next step meanwhile. All take turns in each round,
 and the ratios are formed within the rounds. Another version of the package can take turns, too.
-Both versions are also compared by the processor's time, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -47,7 +46,7 @@ def run(quick: bool, baseline: Path | None = None) -> Records:
     packages = {"": gluon_svrg}
     if baseline is not None:
         packages["baseline"] = _imported(baseline)
-    names = ["Dense(1), 4 features", "64 units"] if quick else list(NETWORKS)[:6]
+    names = ["regression, 141 features", "64 units"] if quick else list(NETWORKS)[:6]
     cases = [(name, static_alloc) for name in names for static_alloc in (False, True)]
     bar = tqdm(cases, desc="costs", leave=False)
     return [_measure(name, static_alloc, packages, quick) for name, static_alloc in bar]
@@ -97,37 +96,30 @@ def _measure(
         "static_alloc": static_alloc,
         "versions": {prefix or "own": package.__version__ for prefix, package in packages.items()},
         "microseconds": {
-            key: float(f"{1e6 * np.median(values[:, 0]):.4g}") for key, values in seconds.items()
+            key: float(f"{1e6 * np.median(values):.4g}") for key, values in seconds.items()
         },
         "ratios": {
-            title: _ratio(seconds[own] / seconds[base]) for title, (own, base) in compared.items()
+            title: summary(seconds[own] / seconds[base]) for title, (own, base) in compared.items()
         },
     }
 
 
-def _ratio(both: np.ndarray) -> dict[str, float]:
-    return {**summary(both[:, 0]), "processor": summary(both[:, 1])["median"]}
-
-
 def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str, np.ndarray]:
-    """Seconds per call of each function in each round, on the wall and of the processor."""
+    """Seconds per call of each function in each round."""
 
-    def now() -> np.ndarray:
-        return np.array([time.perf_counter(), time.process_time()])
-
-    def timed(function: Callable[[], Any], times: int) -> np.ndarray:
+    def timed(function: Callable[[], Any], times: int) -> float:
         if times > 1:
             function()  # what ran before it has left other arrays in the caches
         mx.nd.waitall()
-        start = now()
+        start = time.perf_counter()
         for _ in range(times):
             function()
         mx.nd.waitall()
-        return (now() - start) / times
+        return (time.perf_counter() - start) / times
 
     names = list(functions)
-    times = {n: int(np.clip(SECONDS / timed(f, 3)[0], 1, 200)) for n, f in functions.items()}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    times = {n: int(np.clip(SECONDS / timed(f, 3), 1, 200)) for n, f in functions.items()}
+    found: dict[str, list[float]] = {name: [] for name in names}
     rng = np.random.RandomState(0)
     for _ in range(count):
         for name in rng.permutation(names):  # nothing always comes after the same thing
@@ -146,11 +138,9 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
 
         row = {"network": network}
         for title in first[0]["ratios"]:
-            for kind in ("median", "processor") if "baseline" in title else ("median",):
-                column = title + ", processor" * (kind == "processor")
-                row[column] = ""
-                if title in each[0][0]["ratios"]:
-                    row[column] = pairs(lambda e, t=title, k=kind: e["ratios"][t][k], ".2f")
+            row[title] = ""
+            if title in each[0][0]["ratios"]:
+                row[title] = pairs(lambda e, t=title: e["ratios"][t]["median"], ".2f")
         row["SVRG (µs)"] = pairs(lambda e: e["microseconds"]["SVRG"], ".0f")
         rows.append(row)
     return {"costs": as_text(rows)}

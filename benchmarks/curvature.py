@@ -16,7 +16,7 @@ from tqdm import tqdm
 from .peers import SECOND_ORDER
 from .problems import problem
 from .record import Records, as_text
-from .training import RATES, best, number, to, trained
+from .training import RATES, best, median, number, to, trained
 
 LEVELS = (1e-3, 1e-6)
 SEEDS = range(5)
@@ -76,8 +76,8 @@ def measured(group: str, name: str, minibatch: int, quick: bool) -> Iterator[dic
         return
     limit = min(LIMIT, PATIENCE * max(entry["passes_seconds_gap"][-1][0] for entry in ours))
 
-    def tuned(rate: float, momentum: float, most: float = limit, seed: int = 0) -> dict[str, Any]:
-        return train(NAG, max(4, min(limit, most)), rate=rate, momentum=momentum, seed=seed)
+    def tuned(rate: float, momentum: float, **more: Any) -> dict[str, Any]:
+        return train(NAG, limit, rate=rate, momentum=momentum, **more)
 
     axes = [[0.1], [0.9]] if quick else [RATES, MOMENTA]
     nag = best(tuned, axes, (0.1, 0.9), 0, goal)
@@ -93,8 +93,9 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     records = next(iter(runs.values()))
     found = {"curvature": as_text(list(_rows(records)))}
     pairs = [(ours, tuned) for _, ours, tuned, _ in _cases(records) if tuned]
+    ratios = [_passes(ours)[-1] / _passes(tuned)[-1] for ours, tuned in pairs]
     for most in (1.0, 1.5):
-        within = sum(_median(ours, 0) <= most * _median(tuned, 0) < np.inf for ours, tuned in pairs)
+        within = sum(ratio <= most for ratio in ratios)
         found[f"curvature: up to {most:g}"] = f"{within} of {len(pairs)}"
     return found
 
@@ -107,30 +108,25 @@ def _cases(records: Records) -> Iterator[tuple[str, Records, Records, Records]]:
         yield key[0], ours, tuned, [e for e in some if e["method"] not in (NYSTROM, NAG)]
 
 
-def _reached(entries: Records, what: int, level: float = LEVELS[-1]) -> np.ndarray:
-    return np.array([to(entry, level * entry["first_gap"], what) for entry in entries])
-
-
-def _median(entries: Records, what: int, level: float = LEVELS[-1]) -> float:
-    return float(np.median(_reached(entries, what, level))) if entries else np.inf
+def _passes(entries: Records) -> list[float]:
+    return [median(entries, level * entries[0]["first_gap"]) for level in LEVELS]
 
 
 def _rows(records: Records) -> Iterator[dict[str, str]]:
     for group, ours, tuned, others in _cases(records):
-        first = ours[0]
+        first, goal = ours[0], LEVELS[-1] * ours[0]["first_gap"]
         of_lbfgs, of_sklearn = ([e for e in others if x in e["method"]] for x in ("SciPy", "sklea"))
-
-        def passes(entries: Records) -> str:
-            return "/".join(number(_median(entries, 0, level)) for level in LEVELS)
-
-        seconds = [_median(entries, 1) for entries in (ours, tuned, of_lbfgs, of_sklearn)]
+        seconds = [median(entries, goal, 1) for entries in (ours, tuned, of_lbfgs, of_sklearn)]
         seconds.insert(2, tuned[0]["search_seconds"] if tuned else np.inf)
+        passes = [
+            "/".join(map(number, _passes(each))) if each else "" for each in (ours, tuned, of_lbfgs)
+        ]
         yield {
             "problem": "{problem}, {minibatch}".format(**first) + "*" * list(CASES).index(group),
             "rows x weights": "{rows:,} x {weights}".format(**first),
-            "no search": f"{passes(ours)} ({number(max(_reached(ours, 0)))})",
-            "nag": passes(tuned) if tuned else "",
+            "no search": f"{passes[0]} ({number(max(to(entry, goal) for entry in ours))})",
+            "nag": passes[1],
             "its search": "{trainings}: {search_passes:.0f}".format(**tuned[0]) if tuned else "",
-            "L-BFGS": passes(of_lbfgs),
+            "L-BFGS": passes[2],
             "s": " / ".join(number(value, ".2g") for value in seconds),
         }

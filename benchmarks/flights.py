@@ -13,12 +13,11 @@ from functools import partial
 from itertools import product
 from typing import Any, Iterator, Mapping, Sequence
 
-import numpy as np
 from tqdm import tqdm
 
 from .problems import problem
 from .record import Records, as_text
-from .training import MEMORIES, RATES, best, number, to, trained
+from .training import MEMORIES, RATES, best, median, number, trained
 
 ROWS = 327_346
 LEVELS = (1e-3, 1e-5, 1e-6)
@@ -43,7 +42,6 @@ PLANS: list[tuple[str, int, str, Any, float, float, int, Sequence[int]]] = [
     *(("late", ROWS, name, 220, 0, 0, 1024, []) for name in MEMORIES),
     ("late", ROWS, NEWTON, range(4, 9), 0, 0, 0, []),
     ("late", ROWS, "sklearn sag", (4, 10), 0, 0, 0, []),
-    ("late", ROWS, "sklearn saga", (4, 10), 0, 0, 0, []),
     ("L1", ROWS, SVRG, 15, 1, 0.97, 1024, []),
     ("L1", ROWS, "sklearn saga", (4, 10), 0, 0, 0, []),
     ("L1", ROWS, "sklearn liblinear", (5, 10, 20, 40), 0, 0, 0, []),
@@ -73,8 +71,7 @@ def run(quick: bool) -> Records:
     for name, rows, method, budget, *start, minibatches in tqdm(plans, desc="flights", leave=False):
         if quick:
             rows, budget = 1_000, 3 if isinstance(budget, int) else [2]
-        plain = int(method == NYSTROM)  # epochs before the first refresh
-        train = partial(_train, name, rows, method, budget, plain)
+        train = partial(_train, name, rows, method, budget)
         axes = [RATES, MOMENTA, minibatches or start[2:]]
         axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
         found = best(train, axes, start, *((1, LEVELS[1]) if minibatches else (0, LEVELS[2])))
@@ -90,18 +87,14 @@ def _train(
     rows: int,
     method: str,
     budget: Any,
-    plain: int,
     rate: float,
     momentum: float,
     minibatch: int,
-    most: float = np.inf,
-    seed: int = SEEDS[0],
+    **more: Any,
 ) -> dict[str, Any]:
-    case = problem(name, rows)
-    settings = {"seed": seed, "rate": rate, "momentum": momentum, "minibatch": minibatch}
-    if np.isfinite(most):
-        budget = min(budget, max(most, plain + 2))
-    return trained(case, method, budget, LEVELS[-1], **settings, plain_epochs=plain)
+    settings = {"rate": rate, "momentum": momentum, "minibatch": minibatch, **more}
+    settings["plain_epochs"] = int(method == NYSTROM)  # before the first refresh
+    return trained(problem(name, rows), method, budget, LEVELS[-1], **settings)
 
 
 # --- what is shown -----------------------------------------------------------------------------
@@ -123,7 +116,7 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     compared["L-BFGS"] = {"method": next(iter(MEMORIES))}
     for what, (unit, digits) in enumerate((("passes", ".0f"), ("seconds", ".2g"))):
         each = {
-            who: _median(_some(records, "late", **key), LEVELS[-1], what)
+            who: median(_some(records, "late", **key), LEVELS[-1], what)
             for who, key in compared.items()
         }
         for who, value in each.items():
@@ -143,17 +136,13 @@ def _search(entry: Mapping[str, Any]) -> str:
 def _rival(records: Records, level: float, rows: int) -> Records:
     """L-BFGS with the memory that is quicker to a level."""
     each = [_some(records, "late", rows=rows, method=name) for name in MEMORIES]
-    return min(each, key=lambda entries: _median(entries, level, 1))
+    return min(each, key=lambda entries: median(entries, level, 1))
 
 
 def _some(records: Records, name: str, **key: Any) -> Records:
     """Those of a problem, with all rows if nothing else is said."""
     key = {"problem": name, "rows": max(entry["rows"] for entry in records), **key}
     return [entry for entry in records if key.items() <= entry.items()]
-
-
-def _median(entries: Records, level: float, what: int) -> float:
-    return float(np.median([to(entry, level, what) for entry in entries])) if entries else np.inf
 
 
 def _rows(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
@@ -178,7 +167,7 @@ def _rows(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
 
 
 def _three(entries: Records, what: int, digits: str) -> str:
-    return "/".join(number(_median(entries, level, what), digits) for level in LEVELS)
+    return "/".join(number(median(entries, level, what), digits) for level in LEVELS)
 
 
 def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
@@ -189,7 +178,7 @@ def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
         for version, records in runs.items():
             tuned = _some(records, "late", rows=rows, method=SVRG)
             each = [[e for e in tuned if e["minibatch"] == size] for size in MINIBATCHES]
-            tuned = min(filter(None, each), key=lambda entries: _median(entries, level, 1))
+            tuned = min(filter(None, each), key=lambda entries: median(entries, level, 1))
             size = {"minibatch": DEFAULTS.get(rows, 1024)}
             compared = [
                 _some(records, "late", rows=rows, method=NYSTROM, **size),
@@ -199,7 +188,7 @@ def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
             ]
             setting = "{minibatch}, {rate:g}, {momentum:g}".format(**tuned[0])
             passes, seconds = (
-                "/".join(number(_median(entries, level, what), digits) for entries in compared)
+                "/".join(number(median(entries, level, what), digits) for entries in compared)
                 for what, digits in enumerate((".0f", ".2g"))
             )
             row = row or {"flights": f"{rows:,}", "tuned": setting, "passes": passes}

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from itertools import product
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -43,22 +43,24 @@ def trained(
     momentum: float = 0.0,
     minibatch: int = 1024,
     plain_epochs: int = 1,
+    most: float = np.inf,
 ) -> dict[str, Any]:
     """The record of a training, which ends a pass after it is at the goal.
 
-    The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations.
+    The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations. A
+    search tells how many passes are enough: `most`.
     """
-    if method in METHODS:
-        settings = (seed, rate, momentum, minibatch, plain_epochs)
-        points = _by_engine(problem, method, budget, goal, *settings)
+    found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
+    found.update(method=method, seed=seed, minibatch=minibatch, rate=rate, momentum=momentum)
+    found.update(budget=np.max(budget).item(), first_gap=float(f"{problem.first_gap:.6g}"))
+    if isinstance(budget, (int, float)):
+        how = {"passes": min(budget, max(most, plain_epochs + 3)), "plain_epochs": plain_epochs}
+        points = _by_engine(problem, found, goal, how)
     else:
         solver = method.replace("sklearn ", "")
         points = list(peers.fitted(problem, solver, budget, seed, goal))
     *_, (_, seconds, end) = points
-    found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
-    found.update(method=method, seed=seed, minibatch=minibatch, rate=rate, momentum=momentum)
-    found.update(budget=np.max(budget).item(), end=float(f"{end:.3g}"))
-    found.update(first_gap=float(f"{problem.first_gap:.6g}"), seconds=float(f"{seconds:.3g}"))
+    found.update(end=float(f"{end:.3g}"), seconds=float(f"{seconds:.3g}"))
     return {**found, "passes_seconds_gap": lowest(points)}
 
 
@@ -80,16 +82,9 @@ class _Clock:
 
 
 def _by_engine(
-    problem: Problem,
-    method: str,
-    passes: Any,
-    goal: float,
-    seed: int,
-    rate: float,
-    momentum: float,
-    minibatch: int,
-    plain_epochs: int,
+    problem: Problem, which: Mapping[str, Any], goal: float, how: Mapping[str, Any]
 ) -> list[Sequence[float]]:
+    method, rate, options = which["method"], which["rate"], {}  # type: str, float, dict
     clock, is_there = _Clock(), False
 
     def loss_of(net: Any, X: Any, y: Any) -> Any:
@@ -106,29 +101,27 @@ def _by_engine(
         return found
 
     def with_l1(params: Any, rate: float) -> SVRGTrainer:
-        settings = {"learning_rate": rate, "momentum": momentum}
+        settings = {"learning_rate": rate, "momentum": which["momentum"]}
         own = {"prox": L1(problem.l1), "lock_random": False, "kvstore": None}
         return SVRGTrainer(params, "nag", settings, **own)
 
-    options: dict = {}
     if method in MEMORIES:
         options = {"lbfgs": {"memory": MEMORIES[method]}}
     elif "nag" in METHODS[method] and not problem.l1:
-        options = {"nag": {"momentum": momentum}}
+        options = {"nag": {"momentum": which["momentum"]}}
     found = compare(
         lambda: Model(problem),
         loss_of,
         (problem.X, problem.y),
         methods={method: with_l1 if problem.l1 else METHODS[method]},
-        passes=passes,
-        batch_size=minibatch,
-        seeds=[seed],
+        batch_size=which["minibatch"],
+        seeds=[which["seed"]],
         l2=problem.l2,
         learning_rates=[rate or 1],
         optimizer_params=options,
-        plain_epochs=plain_epochs,
         measure={"gap": gap, "processor": clock.start},
         progress=False,
+        **how,
     )
     (training,) = found.trainings
     clock.stop()
@@ -191,6 +184,11 @@ def to(entry: dict[str, Any], level: float, what: int = 0) -> float:
     """Data passes (0) or seconds (1) until the gap is no larger than a level; inf if never."""
     reached = (point[what] for point in entry["passes_seconds_gap"] if point[2] <= level)
     return float(next(reached, np.inf))
+
+
+def median(entries: Sequence[dict], level: float, what: int = 0) -> float:
+    """That of several trainings; inf where most never get there, or where there are none."""
+    return float(np.median([to(entry, level, what) for entry in entries])) if entries else np.inf
 
 
 def number(value: float, digits: str = ".0f") -> str:
