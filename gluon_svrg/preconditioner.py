@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from copy import copy
 from dataclasses import dataclass
-from math import inf, isfinite, sqrt
+from math import inf, isfinite, isnan, prod, sqrt
 from typing import Any, Callable, Iterator, NamedTuple
 
 import mxnet as mx
@@ -35,7 +35,7 @@ from .passes import states
 from .passes.beside import Beside
 from .passes.closure import Loss
 from .passes.columns import vector
-from .passes.direction import Direction
+from .passes.direction import SUMS, Direction
 from .passes.full_pass import FullGradient
 from .passes.network import Network
 from .passes.points import Point
@@ -46,6 +46,7 @@ STABLE = 0.5  # the largest product of the rate and the curvature
 LEAST_RATE = 0.1  # at the end of an epoch, as a part of that at its beginning
 LEAST_DAMPING, MOST_DAMPING = 0.02, 1 - 1e-6  # of 1 - momentum; without any, MXNet keeps no array
 PRODUCTS = 3  # of a power iteration
+FLAT = 4  # the most pairs of minibatches without any curvature
 MOST_SECANTS = 0.9  # of an epoch, that are below L
 FIRST_TRUST, LEAST_TRUST, MOST_TRUST = 0.3, 0.1, 3.0
 RISE, FALL = 3.0, 2.0  # of the trust
@@ -148,6 +149,8 @@ class Powers(NamedTuple):
     z: np.ndarray  # as above, and where the iterations begin
     largest: float  # the largest curvature so far
     first: np.ndarray | None  # the first product with the first minibatch
+    bound: float  # what the curvature is at most, for all that is known; or 0
+    flat: int = 0  # how many pairs of minibatches had no curvature
 
 
 class Curvature:
@@ -184,7 +187,7 @@ class Curvature:
         random = np.random.RandomState(self.measurements)
         z = random.randn(size)
         z /= np.linalg.norm(z)
-        self.job = Powers(z, 0.0, None)
+        self.job = Powers(z, 0.0, None, self.L)
         rank = min(self.rank, size, int(sqrt(BUDGET * entries / LEAST_ROWS)) or 1)
         if entries and rank:
             Q = np.linalg.qr(random.randn(size, rank))[0].T
@@ -196,18 +199,21 @@ class Curvature:
         assert job is not None
         step = eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
         at = weights + step * job.z
-        here = minibatch.gradient(at)
-        if not minibatch.entries:
-            return
-        self.largest_norm = max(self.largest_norm, float(np.linalg.norm(here + decays * at)))
 
-        def product(u: np.ndarray) -> np.ndarray:
-            size = float(np.linalg.norm(u))
-            found = (minibatch.gradient(at + step / size * u) - here) * (size / step)
+        def gradient(where: np.ndarray) -> np.ndarray:
+            found = minibatch.gradient(where)
             if not np.isfinite(found).all():
                 raise FloatingPointError(NOT_FINITE)
             return found
 
+        def product(u: np.ndarray) -> np.ndarray:
+            size = float(np.linalg.norm(u)) or 1.0
+            return (gradient(at + step / size * u) - here) * (size / step)
+
+        here = gradient(at)
+        if not minibatch.entries:
+            return
+        self.largest_norm = max(self.largest_norm, float(np.linalg.norm(here + decays * at)))
         if isinstance(job, Powers):
             self._iterate(job, lambda u: product(u) + decays * u)
             return
@@ -215,9 +221,13 @@ class Curvature:
         entries = job.entries + minibatch.entries
         self.job = job._replace(Y=Y, entries=entries)
         if entries >= job.wanted:
-            self.P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
-            self.job, self.L, self.N = Powers(job.z, 0.0, None), 0.0, 0.0
-            self._begin()
+            bound = self.L
+            if Y.any():  # else all is flat, and P stays
+                P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
+                bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
+                self.P, self.L, self.N = P, 0.0, 0.0
+                self._begin()
+            self.job = Powers(job.z, 0.0, None, bound)
 
     def _iterate(self, job: Powers, product: Callable[[np.ndarray], np.ndarray]) -> None:
         """Measure the largest curvature, and with the second minibatch the noise."""
@@ -229,11 +239,15 @@ class Curvature:
         if job.first is None:
             self.job = job._replace(largest=largest, first=products[0])
             return
-        if largest <= 0:
+        if largest <= 0 and job.flat < FLAT:
+            self.job = job._replace(first=None, flat=job.flat + 1)
+            return
+        if largest <= 0 and not job.bound:
             raise FloatingPointError(NOT_CURVED)
         along = max(float(job.z @ (job.first + products[0])), TINY)
-        self.N = float(np.linalg.norm(job.first - products[0])) ** 2 / along
-        self.job, self.L = None, max(self.L, largest)
+        noise = float(np.linalg.norm(job.first - products[0])) ** 2 / along
+        self.N = min(noise, 2 * largest)  # it is less wherever the loss is convex
+        self.job, self.L = None, max(self.L, largest or job.bound)
         self._begin()
 
     def solve(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
@@ -315,20 +329,27 @@ class Curvature:
 class Preconditioner:
     """What the trainer asks of a `Nystrom`: its curvature, with the arrays on the device."""
 
-    def __init__(self, rank: int) -> None:
-        self.curvature = Curvature(rank)
+    def __init__(self, method: Any, rank: int) -> None:
+        self.curvature, self._method = Curvature(rank), method
+        self._direction: Any = None  # known when it is bound
         self.start: Point | None = None  # the weights before the first step, until a refresh
         self._pending: list[NDArray] = []  # the sums of the last steps, not read yet
         self._snapshot: Any = None  # its weights, and the slope there with the decay
         self._near = 0.0  # moves with a smaller squared norm say nothing
 
+    _network = property(lambda self: self._method.network)
+    _optimizer = property(lambda self: self._method.optimizer)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Of the trainable parameters."""
+        return [prod(p.shape) for p in states.parameters(self._network).values()]
+
     def bind(self, method: Any) -> None:
         """Bind to new arrays of the parameters; raise if they cannot be one vector."""
-        network, optimizer = method.network, method.optimizer
-        self._network, self._optimizer, self._method = network, optimizer, method
+        network, optimizer, self._method = method.network, method.optimizer, method
         indices = list(map(network.parameters.index, network.trainable))
         _check_parameters(network, optimizer, indices)
-        self._sizes = [row[0].size for row in network.weights]
         self.decays = np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
         if not self.curvature.measurements:
@@ -353,7 +374,8 @@ class Preconditioner:
         return vector(row[0] for row in there.weights)
 
     def _with_decay(self, mean_loss: float, there: Any) -> float:
-        return mean_loss + float(self.decays @ self._weights(there) ** 2) / 2
+        with np.errstate(invalid="ignore"):  # of weights that are infinite
+            return mean_loss + float(self.decays @ self._weights(there) ** 2) / 2
 
     # --- steps ---------------------------------------------------------------------------------
 
@@ -421,7 +443,7 @@ class Preconditioner:
         if self._snapshot is None:
             found.again = AGAIN if self.start is None else 0
             found.first_loss = min(found.first_loss, loss)
-        else:
+        elif (s != self._snapshot[0]).any():  # without a step, nothing has been learned
             last, last_slope = self._snapshot
             turned = float(slope @ (s - last)) / min(float(last_slope @ (s - last)), -TINY)
         found.loss, found.mean_loss = min(loss, found.loss), full.mean_loss
@@ -438,8 +460,10 @@ class Preconditioner:
 
     # --- a part of a file ----------------------------------------------------------------------
 
-    def state(self) -> dict[str, Any]:
-        """All that was learned, with vectors by parameter."""
+    def state(self) -> dict[str, Any] | None:
+        """All that was learned, with vectors by parameter; None before the first step."""
+        if self._direction is None:
+            return None
         last_d = self._direction.last_d if self._snapshot else None
         start = self.start
         return {
@@ -468,7 +492,7 @@ class Preconditioner:
         """The inverse of `_saved` and `_by_parameter`; an exception where that cannot be."""
         if isinstance(value, saving.ByParameter):
             rows = np.concatenate(states.in_order(self._network, value), axis=-1)
-            if rows.shape[-1] != len(self.decays) or not np.isfinite(rows).all():
+            if rows.shape[-1] != sum(self._sizes) or not np.isfinite(rows).all():
                 raise ValueError("a vector is not finite, or of another size")
             return rows
         if isinstance(value, dict):
@@ -477,21 +501,35 @@ class Preconditioner:
             return kinds[fields.pop("kind")](**fields)
         return value
 
+    def _learned(self, state: dict[str, Any]) -> Curvature:
+        """The curvature of a state; an exception where that cannot be."""
+        found = Curvature(self.curvature.rank)
+        for name, default in vars(found).items():
+            setattr(found, name, self._restored(state[name]))
+            if isinstance(default, (int, float)) and isnan(getattr(found, name)):
+                raise ValueError(f"its {name} is NaN")
+        return found
+
     def problems(self, state: dict[str, Any]) -> Iterator[str]:
-        """Tell why a state cannot be assigned."""
-        if state["rank"] != self.curvature.rank:
-            yield f"its preconditioner has rank {state['rank']}, here it is {self.curvature.rank}"
-        for name in (*vars(self.curvature), "last_d"):
-            self._restored(state[name])
+        """Tell why a state cannot be assigned; so does an exception."""
+        if not all(map(_mxnet.has_data, self._network.parameters)):
+            return  # it is asked again when they are initialized
+        found, start = self._learned(state), state["start"]
+        self._restored(state["last_d"])
+        if start is not None:
+            parameters = states.parameters(self._network)
+            yield from saving.array_problems(start["weights"], "start", parameters)
+        if not np.isfinite(found.solve(np.ones(sum(self._sizes)), 0.5)).all():
+            yield "its P is not finite"
+        if {sums.shape for sums in state["pending"]} - {(1, 1), SUMS}:
+            yield "its pending sums have another shape"
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state, after that of the method."""
-        found, start = self.curvature, state["start"]
-        for name in vars(found):
-            setattr(found, name, self._restored(state[name]))
+        self.curvature, start = self._learned(state), state["start"]
         self.start = start and states.to_point(self._network, **start)
         self._show()
-        found.squared = state["squared"]
+        self.curvature.squared = state["squared"]
         if state["last_d"] is not None:
             self._direction.last_d[:] = self._restored(state["last_d"])
         self._pending = [mx.nd.array(sums, dtype=sums.dtype) for sums in state["pending"]]

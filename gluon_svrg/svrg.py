@@ -34,6 +34,9 @@ NEEDS_CLOSURE = (
     "{name}() needs the closure of each minibatch, from which the preconditioner learns: pass "
     "step(batch_size, closure=...), or call correct_grads(closure) before."
 )
+NEEDS_COEFFICIENT = (
+    "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."
+)
 
 
 class SVRG(Method):
@@ -53,10 +56,10 @@ class SVRG(Method):
         if not isinstance(preconditioner, Nystrom):
             kind = type(preconditioner).__name__
             raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
-        self.preconditioner = Preconditioner(preconditioner.rank)
+        self.preconditioner = Preconditioner(self, preconditioner.rank)
         self.moves = self.replaces_grads = self.needs_closure = True
         self.not_corrected = NEEDS_CLOSURE
-        self.settings = (f"Nystrom rank {preconditioner.rank}",)
+        self.settings = self.saved_with = (repr(preconditioner),)
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
@@ -65,10 +68,7 @@ class SVRG(Method):
         if self.preconditioner is not None:
             check_arguments(optimizer, settings, compression_params)
             if self.coefficient.state()["schedule"] != 1.0:
-                raise ValueError(
-                    "A preconditioner needs coefficient=1: it learns from whole corrections. "
-                    "Leave one of them out."
-                )
+                raise ValueError(NEEDS_COEFFICIENT)
 
     def bind(self) -> None:
         """Bind to new arrays of the parameters."""
@@ -80,7 +80,7 @@ class SVRG(Method):
         """Forget the snapshot, and what the preconditioner has learned."""
         super().discard()
         if self.preconditioner is not None:
-            self.preconditioner = Preconditioner(self.preconditioner.curvature.rank)
+            self.preconditioner = Preconditioner(self, self.preconditioner.curvature.rank)
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
@@ -229,6 +229,8 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     @coefficient.setter
     def coefficient(self, value: Schedule) -> None:
+        if self._method.preconditioner is not None and value != 1:
+            raise ValueError(NEEDS_COEFFICIENT)
         self._method.coefficient.change(value, max(self.num_snapshots - 1, 0))
 
     def set_learning_rate(self, lr: float) -> None:

@@ -148,12 +148,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         )
         method.network = self._network = Network(self._all_parameters)
         method.optimizer = self.optimizer
+        if method.preconditioner is not None:
+            method.preconditioner.set_pace()  # without a momentum, its states do not fit
         self._held = _Held(method, LiveGradients(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
-        self._files = saving.StateFiles(type(method).__name__, self._network.parameters, params)
+        kind = " with ".join((type(method).__name__, *method.saved_with))
+        self._files = saving.StateFiles(kind, self._network.parameters, params)
         self._here: Point | None = None  # the current weights; replaced with the network's arrays
         self._block: Any = None  # of `at_snapshot`
-        self._watch = Watch(self._workers.size)
+        self._watch = Watch(self._workers.size, method.preconditioner is None)
         self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
 
     def __repr__(self) -> str:
@@ -323,7 +326,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
         if seed is not None:
             mx.random.seed(lock.next_seed())
-        if found.curvature.P is not metric:
+        if found.curvature.P is not metric or not found.curvature.L:
             _mxnet.forget_momentum(self._all_updaters)
 
     def _go_back(self) -> None:
@@ -924,6 +927,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._progress.inner_steps = 0  # of gluon.Trainer
         self._live.drop()
         self._method.discard()
+        self._here = None  # what was discarded is bound again
 
     def export_optimizer_states(self, fname: str | os.PathLike[str]) -> None:
         """Save the part of the state that `gluon.Trainer.load_states` can load.

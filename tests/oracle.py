@@ -238,3 +238,179 @@ class ServerSGD(SGD):
 
     def step(self, weights, grads, batch_size):
         super().step(weights, [grad / batch_size for grad in grads], 1)
+
+
+# --- curvature -----------------------------------------------------------------------------------
+
+
+class Nystrom:
+    """SVRG whose preconditioner sets the rate and the momentum; P is a whole matrix.
+
+    ``mean(w, batches)`` returns the mean loss over minibatches, its gradient, and their entries.
+    Vectors have all weights, `decays` the weight decay of each. Only the optimizer 'sgd' is no NAG.
+    """
+
+    def __init__(self, mean, weights, decays, rank, eps, optimizer):
+        self.mean, self.w, self.decays, self.rank = mean, np.array(weights), decays, rank
+        self.eps, self.optimizer, size = eps, optimizer, len(weights)
+        self.P, self.m = np.eye(size), np.zeros(size)
+        self.L, self.N, self.T, self.first_rate, self.momentum = 0.0, 0.0, 0.3, 0.0, 0.98
+        self.s, self.start = None, self.w.copy()  # where to go back to: the snapshot, or the start
+        self.refreshes = self.again = self.measurements = self.backs = 0
+        self.made = self.planned = 0  # steps since the last refresh, and before it
+        self.longest = 0.0  # of the measured gradients
+        self.steps, self.secants, self.rises, self.along = [], [], [], 0.0
+        self.last, self.before, self.noise = None, 0.0, 0.0
+        self.begin()
+
+    def objective(self, w, batches):
+        """The mean loss with the weight decay, and its gradient."""
+        loss, gradient, _ = self.mean(w, batches)
+        return loss + self.decays @ w**2 / 2, gradient + self.decays * w
+
+    @property
+    def rate(self):
+        left = 1 - self.made / self.planned if self.planned else 1
+        return self.first_rate * max(left, 0.1)
+
+    def set_pace(self):
+        """Set the rate and the momentum, and forget what the last steps have told."""
+        at_most = self.T / self.N if self.N else np.inf
+        self.first_rate = min(0.5 / self.L, at_most) if self.L else 0.0
+        self.momentum = 1 - np.clip(self.first_rate * self.N / self.T, 0.02, 1 - 1e-6)
+        self.before, self.rises, self.secants, self.last = self.L, [], [], None
+        self.noise = self.along = 0.0
+
+    def begin(self, entries=0):
+        """Begin to measure L and N; and P before that, if all data have so many entries."""
+        self.measurements += 1
+        random, size = np.random.RandomState(self.measurements), len(self.w)
+        z = random.randn(size)
+        rank = min(self.rank, size, max(1, int(np.sqrt(entries / 16)))) if entries else 0
+        self.z, self.Q = z / np.linalg.norm(z), None
+        if rank:
+            self.Q, self.Y, self.sampled = np.linalg.qr(random.randn(size, rank))[0], 0.0, 0
+            self.wanted = entries / 4 / (rank + 1)
+        self.products, self.highest, self.is_measuring = [], 0.0, True
+
+    def measure(self, batch):
+        step = self.eps ** (1 / 3) * max(1, np.linalg.norm(self.w))
+        at, count = self.w + step * self.z, self.mean(self.w, [batch])[2]
+        self.longest = max(self.longest, np.linalg.norm(self.objective(at, [batch])[1]))
+
+        def product(u):
+            """H u, from a difference of gradients."""
+            h = step / np.linalg.norm(u)
+            return (self.mean(at + h * u, [batch])[1] - self.mean(at, [batch])[1]) / h
+
+        if self.Q is not None:
+            self.Y = self.Y + count * np.stack([product(q) for q in self.Q.T], axis=1)
+            self.sampled += count
+            if self.sampled >= self.wanted:
+                self.find_metric(self.Y / self.sampled)
+            return
+        values, V = np.linalg.eigh(self.P)
+        root, v = V @ np.diag(values**-0.5) @ V.T, self.z
+        for number in range(3):
+            found = root @ (product(root @ v) + self.decays * (root @ v))
+            if number == 0:
+                self.products.append(found)
+            self.highest, v = max(self.highest, v @ found), found / np.linalg.norm(found)
+        if len(self.products) == 2:
+            a, c = self.products
+            noise, along = (a - c) @ (a - c), self.z @ (a + c)
+            self.N = noise / along if 0 < noise < 2 * self.highest * along else 2 * self.highest
+            self.L, self.is_measuring = max(self.L, self.highest), False
+            self.set_pace()
+
+    def find_metric(self, Y):
+        """Nystrom's approximation, of a Hessian to which nu was added, so that none is below 0."""
+        core, rank = (self.Q.T @ Y + Y.T @ self.Q) / 2, self.Q.shape[1]
+        nu = max(10 * self.eps * np.linalg.norm(Y, 2), -1.1 * np.linalg.eigvalsh(core)[0])
+        B = Y + nu * self.Q
+        S, U = np.linalg.eigh(B @ np.linalg.inv(core + nu * np.eye(rank)) @ B.T)
+        S, U = np.maximum(S[-rank:] - nu, 0), U[:, -rank:]
+        rest = self.decays.max() + max(S.min(), S.sum() / self.sampled)
+        self.P = U @ np.diag(S) @ U.T + max(rest, nu, 1e-10 * S.max()) * np.eye(len(self.w))
+        self.Q, self.L, self.N, self.m, self.steps = None, 0.0, 0.0, 0 * self.m, []
+        self.set_pace()
+
+    def step(self, *batches):
+        self.learn(4)
+        if len(self.rises) == 8 and np.mean(self.rises) > max(0, self.first_loss - self.loss):
+            self.go_back()
+        for batch in batches:
+            if self.is_measuring:
+                self.measure(batch)
+        v = self.objective(self.w, batches)[1]
+        if self.s is None:
+            u = v * min(1, self.longest / np.linalg.norm(v))
+        else:
+            d, move = v - self.objective(self.s, batches)[1], self.w - self.s
+            solved, u = np.linalg.solve(self.P, d), np.linalg.solve(self.P, d + self.full)
+            if self.L and d @ move > 0:
+                u *= min(1, self.L * (d @ move) / (d @ solved))
+            self.steps.append((d, move))
+        rate, momentum = rounded(self.rate), rounded(self.momentum)
+        self.m = momentum * self.m - rate * u
+        moved = self.m if self.optimizer == "sgd" else momentum * self.m - rate * u
+        if self.optimizer == "nag of 1.9.1":  # its state has the decay of weights that have moved
+            self.m = self.m - rate * self.decays * moved
+        self.w, self.made = self.w + moved, self.made + 1
+
+    def learn(self, lag):
+        """Learn from all steps but the last ones."""
+        while len(self.steps) > lag:
+            (d, move), *self.steps = self.steps
+            self.rises = [*self.rises, self.full @ move + d @ move / 2][-8:]
+            last, self.last = self.last, d
+            if d @ move <= 0 or move @ move <= 1e-12 * (self.s @ self.s):
+                continue
+            secant = d @ np.linalg.solve(self.P, d) / (d @ move)
+            self.secants.append(secant)
+            if secant > 4 * self.L > 0:
+                self.last = None
+            elif last is not None:
+                self.noise += (d - last) @ np.linalg.solve(self.P, d - last) / 2
+                self.along += d @ move
+            if secant > self.L > 0:
+                self.L = min(secant, 4 * self.L)
+                self.first_rate = min(self.first_rate, 0.5 / self.L)
+
+    def go_back(self):
+        self.w, self.m, self.steps = self.start if self.s is None else self.s, 0 * self.m, []
+        self.T, self.L, self.backs = (
+            max(self.T / 4, 0.1),
+            max(self.L, 4 * self.before),
+            self.backs + 1,
+        )
+        if self.along:
+            self.N = max(self.N, self.noise / self.along)
+        self.set_pace()
+
+    def refresh(self, batches):
+        self.learn(0)
+        loss, slope = self.objective(self.w, batches)
+        if self.s is None:
+            self.loss = self.objective(self.start, batches)[0]
+        if loss > self.loss + 8 * self.eps * abs(self.loss):
+            self.go_back()
+            if self.s is None:
+                self.refresh(batches)
+            else:
+                self.made, self.planned = 0, self.made
+            return
+        if self.s is None:
+            self.first_loss, self.again = loss, 2 if (self.w == self.start).all() else 0
+        elif (self.w != self.s).any():
+            way = self.w - self.s
+            goes_on = slope @ way / (self.full @ way) > 0.05
+            self.T = min(3 * self.T, 3) if goes_on else max(self.T / 2, 0.1)
+        if self.secants and not self.is_measuring:
+            self.L = max(np.quantile(self.secants, 0.9), self.L / 4)
+            self.N = self.noise / self.along if self.along else self.N
+        self.s, self.full, self.loss = self.w, slope, min(loss, self.loss)
+        if self.refreshes in (0, self.again):
+            self.begin(self.mean(self.w, batches)[2])
+        self.refreshes, self.made, self.planned = self.refreshes + 1, 0, self.made
+        self.set_pace()

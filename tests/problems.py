@@ -61,6 +61,10 @@ class Dense:
 
     def gradient(self, weights, index):
         """Sum over the samples in `index`, by backpropagation by hand."""
+        return self.loss_and_gradient(weights, index)[1:]
+
+    def loss_and_gradient(self, weights, index):
+        """The same, after the sum of the losses."""
         X, y = self.X[index], self.y[index]
         activations, layers = [X], list(zip(weights[::2], weights[1::2]))
         for number, (weight, bias) in enumerate(layers):
@@ -69,14 +73,16 @@ class Dense:
         if self.task == "classification":
             exponentials = np.exp(z - z.max(axis=1, keepdims=True))
             delta = exponentials / exponentials.sum(axis=1, keepdims=True)
+            loss = -np.log(delta[np.arange(len(y)), y.astype(int)]).sum()
             delta[np.arange(len(y)), y.astype(int)] -= 1
         else:
             delta = z - y
+            loss = (delta**2).sum() / 2
         grads = []
         for (weight, _), inputs in zip(reversed(layers), reversed(activations[:-1])):
             grads = [delta.T @ inputs, delta.sum(axis=0), *grads]
             delta = (delta @ weight) * (1 - inputs**2)
-        return grads, len(index)
+        return loss, grads, len(index)
 
     # --- Gluon -------------------------------------------------------------------------------
 

@@ -14,7 +14,7 @@ from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator, event_handl
 from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler
 from problems import Dense, array, contexts, distance, values
 
-from gluon_svrg import SAGATrainer, STORMTrainer, SVRGTrainer, schedule
+from gluon_svrg import Nystrom, SAGATrainer, STORMTrainer, SVRGTrainer, schedule
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 
 # MXNet's handlers are not all written for warnings as errors.
@@ -43,8 +43,9 @@ def make(devices=None, cls=SVRGTrainer, processor=SVRGBatchProcessor, net=None, 
     return estimator
 
 
-def by_hand(epochs, update_freq, devices=None):
-    net, loss_of, trainer = kit.make(PROBLEM, "float32", devices, settings=SETTINGS)
+def by_hand(epochs, update_freq, devices=None, **kwargs):
+    kwargs = {"settings": SETTINGS, **kwargs}
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", devices, **kwargs)
     batches = PROBLEM.batches(10)
     for epoch in range(epochs):
         if epoch % update_freq == 0:
@@ -61,6 +62,17 @@ def test_as_a_loop_by_hand(devices, update_freq):
         for these, those in zip(values(estimator.net, device), by_hand(5, update_freq, devices)):
             np.testing.assert_allclose(these, those, atol=1e-6)
     assert estimator.trainer.num_snapshots == -(-5 // update_freq)
+
+
+def test_a_preconditioner():
+    def preconditioned(params, *_):
+        return SVRGTrainer(params, "nag", {}, preconditioner=Nystrom())
+
+    estimator, data = make(cls=preconditioned), loader()
+    estimator.fit(data, epochs=5, event_handlers=[FullGradHandler(data, 1)])
+    expected = by_hand(5, 1, optimizer="nag", settings={}, preconditioner=Nystrom())
+    assert distance(values(estimator.net), expected) < 1e-4
+    assert {"momentum", "curvature", "went_back"} < estimator.trainer.history[-1].keys()
 
 
 def test_metrics_count_each_sample_once():

@@ -38,6 +38,8 @@ TASKS = {
     "stale, MARS": ("method", {"name": "MARS", "how": "halves", "ignores_stale": True}),
     **{name: ("training", settings) for name, settings in SETTINGS.items()},
     **{f"{w} fails, {first}": ("failing", {"where": w, "first": first}) for w, first in FAILURES},
+    "preconditioned": ("preconditioned", {}),
+    "preconditioned, two devices": ("preconditioned", {"devices": 2}),
     "two trainers": ("two_trainers", {}),
     "many parameters": ("many_parameters", {}),
 }
@@ -56,6 +58,12 @@ def check_method(found, tolerance=1e-10):
     """The trainer stays with its twin in NumPy; all ranks have the same weights."""
     assert_identical(found)
     assert found[0]["distances"].max() < tolerance
+
+
+def check_preconditioned(found):
+    """As one process that has the same minibatches."""
+    assert_identical(found)
+    assert_close(found[0], alone("preconditioned"), 1e-9)
 
 
 def check_failure(found):
@@ -107,6 +115,8 @@ def test_two_workers(kvstore, tmp_path):
             check_method(found[name], 1e-10 if "MARS" in name else 1e-12)
         elif task == "training":
             check_one_process(found[name], name)
+        elif task == "preconditioned":
+            check_preconditioned(found[name])
         elif task == "failing":
             check_failure(found[name])
         else:
@@ -175,6 +185,10 @@ def test_settings_reach_the_optimizer_wherever_it_is(workers, settings, tmp_path
     found = run_cluster(tmp_path, "training", workers, **own, **settings)
     assert_identical(found)
     assert_close(found[0], alone("training", **own), 1e-6)
+
+
+def test_a_preconditioner_with_servers(tmp_path):
+    check_preconditioned(run_cluster(tmp_path, "preconditioned", servers=2))
 
 
 def test_more_parameters_and_numbers_than_one_exchange_takes(tmp_path):

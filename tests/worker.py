@@ -21,7 +21,7 @@ from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
 from problems import Dense, Partly, Tied, Words, array, distance, parameters, values_of_any
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.prox import L1
 
 PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
@@ -214,6 +214,22 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
     own = [p for layer in net for p in layer.collect_params().values()]
     passes = {"passes": np.array(trainer.history[-1]["data_passes"])}
     return who, {**found_in(own), **scale, **passes}
+
+
+def preconditioned(kvstore="dist_sync", devices=1):
+    """The rate and the momentum follow from sums over all workers, and are the same on all."""
+    who, chosen = make_kvstore(kvstore)
+    where = [mx.cpu(n) for n in range(devices)]
+    settings = {"optimizer": "nag", "settings": {"wd": 0.01}, "preconditioner": Nystrom()}
+    net, loss_of, trainer = kit.make(PROBLEM, "float64", where, kvstore=chosen, **settings)
+    shares, sizes = minibatches(who.rank, who.num_workers)
+    for epoch in range(6):
+        if epoch:
+            trainer.update_full_grads(loss_of, shares)
+        for index, size in zip(shares, sizes):
+            trainer.step(size, closure=lambda: loss_of(index))
+    pace = [trainer.learning_rate, trainer.optimizer.momentum, trainer.history[-1]["curvature"]]
+    return who, {**found_in(parameters(net)), "pace": np.array(pace)}
 
 
 def failing(where, first, kvstore="dist_sync"):

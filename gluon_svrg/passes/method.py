@@ -62,6 +62,7 @@ class Method:
 
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
+        self.saved_with: tuple[str, ...] = ()  # those without which no file fits
         self.coefficient: Any = None  # how much of the correction is used, if there is a choice
         self.table: Sized | None = None  # the stored gradients of minibatches
         self.taken_at: TakenAt | None = None  # where its rows were taken, if one is to be checked

@@ -71,8 +71,8 @@ def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
 class Watch:
     """What was seen so far, on this worker."""
 
-    def __init__(self, workers: int) -> None:
-        self._workers = workers
+    def __init__(self, workers: int, divides: bool) -> None:
+        self._workers, self._divides = workers, divides  # whether a step divides by the batch size
         self._warned: set[str] = set()
         self._in_a_row = {MEAN_LOSS: 0, TWO_GRADIENTS: 0, EACH_STEP: 0}
         self._refresh_entries = self._step_entries = 0
@@ -112,8 +112,9 @@ class Watch:
     def step(self, entries: int, batch_size: float) -> None:
         """A step by some loss entries: perhaps means, which are divided once more."""
         self._step_entries, are_several = entries, batch_size > self._workers
-        if entries == 1 or self._in_a_row[MEAN_LOSS]:
-            self._if_it_lasts(MEAN_LOSS, entries == 1 and are_several, batch_size=batch_size)
+        are_means = self._divides and entries == 1 and are_several
+        if are_means or self._in_a_row[MEAN_LOSS]:
+            self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size)
         if self._has_one and entries > 1 and are_several:
             self._once(ONE_AND_MANY, entries=entries)
 

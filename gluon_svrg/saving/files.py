@@ -69,7 +69,8 @@ class StateFiles:
 
     def discard_method(self, parts: Mapping[str, Any]) -> None:
         """Forget the state of a method, and what waits beside it if that fits no more."""
-        self.waiting.pop("method", None)
+        for name in ("method", "preconditioner"):
+            self.waiting.pop(name, None)
         if self._problems(self.waiting, parts, self._file[1]):
             self.waiting = {}
 

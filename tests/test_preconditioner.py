@@ -1,0 +1,526 @@
+"""The preconditioner: beside its twin in NumPy, and what must hold whatever the data are."""
+
+import re
+
+import kit
+import mxnet as mx
+import numpy as np
+import oracle
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import assert_unchanged
+from loops import split_at
+from mxnet import gluon
+from plays import STATIC, TWO
+from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
+
+from gluon_svrg import Nystrom, SVRGTrainer, saving
+from gluon_svrg.prox import L1
+
+REGRESSION = Dense("regression", samples=205, features=6, seed=3)
+CLASSES = Dense("classification", samples=205, seed=4)
+LAYERS = Dense("classification", hidden=(4,), samples=205, seed=5)  # not convex
+BATCHES = CLASSES.batches(9)  # 205 = 22 * 9 + 7
+NAG = "nag" if hasattr(mx.gluon.Parameter, "list_device") else "nag of 1.9.1"
+
+
+class Run:
+    """A trainer, by default of a network with BatchNorm."""
+
+    batches = BATCHES
+
+    def __init__(self, problem=CLASSES, net=None, dtype="float64", optimizer="nag", settings=(),
+                 devices=None, **kwargs):  # fmt: skip
+        self.net, self.devices = net or with_norm(), devices
+        split = {"split": split_at([0.3])} if devices else {}
+        self.loss_of = problem.closure(self.net, dtype, devices, **split)
+        settings, kwargs = dict(settings), {"preconditioner": Nystrom(), **kwargs}
+        self.trainer = SVRGTrainer(self.net.collect_params(), optimizer, settings, **kwargs)
+
+    @property
+    def curvature(self):
+        return self.trainer._method.preconditioner.curvature
+
+    def refresh(self, **kwargs):
+        return self.trainer.update_full_grads(self.loss_of, self.batches, **kwargs)
+
+    def jump(self, factor=30.0):
+        """Move far away, as a rate that is too high does."""
+        for p in self.trainer._params:
+            for data in p.list_data():
+                data *= factor
+
+    def play(self, actions):
+        """Refreshes, jumps, and numbers of steps."""
+        for action in actions:
+            if isinstance(action, str):
+                getattr(self, action)()
+            else:
+                kit.one_epoch(self.trainer, self.loss_of, self.batches[:action])
+
+    def everything(self):
+        found, momentum = kit.everything(self.trainer, self.net), self.trainer.optimizer.momentum
+        return {**found, "history": self.trainer.history, "momentum": momentum}
+
+
+def with_norm(units=(4, 6)):
+    layers = gluon.nn.Dense(6, in_units=units[0]), gluon.nn.BatchNorm(in_channels=units[1])
+    net = kit.sequence(*layers, gluon.nn.Dense(3, in_units=units[1]))
+    net.cast("float64")
+    return net
+
+
+# --- beside the twin -----------------------------------------------------------------------------
+
+
+class Pair(Run):
+    """A trainer and its twin, from the same weights; `how` tells how an update is made."""
+
+    def __init__(self, problem=REGRESSION, optimizer="nag", how="step", *, rank=50, size=None,
+                 dtype="float64", devices=None):  # fmt: skip
+        self.how, self.size, net = how, size, problem.network(dtype, devices)
+        settings = {"settings": {"wd": 0.05}, "preconditioner": Nystrom(rank)}
+        super().__init__(problem, net, dtype, optimizer, devices=devices, **settings)
+        if how == "means":
+            loss_of, self.loss_of = self.loss_of, lambda index: loss_of(index).mean()
+        if how == "scaled":  # by AMP
+            scaler = kit.scale_losses(self.trainer)
+            scaler._loss_scale = scaler._next_loss_scale = 1024.0
+        net[0].bias.wd_mult = 2.0
+        for p in parameters(net):
+            p.grad_req = "add" if how == "add" else "write"
+        self.order = [parameters(net).index(p) for p in self.trainer._params]
+        shapes = [problem.initial[n].shape for n in self.order]
+        ends = np.cumsum([*map(np.prod, shapes)])[:-1]
+
+        def mean(w, batches):
+            pieces = [x.reshape(shape) for x, shape in zip(np.split(w, ends), shapes)]
+            weights = [pieces[self.order.index(n)] for n in range(len(pieces))]
+            found = [problem.loss_and_gradient(weights, index) for index in batches]
+            if how == "means":
+                found = [(x / n, [grad / n for grad in grads], 1) for x, grads, n in found]
+            losses, grads, counts = zip(*found)
+            total = sum(counts)
+            return sum(losses) / total, sum(map(self.vector, grads)) / total, total
+
+        decays = [np.full(p.shape, p.wd_mult * oracle.rounded(0.05)) for p in parameters(net)]
+        optimizer, eps = NAG if optimizer == "nag" else optimizer, float(np.finfo(dtype).eps)
+        self.make_twin = lambda: oracle.Nystrom(
+            mean, self.vector(values(net)), self.vector(decays), rank, eps, optimizer
+        )
+        self.twin = self.make_twin()
+
+    def vector(self, arrays):
+        """In the order of the trainer, by which random vectors are drawn."""
+        return flat([arrays[n] for n in self.order])
+
+    def refresh(self):
+        self.twin.refresh(BATCHES)
+        return super().refresh(store_grads=self.how == "stored")
+
+    def jump(self, factor=30.0):
+        self.twin.w = factor * self.twin.w
+        super().jump(factor)
+
+    def step(self, *numbers):
+        batches, row = [BATCHES[n] for n in numbers], {}
+        size = self.size or sum(map(len, batches))
+        if self.how in ("halves", "add"):
+            for index in batches:
+                self.trainer.correct_grads(lambda: self.loss_of(index))
+            self.trainer.allreduce_grads()
+            self.trainer.update(size)
+        else:
+            if self.how == "stored" and self.trainer.has_snapshot:
+                row = {"batch_index": numbers[0]}
+            self.trainer.step(size, closure=lambda: self.loss_of(*batches), **row)
+        if self.how == "add":
+            kit.clear(self.net)
+        self.twin.step(*batches)
+
+    def epoch(self, count=23):
+        together = 2 if self.how == "add" else 1
+        for first in range(0, count, together):
+            self.step(*range(first, min(first + together, count)))
+
+    def check(self, tolerance):
+        """Weights on each device, rate, momentum, L, N, trust and P."""
+        found, twin = self.curvature, self.twin
+        for device in self.devices or [None]:
+            assert distance([self.vector(values(self.net, device))], [twin.w]) < tolerance
+        numbers = found.rate, self.trainer.optimizer.momentum, found.L, found.N, found.trust
+        expected = twin.rate, twin.momentum, twin.L, twin.N, twin.T
+        np.testing.assert_allclose(numbers, expected, 10 * tolerance)
+        P = [found.P(e, -1.0) if found.P else e for e in np.eye(len(twin.w))]
+        assert distance(P, twin.P) < 10 * tolerance
+
+    def train(self, epochs=5, plain=True, tolerance=1e-8):
+        """It stays with its twin; the last line of `history` is what the twin knows, too."""
+        for epoch in range(epochs):
+            if epoch or not plain:
+                self.refresh()
+                line, twin = self.trainer.history[-1], self.twin
+                names = ("learning_rate", "momentum", "curvature", "noise")
+                expected = twin.rate, twin.momentum, twin.L, twin.N
+                np.testing.assert_allclose([line[n] for n in names], expected, 10 * tolerance)
+            self.epoch()
+            self.check(tolerance)
+        assert sum(line["went_back"] for line in self.trainer.history) == self.twin.backs
+
+
+@pytest.mark.parametrize("plain", [True, False])
+@pytest.mark.parametrize("optimizer", ["nag", "sgd"])
+@pytest.mark.parametrize(
+    "problem, tolerance", [(REGRESSION, 1e-8), (CLASSES, 1e-7), (LAYERS, 1e-5)]
+)
+def test_trajectory(problem, tolerance, optimizer, plain):
+    """Where the loss is not convex, rounding grows from step to step."""
+    Pair(problem, optimizer).train(plain=plain, tolerance=tolerance)
+
+
+@pytest.mark.parametrize(
+    "how, settings",
+    [
+        *(("step", {"rank": rank}) for rank in (0, 2)),
+        ("scaled", {}),
+        *((how, {"devices": TWO}) for how in ("step", "halves", "add", "stored")),
+        *((how, {"size": size}) for how in ("step", "means") for size in (1, 1000)),
+    ],
+)
+def test_trajectory_in_every_way(how, settings):
+    """The direction depends on the loss entries of a minibatch, and not on the batch size."""
+    Pair(how=how, **settings).train()
+
+
+@pytest.mark.parametrize("problem", [REGRESSION, CLASSES])
+def test_trajectory_in_float32(problem):
+    Pair(problem, dtype="float32").train(tolerance=5e-4)
+
+
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("when", ["before the first refresh", "at a refresh", "in mid-epoch"])
+def test_going_back(when, devices):
+    """To the snapshot or to the start; the training goes on from there, and more slowly."""
+    pair = Pair(devices=devices)
+    start = values(pair.net)
+    pair.epoch()
+    if when != "before the first refresh":
+        pair.refresh()
+        pair.epoch()
+        lowest, start = pair.refresh(), values(pair.net)
+        pair.epoch(11)
+    taken, L = pair.trainer.num_snapshots, pair.curvature.before
+    if when == "in mid-epoch":
+        pair.jump(2.0)
+        while not pair.twin.backs:
+            pair.step(0)
+        pair.check(1e-8)
+    else:
+        pair.jump()
+        loss = pair.refresh()
+        assert_unchanged(values(pair.net), start)
+        assert (pair.trainer.inner_steps, pair.trainer.history[-1]["went_back"]) == (0, 1)
+    if when == "at a refresh":
+        assert (loss, pair.trainer.num_snapshots) == (lowest, taken)
+        assert pair.trainer.history[-1]["mean_loss"] > 10 * loss
+        assert pair.curvature.L >= 4 * L
+    pair.train(plain=when == "in mid-epoch")
+    assert pair.curvature.loss < pair.curvature.first_loss
+
+
+def test_a_step_that_fails():
+    """Without an update nothing is learned from it."""
+    pair = Pair()
+    pair.train(3)
+    with pytest.raises(ZeroDivisionError):
+        pair.trainer.step(kit.Indivisible(9), closure=lambda: pair.loss_of(BATCHES[4]))
+    pair.train(2, plain=False)
+
+
+def test_a_new_start():
+    """After `discard_snapshot` nothing is left of what was learned, and no momentum."""
+    pair = Pair()
+    pair.train(3)
+    pair.trainer.discard_snapshot()
+    pair.twin = pair.make_twin()
+    pair.train(3)
+
+
+def test_refreshes_in_large_chunks():
+    runs = [Run(net=CLASSES.network()) for _ in range(2)]
+    for run, size in zip(runs, (9, 70)):
+        for _ in range(4):
+            run.play([23])
+            run.trainer.update_full_grads(run.loss_of, CLASSES.batches(size))
+    assert distance(*(values(run.net) for run in runs)) < 1e-9
+
+
+@pytest.mark.parametrize("actions", [[3], [3, "refresh", 11]])
+def test_a_gradient_that_is_not_finite(actions):
+    """Weights that it has spoiled go back some steps later, without a refresh."""
+    run = Run(net=CLASSES.network())
+    run.play(actions)
+    loss_of = run.loss_of
+    run.loss_of = lambda index: np.nan * loss_of(index)
+    run.play([1])
+    assert np.isnan(values(run.net)[0]).all()
+    run.loss_of = loss_of
+    run.play([6])
+    assert np.isfinite(values(run.net)[0]).all() and run.curvature.backs == 1
+
+
+@pytest.mark.parametrize(
+    "actions, entries",
+    [
+        ([3], 3 * 9 + 2 * 4 * 9),  # four gradients for three products, of two minibatches
+        ([3, "refresh"], 99 + 205),
+        ([3, "refresh", 5], 304 + 5 * 2 * 9 + 2 * 4 * 9 + 2 * 4 * 9),  # and a sketch of rank 3
+        ([3, "jump", "refresh"], 99 + 2 * 205),
+    ],
+)
+def test_all_gradients_are_counted(actions, entries):
+    run = Run(net=CLASSES.network())
+    run.play(actions)
+    assert run.trainer.grad_evaluations == entries
+
+
+# --- files ---------------------------------------------------------------------------------------
+
+#: What is done before a file is written.
+PHASES = {
+    "before the first step": [],
+    "in the first measurement": [1],
+    "before the first refresh": [4],
+    "before the sketch": [3, "refresh"],
+    "in mid-sketch": [3, "refresh", 1],
+    "between the sketch and the powers": [3, "refresh", 2],
+    "in mid-epoch": [3, "refresh", 11],
+    "at a refresh": [3, "refresh", 23, "refresh"],
+    "gone back at a refresh": [3, "refresh", 23, "jump", "refresh"],
+    "gone back in mid-epoch": [3, "refresh", 11, "jump", 14, 2],
+    "gone back to the start": [3, "jump", "refresh", 1],
+    "before the second sketch": ["refresh", 9, "refresh", 3, "refresh", 1],
+}
+
+
+@pytest.mark.parametrize("phase", PHASES)
+def test_resumed_in_every_phase(phase, tmp_path):
+    """Into a new trainer, into one with deferred parameters, and into one that was used."""
+    straight, used, more = Run(), Run(), [14, "refresh", 23, "refresh", 5]
+    straight.play(PHASES[phase])
+    straight.trainer.save_states(tmp_path / "states")
+    straight.net.save_parameters(str(tmp_path / "weights"))
+    straight.play(more)
+    used.play([2, "refresh", 5])
+    for run in (Run(), Run(net=with_norm(units=(0, 0))), used):
+        run.trainer.load_states(tmp_path / "states")
+        run.net.load_parameters(str(tmp_path / "weights"))
+        run.play(more)
+        assert_unchanged(straight.everything(), run.everything())
+
+
+def nan_like(value):
+    return saving.ByParameter((n, np.full_like(x, np.nan)) for n, x in value.items())
+
+
+#: What a state has in the place of its own.
+CRAFTED = [
+    lambda state: {"L": np.nan},
+    lambda state: {"trust": "high"},
+    lambda state: {"last_d": nan_like(state["last_d"])},
+    lambda state: {"last_d": saving.ByParameter({0: state["last_d"][0]})},
+    lambda state: {"P": {**state["P"], "S": state["P"]["S"][1:]}},
+    lambda state: {"P": {**state["P"], "rho": 0.0}},
+    lambda state: {"P": {**state["P"], "kind": "Curvature"}},
+    lambda state: {"pending": [np.ones((2, 2))]},
+    lambda state: {"start": {"weights": nan_like(state["last_d"]), "frozen": {}}},
+]
+
+
+def test_what_does_not_fit_changes_nothing(tmp_path, monkeypatch):
+    """A file of another rank, or of no preconditioner, or with a crafted state."""
+    run, path = Run(), tmp_path / "states"
+    run.play([3, "refresh", 11])
+    part, before = run.trainer._method.preconditioner, run.everything()
+    for other in (Run(preconditioner=Nystrom(2)), Run(preconditioner=None)):
+        other.play([3])
+        for these, those in ((run, other), (other, run)):
+            these.trainer.save_states(path)
+            with pytest.raises(ValueError, match=r"saved with SVRG.*, and this trainer uses SVRG"):
+                those.trainer.load_states(path)
+    good = part.state()
+    without = ({name: good[name] for name in good if name != key} for key in good)
+    for bad in (*({**good, **craft(good)} for craft in CRAFTED), *without):
+        with monkeypatch.context() as patch:
+            patch.setattr(part, "state", lambda: bad)
+            run.trainer.save_states(path)
+        with pytest.raises(ValueError, match="Nothing was changed"):
+            run.trainer.load_states(path)
+    assert_unchanged(before, run.everything())
+
+
+# --- errors --------------------------------------------------------------------------------------
+
+SGD, SCHEDULER = mx.optimizer.SGD, mx.lr_scheduler.FactorScheduler(3)
+SPARSE, ON_2 = Words("sparse gradient", 205), int(IS_NUMPY_LIKE)  # MXNet 2.0 has no sparse arrays
+
+
+def play(change=lambda run: None, **kwargs):
+    run = Run(**{"net": CLASSES.network("float32"), **kwargs}, dtype="float32")
+    change(run)
+    run.play([10])
+
+
+def halve_rate(parameter):
+    parameter.lr_mult = 0.5
+
+
+def with_loss(make_loss):
+    def change(run):
+        run.loss_of = lambda index: make_loss(run.net(array(CLASSES.X[index], "float32")))
+
+    return change
+
+
+@pytest.mark.parametrize(
+    "error, message, program",
+    [
+        (TypeError, "rank must be a whole number", lambda: Nystrom(2.5)),
+        (ValueError, "rank must be 0 or more", lambda: Nystrom(-1)),
+        (TypeError, r"as in Nystrom\(\), got type", lambda: Run(preconditioner=Nystrom)),
+        (ValueError, "'nag' or 'sgd', got Adam", lambda: Run(optimizer="adam")),
+        (ValueError, "'nag' or 'sgd', got SGLD", lambda: Run(optimizer=mx.optimizer.SGLD())),
+        (ValueError, "sets the learning_rate", lambda: Run(settings={"learning_rate": 0.1})),
+        (ValueError, "sets the momentum itself", lambda: Run(settings={"momentum": 0.9})),
+        (ValueError, "with lr_scheduler", lambda: Run(optimizer=SGD(lr_scheduler=SCHEDULER))),
+        (ValueError, "with lr_scheduler", lambda: Run(settings={"lr_scheduler": SCHEDULER})),
+        (ValueError, "with clip_gradient", lambda: Run(optimizer=SGD(clip_gradient=1.0))),
+        (ValueError, "with clip_gradient", lambda: Run(settings={"clip_gradient": 1.0})),
+        (ValueError, "with compression", lambda: Run(compression_params={"type": "2bit"})),
+        (ValueError, "update_on_kvstore=True", lambda: Run(update_on_kvstore=True)),
+        (ValueError, "'dist_async' never reduces", lambda: Run(kvstore="dist_async")),
+        (ValueError, "needs coefficient=1", lambda: Run(coefficient=0.5)),
+        (ValueError, "needs coefficient=1", lambda: setattr(Run().trainer, "coefficient", 0.5)),
+        (ValueError, "prox does not work with a precond", lambda: Run(prox=L1(0.1))),
+        (RuntimeError, "Leave set_learning_rate", lambda: Run().trainer.set_learning_rate(1)),
+        (RuntimeError, r"step\(\) needs the closure", lambda: Run().trainer.step(9)),
+        (RuntimeError, r"grads\(\) needs the closure", lambda: Run().trainer.allreduce_grads()),
+        (TypeError, "got float16", lambda: play(lambda run: run.net.cast("float16"))),
+        (TypeError, "and float64", lambda: play(lambda run: run.net[0].bias.cast("float64"))),
+        (ValueError, "has an lr_mult", lambda: play(lambda run: halve_rate(run.net[0].bias))),
+        *[(ValueError, "is sparse", lambda: play(problem=SPARSE, net=SPARSE.network()))][ON_2:],
+        (FloatingPointError, "No direction", lambda: play(with_loss(lambda out: out))),
+        (FloatingPointError, "No direction", lambda: play(with_loss(lambda out: -(out**2)))),
+        (FloatingPointError, "data finite", lambda: play(with_loss(lambda out: out * np.nan))),
+        (FloatingPointError, "data finite", lambda: play(with_loss(lambda out: (out * 1e30) ** 2))),
+    ],
+)  # fmt: skip
+def test_errors(error, message, program):
+    with pytest.raises(error, match=message):
+        program()
+
+
+def test_flat_minibatches():
+    """They tell nothing of the curvature; the training goes on with what is known."""
+    run = Run()
+    loss_of = run.loss_of
+    run.loss_of = lambda index: 0 * loss_of(index)
+    run.play([6])
+    run.loss_of = loss_of
+    run.play([2, "refresh"])
+    L, run.loss_of = run.curvature.L, lambda index: 0 * loss_of(index)
+    run.play([23])
+    assert run.curvature.L == L > 0 and run.curvature.P is None and run.curvature.job is None
+
+
+# --- whatever the network and the data -----------------------------------------------------------
+
+#: Layers, and the shape in which they take 4 features.
+NETWORKS = {
+    "dropout": (lambda: [gluon.nn.BatchNorm(), gluon.nn.Dense(9), gluon.nn.Dropout(0.5)], (4,)),
+    "convolution": (lambda: [gluon.nn.Conv2D(4, 2), gluon.nn.BatchNorm()], (1, 2, 2)),
+    "LSTM": (lambda: [gluon.rnn.LSTM(4, layout="NTC")], (2, 2)),
+}
+WAYS = [(name, "auto", how) for name in (*NETWORKS, "shared") for how in (None, STATIC)]
+
+
+@pytest.mark.parametrize("name, lock, hybridize", [*WAYS, *(("dropout", on, {}) for on in (0, 1))])
+def test_networks(name, lock, hybridize):
+    """They are deferred, but for the one with shared layers."""
+    problem = Tied("classification", (4, 4), samples=205)
+    net, (layers, shape) = problem.network("float32"), NETWORKS.get(name, (None, (4,)))
+    if layers is not None:
+        net = gluon.nn.HybridSequential()
+        net.add(*layers(), gluon.nn.Dense(3))
+        net.initialize()
+        problem.X = problem.X.reshape(-1, *shape)
+    if hybridize is not None:
+        net.hybridize(**hybridize)
+    run = Run(problem, net, "float32", lock_random=lock if lock == "auto" else bool(lock))
+    run.batches = problem.batches(41)
+    with kit.noticed() as texts:
+        run.play([5, "refresh"] * 4)
+    losses = [line["mean_loss"] for line in run.trainer.history]
+    assert np.isfinite(losses).all() and losses[-1] <= 1.4
+    assert [text[:10] for text in texts] == ["The losses"] * (name == "dropout" and lock == "auto")
+
+
+def test_statistics_move_as_without_it():
+    """Those of BatchNorm before all other layers: they depend on the minibatches alone."""
+    found = []
+    for kwargs in ({}, {"preconditioner": None}):
+        net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
+        run = Run(net=net, dtype="float32", **kwargs)
+        run.play([23, "refresh"] * 2)
+        found.append([net[0].running_mean.data().asnumpy(), net[0].running_var.data().asnumpy()])
+    assert_unchanged(*found)
+
+
+ROWS = {
+    "Student": lambda rng, X: rng.standard_t(1.5, X.shape),
+    "log-normal": lambda rng, X: np.exp(1.5 * X),
+    "unscaled": lambda rng, X: X * 10.0 ** rng.uniform(-3, 3, X.shape[1]),
+    "outlier": lambda rng, X: X * np.where(np.arange(len(X)) == 7, 1e3, 1)[:, None],
+    "shifted": lambda rng, X: 100 + X,
+}
+LOSSES = {
+    "squared": gluon.loss.L2Loss(),
+    "Huber": gluon.loss.HuberLoss(),
+    "logistic": gluon.loss.SigmoidBinaryCrossEntropyLoss(),
+    "Poisson": lambda output, y: (mx.np if IS_NUMPY_LIKE else mx.nd).exp(output) - y * output,
+}
+NO_RATE = "No direction was found|gradients beside the .* not finite|full gradient is not finite"
+
+
+@given(
+    rows=st.sampled_from([*ROWS]),
+    loss=st.sampled_from([*LOSSES]),
+    start=st.sampled_from([0.0, 10.0]),
+    rank=st.sampled_from([50, 0]),
+    size=st.sampled_from([8, 32]),
+    optimizer=st.sampled_from(["nag", "sgd"]),
+    seed=st.integers(0, 1000),
+)
+def test_never_away(rows, loss, start, rank, size, optimizer, seed):
+    """A last refresh finds a lower loss than the first one; far away, an error may say why not."""
+    rng, problem = np.random.RandomState(seed), Dense("regression", samples=160)
+    problem.X = ROWS[rows](rng, problem.X)
+    z = problem.X @ (rng.randn(4, 1) / np.abs(problem.X).mean(axis=0)[:, None])
+    problem.y = {
+        "logistic": rng.rand(160, 1) < 1 / (1 + np.exp(-z)), "Poisson": rng.poisson(2, (160, 1))
+    }.get(loss, z + rng.randn(160, 1))  # fmt: skip
+    problem.loss_function = lambda: LOSSES[loss]
+    problem.initial = [start * rng.randn(1, 4), np.zeros(1)]
+    net, kwargs = problem.network("float32"), {"preconditioner": Nystrom(rank)}
+    run = Run(problem, net, "float32", optimizer, **kwargs)
+    first = np.mean(run.loss_of(np.arange(160)).asnumpy(), dtype="float64")
+    try:
+        for _ in range(5):
+            run.batches = problem.batches(size, rng.permutation(160))
+            run.play([160, "refresh"])
+    except (RuntimeError, FloatingPointError) as error:
+        assert (start or loss == "Poisson") and re.search(NO_RATE, str(error))
+    else:
+        last = np.mean(run.loss_of(np.arange(160)).asnumpy(), dtype="float64")
+        assert last <= first * (1 + 1e-5 * np.sign(first))
