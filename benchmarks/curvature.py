@@ -123,10 +123,10 @@ def _rows(records: Records) -> Iterator[dict[str, str]]:
         ]
         yield {
             "problem": "{problem}, {minibatch}".format(**first) + "*" * list(CASES).index(group),
-            "rows x weights": "{rows:,} x {weights}".format(**first),
+            "rows x weights": "{rows:,} x {weights:,}".format(**first),
             "no search": f"{passes[0]} ({number(max(to(entry, goal) for entry in ours))})",
             "nag": passes[1],
             "its search": "{trainings}: {search_passes:.0f}".format(**tuned[0]) if tuned else "",
             "L-BFGS": passes[2],
-            "s": " / ".join(number(value, ".2g") for value in seconds),
+            "s": "/".join(number(value, ".2g") for value in seconds),
         }
