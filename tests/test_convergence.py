@@ -42,39 +42,36 @@ def test_passes_to_an_accuracy(name):
     assert norm(values(play.net)) < 1e-9 * first
 
 
-def least_passes(problem, minimum, passes, rates, momenta):
-    """SVRG with momentum, to a gap of 1e-6: the fewest passes of all rates and momenta."""
+def least_passes(problem, minimum, method, passes, **search):
+    """To a gap of 1e-6: the fewest of all rates and momenta, the median of the seeds."""
     found = compare(
         problem.new_net,
         problem.loss_of,
         (problem.X, problem.y),
         l2=problem.decay,
-        methods=["svrg+nag"],
+        methods=[method],
         passes=passes,
         batch_size=16,
-        seeds=1,
-        learning_rates=rates,
-        optimizer_params={"nag": [{"momentum": momentum} for momentum in momenta]},
         progress=False,
+        **search,
     ).runs
     first = found["loss"].iloc[0] - minimum
-    return found["data_passes"][found["loss"] - minimum <= 1e-6 * first].min()
+    arrived = found[found["loss"] - minimum <= 1e-6 * first]
+    return arrived.groupby("seed")["data_passes"].min().median()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "l2", "curvature", "passes"),
-    [("digits", 0.01, 0.5, 25), ("diabetes", 1 / 442, 1, 60), ("wine", 0.01, 0.5, 60)],
+    ("name", "l2", "passes"), [("digits", 0.01, 30), ("diabetes", 1 / 442, 60), ("wine", 0.01, 60)]
 )
-def test_the_six_runs_of_the_guide(name, l2, curvature, passes):
-    """They find a rate and a momentum that need at most 1.5 times the passes of the best ones."""
+def test_nothing_to_search(name, l2, passes):
+    """A grid of rates and momenta finds little better than what a preconditioner sets."""
     pytest.importorskip("sklearn", reason="needs scikit-learn")
     problem = Problem(Namespace(data=name, target=None, weight_decay=l2))
-    X, minimum = problem.X, problem.minimum()["loss"]
-    largest = np.linalg.eigvalsh(X.T @ X / len(X)).max()
-    rate = 1 / (curvature * (largest + (X**2).sum(axis=1).max() / 16) + l2)
-    six = least_passes(problem, minimum, passes, [rate / 2, rate, 2 * rate], [0.9, 0.97])
-    grid = least_passes(
-        problem, minimum, passes, [0.01, 0.03, 0.1, 0.3, 1, 3], [0, 0.9, 0.97, 0.99]
-    )
-    assert six <= 1.5 * grid, (six, grid)
+    minimum = problem.minimum()["loss"]
+    found = least_passes(problem, minimum, "svrg-nystrom", passes)
+    grid = {"nag": [{"momentum": momentum} for momentum in (0, 0.9, 0.97, 0.99)]}
+    rates = [0.01, 0.03, 0.1, 0.3, 1, 3]
+    search = {"seeds": 1, "learning_rates": rates, "optimizer_params": grid}
+    best = least_passes(problem, minimum, "svrg+nag", passes, **search)
+    assert found <= 1.5 * best, (found, best)
