@@ -7,10 +7,11 @@ import sys
 from importlib.metadata import version
 from pathlib import Path
 
-from . import convergence, costs, documents, flights, memory, pays, record
+from . import convergence, costs, curvature, documents, flights, memory, pays, record
 
 BENCHMARKS = {
     "flights": flights,
+    "curvature": curvature,
     "convergence": convergence,
     "costs": costs,
     "memory": memory,

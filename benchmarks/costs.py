@@ -5,7 +5,6 @@ take one gradient, and are compared with a step of `gluon.Trainer`; a refresh is
 loop of forward and backward. Everything is timed many times in a row with one wait for the device,
 as in a training loop, where Python prepares the next step meanwhile. All take turns in each round,
 and the ratios are formed within the rounds. Another version of the package can take turns, too.
-Both versions are also compared by the processor's time, which a busy machine disturbs less.
 """
 
 from __future__ import annotations
@@ -24,11 +23,13 @@ from tqdm import tqdm
 
 import gluon_svrg
 
-from .networks import NETWORKS, ROWS, Workload
+from .networks import NETWORKS, ROWS, WITH_MOMENTUM, Workload
 from .record import Records, as_text, summary
 
 ROUNDS = 15
 SECONDS = 0.1  # about as long each is repeated in a round
+WITH_P = list(NETWORKS)[:2]  # where a preconditioner of rank 50 is measured as well
+FIRST_STEPS = 10  # before rounds begin; in the first ones a preconditioner measures
 
 #: What is compared with what.
 RATIOS = {
@@ -36,7 +37,7 @@ RATIOS = {
     "stored / plain step": ("stored", "plain step"),
     "SAGA / plain step": ("SAGA", "plain step"),
     "refresh / plain pass": ("refresh", "plain pass"),
-    "SARAH, losses of many sizes / one size": ("SARAH, sizes", "SARAH"),
+    "with P / without": ("SVRG, P", "SVRG, nag"),
 }
 
 
@@ -45,7 +46,7 @@ def run(quick: bool, baseline: Path | None = None) -> Records:
     packages = {"": gluon_svrg}
     if baseline is not None:
         packages["baseline"] = _imported(baseline)
-    names = ["Dense(1), 4 features", "64 units"] if quick else list(NETWORKS)[:6]
+    names = ["regression, 141 features", "64 units"] if quick else list(NETWORKS)[:6]
     cases = [(name, static_alloc) for name in names for static_alloc in (False, True)]
     bar = tqdm(cases, desc="costs", leave=False)
     return [_measure(name, static_alloc, packages, quick) for name, static_alloc in bar]
@@ -75,56 +76,50 @@ def _measure(
         "plain pass": lambda: [plain.differentiate() for _ in range(length)],
     }
     for prefix, package in packages.items():
-        for method in ("SVRG", "stored", "SAGA", "SARAH", "SARAH, sizes"):
+        own = WITH_MOMENTUM if name in WITH_P and not prefix else ()
+        for method in ("SVRG", "stored", "SAGA", *own):
             step, refresh = Workload(name, static_alloc).calls(package, method)
             refresh(ROWS)
+            for _ in range(FIRST_STEPS):
+                step()
             functions[prefix + method] = step
             if method == "SVRG":
                 functions[prefix + "refresh"] = partial(refresh, length)
     seconds = _rounds(functions, 3 if quick else ROUNDS)
     seconds["floor"] = seconds["gradient"] + seconds["plain step"]
 
-    compared = dict(RATIOS)
-    if "baseline" in packages:
-        compared.update(
-            {f"{own} / baseline": (own, "baseline" + own) for own, _ in RATIOS.values()}
-        )
+    compared = {title: both for title, both in RATIOS.items() if both[0] in seconds}
+    twice = [name for name in functions if "baseline" + name in functions]
+    compared.update({f"{name} / baseline": (name, "baseline" + name) for name in twice})
     return {
         "network": name,
         "static_alloc": static_alloc,
         "versions": {prefix or "own": package.__version__ for prefix, package in packages.items()},
         "microseconds": {
-            key: float(f"{1e6 * np.median(values[:, 0]):.4g}") for key, values in seconds.items()
+            key: float(f"{1e6 * np.median(values):.4g}") for key, values in seconds.items()
         },
         "ratios": {
-            title: _ratio(seconds[own] / seconds[base]) for title, (own, base) in compared.items()
+            title: summary(seconds[own] / seconds[base]) for title, (own, base) in compared.items()
         },
     }
 
 
-def _ratio(both: np.ndarray) -> dict[str, float]:
-    return {**summary(both[:, 0]), "processor": summary(both[:, 1])["median"]}
-
-
 def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str, np.ndarray]:
-    """Seconds per call of each function in each round, on the wall and of the processor."""
+    """Seconds per call of each function in each round."""
 
-    def now() -> np.ndarray:
-        return np.array([time.perf_counter(), time.process_time()])
-
-    def timed(function: Callable[[], Any], times: int) -> np.ndarray:
+    def timed(function: Callable[[], Any], times: int) -> float:
         if times > 1:
             function()  # what ran before it has left other arrays in the caches
         mx.nd.waitall()
-        start = now()
+        start = time.perf_counter()
         for _ in range(times):
             function()
         mx.nd.waitall()
-        return (now() - start) / times
+        return (time.perf_counter() - start) / times
 
     names = list(functions)
-    times = {n: int(np.clip(SECONDS / timed(f, 3)[0], 1, 200)) for n, f in functions.items()}
-    found: dict[str, list[np.ndarray]] = {name: [] for name in names}
+    times = {n: int(np.clip(SECONDS / timed(f, 3), 1, 200)) for n, f in functions.items()}
+    found: dict[str, list[float]] = {name: [] for name in names}
     rng = np.random.RandomState(0)
     for _ in range(count):
         for name in rng.permutation(names):  # nothing always comes after the same thing
@@ -134,18 +129,18 @@ def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str,
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """Medians, without static_alloc / with it; a pair for each MXNet."""
-    rows = []
-    for network in dict.fromkeys(entry["network"] for run in runs.values() for entry in run):
+    rows, first = [], next(iter(runs.values()))
+    for network in dict.fromkeys(entry["network"] for entry in first):
         each = [[e for e in records if e["network"] == network] for records in runs.values()]
 
         def pairs(value: Callable[[dict], float], digits: str, each: Any = each) -> str:
             return ", ".join("/".join(f"{value(e):{digits}}" for e in both) for both in each)
 
         row = {"network": network}
-        for title in each[0][0]["ratios"]:
-            for kind in ("median", "processor") if "baseline" in title else ("median",):
-                column = title + ", processor" * (kind == "processor")
-                row[column] = pairs(lambda e, t=title, k=kind: e["ratios"][t][k], ".2f")
+        for title in first[0]["ratios"]:
+            row[title] = ""
+            if title in each[0][0]["ratios"]:
+                row[title] = pairs(lambda e, t=title: e["ratios"][t]["median"], ".2f")
         row["SVRG (µs)"] = pairs(lambda e: e["microseconds"]["SVRG"], ".0f")
         rows.append(row)
     return {"costs": as_text(rows)}

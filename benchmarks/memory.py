@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from itertools import product
 from pathlib import Path
 from typing import Any, Callable, Mapping
 
@@ -24,21 +23,18 @@ SMALL = "64 units"  # comes first: then all code is loaded
 STEPS = 20
 # What is freed goes back to the system at once, so that what is resident is what is in use.
 ENVIRONMENT = {"MALLOC_MMAP_THRESHOLD_": "65536", "MXNET_CPU_MEM_POOL_TYPE": "Unpooled"}
-WITHOUT_ONEDNN = {"MXNET_MKLDNN_ENABLED": "0", "MXNET_ONEDNN_ENABLED": "0"}  # 1.9.1, 2.0
 
 
 def run(quick: bool) -> Records:
-    """Measure what each method keeps, and what it needs at its peak, with oneDNN and without."""
+    """Measure what each method keeps, and what it needs at its peak."""
     records = []
-    cases = list(product(list(METHODS)[: 1 if quick else None], (True, False)))
-    for method, onednn in tqdm(cases, desc="memory", leave=False):
+    for method in tqdm(list(METHODS)[: 1 if quick else None], desc="memory", leave=False):
         output = subprocess.check_output(
             [sys.executable, "-m", "benchmarks.memory", method],
             cwd=Path(__file__).parents[1],
-            env={**os.environ, **ENVIRONMENT, **({} if onednn else WITHOUT_ONEDNN)},
+            env={**os.environ, **ENVIRONMENT},
         )
-        found = json.loads(output.splitlines()[-1])
-        records.append({"method": method, "onednn": onednn, **found})
+        records.append({"method": method, **json.loads(output.splitlines()[-1])})
     return records
 
 
@@ -80,14 +76,14 @@ def _status(field: str) -> int:
 
 
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
-    """What is kept / the peak, with oneDNN."""
+    """What is kept / the peak."""
     rows = []
     for method in dict.fromkeys(entry["method"] for run in runs.values() for entry in run):
         rows_kept = f" ({ROWS} rows)" if "index" in METHODS[method][2] else ""
         row = {"times the parameters": method + rows_kept}
         for version, records in runs.items():
             for entry in records:
-                if entry["method"] == method and entry["onednn"]:
+                if entry["method"] == method:
                     row[version] = f"{entry['kept']:.2f}/{entry['peak']:.2f}"
         rows.append(row)
     return {"memory": as_text(rows)}

@@ -10,6 +10,8 @@ import mxnet as mx
 import numpy as np
 from mxnet import autograd, gluon
 
+from gluon_svrg import Nystrom
+
 SETTINGS = {"learning_rate": 1e-6}
 ROWS = 5  # minibatches of stored gradients, and of a table
 
@@ -26,7 +28,7 @@ def dense(*units: int) -> gluon.HybridBlock:
 #: By name: the network, the shape of a minibatch, and the number of classes, 0 for a regression.
 NETWORKS: dict[str, tuple[Callable[[], gluon.HybridBlock], tuple[int, ...], int]] = {
     "MLP 784-512-512-10": (lambda: dense(512, 512, 10), (128, 784), 10),
-    "regression, 90 features": (lambda: dense(1), (100, 90), 0),
+    "regression, 141 features": (lambda: dense(1), (1024, 141), 0),
     "Dense(1), 4 features": (lambda: dense(1), (8, 4), 0),
     "64 units": (lambda: dense(64, 10), (32, 64), 10),
     "80 layers, 162 arrays": (lambda: dense(*[16] * 80, 10), (128, 16), 10),
@@ -41,10 +43,14 @@ METHODS: dict[str, tuple[str, dict[str, Any], str]] = {
     "SAGA": ("SAGATrainer", {}, "refresh index"),
     "SAG": ("SAGTrainer", {}, "refresh index"),
     "SARAH": ("SARAHTrainer", {}, "refresh"),
-    "SARAH, sizes": ("SARAHTrainer", {}, "refresh sizes"),
     "STORM": ("STORMTrainer", {}, ""),
     "MARS": ("MARSTrainer", {}, ""),
     "MARS, approximate": ("MARSTrainer", {"exact": False}, ""),
+}
+#: The same with momentum, of a preconditioner or without one.
+WITH_MOMENTUM: dict[str, tuple[str, dict[str, Any], str]] = {
+    "SVRG, P": ("SVRGTrainer", {"preconditioner": Nystrom()}, "refresh"),
+    "SVRG, nag": ("SVRGTrainer", {}, "refresh"),
 }
 
 
@@ -90,16 +96,16 @@ class Workload:
         self, package: ModuleType, method: str
     ) -> tuple[Callable[[], None], Callable[[int], None]]:
         """A step, and a refresh over so many minibatches, of a trainer of a package."""
-        cls, own, takes = METHODS[method]
-        trainer = getattr(package, cls)(self.net.collect_params(), "sgd", SETTINGS, **own)
+        cls, own, takes = {**METHODS, **WITH_MOMENTUM}[method]
+        optimizer, settings = "sgd", SETTINGS
+        if method in WITH_MOMENTUM:
+            optimizer, settings = "nag", {} if own else {**SETTINGS, "momentum": 0.9}
+        trainer = getattr(package, cls)(self.net.collect_params(), optimizer, settings, **own)
         numbers = itertools.cycle(range(ROWS))
-        sizes = itertools.cycle(range(self.batch_size, 0, -1))
 
         def step() -> None:
             index = {"batch_index": next(numbers)} if "index" in takes else {}
-            some = slice(next(sizes)) if "sizes" in takes else None
-            closure = self.closure if some is None else lambda: self.closure()[some]
-            trainer.step(self.batch_size, closure=closure, **index)
+            trainer.step(self.batch_size, closure=self.closure, **index)
 
         def refresh(length: int) -> None:
             if "refresh" in takes:

@@ -68,7 +68,5 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def as_text(rows: Sequence[dict[str, Any]]) -> str:
     """Write a table in Markdown; all rows have the keys of the first one."""
-    head, *lines = (
-        f"| {' | '.join(map(str, row))} |" for row in [rows[0], *map(dict.values, rows)]
-    )
+    head, *lines = (f"|{'|'.join(map(str, row))}|" for row in [rows[0], *map(dict.values, rows)])
     return "\n".join([head, "|---" * len(rows[0]) + "|", *lines])

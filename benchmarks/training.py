@@ -1,0 +1,196 @@
+"""A training on a problem by the engine of `compare`, the search for its best setting, its record.
+
+A record has the data passes, the seconds of the processor and the gap after each pass; of solvers
+of scikit-learn, iterations stand for passes.
+"""
+
+from __future__ import annotations
+
+import time
+from itertools import product
+from typing import Any, Callable, Iterable, Mapping, Sequence
+
+import numpy as np
+from mxnet import autograd
+
+from gluon_svrg import SVRGTrainer
+from gluon_svrg.compare import compare
+from gluon_svrg.prox import L1
+
+from . import peers
+from .problems import Model, Problem
+
+RATES = [float(f"{10 ** (k / 2):.0e}") for k in range(-12, 7)]  # 1e-6, 3e-6, ..., 300, 1000
+#: Methods of `compare`, by the names of records.
+METHODS = {
+    "Nystrom": "svrg-nystrom",
+    "SVRG, nag": "svrg+nag",
+    "SVRG, nag, stored": "svrg-stored+nag",
+    "SGD, nag, falling": "nag-decay",
+    "Adam, falling": "adam-decay",
+}
+MEMORIES = {"SciPy L-BFGS, memory 30": 30, "SciPy L-BFGS, memory 10": 10}  # 10 is SciPy's own
+METHODS.update(dict.fromkeys(MEMORIES, "lbfgs"))
+
+
+def trained(
+    problem: Problem,
+    method: str,
+    budget: float | Sequence[int],
+    goal: float,
+    seed: int = 0,
+    rate: float = 0.0,
+    momentum: float = 0.0,
+    minibatch: int = 1024,
+    plain_epochs: int = 1,
+    most: float = np.inf,
+) -> dict[str, Any]:
+    """The record of a training, which ends a pass after it is at the goal.
+
+    The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations. A
+    search tells how many passes are enough: `most`.
+    """
+    found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
+    found.update(method=method, seed=seed, minibatch=minibatch, rate=rate, momentum=momentum)
+    found.update(budget=np.max(budget).item(), first_gap=float(f"{problem.first_gap:.6g}"))
+    if isinstance(budget, (int, float)):
+        how = {"passes": min(budget, max(most, plain_epochs + 3)), "plain_epochs": plain_epochs}
+        points = _by_engine(problem, found, goal, how)
+    else:
+        solver = method.replace("sklearn ", "")
+        points = list(peers.fitted(problem, solver, budget, seed, goal))
+    *_, (_, seconds, end) = points
+    found.update(end=float(f"{end:.3g}"), seconds=float(f"{seconds:.3g}"))
+    return {**found, "passes_seconds_gap": lowest(points)}
+
+
+class _Clock:
+    """Seconds of the processor that all trainings have taken so far, without measurements."""
+
+    def __init__(self) -> None:
+        self.spent, self._since = 0.0, None  # type: float, float | None
+
+    def stop(self) -> None:
+        if self._since is not None:
+            self.spent += time.process_time() - self._since
+        self._since = None
+
+    def start(self, _: Any = None) -> float:
+        self.stop()
+        self._since = time.process_time()
+        return self.spent
+
+
+def _by_engine(
+    problem: Problem, which: Mapping[str, Any], goal: float, how: Mapping[str, Any]
+) -> list[Sequence[float]]:
+    method, rate, options = which["method"], which["rate"], {}  # type: str, float, dict
+    clock, is_there = _Clock(), False
+
+    def loss_of(net: Any, X: Any, y: Any) -> Any:
+        if not autograd.is_recording():  # it is measured
+            clock.stop()
+        return net(X, y)
+
+    def gap(net: Any) -> float:
+        nonlocal is_there
+        if is_there:
+            raise FloatingPointError("This ends a training, as if it had diverged.")
+        found = problem.gap(net.weight)
+        is_there = found <= goal
+        return found
+
+    def with_l1(params: Any, rate: float) -> SVRGTrainer:
+        settings = {"learning_rate": rate, "momentum": which["momentum"]}
+        own = {"prox": L1(problem.l1), "lock_random": False, "kvstore": None}
+        return SVRGTrainer(params, "nag", settings, **own)
+
+    if method in MEMORIES:
+        options = {"lbfgs": {"memory": MEMORIES[method]}}
+    elif "nag" in METHODS[method] and not problem.l1:
+        options = {"nag": {"momentum": which["momentum"]}}
+    found = compare(
+        lambda: Model(problem),
+        loss_of,
+        (problem.X, problem.y),
+        methods={method: with_l1 if problem.l1 else METHODS[method]},
+        batch_size=which["minibatch"],
+        seeds=[which["seed"]],
+        l2=problem.l2,
+        learning_rates=[rate or 1],
+        optimizer_params=options,
+        measure={"gap": gap, "processor": clock.start},
+        progress=False,
+        **how,
+    )
+    (training,) = found.trainings
+    clock.stop()
+    columns = [training.of(name) for name in ("data_passes", "processor", "gap")]
+    points = [point for point in zip(*columns) if np.isfinite(point[1])]
+    if training.diverged and not is_there:
+        points.append((training.curve[-1]["data_passes"], clock.spent, np.inf))
+    return [(done, seconds - points[0][1], gap) for done, seconds, gap in points]
+
+
+def best(
+    train: Callable[..., dict],
+    axes: Sequence[Sequence[float]],
+    start: Sequence[float],
+    what: int,
+    level: float,
+) -> dict:
+    """Search a grid from a point on, until no neighbour is better, also along two axes at once.
+
+    Fewer passes (0) or seconds (1) to a level are better, then a lower gap at the end, then lower
+    values. Where passes count, no training makes more than the best before it. The record of the
+    best has what the search took, itself included.
+    """
+    done: dict[tuple, dict] = {}
+
+    def merit(place: tuple) -> tuple:
+        if place not in done:
+            most = min((to(entry, level) for entry in done.values()), default=np.inf)
+            values = [axis[k] for axis, k in zip(axes, place)]
+            done[place] = train(*values, most=np.inf if what else most)
+        return to(done[place], level, what), done[place]["end"], place
+
+    place = tuple(axis.index(value) for axis, value in zip(axes, start))
+    while True:
+        beside = [range(max(k - 1, 0), min(k + 2, len(axis))) for axis, k in zip(axes, place)]
+        better = min(product(*beside), key=merit)
+        if better == place:
+            curves = [entry["passes_seconds_gap"] for entry in done.values()]
+            spent = {"search_seconds": sum(entry["seconds"] for entry in done.values())}
+            spent["search_passes"] = sum(curve[-1][0] for curve in curves if curve)
+            costs = {name: float(f"{value:.3g}") for name, value in spent.items()}
+            return {**done[place], "trainings": len(done), **costs}
+        place = better
+
+
+# --- what records say --------------------------------------------------------------------------
+
+
+def lowest(points: Iterable[Sequence[float]]) -> list[list[float]]:
+    """The points where the gap was lower than ever, and the last; rounded."""
+    points, least, kept = [*points], np.inf, []
+    for number, (done, seconds, gap) in enumerate(points):
+        if np.isfinite(gap) and (gap < least or number == len(points) - 1):
+            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
+        least = min(gap, least)
+    return kept
+
+
+def to(entry: dict[str, Any], level: float, what: int = 0) -> float:
+    """Data passes (0) or seconds (1) until the gap is no larger than a level; inf if never."""
+    reached = (point[what] for point in entry["passes_seconds_gap"] if point[2] <= level)
+    return float(next(reached, np.inf))
+
+
+def median(entries: Sequence[dict], level: float, what: int = 0) -> float:
+    """That of several trainings; inf where most never get there, or where there are none."""
+    return float(np.median([to(entry, level, what) for entry in entries])) if entries else np.inf
+
+
+def number(value: float, digits: str = ".0f") -> str:
+    """Write a number, or "-" for infinity."""
+    return f"{value:{digits}}" if np.isfinite(value) else "-"
