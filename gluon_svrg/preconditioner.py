@@ -352,7 +352,8 @@ class Preconditioner:
         _check_parameters(network, optimizer, indices)
         self.decays = np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
-        if not self.curvature.measurements:
+        if method.point is None:  # all that was learned belongs to other arrays
+            self.curvature, self.start, self._pending = Curvature(self.curvature.rank), None, []
             self.curvature.begin(len(self.decays))
         self._direction = Direction(network, self.decays)
         self._show()

@@ -247,6 +247,22 @@ def test_a_new_start():
     pair.train(3)
 
 
+@pytest.mark.parametrize("actions", [[1], [3]])
+def test_other_weights_before_the_first_refresh(actions):
+    """A layer that is frozen no more: nothing is left of what was learned without it."""
+    net = LAYERS.network()
+    net[0].weight.grad_req = "null"
+    run = Run(LAYERS, net)
+    run.play(actions)
+    net[0].weight.grad_req = "write"
+    fresh = Run(LAYERS, LAYERS.network())
+    for here, there in zip(parameters(fresh.net), values(net)):
+        here.set_data(array(there, "float64"))
+    for each in (run, fresh):
+        each.play([9, "refresh", 5])
+    assert_unchanged(values(run.net), values(fresh.net))
+
+
 def test_refreshes_in_large_chunks():
     runs = [Run(net=CLASSES.network()) for _ in range(2)]
     for run, size in zip(runs, (9, 70)):
