@@ -81,7 +81,7 @@ class Nystrom:
     Parameters
     ----------
     rank : int, default 50
-        How many directions it knows, at most: fewer where there are few weights or samples. It
+        How many directions it knows, at most: fewer where there are few weights or loss entries. It
         keeps so many times the parameters' memory. With 0 it sets the rate and the momentum alone.
 
     Raises
@@ -271,7 +271,7 @@ class Curvature:
         self.first_rate = min(STABLE / self.L, most) if self.L else 0.0
         damping = max(LEAST_DAMPING, self.first_rate * self.N / self.trust)
         self.momentum, self.before = 1 - min(damping, MOST_DAMPING), self.L
-        self.secants, self.noise, self.along, self.squared, self.rises = [], 0.0, 0.0, None, []
+        self.secants, self.noise, self.along, self.rises = [], 0.0, 0.0, []
 
     def read(self, sums: np.ndarray, near: float) -> None:
         """Learn from the sums of a step, see `passes.direction`; nearer moves say nothing."""
@@ -431,7 +431,7 @@ class Preconditioner:
         if self._snapshot is None and self.start is None:
             return True  # there is no way back
         most = found.first_loss if self._snapshot is None else found.loss
-        return isfinite(full.norm) and loss <= most + ROUNDING * self._eps * abs(most)
+        return loss <= most + ROUNDING * self._eps * abs(most)
 
     def refreshed(self, method: Any, full: FullGradient) -> Preconditioner:
         """What follows from a new snapshot of a method; this object stays as it is."""
