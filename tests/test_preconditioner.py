@@ -549,6 +549,8 @@ def test_networks(name, lock, hybridize):
         run.play([5, "refresh"] * 4)
     losses = [line["mean_loss"] for line in run.trainer.history]
     assert np.isfinite(losses).all() and losses[-1] <= 1.4
+    L, rho = run.trainer.history[0]["curvature"], run.curvature.P.rho
+    assert L < 2.5 and rho < 8  # other masks in each gradient would look like curvature
     assert [text[:10] for text in texts] == ["The losses"] * (name == "dropout" and lock == "auto")
 
 
