@@ -81,7 +81,7 @@ class Nystrom:
     Parameters
     ----------
     rank : int, default 50
-        How many directions it knows, at most: fewer where there are few weights or samples. It
+        How many directions it knows, at most: fewer where there are few weights or loss entries. It
         keeps so many times the parameters' memory. With 0 it sets the rate and the momentum alone.
 
     Raises
@@ -130,7 +130,7 @@ def nystrom(Q: np.ndarray, Y: np.ndarray, entries: float, decay: float, eps: flo
     root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
     _, sizes, U = np.linalg.svd(root, full_matrices=False)
     S = np.maximum(sizes**2 - shift, 0)
-    return Inverse(U, S, max(decay + max(S[-1], S.sum() / entries), shift, 1e-10 * S[0]))
+    return Inverse(U, S, max(decay + max(S[-1], S.sum() / entries), shift))
 
 
 class Sketch(NamedTuple):
@@ -225,7 +225,7 @@ class Curvature:
             if Y.any():  # else all is flat, and P stays
                 P = nystrom(job.Q, Y / entries, entries, float(decays.max()), eps)
                 bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
-                self.P, self.L, self.N = P, 0.0, 0.0
+                self.P, self.L = P, 0.0
                 self._begin()
             self.job = Powers(job.z, 0.0, None, bound)
 
@@ -271,7 +271,7 @@ class Curvature:
         self.first_rate = min(STABLE / self.L, most) if self.L else 0.0
         damping = max(LEAST_DAMPING, self.first_rate * self.N / self.trust)
         self.momentum, self.before = 1 - min(damping, MOST_DAMPING), self.L
-        self.secants, self.noise, self.along, self.squared, self.rises = [], 0.0, 0.0, None, []
+        self.secants, self.noise, self.along, self.rises = [], 0.0, 0.0, []
 
     def read(self, sums: np.ndarray, near: float) -> None:
         """Learn from the sums of a step, see `passes.direction`; nearer moves say nothing."""
@@ -280,7 +280,7 @@ class Curvature:
             return
         (squared, _, _, cross), (along, moved, slope, _) = sums.tolist()
         self.rises = [*self.rises, slope + along / 2][-WINDOW:]  # the trapezoid rule
-        if 0 < along < inf and moved > near:
+        if along > 0 and moved > near:
             secant = squared / along
             self.secants.append(secant)
             if secant > MOST_CHANGE * self.L > 0:  # of few rows; the step was shortened
@@ -298,8 +298,8 @@ class Curvature:
         """Whether the last steps have led above the first loss, or to what is not finite."""
         if not all(map(isfinite, self.rises)):
             return True
-        most = max(0.0, self.first_loss - self.loss)
-        return len(self.rises) == WINDOW and sum(self.rises) / WINDOW > most
+        rise = sum(self.rises) / WINDOW
+        return len(self.rises) == WINDOW and rise > self.first_loss - self.loss
 
     def _learn_noise(self, least: float = 0.0) -> None:
         if self.along > 0:
@@ -352,7 +352,8 @@ class Preconditioner:
         _check_parameters(network, optimizer, indices)
         self.decays = np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
-        if not self.curvature.measurements:
+        if method.point is None:  # all that was learned belongs to other arrays
+            self.curvature, self.start, self._pending = Curvature(self.curvature.rank), None, []
             self.curvature.begin(len(self.decays))
         self._direction = Direction(network, self.decays)
         self._show()
@@ -374,7 +375,7 @@ class Preconditioner:
         return vector(row[0] for row in there.weights)
 
     def _with_decay(self, mean_loss: float, there: Any) -> float:
-        with np.errstate(invalid="ignore"):  # of weights that are infinite
+        with np.errstate(over="ignore", invalid="ignore"):  # of weights far away
             return mean_loss + float(self.decays @ self._weights(there) ** 2) / 2
 
     # --- steps ---------------------------------------------------------------------------------
@@ -430,7 +431,7 @@ class Preconditioner:
         if self._snapshot is None and self.start is None:
             return True  # there is no way back
         most = found.first_loss if self._snapshot is None else found.loss
-        return isfinite(full.norm) and loss <= most + ROUNDING * self._eps * abs(most)
+        return loss <= most + ROUNDING * self._eps * abs(most)
 
     def refreshed(self, method: Any, full: FullGradient) -> Preconditioner:
         """What follows from a new snapshot of a method; this object stays as it is."""
@@ -442,7 +443,7 @@ class Preconditioner:
         turned = None
         if self._snapshot is None:
             found.again = AGAIN if self.start is None else 0
-            found.first_loss = min(found.first_loss, loss)
+            found.first_loss = loss
         elif (s != self._snapshot[0]).any():  # without a step, nothing has been learned
             last, last_slope = self._snapshot
             turned = float(slope @ (s - last)) / min(float(last_slope @ (s - last)), -TINY)

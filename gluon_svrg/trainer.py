@@ -314,19 +314,18 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Learn from the last steps, go back where they led away, and measure the curvature."""
         found, lock, network = self._method.preconditioner, self._lock, self._network
         found.read(LAG)
-        if found.curvature.is_lost and self._live.stage == NOTHING:
+        if found.curvature.is_lost:
             self._go_back()
         if found.curvature.job is None:
             return
         # A difference of gradients with other dropout masks would say nothing.
         may_be_random = lock.locked or lock.mode is False or not self.has_snapshot
         seed = lock.next_seed() if may_be_random else None
-        metric = found.curvature.P
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
             self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
         if seed is not None:
             mx.random.seed(lock.next_seed())
-        if found.curvature.P is not metric or not found.curvature.L:
+        if not found.curvature.L:
             _mxnet.forget_momentum(self._all_updaters)
 
     def _go_back(self) -> None:

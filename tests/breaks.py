@@ -40,6 +40,39 @@ BREAKS = {
         ("self.in_objective = []", "pass", "halves moves_by_the_last"),
     ],
     "recursive.py": [("1 / live.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
+    # The preconditioner
+    "preconditioner.py": [
+        ("product(u) + decays * u", "product(u)", "preconditioner by_hand"),
+        ("self.largest_norm, float(", "0.0, float(", "preconditioner by_hand"),
+        ("/ 2 - cross", "/ 2 + cross", "preconditioner by_hand"),
+        ("if secant > self.L > 0:", "if secant > self.L:", "preconditioner by_hand"),
+        ("rise > self.first_loss - self.loss", "rise > 0", "preconditioner by_hand"),
+        ("self._with_decay(mean_loss, self.start)", "mean_loss", "preconditioner by_hand"),
+        ("self._learn_noise(self.N)", "pass", "preconditioner going_back"),
+        ("bound *= float(", "bound *= 0 * float(", "preconditioner flat"),
+        ("ROUNDING = 8", "ROUNDING = 0", "preconditioner at_the_minimum"),
+        ("if method.point is None:  #", "if False:  #", "preconditioner frozen_no_more"),
+    ],
+    "passes/direction.py": [
+        ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
+        (
+            "broadcast_mul(u, factor), decay)",
+            "broadcast_mul(u, factor), 0 * v)",
+            "preconditioner by_hand",
+        ),
+    ],
+    "passes/beside.py": [
+        (
+            "network.sum_everywhere(network.live, self",
+            "(lambda *_: 0)(network.live, self",
+            "preconditioner going_back",
+        ),
+        (
+            "network.live, self._workers.sum_arrays)",
+            "network.live, lambda _: None)",
+            "workers test_two_workers",
+        ),
+    ],
     # A step and a refresh
     "passes/states.py": [
         ("row if _mxnet.is_auxiliary(p) else row[:1]", "row[:1]", "resume statistics_of_each"),
@@ -99,6 +132,7 @@ BREAKS = {
         ('{"float16": "float32"', '{"float16": "float16"', "dtypes_and_amp float16_cannot")
     ],
     "trainer.py": [
+        ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         (
             "evaluations / full.entries",
             "evaluations / full.all_entries",

@@ -331,8 +331,8 @@ class Nystrom:
         S, U = np.linalg.eigh(B @ np.linalg.inv(core + nu * np.eye(rank)) @ B.T)
         S, U = np.maximum(S[-rank:] - nu, 0), U[:, -rank:]
         rest = self.decays.max() + max(S.min(), S.sum() / self.sampled)
-        self.P = U @ np.diag(S) @ U.T + max(rest, nu, 1e-10 * S.max()) * np.eye(len(self.w))
-        self.Q, self.L, self.N, self.m, self.steps = None, 0.0, 0.0, 0 * self.m, []
+        self.P = U @ np.diag(S) @ U.T + max(rest, nu) * np.eye(len(self.w))
+        self.Q, self.L, self.m, self.steps = None, 0.0, 0 * self.m, []
         self.set_pace()
 
     def step(self, *batches):

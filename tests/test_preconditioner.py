@@ -16,11 +16,14 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
+from gluon_svrg.preconditioner import nystrom
 from gluon_svrg.prox import L1
 
 REGRESSION = Dense("regression", samples=205, features=6, seed=3)
 CLASSES = Dense("classification", samples=205, seed=4)
 LAYERS = Dense("classification", hidden=(4,), samples=205, seed=5)  # not convex
+STEEP = Dense("regression", samples=205, features=1, seed=3)
+STEEP.X *= 20  # along one of two weights
 BATCHES = CLASSES.batches(9)  # 205 = 22 * 9 + 7
 NAG = "nag" if hasattr(mx.gluon.Parameter, "list_device") else "nag of 1.9.1"
 
@@ -121,6 +124,8 @@ class Pair(Run):
 
     def jump(self, factor=30.0):
         self.twin.w = factor * self.twin.w
+        if not self.twin.made:
+            self.twin.start = self.twin.w
         super().jump(factor)
 
     def step(self, *numbers):
@@ -164,6 +169,7 @@ class Pair(Run):
                 names = ("learning_rate", "momentum", "curvature", "noise")
                 expected = twin.rate, twin.momentum, twin.L, twin.N
                 np.testing.assert_allclose([line[n] for n in names], expected, 10 * tolerance)
+                assert self.trainer.learning_rate == line["learning_rate"]
             self.epoch()
             self.check(tolerance)
         assert sum(line["went_back"] for line in self.trainer.history) == self.twin.backs
@@ -183,6 +189,7 @@ def test_trajectory(problem, tolerance, optimizer, plain):
     "how, settings",
     [
         *(("step", {"rank": rank}) for rank in (0, 2)),
+        ("step", {"problem": STEEP}),
         ("scaled", {}),
         *((how, {"devices": TWO}) for how in ("step", "halves", "add", "stored")),
         *((how, {"size": size}) for how in ("step", "means") for size in (1, 1000)),
@@ -198,6 +205,43 @@ def test_trajectory_in_float32(problem):
     Pair(problem, dtype="float32").train(tolerance=5e-4)
 
 
+#: Steps with minibatches, jumps by factors, and refreshes; and how often the weights go back.
+SCRIPTS = {
+    "the largest measured gradient is first, then refreshes in mid-measurement": (
+        [19, 2, 18, *("refresh", 0, 1, 2), *("refresh", 0, 1, 2, 3), "refresh", "refresh", 4], 0
+    ),
+    "only the decay has risen": ([1.1, 0, 12 / 11, "refresh"], 1),
+    "only the decay has fallen": ([1.2, 0, 11 / 12, "refresh"], 0),
+    "a small rise": ([*[*range(23), "refresh"] * 3, *range(23), 1.1, *[3] * 13], 0),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SCRIPTS)
+def test_trajectory_by_hand(name):
+    pair, (script, backs) = Pair(), SCRIPTS[name]
+    for action in script:
+        if action == "refresh":
+            pair.refresh()
+        else:
+            (pair.jump if isinstance(action, float) else pair.step)(action)
+    pair.check(1e-8)
+    assert pair.twin.backs == backs
+
+
+def test_curvature_downward():
+    """P has rho there, which is above it."""
+    P = nystrom(np.eye(2), np.diag([3.0, -1.0]), 10.0, 0.0, 1e-16)
+    np.testing.assert_allclose([*P.S, P.rho], [3.0, 0.0, 1.1], atol=1e-9)
+
+
+def test_at_the_minimum():
+    """Rounding is neither curvature nor a reason to go back."""
+    run = Run(REGRESSION, REGRESSION.network("float32"), "float32", settings={"wd": 0.01})
+    run.play([23, "refresh"] * 24)
+    first, *_, last = run.trainer.history
+    assert last["curvature"] < first["curvature"] and run.trainer.num_snapshots == 24
+
+
 @pytest.mark.parametrize("devices", [None, TWO])
 @pytest.mark.parametrize("when", ["before the first refresh", "at a refresh", "in mid-epoch"])
 def test_going_back(when, devices):
@@ -210,6 +254,8 @@ def test_going_back(when, devices):
         pair.epoch()
         lowest, start = pair.refresh(), values(pair.net)
         pair.epoch(11)
+        for each in (pair.curvature, pair.twin):  # then L is kept, and N learned
+            each.L, each.N = 10 * each.L, each.N / 10
     taken, L = pair.trainer.num_snapshots, pair.curvature.before
     if when == "in mid-epoch":
         pair.jump(2.0)
@@ -225,14 +271,16 @@ def test_going_back(when, devices):
         assert (loss, pair.trainer.num_snapshots) == (lowest, taken)
         assert pair.trainer.history[-1]["mean_loss"] > 10 * loss
         assert pair.curvature.L >= 4 * L
-    pair.train(plain=when == "in mid-epoch")
+    pair.train(plain=when != "before the first refresh")
     assert pair.curvature.loss < pair.curvature.first_loss
 
 
 def test_a_step_that_fails():
-    """Without an update nothing is learned from it."""
+    """Without an update nothing is learned from it; and from an update, once."""
     pair = Pair()
     pair.train(3)
+    part = pair.trainer._method.preconditioner
+    part.moved(part._pending[-1])  # as an interrupt repeats it
     with pytest.raises(ZeroDivisionError):
         pair.trainer.step(kit.Indivisible(9), closure=lambda: pair.loss_of(BATCHES[4]))
     pair.train(2, plain=False)
@@ -245,6 +293,16 @@ def test_a_new_start():
     pair.trainer.discard_snapshot()
     pair.twin = pair.make_twin()
     pair.train(3)
+
+
+def test_a_layer_that_is_frozen_no_more():
+    """All is measured anew, with its weights."""
+    run = Run(LAYERS, LAYERS.network())
+    run.net[0].weight.grad_req = "null"
+    run.play([3])
+    run.net[0].weight.grad_req = "write"
+    run.play(["jump", "refresh", 5])
+    assert run.curvature.P.U.shape == (3, 35)
 
 
 def test_refreshes_in_large_chunks():
@@ -270,6 +328,18 @@ def test_a_gradient_that_is_not_finite(actions):
     assert np.isfinite(values(run.net)[0]).all() and run.curvature.backs == 1
 
 
+@pytest.mark.parametrize("factor", [1e200, np.inf])
+def test_all_values_go_back(factor):
+    """The statistics of BatchNorm, too."""
+    run = Run()
+    parameters = [*run.net.collect_params().values()]
+    before = [p.data().asnumpy() for p in parameters]
+    run.play([3])
+    run.jump(factor)
+    run.refresh()
+    assert_unchanged(before, [p.data().asnumpy() for p in parameters])
+
+
 @pytest.mark.parametrize(
     "actions, entries",
     [
@@ -280,9 +350,12 @@ def test_a_gradient_that_is_not_finite(actions):
     ],
 )
 def test_all_gradients_are_counted(actions, entries):
-    run = Run(net=CLASSES.network())
+    run = Run(net=CLASSES.network(), lock_random=False)
     run.play(actions)
     assert run.trainer.grad_evaluations == entries
+    run.loss_of = kit.counted(run.loss_of)
+    run.refresh()
+    assert len(run.loss_of.calls) == 23 * (1 if "refresh" in actions else 2)
 
 
 # --- files ---------------------------------------------------------------------------------------
@@ -329,9 +402,10 @@ CRAFTED = [
     lambda state: {"L": np.nan},
     lambda state: {"trust": "high"},
     lambda state: {"last_d": nan_like(state["last_d"])},
-    lambda state: {"last_d": saving.ByParameter({0: state["last_d"][0]})},
+    lambda state: {"last_d": saving.ByParameter((n, x[:, 1:]) for n, x in state["last_d"].items())},
     lambda state: {"P": {**state["P"], "S": state["P"]["S"][1:]}},
     lambda state: {"P": {**state["P"], "rho": 0.0}},
+    lambda state: {"P": {**state["P"], "S": np.nan * state["P"]["S"]}},
     lambda state: {"P": {**state["P"], "kind": "Curvature"}},
     lambda state: {"pending": [np.ones((2, 2))]},
     lambda state: {"start": {"weights": nan_like(state["last_d"]), "frozen": {}}},
@@ -366,10 +440,10 @@ SGD, SCHEDULER = mx.optimizer.SGD, mx.lr_scheduler.FactorScheduler(3)
 SPARSE, ON_2 = Words("sparse gradient", 205), int(IS_NUMPY_LIKE)  # MXNet 2.0 has no sparse arrays
 
 
-def play(change=lambda run: None, **kwargs):
+def play(change=lambda run: None, steps=10, **kwargs):
     run = Run(**{"net": CLASSES.network("float32"), **kwargs}, dtype="float32")
     change(run)
-    run.play([10])
+    run.play([steps, "refresh"])
 
 
 def halve_rate(parameter):
@@ -413,6 +487,7 @@ def with_loss(make_loss):
         (FloatingPointError, "No direction", lambda: play(with_loss(lambda out: out))),
         (FloatingPointError, "No direction", lambda: play(with_loss(lambda out: -(out**2)))),
         (FloatingPointError, "data finite", lambda: play(with_loss(lambda out: out * np.nan))),
+        (FloatingPointError, "full gradient", lambda: play(with_loss(lambda out: out * np.nan), 0)),
         (FloatingPointError, "data finite", lambda: play(with_loss(lambda out: (out * 1e30) ** 2))),
     ],
 )  # fmt: skip
@@ -421,17 +496,28 @@ def test_errors(error, message, program):
         program()
 
 
-def test_flat_minibatches():
-    """They tell nothing of the curvature; the training goes on with what is known."""
-    run = Run()
+@pytest.mark.parametrize(
+    "rank, before, steps",
+    [
+        (50, ["flat", 6, "curved", 2, "refresh"], 0),
+        (0, [*["empty"] * 12, 2, "refresh"], 0),
+        (50, ["refresh", 9, "refresh", 9, "refresh"], 2),  # until there is a second sketch
+    ],
+)
+def test_flat_minibatches(rank, before, steps):
+    """They and empty ones tell nothing; the training goes on with what is known, or a bound."""
+    run = Run(preconditioner=Nystrom(rank))
     loss_of = run.loss_of
-    run.loss_of = lambda index: 0 * loss_of(index)
-    run.play([6])
-    run.loss_of = loss_of
-    run.play([2, "refresh"])
-    L, run.loss_of = run.curvature.L, lambda index: 0 * loss_of(index)
-    run.play([23])
-    assert run.curvature.L == L > 0 and run.curvature.P is None and run.curvature.job is None
+    run.empty = lambda: run.trainer.step(1, closure=lambda: loss_of(BATCHES[0])[:0])
+    run.flat = lambda: setattr(run, "loss_of", lambda index: 0 * loss_of(index))
+    run.curved = lambda: setattr(run, "loss_of", loss_of)
+    run.play(before)
+    L, P = run.curvature.L, run.curvature.P
+    run.play([steps, "flat", 23])
+    found = run.curvature
+    expected = L * (P.S[0] + P.rho) / found.P.rho if steps else L
+    assert 0 < expected == pytest.approx(found.L) and found.job is None
+    assert (found.P is P) == (not steps)
 
 
 # --- whatever the network and the data -----------------------------------------------------------
@@ -463,15 +549,19 @@ def test_networks(name, lock, hybridize):
         run.play([5, "refresh"] * 4)
     losses = [line["mean_loss"] for line in run.trainer.history]
     assert np.isfinite(losses).all() and losses[-1] <= 1.4
+    L, rho = run.trainer.history[0]["curvature"], run.curvature.P.rho
+    assert L < 2.5 and rho < 8  # other masks in each gradient would look like curvature
     assert [text[:10] for text in texts] == ["The losses"] * (name == "dropout" and lock == "auto")
 
 
-def test_statistics_move_as_without_it():
+@pytest.mark.parametrize("first", [0, 1])  # the first layer that is trained
+def test_statistics_move_as_without_it(first):
     """Those of BatchNorm before all other layers: they depend on the minibatches alone."""
     found = []
-    for kwargs in ({}, {"preconditioner": None}):
+    for part in (Nystrom(), None):
         net = kit.sequence(gluon.nn.BatchNorm(in_channels=4), gluon.nn.Dense(3, in_units=4))
-        run = Run(net=net, dtype="float32", **kwargs)
+        run = Run(net=net, dtype="float32")
+        run.trainer = SVRGTrainer(net[first:].collect_params(), "nag", preconditioner=part)
         run.play([23, "refresh"] * 2)
         found.append([net[0].running_mean.data().asnumpy(), net[0].running_var.data().asnumpy()])
     assert_unchanged(*found)

@@ -222,6 +222,8 @@ def preconditioned(kvstore="dist_sync", devices=1):
     where = [mx.cpu(n) for n in range(devices)]
     settings = {"optimizer": "nag", "settings": {"wd": 0.01}, "preconditioner": Nystrom()}
     net, loss_of, trainer = kit.make(PROBLEM, "float64", where, kvstore=chosen, **settings)
+    scaler = kit.scale_losses(trainer)
+    scaler._loss_scale = scaler._next_loss_scale = 1024.0
     shares, sizes = minibatches(who.rank, who.num_workers)
     for epoch in range(6):
         if epoch:
