@@ -51,7 +51,11 @@ BREAKS = {
         ("self._learn_noise(self.N)", "pass", "preconditioner going_back"),
         ("bound *= float(", "bound *= 0 * float(", "preconditioner flat"),
         ("ROUNDING = 8", "ROUNDING = 0", "preconditioner at_the_minimum"),
-        ("if method.point is None:  #", "if False:  #", "preconditioner frozen_no_more"),
+        (
+            "if method.point is None:  #",
+            "if not self.curvature.measurements:  #",
+            "preconditioner frozen_no_more",
+        ),
     ],
     "passes/direction.py": [
         ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
