@@ -46,7 +46,7 @@ STABLE = 0.5  # the largest product of the rate and the curvature
 LEAST_RATE = 0.1  # at the end of an epoch, as a part of that at its beginning
 LEAST_DAMPING, MOST_DAMPING = 0.02, 1 - 1e-6  # of 1 - momentum; without any, MXNet keeps no array
 PRODUCTS = 3  # of a power iteration
-FLAT = 4  # the most pairs of minibatches without any curvature
+FLAT = 6  # the most pairs of minibatches without any curvature, each looked at from farther away
 MOST_SECANTS = 0.9  # of an epoch, that are below L
 FIRST_TRUST, LEAST_TRUST, MOST_TRUST = 0.3, 0.1, 3.0
 RISE, FALL = 3.0, 2.0  # of the trust
@@ -199,6 +199,9 @@ class Curvature:
         assert job is not None
         step = eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
         at = weights + step * job.z
+        if isinstance(job, Powers) and job.flat:  # from far away, on both sides
+            step *= 10.0**job.flat
+            at = weights - step / 2 * job.z
 
         def gradient(where: np.ndarray) -> np.ndarray:
             found = minibatch.gradient(where)
@@ -442,8 +445,8 @@ class Preconditioner:
         loss, (s, slope) = self._with_decay(full.mean_loss, method.point), new._snapshot
         turned = None
         if self._snapshot is None:
-            found.again = AGAIN if self.start is None else 0
-            found.first_loss = loss
+            if self.start is None:  # this is the start
+                found.again, found.first_loss = AGAIN, loss
         elif (s != self._snapshot[0]).any():  # without a step, nothing has been learned
             last, last_slope = self._snapshot
             turned = float(slope @ (s - last)) / min(float(last_slope @ (s - last)), -TINY)

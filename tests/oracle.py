@@ -401,7 +401,7 @@ class Nystrom:
                 self.made, self.planned = 0, self.made
             return
         if self.s is None:
-            self.first_loss, self.again = loss, 2 if (self.w == self.start).all() else 0
+            self.first_loss, self.again = self.loss, 2 if (self.w == self.start).all() else 0
         elif (self.w != self.s).any():
             way = self.w - self.s
             goes_on = slope @ way / (self.full @ way) > 0.05

@@ -186,6 +186,4 @@ class _Reader:
     def _count(self, size: int) -> None:
         self._bytes_left -= size
         if self._bytes_left < 0:
-            raise ValueError(
-                "its values would take more than a gigabyte beyond states"
-            )
+            raise ValueError("its values would take more than a gigabyte beyond states")
