@@ -123,6 +123,11 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
             found[f"flights: {who}, {unit}"] = number(value, digits)
             for rival in ("L-BFGS", "newton"):
                 found[f"flights: {rival} over {who}, {unit}"] = number(each[rival] / value, ".2g")
+    found["flights: headline"] = (
+        "{no search, 4096, passes} passes and {no search, 4096, seconds} s. `newton-cholesky` of "
+        "scikit-learn needs {newton, seconds} s, L-BFGS {L-BFGS, passes} passes and "
+        "{L-BFGS, seconds} s"
+    ).format(**{name.partition(": ")[2]: text for name, text in found.items()})
     return found
 
 

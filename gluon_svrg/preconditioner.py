@@ -350,16 +350,29 @@ class Preconditioner:
 
     def bind(self, method: Any) -> None:
         """Bind to new arrays of the parameters; raise if they cannot be one vector."""
-        network, optimizer, self._method = method.network, method.optimizer, method
-        indices = list(map(network.parameters.index, network.trainable))
-        _check_parameters(network, optimizer, indices)
-        self.decays = np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
+        network, self._method = method.network, method
+        self.decays = self._checked_decays()
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
         if method.point is None:  # all that was learned belongs to other arrays
             self.curvature, self.start, self._pending = Curvature(self.curvature.rank), None, []
             self.curvature.begin(len(self.decays))
         self._direction = Direction(network, self.decays)
         self._show()
+
+    def _checked_decays(self) -> np.ndarray:
+        """The weight decay of each weight; raise if the parameters cannot be one vector."""
+        network, optimizer = self._network, self._optimizer
+        indices = list(map(network.parameters.index, network.trainable))
+        _check_parameters(network, optimizer, indices)
+        return np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
+
+    def check_decays(self) -> None:
+        """Raise a ValueError if the weight decay is another one than that of the last steps."""
+        if (self._checked_decays() != self.decays).any():
+            raise ValueError(
+                "The weight decay has changed, and with it the loss whose curvature the "
+                "preconditioner knows. Call discard_snapshot() after such a change."
+            )
 
     def _show(self) -> None:
         """Give the device what was learned, and the snapshot."""

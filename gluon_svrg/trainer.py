@@ -639,6 +639,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
             found, at_start = self._method.preconditioner, []  # type: Any, list[float]
             if found is not None:
+                found.check_decays()
                 found.read(0)
             if found is not None and found.start is not None:
                 batches = self._also_at(found.start, closure, batches, at_start)

@@ -495,6 +495,19 @@ def test_errors(error, message, program):
         program()
 
 
+def test_another_weight_decay():
+    """It is told at the next refresh, and `discard_snapshot` begins anew with it."""
+    run = Run()
+    run.play([3, "refresh", 9])
+    run.trainer.optimizer.wd = 0.3
+    before = run.everything()
+    with pytest.raises(ValueError, match=r"weight decay has changed.*Call discard_snapshot\(\)"):
+        run.refresh()
+    assert_unchanged(before, run.everything())
+    run.trainer.discard_snapshot()
+    run.play([3, "refresh", 9])
+
+
 @pytest.mark.parametrize(
     "rank, before, steps",
     [
