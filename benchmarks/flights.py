@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from functools import partial
 from itertools import product
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any, Iterator, Mapping
 
 from tqdm import tqdm
 
@@ -23,43 +23,37 @@ ROWS = 327_346
 LEVELS = (1e-3, 1e-5, 1e-6)
 SEEDS = (0, 1, 2)  # of SVRG on `late`, and of all without a search; the first one for the rest
 MOMENTA = [0.5, 0.9, 0.97, 0.99, 0.995, 0.998, 0.999]
-MINIBATCHES = [16, 64, 256, 1024, 4096]
 #: Parts of the rows, and the minibatches that `compare` has for so many.
 DEFAULTS = {1_000: 32, 3_000: 32, 10_000: 64, 30_000: 128, 100_000: 512}
 
 NYSTROM, SVRG, STORED = "Nystrom", "SVRG, nag", "SVRG, nag, stored"
 NEWTON = "sklearn newton-cholesky"
 #: Problem, rows, method, data passes (of scikit-learn: after how many iterations it is looked at);
-#: rate, momentum and minibatch where the search begins; more minibatches for the quickest.
-PLANS: list[tuple[str, int, str, Any, float, float, int, Sequence[int]]] = [
-    *(("late", ROWS, NYSTROM, 40, 0, 0, size, []) for size in (1024, 4096)),
-    ("late", ROWS, SVRG, 18, 3, 0.99, 1024, []),
-    ("late", ROWS, SVRG, 33, 10, 0.97, 4096, []),
-    ("late", ROWS, STORED, 12, 3, 0.99, 1024, []),
-    ("late", ROWS, "SGD, nag, falling", 12, 3, 0.9, 1024, []),
-    ("late", ROWS, "SGD, nag, falling", 24, 3, 0.9, 1024, []),
-    ("late", ROWS, "Adam, falling", 24, 0.3, 0, 1024, []),
-    *(("late", ROWS, name, 220, 0, 0, 1024, []) for name in MEMORIES),
-    ("late", ROWS, NEWTON, range(4, 9), 0, 0, 0, []),
-    ("late", ROWS, "sklearn sag", (4, 10), 0, 0, 0, []),
-    ("L1", ROWS, SVRG, 15, 1, 0.97, 1024, []),
-    ("L1", ROWS, "sklearn saga", (4, 10), 0, 0, 0, []),
-    ("L1", ROWS, "sklearn liblinear", (5, 10, 20, 40), 0, 0, 0, []),
-    ("Huber", ROWS, NYSTROM, 60, 0, 0, 1024, []),
-    ("Huber", ROWS, SVRG, 48, 0.3, 0.998, 1024, []),
-    *(("Huber", ROWS, name, 350, 0, 0, 1024, []) for name in MEMORIES),
-    ("origin", ROWS, NYSTROM, 60, 0, 0, 1024, []),
-    ("origin", ROWS, SVRG, 30, 3, 0.995, 1024, []),
-    *(("origin", ROWS, name, 200, 0, 0, 1024, []) for name in MEMORIES),
-    ("origin", ROWS, NEWTON, (8,), 0, 0, 0, []),
-    ("late", 1_000, SVRG, 75, 3, 0.9, 256, MINIBATCHES),
-    ("late", 3_000, SVRG, 75, 3, 0.9, 256, MINIBATCHES),
-    ("late", 10_000, SVRG, 60, 3, 0.9, 256, MINIBATCHES),
-    ("late", 30_000, SVRG, 45, 3, 0.97, 1024, MINIBATCHES),
-    ("late", 100_000, SVRG, 30, 3, 0.97, 1024, MINIBATCHES),
-    *(("late", rows, name, 400, 0, 0, 1024, []) for rows, name in product(DEFAULTS, MEMORIES)),
-    *(("late", rows, NEWTON, range(4, 13), 0, 0, 0, []) for rows in DEFAULTS),
-    *(("late", rows, NYSTROM, 100, 0, 0, size, []) for rows, size in DEFAULTS.items()),
+#: rate and momentum where the search begins, and the minibatch.
+PLANS: list[tuple[str, int, str, Any, float, float, int]] = [
+    *(("late", ROWS, NYSTROM, 40, 0, 0, size) for size in (1024, 4096)),
+    ("late", ROWS, SVRG, 18, 3, 0.99, 1024),
+    ("late", ROWS, SVRG, 33, 10, 0.97, 4096),
+    ("late", ROWS, STORED, 12, 3, 0.99, 1024),
+    ("late", ROWS, "SGD, nag, falling", 12, 3, 0.9, 1024),
+    ("late", ROWS, "SGD, nag, falling", 24, 3, 0.9, 1024),
+    ("late", ROWS, "Adam, falling", 24, 0.3, 0, 1024),
+    *(("late", ROWS, name, 220, 0, 0, 1024) for name in MEMORIES),
+    ("late", ROWS, NEWTON, range(4, 9), 0, 0, 0),
+    ("late", ROWS, "sklearn sag", (4, 10), 0, 0, 0),
+    ("L1", ROWS, SVRG, 15, 1, 0.97, 1024),
+    ("L1", ROWS, "sklearn saga", (4, 10), 0, 0, 0),
+    ("L1", ROWS, "sklearn liblinear", (5, 10, 20, 40), 0, 0, 0),
+    ("Huber", ROWS, NYSTROM, 60, 0, 0, 1024),
+    ("Huber", ROWS, SVRG, 48, 0.3, 0.998, 1024),
+    *(("Huber", ROWS, name, 350, 0, 0, 1024) for name in MEMORIES),
+    ("origin", ROWS, NYSTROM, 60, 0, 0, 1024),
+    ("origin", ROWS, SVRG, 30, 3, 0.995, 1024),
+    *(("origin", ROWS, name, 200, 0, 0, 1024) for name in MEMORIES),
+    ("origin", ROWS, NEWTON, (8,), 0, 0, 0),
+    *(("late", rows, name, 400, 0, 0, 1024) for rows, name in product(DEFAULTS, MEMORIES)),
+    *(("late", rows, NEWTON, range(4, 13), 0, 0, 0) for rows in DEFAULTS),
+    *(("late", rows, NYSTROM, 100, 0, 0, size) for rows, size in DEFAULTS.items()),
 ]
 PROBLEMS = dict.fromkeys(name for name, *_ in PLANS)
 
@@ -68,16 +62,16 @@ def run(quick: bool) -> Records:
     """Train everything on everything: a record per training."""
     records: Records = []
     plans = [plan for plan in PLANS if plan[1] == ROWS] if quick else PLANS
-    for name, rows, method, budget, *start, minibatches in tqdm(plans, desc="flights", leave=False):
+    for name, rows, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):
         if quick:
             rows, budget = 1_000, 3 if isinstance(budget, int) else [2]
-        train = partial(_train, name, rows, method, budget)
-        axes = [RATES, MOMENTA, minibatches or start[2:]]
+        train = partial(_train, name, rows, method, budget, minibatch)
+        axes = [RATES, MOMENTA]
         axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
-        found = best(train, axes, start, *((1, LEVELS[1]) if minibatches else (0, LEVELS[2])))
+        found = best(train, axes, start, 0, LEVELS[2])
         records.append(found)
         if (method == NYSTROM or (name == "late" and method in (SVRG, STORED))) and not quick:
-            place = [found[key] for key in ("rate", "momentum", "minibatch")]
+            place = [found[key] for key in ("rate", "momentum")]
             records += [train(*place, seed=seed) for seed in SEEDS[1:]]
     return records
 
@@ -87,9 +81,9 @@ def _train(
     rows: int,
     method: str,
     budget: Any,
+    minibatch: int,
     rate: float,
     momentum: float,
-    minibatch: int,
     **more: Any,
 ) -> dict[str, Any]:
     settings = {"rate": rate, "momentum": momentum, "minibatch": minibatch, **more}
@@ -176,26 +170,21 @@ def _three(entries: Records, what: int, digits: str) -> str:
 
 
 def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
-    """Passes and seconds to the middle level, of the tuned one with the quickest minibatch."""
+    """Passes and seconds to the middle level."""
     first, level = next(iter(runs.values())), LEVELS[1]
     for rows in sorted({entry["rows"] for entry in first}):
         row: dict[str, str] = {}
         for version, records in runs.items():
-            tuned = _some(records, "late", rows=rows, method=SVRG)
-            each = [[e for e in tuned if e["minibatch"] == size] for size in MINIBATCHES]
-            tuned = min(filter(None, each), key=lambda entries: median(entries, level, 1))
             size = {"minibatch": DEFAULTS.get(rows, 1024)}
             compared = [
                 _some(records, "late", rows=rows, method=NYSTROM, **size),
-                tuned,
                 _rival(records, level, rows),
                 _some(records, "late", rows=rows, method=NEWTON),
             ]
-            setting = "{minibatch}, {rate:g}, {momentum:g}".format(**tuned[0])
             passes, seconds = (
                 "/".join(number(median(entries, level, what), digits) for entries in compared)
                 for what, digits in enumerate((".0f", ".2g"))
             )
-            row = row or {"flights": f"{rows:,}", "tuned": setting, "passes": passes}
+            row = row or {"flights": f"{rows:,}", **size, "passes": passes}
             row[f"s, {version}"] = seconds
         yield row
