@@ -44,7 +44,7 @@ CASES: dict[str, list[tuple[str, int]]] = {
         ("mnist", 64),
         ("BudgetFood", 64),
         ("InstEval", 256),
-        ("carrier", 1024),
+        ("dept", 256),
     ],
 }
 

