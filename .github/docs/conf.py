@@ -30,7 +30,6 @@ myst_heading_anchors = 3  # as on GitHub
 
 autodoc_member_order = "bysource"
 autodoc_typehints = "none"  # the docstrings have them
-autodoc_mock_imports = ["pandas", "scipy", "tqdm"]  # which compare needs, and its reference not
 numpydoc_show_class_members = False  # autodoc shows them
 default_role = "py:obj"
 
