@@ -212,6 +212,7 @@ def test_trajectory_in_float32(problem):
         (1, [1.1, 0, 12 / 11, "refresh"]),  # the loss has fallen, but not with the weight decay
         (0, [1.2, 0, 11 / 12, "refresh"]),  # it has risen, but not with the weight decay
         (0, [*[*range(23), "refresh"] * 3, *range(23), 1.1, *[3] * 13]),  # a small rise
+        (0, [*range(23), "refresh", *range(8), 1.6, *[3] * 13]),  # to below the loss at the start
     ],
 )
 def test_trajectory_by_hand(backs, script):
