@@ -58,7 +58,7 @@ WINDOW = 8  # the steps whose mean rise tells that weights are lost
 ROUNDING = 8  # of a mean loss, in units of its dtype
 NEAR = 1e-12  # of squared norms: nearer to the snapshot, differences of gradients are rounding
 TINY = 1e-300
-VECTORS = ("U", "z", "Q", "Y", "first")  # of all trainable weights, in rows
+VECTORS = ("U", "z", "Q", "Y", "first", "last_d")  # of all trainable weights, in rows
 
 NOT_FINITE = (
     "The curvature of the loss cannot be measured: gradients beside the current weights are not "
@@ -133,24 +133,24 @@ def nystrom(Q: np.ndarray, Y: np.ndarray, entries: float, decay: float, eps: flo
     return Inverse(U, S, max(decay + max(S[-1], S.sum() / entries), shift))
 
 
-class Sketch(NamedTuple):
-    """Products with the Hessian of some minibatches, until they have entries enough."""
+class Measurement(NamedTuple):
+    """What is being measured: products for P, where there is a Q, and after that L and N."""
 
-    z: np.ndarray  # a unit vector: all gradients are taken beside it, where no weight is 0
-    Q: np.ndarray  # orthonormal vectors, in rows
-    Y: np.ndarray  # the products, summed over all entries
-    entries: float  # of the minibatches so far
-    wanted: float
-
-
-class Powers(NamedTuple):
-    """Power iterations with one minibatch and with another, for L and N."""
-
-    z: np.ndarray  # as above, and where the iterations begin
-    largest: float  # the largest curvature so far
-    first: np.ndarray | None  # the first product with the first minibatch
-    bound: float  # what the curvature is at most, for all that is known; or 0
+    z: np.ndarray  # a unit vector: gradients are taken beside it, where no weight is 0
+    # The sketch, by minibatches until they have entries enough
+    Q: np.ndarray | None = None  # orthonormal vectors, in rows
+    Y: np.ndarray | None = None  # the products with these, summed over all entries
+    entries: float = 0.0
+    wanted: float = 0.0
+    # Power iterations with one minibatch and with another, which begin at z
+    bound: float = 0.0  # what the curvature is at most, for all that is known; or 0
+    largest: float = 0.0  # the largest curvature so far
+    first: np.ndarray | None = None  # the first product with the first minibatch
     flat: int = 0  # how many pairs of minibatches had no curvature
+
+
+#: What a `Curvature` has of these kinds.
+TUPLES: dict[str, Any] = {"P": Inverse, "job": Measurement}
 
 
 class Curvature:
@@ -159,7 +159,7 @@ class Curvature:
     def __init__(self, rank: int) -> None:
         self.rank = rank
         self.P: Inverse | None = None  # None stands for the unit matrix
-        self.job: Sketch | Powers | None = None  # what is being measured
+        self.job: Measurement | None = None  # what is being measured
         self.measurements = 0  # their random numbers follow from their count
         self.L = self.N = 0.0
         self.trust = FIRST_TRUST
@@ -187,11 +187,11 @@ class Curvature:
         random = np.random.RandomState(self.measurements)
         z = random.randn(size)
         z /= np.linalg.norm(z)
-        self.job = Powers(z, 0.0, None, self.L)
+        self.job = Measurement(z, bound=self.L)
         rank = min(self.rank, size, int(sqrt(BUDGET * entries / LEAST_ROWS)) or 1)
         if entries and rank:
-            Q = np.linalg.qr(random.randn(size, rank))[0].T
-            self.job = Sketch(z, Q, np.zeros_like(Q), 0.0, BUDGET * entries / (rank + 1))
+            Q, wanted = np.linalg.qr(random.randn(size, rank))[0].T, BUDGET * entries / (rank + 1)
+            self.job = Measurement(z, Q, np.zeros_like(Q), wanted=wanted)
 
     def measure(self, minibatch: Any, weights: np.ndarray, decays: np.ndarray, eps: float) -> None:
         """Measure with the gradients of a minibatch, as a `Beside` has them."""
@@ -199,7 +199,7 @@ class Curvature:
         assert job is not None
         step = eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
         at = weights + step * job.z
-        if isinstance(job, Powers) and job.flat:  # from far away, on both sides
+        if job.flat:  # from far away, on both sides
             step *= 10.0**job.flat
             at = weights - step / 2 * job.z
 
@@ -217,7 +217,7 @@ class Curvature:
         if not minibatch.entries:
             return
         self.largest_norm = max(self.largest_norm, float(np.linalg.norm(here + decays * at)))
-        if isinstance(job, Powers):
+        if job.Q is None:
             self._iterate(job, lambda u: product(u) + decays * u)
             return
         Y = job.Y + minibatch.entries * np.stack([product(q) for q in job.Q])
@@ -230,9 +230,9 @@ class Curvature:
                 bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
                 self.P, self.L = P, 0.0
                 self._begin()
-            self.job = Powers(job.z, 0.0, None, bound)
+            self.job = Measurement(job.z, bound=bound)
 
-    def _iterate(self, job: Powers, product: Callable[[np.ndarray], np.ndarray]) -> None:
+    def _iterate(self, job: Measurement, product: Callable[[np.ndarray], np.ndarray]) -> None:
         """Measure the largest curvature, and with the second minibatch the noise."""
         v, largest, products = job.z, job.largest, []
         for _ in range(PRODUCTS):
@@ -481,48 +481,40 @@ class Preconditioner:
         """All that was learned, with vectors by parameter; None before the first step."""
         if self._direction is None:
             return None
-        last_d = self._direction.last_d if self._snapshot else None
+        last_d = self._direction.last_d.asnumpy() if self._snapshot else None
         start = self.start
         return {
-            **{name: self._saved(value) for name, value in vars(self.curvature).items()},
+            **{name: self._saved(name, value) for name, value in vars(self.curvature).items()},
             "pending": [sums.asnumpy() for sums in self._pending],
-            "last_d": None if last_d is None else self._by_parameter(last_d.asnumpy()),
+            "last_d": self._saved("last_d", last_d),
             "start": start and states.point_state(self._network, start),
         }
 
-    def _saved(self, value: Any) -> Any:
-        if not isinstance(value, (Inverse, Sketch, Powers)):
+    def _saved(self, name: str, value: Any) -> Any:
+        """A value as plain data, with vectors in pieces by parameter."""
+        if isinstance(value, (Inverse, Measurement)):
+            return {key: self._saved(key, each) for key, each in value._asdict().items()}
+        if name not in VECTORS or value is None:
             return value
-        fields = value._asdict().items()
-        by_parameter = self._by_parameter
-        split = {key: by_parameter(x) if key in VECTORS else x for key, x in fields}
-        return {"kind": type(value).__name__, **split}
-
-    def _by_parameter(self, rows: np.ndarray | None) -> Any:
-        """A vector, or several as rows, in pieces by parameter."""
-        if rows is None:
-            return None
-        pieces = np.split(rows, np.cumsum(self._sizes)[:-1], axis=-1)
+        pieces = np.split(value, np.cumsum(self._sizes)[:-1], axis=-1)
         return states.by_number(self._network, pieces)
 
-    def _restored(self, value: Any) -> Any:
-        """The inverse of `_saved` and `_by_parameter`; an exception where that cannot be."""
+    def _restored(self, name: str, value: Any) -> Any:
+        """The inverse of `_saved`; an exception where that cannot be."""
         if isinstance(value, saving.ByParameter):
             rows = np.concatenate(states.in_order(self._network, value), axis=-1)
             if rows.shape[-1] != sum(self._sizes) or not np.isfinite(rows).all():
                 raise ValueError("a vector is not finite, or of another size")
             return rows
         if isinstance(value, dict):
-            kinds = {kind.__name__: kind for kind in (Inverse, Sketch, Powers)}
-            fields = {key: self._restored(each) for key, each in value.items()}
-            return kinds[fields.pop("kind")](**fields)
+            return TUPLES[name](**{key: self._restored(key, each) for key, each in value.items()})
         return value
 
     def _learned(self, state: dict[str, Any]) -> Curvature:
         """The curvature of a state; an exception where that cannot be."""
         found = Curvature(self.curvature.rank)
         for name, default in vars(found).items():
-            setattr(found, name, self._restored(state[name]))
+            setattr(found, name, self._restored(name, state[name]))
             if isinstance(default, (int, float)) and isnan(getattr(found, name)):
                 raise ValueError(f"its {name} is NaN")
         return found
@@ -532,7 +524,7 @@ class Preconditioner:
         if not all(map(_mxnet.has_data, self._network.parameters)):
             return  # it is asked again when they are initialized
         found, start = self._learned(state), state["start"]
-        self._restored(state["last_d"])
+        self._restored("last_d", state["last_d"])
         if start is not None:
             parameters = states.parameters(self._network)
             yield from saving.array_problems(start["weights"], "start", parameters)
@@ -548,7 +540,7 @@ class Preconditioner:
         self._show()
         self.curvature.squared = state["squared"]
         if state["last_d"] is not None:
-            self._direction.last_d[:] = self._restored(state["last_d"])
+            self._direction.last_d[:] = self._restored("last_d", state["last_d"])
         self._pending = [mx.nd.array(sums, dtype=sums.dtype) for sums in state["pending"]]
 
 

@@ -406,7 +406,7 @@ CRAFTED = [
     lambda state: {"P": {**state["P"], "S": state["P"]["S"][1:]}},
     lambda state: {"P": {**state["P"], "rho": 0.0}},
     lambda state: {"P": {**state["P"], "S": np.nan * state["P"]["S"]}},
-    lambda state: {"P": {**state["P"], "kind": "Curvature"}},
+    lambda state: {"P": {**state["P"], "z": 0.0}},
     lambda state: {"pending": [np.ones((2, 2))]},
     lambda state: {"start": {"weights": nan_like(state["last_d"]), "frozen": {}}},
 ]
