@@ -320,7 +320,7 @@ class Curvature:
         if turned is not None:
             rises = min(self.trust * RISE, MOST_TRUST)
             self.trust = rises if turned > TURN else max(self.trust / FALL, LEAST_TRUST)
-        if self.secants and self.job is None:
+        if self.secants:
             self.L = max(float(np.quantile(self.secants, MOST_SECANTS)), self.L / MOST_CHANGE)
             self._learn_noise()
         if self.refreshes in (0, self.again):

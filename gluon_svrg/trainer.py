@@ -323,8 +323,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         seed = lock.next_seed() if may_be_random else None
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
             self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
-        if seed is not None:
-            mx.random.seed(lock.next_seed())
         if not found.curvature.L:
             _mxnet.forget_momentum(self._all_updaters)
 
@@ -675,9 +673,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         found: list[float],
     ) -> Iterator[Any]:
         """Compute the losses of all batches at a point, too."""
-        for batch in batches:
-            with self._network.outside.protected():
-                _, losses = losses_at(point, closure, arguments(batch), None)
+        for batch in batches:  # without a backward, statistics of BatchNorm do not move
+            _, losses = losses_at(point, closure, arguments(batch), None)
             found.append(losses.total)
             yield batch
 

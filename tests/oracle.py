@@ -406,7 +406,7 @@ class Nystrom:
             way = self.w - self.s
             goes_on = slope @ way / (self.full @ way) > 0.05
             self.T = min(3 * self.T, 3) if goes_on else max(self.T / 2, 0.1)
-        if self.secants and not self.is_measuring:
+        if self.secants:
             self.L = max(np.quantile(self.secants, 0.9), self.L / 4)
             self.N = self.noise / self.along if self.along else self.N
         self.s, self.full, self.loss = self.w, slope, min(loss, self.loss)

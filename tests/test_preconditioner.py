@@ -16,7 +16,7 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
-from gluon_svrg.preconditioner import nystrom
+from gluon_svrg.preconditioner import Curvature, nystrom
 from gluon_svrg.prox import L1
 
 REGRESSION = Dense("regression", samples=205, features=6, seed=3)
@@ -231,6 +231,14 @@ def test_curvature_downward():
     """P has rho there, which is above it."""
     P = nystrom(np.eye(2), np.diag([3.0, -1.0]), 10.0, 0.0, 1e-16)
     np.testing.assert_allclose([*P.S, P.rho], [3.0, 0.0, 1.1], atol=1e-9)
+
+
+@pytest.mark.parametrize("entries, rank", [(9, 1), (205, 3), (10**6, 5)])
+def test_rank(entries, rank):
+    """A sketch has four entries for each vector in a quarter of the data, if it can."""
+    curvature = Curvature(50)
+    curvature.begin(5, entries)
+    assert curvature.job.Q.shape == (rank, 5)
 
 
 def test_at_the_minimum():
@@ -450,6 +458,13 @@ def halve_rate(parameter):
     parameter.lr_mult = 0.5
 
 
+def change_too_early():
+    run = Run()
+    run.trainer.correct_grads(lambda: run.loss_of(BATCHES[0]))
+    kit.clear(run.net)
+    run.trainer.allreduce_grads()
+
+
 def with_loss(make_loss):
     def change(run):
         run.loss_of = lambda index: make_loss(run.net(array(CLASSES.X[index], "float32")))
@@ -480,6 +495,7 @@ def with_loss(make_loss):
         (RuntimeError, "Leave set_learning_rate", lambda: Run().trainer.set_learning_rate(1)),
         (RuntimeError, r"step\(\) needs the closure", lambda: Run().trainer.step(9)),
         (RuntimeError, r"grads\(\) needs the closure", lambda: Run().trainer.allreduce_grads()),
+        (RuntimeError, "SVRG would lose the change", change_too_early),
         (TypeError, "got float16", lambda: play(lambda run: run.net.cast("float16"))),
         (TypeError, "and float64", lambda: play(lambda run: run.net[0].bias.cast("float64"))),
         (ValueError, "has an lr_mult", lambda: play(lambda run: halve_rate(run.net[0].bias))),
