@@ -396,7 +396,7 @@ class Preconditioner:
 
     # --- steps ---------------------------------------------------------------------------------
 
-    def measure(self, closure: Callable[[], Loss], seed: int | None, workers: Any) -> int:
+    def measure(self, closure: Callable[[], Loss], seed: int, workers: Any) -> int:
         """Measure with a minibatch, inside `Network.grads_kept`; the entries differentiated."""
         network, found, metric = self._network, self.curvature, self.curvature.P
         if self.start is None and not found.refreshes:

@@ -120,17 +120,14 @@ class SVRG(Method):
 
     def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
         """Replace the reduced gradients by the direction; what was learned from them."""
-        assert self.preconditioner is not None
         return self.preconditioner.hand_over(entries, scale)
 
     def before_update(self) -> None:
         """Set the optimizer's learning rate and momentum."""
-        assert self.preconditioner is not None
         self.preconditioner.set_pace()
 
     def moved(self, live: LiveGradients) -> None:
         """Keep what was learned; an interrupt can repeat this."""
-        assert self.preconditioner is not None
         self.preconditioner.moved(live.following)
 
     def state(self) -> dict[str, Any] | None:

@@ -312,15 +312,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _measure(self, closure: Callable[[], Loss]) -> None:
         """Learn from the last steps, go back where they led away, and measure the curvature."""
-        found, lock, network = self._method.preconditioner, self._lock, self._network
+        found, network = self._method.preconditioner, self._network
         found.read(LAG)
         if found.curvature.is_lost:
             self._go_back()
         if found.curvature.job is None:
             return
-        # A difference of gradients with other dropout masks would say nothing.
-        may_be_random = lock.locked or lock.mode is False or not self.has_snapshot
-        seed = lock.next_seed() if may_be_random else None
+        seed = self._lock.next_seed()  # with other dropout masks, a difference would say nothing
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
             self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
         if not found.curvature.L:

@@ -21,7 +21,7 @@ class Beside:
     """
 
     def __init__(
-        self, network: Network, closure: Callable[[], Loss], seed: int | None, workers: Any
+        self, network: Network, closure: Callable[[], Loss], seed: int, workers: Any
     ) -> None:
         self._network, self._closure, self._seed, self._workers = network, closure, seed, workers
         self._point = Point.copied(network, frozen=False)
