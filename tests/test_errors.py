@@ -41,9 +41,8 @@ class Begun:
         data = self.batches if data is None else data
         return self.trainer.update_full_grads(closure, data, **options)
 
-    def step(self, closure=None, *args, size=5):
-        closure = {} if args else {"closure": self.closure if closure is None else closure}
-        return self.trainer.step(size, *args, **closure)
+    def step(self, closure=None, size=5):
+        return self.trainer.step(size, closure=self.closure if closure is None else closure)
 
     def set(self, **attributes):
         for name, value in attributes.items():
@@ -110,7 +109,7 @@ MISTAKES = {
         "no iterable": (lambda b: b.refresh(data=3), "a list of minibatches, got int"),
         "the other order": (lambda b: b.refresh(b.batches, b.loss_of), "in the other order"),
         "a flag": (lambda b: b.refresh(store_grads="x"), "must be True or False, got 'x'"),
-        "a closure by position": (lambda b: b.step(None, b.closure), "is ignore_stale_grad"),
+        "a closure by position": (lambda b: b.trainer.step(5, b.closure), "is ignore_stale_grad"),
         "a loss": (lambda b: b.step(b.closure()), "must be a function that returns the loss"),
         "a loss for a refresh": (lambda b: b.refresh(b.closure()), "closure must be a function"),
         "a coefficient": (lambda b: b.set(coefficient="1"), "must be a number, got str"),
@@ -247,8 +246,6 @@ def test_before_shapes_are_known():
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
 
 
-# --- where a method must not be called -----------------------------------------------------------
-
 CALLS = {
     "step": lambda b: b.step(),
     "correct_grads": lambda b: b.trainer.correct_grads(b.closure),
@@ -272,54 +269,37 @@ def test_inside_other_blocks(name):
     begun.step()
 
 
-def test_there_is_no_snapshot():
-    begun = Begun(held=False)
-    with pytest.raises(RuntimeError, match="There is no snapshot"), begun.trainer.at_snapshot():
-        pass
-
-
-# --- arguments -----------------------------------------------------------------------------------
-
-
-def of(optimizer="sgd", settings=None, **kwargs):
-    return SVRGTrainer(PROBLEM.network().collect_params(), optimizer, settings, **kwargs)
-
-
-SETTINGS = {
-    "the network": (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "of Parameters"),
-    "no weights": (
-        lambda: SVRGTrainer(gluon.nn.Dense(1, in_units=3).collect_params(), "sgd"),
+ARGUMENTS = [
+    (lambda: SVRGTrainer(PROBLEM.network(), "sgd"), ValueError, "of Parameters"),
+    (
+        lambda: make(net=gluon.nn.Dense(1, in_units=3)),
         RuntimeError,
         r"is not initialized. Call net.initialize\(\)",
     ),
-    "another library": (lambda: of("sgd", {"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
-    "a near name": (
-        lambda: of(coeficient=0.5),
+    (lambda: make(settings={"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
+    (
+        lambda: make(coeficient=0.5),
         TypeError,
         "^SVRGTrainer takes no argument 'coeficient'. Did you mean 'coefficient'",
     ),
-    "of SVRGModule": (lambda: of(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
-    "of a refresh": (lambda: of(store_grads=True), TypeError, "Pass it to update_full_g"),
-    "a setting": (lambda: of("adam", {"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
-    "a name": (lambda: of("sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
-    "a class": (lambda: of(mx.optimizer.NAG), TypeError, "the class NAG, .* such as 'nag', or an"),
-    "no optimizer": (lambda: of(0.1), TypeError, "is float, expected a name such as 'sgd'"),
-    "a lock": (lambda: of(lock_random=1), ValueError, "lock_random must be"),
-    "linear": (lambda: of(coefficient="linear"), TypeError, "a number, got str"),
-    "nan": (lambda: of(coefficient=np.nan), ValueError, "finite, at least 0, got nan"),
-    "True": (lambda: of(coefficient=True), TypeError, "got bool"),
-    "scheduled": (lambda: of(coefficient=lambda index: -0.1), ValueError, "at least 0, got -0.1"),
-}
+    (lambda: make(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
+    (lambda: make(store_grads=True), TypeError, "Pass it to update_full_g"),
+    (lambda: make(optimizer="adam", settings={"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
+    (lambda: make(optimizer="sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
+    (lambda: make(optimizer=mx.optimizer.NAG), TypeError, "the class NAG, .* such as 'nag', or an"),
+    (lambda: make(optimizer=0.1), TypeError, "is float, expected a name such as 'sgd'"),
+    (lambda: make(lock_random=1), ValueError, "lock_random must be"),
+    (lambda: make(coefficient="linear"), TypeError, "a number, got str"),
+    (lambda: make(coefficient=np.nan), ValueError, "finite, at least 0, got nan"),
+    (lambda: make(coefficient=True), TypeError, "got bool"),
+    (lambda: make(coefficient=lambda index: -0.1), ValueError, "at least 0, got -0.1"),
+]
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_arguments(name):
-    call, error, message = SETTINGS[name]
+@pytest.mark.parametrize("call, error, message", ARGUMENTS)
+def test_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-# --- parameters that changed since the snapshot --------------------------------------------------
 
 
 def reshape(p):
@@ -364,9 +344,6 @@ def test_parameters_that_were_frozen_then():
     assert parameters(net)[0] in trainer.full_grads
 
 
-# --- a forward that assigns a parameter ----------------------------------------------------------
-
-
 def set_data(parameter):
     (value,) = parameter.list_data()
     parameter.set_data(value / (value**2).sum() ** 0.5)
@@ -394,9 +371,6 @@ def test_a_forward_that_assigns_a_parameter(begun, assign):
     begun.trainer.learning_rate = 0
     begun.step(closure)
     assert abs((values(begun.net)[0] ** 2).sum() - 1) < 1e-12
-
-
-# --- warnings ------------------------------------------------------------------------------------
 
 
 def squares(begun, X, y):

@@ -23,9 +23,6 @@ TRAINERS = [getattr(gluon_svrg, name) for name in gluon_svrg.__all__ if name.end
 make = partial(kit.make, PROBLEM)
 
 
-# --- what can be seen ----------------------------------------------------------------------------
-
-
 def test_counters():
     """Before the first snapshot; those of each method are in `test_methods`."""
     _, loss_of, trainer = make()
@@ -34,6 +31,8 @@ def test_counters():
         counters = trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations
         assert counters == (0, 0, count)
         assert trainer.snapshot is None and trainer.full_grads is None
+        with pytest.raises(RuntimeError, match="There is no snapshot"), trainer.at_snapshot():
+            pass
         trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     for name in ("num_snapshots", "inner_steps", "grad_evaluations", "snapshot", "full_grads"):
         with pytest.raises(AttributeError):
@@ -98,9 +97,6 @@ def test_gradients_and_their_marks_survive_a_refresh_and_an_error():
         trainer.step(5)  # and now they are not
 
 
-# --- the coefficient -----------------------------------------------------------------------------
-
-
 def test_a_coefficient_in_mid_training():
     net, loss_of, trainer = make(coefficient=0.5)
     trainer.update_full_grads(loss_of, BATCHES)
@@ -114,9 +110,6 @@ def test_a_coefficient_in_mid_training():
         estimates.append(kit.gradients(net))
     half = [(a + b) / 2 for a, b in zip(estimates[1], estimates[2])]
     assert distance(estimates[0], half) < 1e-12
-
-
-# --- data ----------------------------------------------------------------------------------------
 
 
 def test_batches_of_every_kind():
@@ -157,8 +150,6 @@ def test_a_data_iter_is_reset_before_and_after():
         trainer.step(5 - batch.pad, closure=lambda: loss_of(batch))
     assert trainer.inner_steps == 5
 
-
-# --- what is shown, and copies -------------------------------------------------------------------
 
 SHOWN = {
     "SVRGTrainer": ("no snapshot, coefficient 1", "snapshot 1, 2 steps since, coefficient 1"),
