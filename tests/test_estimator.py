@@ -32,14 +32,17 @@ def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):
     return gluon.data.DataLoader(data, batch_size=batch_size)
 
 
-def make(devices=None, cls=SVRGTrainer, processor=SVRGBatchProcessor, net=None, **kwargs):
+def make(devices=None, cls=SVRGTrainer, processor=SVRGBatchProcessor, net=None, log=None, **kwargs):
+    """An estimator; with `log`, caplog, its messages can be read."""
     net = net or PROBLEM.network("float32", devices)
     kwargs = {"loss": PROBLEM.loss_function(), "train_metrics": metric.Loss(), **kwargs}
     if devices:
         kwargs["device" if mx.util.is_np_array() else "context"] = devices
     trainer = cls(net.collect_params(), "sgd", SETTINGS)
     estimator = Estimator(net, trainer=trainer, batch_processor=processor(), **kwargs)
-    estimator.logger.setLevel(logging.ERROR)
+    estimator.logger.setLevel(logging.INFO if log else logging.ERROR)
+    if log:
+        estimator.logger.addHandler(log.handler)  # it does not propagate
     return estimator
 
 
@@ -75,25 +78,18 @@ def test_a_preconditioner():
     assert {"momentum", "curvature", "went_back"} < estimator.trainer.history[-1].keys()
 
 
-def test_metrics_count_each_sample_once():
-    estimator, data = make(train_metrics=metric.Accuracy()), loader()
-    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
-    (trained,) = (m for m in estimator.train_metrics if isinstance(m, metric.Accuracy))
-    assert trained.num_inst == len(PROBLEM.X)
-
-
-def test_validation_logging_and_progress(caplog, capfd):
+def test_metrics_validation_logging_and_progress(caplog, capfd):
+    """Metrics, those of the last epoch, count each sample once."""
     pytest.importorskip("tqdm", reason="the progress bar needs tqdm")
-    estimator, data = make(), loader()
-    estimator.logger.setLevel(logging.INFO)
-    estimator.logger.addHandler(caplog.handler)  # it does not propagate
+    estimator, data = make(train_metrics=metric.Accuracy(), log=caplog), loader()
     handler = FullGradHandler(data, 2, progress=True)
     estimator.fit(data, loader(), epochs=3, event_handlers=[handler])
-    found = [r.getMessage() for r in caplog.records if "full gradient" in r.getMessage()]
-    assert len(found) == 2
-    assert found[0].startswith("[Epoch 0] full gradient: mean loss ")
-    assert "gradient norm" in found[1]
-    assert any("validation" in r.getMessage() for r in caplog.records)
+    (trained,) = (m for m in estimator.train_metrics if isinstance(m, metric.Accuracy))
+    assert trained.num_inst == len(PROBLEM.X)
+    first, second = (message for message in caplog.messages if "full gradient" in message)
+    assert first.startswith("[Epoch 0] full gradient: mean loss ")
+    assert "gradient norm" in second
+    assert any("validation" in message for message in caplog.messages)
     assert "full gradient" in capfd.readouterr().err
 
 
@@ -129,9 +125,7 @@ def test_checkpoints_and_resume(stop_at, tmp_path, caplog):
     """The whole state goes on; epochs are counted from the very first one, but not in the log."""
 
     def run(epochs, resume):
-        estimator, data = make(), loader()
-        estimator.logger.setLevel(logging.INFO)
-        estimator.logger.addHandler(caplog.handler)
+        estimator, data = make(log=caplog), loader()
         settings = {"model_prefix": "net", "resume_from_checkpoint": resume}
         checkpoint = CheckpointHandler(str(tmp_path), **settings)
         estimator.fit(data, epochs=epochs, event_handlers=[FullGradHandler(data, 2), checkpoint])
@@ -140,8 +134,8 @@ def test_checkpoints_and_resume(stop_at, tmp_path, caplog):
     run(stop_at, False)
     caplog.clear()
     resumed = run(6, True)
-    logged = [re.search(r"Epoch (\d)\] full", r.getMessage()) for r in caplog.records]
-    assert [int(found[1]) for found in logged if found] == [*range(stop_at % 2, 6 - stop_at, 2)]
+    logged = re.findall(r"Epoch (\d)\] full", "\n".join(caplog.messages))
+    assert [*map(int, logged)] == [*range(stop_at % 2, 6 - stop_at, 2)]
     for these, those in zip(values(resumed.net), by_hand(6, 2)):
         np.testing.assert_allclose(these, those, atol=1e-6)
     assert resumed.trainer.num_snapshots == 3
@@ -150,9 +144,7 @@ def test_checkpoints_and_resume(stop_at, tmp_path, caplog):
 @pytest.mark.parametrize("is_new", [True, False])
 def test_epochs_are_counted_over_several_fits(is_new, caplog):
     """But the log counts those of each fit."""
-    estimator, data = make(), loader()
-    estimator.logger.setLevel(logging.INFO)
-    estimator.logger.addHandler(caplog.handler)
+    estimator, data = make(log=caplog), loader()
     handler, taken = FullGradHandler(data, 3), []
     for epochs in (1, 1, 1, 1, 2, 1):
         before = estimator.trainer.num_snapshots
@@ -187,21 +179,10 @@ def test_refresh_schedules():
         assert estimator.trainer.num_snapshots == snapshots
 
 
-# --- wiring ------------------------------------------------------------------------------------
-
-
 def test_storm_needs_no_handler():
     estimator = make(cls=STORMTrainer)
     estimator.fit(loader(), epochs=2)
     assert estimator.trainer.inner_steps == 2 * 5
-
-
-@pytest.mark.parametrize("handles", [True, False])
-def test_saga_is_refused_before_a_pass(handles):
-    estimator, data = make(cls=SAGATrainer), loader()
-    with pytest.raises(TypeError, match="which an Estimator does not tell"):
-        estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 1)] * handles)
-    assert estimator.trainer.num_snapshots == 0
 
 
 @pytest.mark.parametrize(
@@ -220,14 +201,18 @@ def test_bad_arguments(data, value, error, message):
 
 
 def test_parts_that_are_missing():
+    """It is said before a pass."""
     data = loader()
     for estimator, has_handler, error, message in [
         (make(cls=gluon.Trainer), True, TypeError, "needs an SVRGTrainer, got Trainer"),
         (make(processor=BatchProcessor), True, RuntimeError, "needs an SVRGB"),
         (make(), False, RuntimeError, "needs a FullGradHandler"),
+        (make(cls=SAGATrainer), True, TypeError, "which an Estimator does not tell"),
+        (make(cls=SAGATrainer), False, TypeError, "which an Estimator does not tell"),
     ]:
         with pytest.raises(error, match=message):
             estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)] * has_handler)
+        assert getattr(estimator.trainer, "grad_evaluations", 0) == 0
 
 
 @pytest.mark.parametrize("is_interrupted", [False, True])
