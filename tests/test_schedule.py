@@ -117,7 +117,6 @@ def ask(thing, trainer, count):
 REMEMBERING = {
     "epochs": lambda resumes: [EveryEpochs(5)],
     "settings": lambda resumes: [Loopless(0.3, seed=99 if resumes else 0)],
-    "two seeds": lambda resumes: [Loopless(0.5, seed=1), Loopless(0.5, seed=2)],
     "seeds in another order": lambda resumes: [
         Loopless(0.5, seed=seed) for seed in ((2, 1) if resumes else (1, 2))
     ],
@@ -174,9 +173,6 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
 def test_bad_arguments(call, error, message):
     with pytest.raises(error, match=message):
         call()
-
-
-# --- part of the data ----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("replacement", [False, True])

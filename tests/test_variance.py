@@ -20,8 +20,14 @@ TWO = contexts(2)
 make = partial(kit.make, PROBLEM, rate=0.3)
 
 
+def cosine_distance(rows):
+    """The mean over pairs of rows that are not zero."""
+    units = [row / np.linalg.norm(row) for row in rows if row.any()]
+    pairs = [1 - a @ b for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
+    return np.mean(pairs) if pairs else np.nan
+
+
 def by_numpy(now, there, batches, coefficient):
-    """All of it, from the definitions."""
     mu = flat(PROBLEM.gradient(there, ALL)[0]) / len(ALL)
     counts = np.array([len(b) for b in batches], dtype=float)
     weights = counts / counts.sum()
@@ -31,11 +37,6 @@ def by_numpy(now, there, batches, coefficient):
     def var(vectors):
         centred = vectors - weights @ vectors
         return float(weights @ (centred**2).sum(axis=1))
-
-    def cosine_distance(vectors):
-        units = vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
-        pairs = [1 - a @ b for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
-        return float(np.mean(pairs))
 
     svrg = plain - coefficient * control
     ends = np.cumsum([w.size for w in now])[:-1]
@@ -102,11 +103,8 @@ def test_cosines_of_gradients_that_have_a_direction(targets):
     found = regression(data, "float64", coefficient=0.5)
     plain = np.array([[-y, -y * (k % 3)] for k, y in enumerate(targets)], dtype=float)
     for rows, name in ((plain, "plain"), (plain - 0.5 * (plain - plain.mean(axis=0)), "estimate")):
-        units = [row / np.linalg.norm(row) for row in rows if row.any()]
-        pairs = [1 - a @ b for i, a in enumerate(units) for j, b in enumerate(units) if i != j]
-        expected = np.mean(pairs) if pairs else np.nan
         value = getattr(found, f"cosine_distance_{name}")
-        np.testing.assert_allclose(value, expected, atol=1e-12, err_msg=name)
+        np.testing.assert_allclose(value, cosine_distance(rows), atol=1e-12, err_msg=name)
 
 
 def test_noise_where_there_is_no_gradient():
