@@ -34,8 +34,15 @@ def squares(net, X, y):
     return SQUARE(net(X), y)
 
 
-def regression(methods, arrays=(X, Y), loss_of=squares, **kwargs):
-    return compare(dense, loss_of, arrays, methods=methods, **{**QUICK, **kwargs})
+def regression(methods, arrays=(X, Y), loss_of=squares, new_net=dense, **kwargs):
+    return compare(new_net, loss_of, arrays, methods=methods, **{**QUICK, **kwargs})
+
+
+def requiring(grad_req):
+    net = dense()
+    for p in net.collect_params().values():
+        p.grad_req = grad_req
+    return net
 
 
 def batches(seed, epoch):
@@ -43,9 +50,6 @@ def batches(seed, epoch):
     for start in range(0, 100, 16):
         index = order[start : start + 16]
         yield X[index], Y[index]
-
-
-# --- networks ------------------------------------------------------------------------------------
 
 
 def cnn():
@@ -99,8 +103,6 @@ def test_the_same_numbers_in_another_process():
     assert output.endswith(numbers() + "\n")
 
 
-# --- gradients -----------------------------------------------------------------------------------
-
 NAMES = ["sgd", "nag-decay", "svrg", "alpha-svrg", "svrg-stored", "saga", "sag", "sarah", "storm"]
 NAMES += ["mars", "mars+sgd", "adam", "lbfgs", "own"]
 
@@ -124,12 +126,10 @@ def test_equal_gradients(name, passes):
 
 
 def test_checks_for_random_numbers_are_no_gradients():
-    own = partial(SVRGTrainer, optimizer="sgd", kvstore=None)
-    methods = {
-        "svrg": "svrg",
-        "own": lambda params, rate: own(params, optimizer_params={"learning_rate": rate}),
-    }
-    named, mine = regression(methods, **ONE_RATE).trainings
+    def own(params, rate):
+        return SVRGTrainer(params, "sgd", {"learning_rate": rate}, kvstore=None)
+
+    named, mine = regression({"svrg": "svrg", "own": own}, **ONE_RATE).trainings
     assert named.curve[-1]["loss"] == mine.curve[-1]["loss"]
 
 
@@ -137,7 +137,7 @@ class Twice:
     """Anybody's trainer, which takes a closure and counts nothing; it records its rates."""
 
     def __init__(self, rates, params, rate):
-        self.trainer = gluon.Trainer(params, "sgd", {"learning_rate": rate}, kvstore=None)
+        self.trainer = plain(params, rate)
         rates.append(rate)
 
     def step(self, batch_size, closure):
@@ -154,9 +154,6 @@ def test_pieces_of_large_data(monkeypatch):
     assert len(whole) == len(pieces) == 7
     for one, other in zip(whole, pieces):
         assert all(np.array_equal(a.asnumpy(), b.asnumpy()) for a, b in zip(one, other))
-
-
-# --- the search and what is said -----------------------------------------------------------------
 
 
 def lucky(params, rate):
@@ -265,8 +262,7 @@ def test_a_rate_above_one_that_diverges_is_not_chosen():
     """As where a network is dead after a few steps, whose loss is finite."""
 
     def trainer(params, rate):
-        own = rate if rate < 0.03 else 1e4 if rate < 0.3 else 1e-9
-        return gluon.Trainer(params, "sgd", {"learning_rate": own}, kvstore=None)
+        return plain(params, rate if rate < 0.03 else 1e4 if rate < 0.3 else 1e-9)
 
     found = regression({"own": trainer}, seeds=1)
     assert found.chosen["own"][0].learning_rate < 0.03
@@ -300,8 +296,6 @@ def test_an_interrupt_returns_what_is_complete(monkeypatch):
         calls = itertools.count(6)
         regression(["sgd"])
 
-
-# --- seconds, and what a search costs ------------------------------------------------------------
 
 MINIMUM = np.linalg.lstsq(np.c_[X, np.ones(100)], Y, rcond=None)[1].item() / 200
 
@@ -409,9 +403,8 @@ def test_a_budget_in_seconds(clock, capsys):
 def test_the_defaults():
     """L-BFGS is one of them, but where losses are random."""
     for loss_of, last in ((squares, "lbfgs"), (lambda net, X, y: squares(net, DROP(X), y), "mars")):
-        found = compare(
-            dense, loss_of, (X, Y), seeds=1, passes=3, learning_rates=0.01, progress=False
-        )
+        settings = {"seeds": 1, "passes": 3, "learning_rates": 0.01, "progress": False}
+        found = compare(dense, loss_of, (X, Y), **settings)
         assert [*found.chosen][-1] == last and len(found.chosen) > 5
 
 
@@ -434,9 +427,6 @@ def test_as_many_digits_as_seeds_tell_apart():
     assert f"{apart:.2g} away" in found.verdict and texts[1] in str(found)
 
 
-# --- what would be wrong without a word ----------------------------------------------------------
-
-
 def test_a_minimum_that_is_none():
     found = regression(["sgd"], minimum=MINIMUM + 0.01)
     assert "The minimum of 0.0559547 is none, and left out: loss is 0.04" in found.verdict
@@ -444,16 +434,11 @@ def test_a_minimum_that_is_none():
 
 
 def test_labels_from_one_and_gradients_that_add():
-    def adding():
-        net = dense()
-        for p in net.collect_params().values():
-            p.grad_req = "add"
-        return net
-
+    settings, adding = {"methods": ["sgd", "lbfgs"], **ONE_RATE}, partial(requiring, "add")
     with noticed() as texts:
-        found = compare(adding, squares, (X, CLASSES + 1), methods=["sgd", "lbfgs"], **ONE_RATE)
+        found = regression(arrays=(X, CLASSES + 1), new_net=adding, **settings)
     assert texts == ["The labels are 1 to 2. If they are classes, number them from 0: pass y - 1."]
-    right = regression(["sgd", "lbfgs"], (X, CLASSES + 1.0 + 1e-9), **ONE_RATE)
+    right = regression(arrays=(X, CLASSES + 1.0 + 1e-9), **settings)
     for name in found.chosen:
         ends = [each.chosen[name][0].end["loss"] for each in (found, right)]
         assert ends[0] == pytest.approx(ends[1], rel=1e-5)
@@ -463,11 +448,9 @@ def test_a_start_beside_zero():
     """There MXNet's sigmoid cross entropy has another gradient, and L-BFGS stays for long."""
     bce = gluon.loss.SigmoidBinaryCrossEntropyLoss()
 
-    def zero():
-        return gluon.nn.Dense(1, weight_initializer="zeros")
-
-    found = compare(zero, lambda net, X, y: bce(net(X), y), (X, CLASSES), methods=["sgd", "lbfgs"],
-                    **ONE_RATE)  # fmt: skip
+    settings = {"new_net": partial(dense, weight_initializer="zeros"), **ONE_RATE}
+    call = ["sgd", "lbfgs"], (X, CLASSES), lambda net, X, y: bce(net(X), y)
+    found = regression(*call, **settings)
     (one,), (other,) = found.chosen.values()
     assert one.curve[0]["loss"] == other.curve[0]["loss"] == pytest.approx(np.log(2), rel=1e-2)
     assert abs(one.curve[0]["loss"] - np.log(2)) > 1e-6
@@ -477,15 +460,10 @@ def test_a_start_beside_zero():
 def test_the_smallest_gap():
     """Rounding errors of float32 are no distances; those of float64 are."""
     for dtype, least in (("float32", OF_FLOAT32), ("float64", 1e-14)):
-        new_net = partial(gluon.nn.Dense, 1, dtype=dtype)
-        found = compare(new_net, squares, (X, Y), methods="lbfgs", minimum=MINIMUM, seeds=1,
-                        passes=60, progress=False)  # fmt: skip
-        assert found.table()["gap"].item() == pytest.approx(
-            least, rel=0.1 if dtype == "float32" else 9
-        )
-
-
-# --- data, penalties and settings ----------------------------------------------------------------
+        settings = {"new_net": partial(dense, dtype=dtype), "seeds": 1, "passes": 60}
+        found = regression("lbfgs", minimum=MINIMUM, **settings)
+        tolerance = 0.1 if dtype == "float32" else 9
+        assert found.table()["gap"].item() == pytest.approx(least, rel=tolerance)
 
 
 def test_loaders_and_lists():
@@ -518,10 +496,10 @@ def test_the_penalty_is_in_the_loss_of_all(name):
         squared = sum((p.data() ** 2).sum() for p in net.collect_params().values())
         return squares(net, X, y) + 0.15 * squared
 
-    call = {"methods": {name: plain if name == "own" else name}, **ONE_RATE}
-    new_net = partial(dense, in_units=5)
-    one = compare(new_net, squares, (X, Y), l2=0.3, **call).trainings[0]
-    two = compare(new_net, penalized, (X, Y), **call).trainings[0]
+    settings = {"new_net": partial(dense, in_units=5), **ONE_RATE}
+    settings["methods"] = {name: plain if name == "own" else name}
+    one = regression(l2=0.3, **settings).trainings[0]
+    two = regression(loss_of=penalized, **settings).trainings[0]
     np.testing.assert_allclose(one.of("loss"), two.of("loss")[: len(one.curve)], rtol=1e-4)
     assert one.options == two.options
 
@@ -535,17 +513,8 @@ def test_the_memory_of_lbfgs():
     assert "'maxcor': 9" in found.verdict and found.table()["search trainings"].item() == 1
 
 
-# --- mistakes ------------------------------------------------------------------------------------
-
 NET, COUNT = gluon.nn.Dense(1), itertools.count()
 ACCURACY, USED = {"accuracy": lambda net: 0.5}, batches(0, 0)
-
-
-def frozen():
-    net = dense()
-    for p in net.collect_params().values():
-        p.grad_req = "null"
-    return net
 
 
 def on_two_devices():
@@ -593,7 +562,7 @@ MISTAKES = [
     # What MXNet and Python would say in other words
     ({"new_net": NET}, "new_net must be a function that returns a network"),
     ({"new_net": gluon.nn.Flatten}, "no parameters to train"),
-    ({"new_net": frozen}, "no parameters to train"),
+    ({"new_net": partial(requiring, "null")}, "no parameters to train"),
     ({"new_net": on_two_devices}, "trains on one device"),
     ({"loss_of": lambda net, X, y: (squares(net, X, y), net(X))}, "returned tuple for a minibatch"),
     ({"data": lambda seed, epoch: USED}, "gave none when it was called again"),
