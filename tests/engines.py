@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cluster import start_horovod
-from jobs import GLUON_SVRG, start
+from jobs import GLUON_SVRG, start, wait_for
 
 BESIDE = Path(sys.executable).parent  # programs of this environment
 PROGRAMS = {"4": "/usr/bin/mpirun", "5": str(BESIDE / "mpirun")}
@@ -58,6 +58,7 @@ class Machines:
 
     def __init__(self, folder):
         self.folder, self._daemons, self.has_slurm = Path(folder), [], False
+        self.slurm = {"SLURM_CONF": str(self.folder / "slurm.conf")}  # where its programs find it
         self._spaces = [f"svrg-{os.getpid()}-{letter}" for letter in "ab"]
 
     def __enter__(self):
@@ -77,7 +78,7 @@ class Machines:
             script += f" && touch {self.folder}/{name} && exec sleep infinity"
             enter = ["nsenter", f"--net=/run/netns/{space}", "unshare", "--uts", "--mount"]
             self._daemon([*enter, "sh", "-c", script])
-            _wait_for(self.folder / name)
+            wait_for(self.folder / name, self._daemons[-1])
         agent = self.folder / "agent"  # in place of ssh
         entries = [
             f'{name}) exec {" ".join(self.on(n))} sh -c "$*" ;;'
@@ -111,13 +112,7 @@ class Machines:
             variables.update(self.slurm, PATH=SYSTEM)
             self._daemons.append(subprocess.Popen([*map(str, command)], env=variables, **settings))
 
-    @property
-    def slurm(self):
-        """The variables by which Slurm's programs find this cluster."""
-        return {"SLURM_CONF": str(self.folder / "slurm.conf")}
-
     def start_slurm(self):
-        """Start a controller, and a node on each machine."""
         folder, cores = self.folder, os.cpu_count()
         (folder / "key").write_bytes(os.urandom(1024))
         (folder / "key").chmod(0o600)
@@ -126,7 +121,7 @@ class Machines:
         files = ["key-file=key", "socket=munge", "seed-file=seed", "pid-file=pid", "log-file=log"]
         options = [f"--{file.replace('=', f'={folder}/')}" for file in files]
         self._daemon([*self.on(0), "munged", "-F", "--force", *options])
-        _wait_for(folder / "munge")
+        wait_for(folder / "munge", self._daemons[-1])
         self._daemon([*self.on(0), "slurmctld", "-D"])
         for number, name in enumerate(self.names):
             self._daemon([*self.on(number), "slurmd", "-D", "-N", name])
@@ -197,10 +192,3 @@ def _run(*command, **settings):
     done = subprocess.run(command, capture_output=True, text=True, check=False, **settings)
     assert done.returncode == 0, (command, done.stderr)
     return done.stdout
-
-
-def _wait_for(path, deadline=60):
-    end = time.monotonic() + deadline
-    while not path.exists():
-        assert time.monotonic() < end, f"{path} is not there"
-        time.sleep(0.1)

@@ -66,9 +66,12 @@ class Training:
     def weights(self):
         return [d.asnumpy() for p in self.in_order() for d in p.list_data()]
 
-    def take_weights(self, other):
+    def resume(self, other, path, save="save"):
+        """Take the weights of another training, and its states by a file."""
         for mine, its in zip(self.in_order(), other.in_order()):
             mine.set_data(its.list_data()[0].copy())
+        getattr(other, save)(path)
+        self.load(path)
 
     def everything(self):
         """All that a file must not change when it is refused."""
@@ -103,8 +106,6 @@ def both_go_on(one, other, steps=3):
 
 
 class Chain(mx.lr_scheduler.LRScheduler):
-    """A scheduler of schedulers."""
-
     def __init__(self, *steps):
         super().__init__(base_lr=0.1)
         self.parts = [mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps]

@@ -38,7 +38,6 @@ def content(run, tmp_path):
 
 @pytest.mark.parametrize("count", [40, pytest.param(500, marks=pytest.mark.slow)])
 def test_damaged_files(count, run, content, tmp_path):
-    """With a bit flipped, or truncated."""
     rng = random.Random(1)
     for _ in range(count):
         damaged = bytearray(content)
@@ -156,8 +155,7 @@ def test_a_dict_in_another_order(tmp_path):
 
     first, second = make("ab"), make("ba")
     first.step(2)
-    first.save(tmp_path / "states")
-    second.load(tmp_path / "states")
+    second.resume(first, tmp_path / "states")
     assert_unchanged(momenta(first), momenta(second)[::-1])
     assert np.abs(np.subtract(*momenta(first))).max() > 0
 

@@ -97,36 +97,21 @@ def test_gradients_and_their_marks_survive_a_refresh_and_an_error():
         trainer.step(5)  # and now they are not
 
 
-def test_a_coefficient_in_mid_training():
-    net, loss_of, trainer = make(coefficient=0.5)
-    trainer.update_full_grads(loss_of, BATCHES)
-    parameters(net)[0].data()[:] += 0.1
-    estimates, closure = [], kit.counted(lambda: loss_of(ALL[:6]))
-    for coefficient, calls in ((0.5, 2), (1, 4), (0, 5)):  # 0: no pass at the snapshot
-        trainer.coefficient = coefficient
-        assert trainer.coefficient == coefficient
-        trainer.correct_grads(closure)
-        assert len(closure.calls) == calls
-        estimates.append(kit.gradients(net))
-    half = [(a + b) / 2 for a, b in zip(estimates[1], estimates[2])]
-    assert distance(estimates[0], half) < 1e-12
-
-
 def test_batches_of_every_kind():
     """Tuples and lists are unpacked, anything else is passed as it is."""
     net, _, trainer = make()
-    loss_function = PROBLEM.loss_function()
-    X, y = array(PROBLEM.X), array(PROBLEM.y)
+    loss_function, X, y = PROBLEM.loss_function(), array(PROBLEM.X), array(PROBLEM.y)
 
     def of_pair(X, y):
         return loss_function(net(X), y)
 
     expected = trainer.update_full_grads(of_pair, [(X, y)])
-    assert trainer.update_full_grads(of_pair, ([X, y] for _ in range(1))) == expected
-    data = [{"Xy": (X, y)}]
-    assert trainer.update_full_grads(lambda batch: of_pair(*batch["Xy"]), data) == expected
-    single = trainer.update_full_grads(lambda X: of_pair(X, y), [X])  # of one array each
-    assert single == expected
+    for closure, batch in [
+        (of_pair, [X, y]),
+        (lambda batch: of_pair(*batch["Xy"]), {"Xy": (X, y)}),
+        (lambda X: of_pair(X, y), X),
+    ]:
+        assert trainer.update_full_grads(closure, (each for each in [batch])) == expected
 
 
 def test_a_data_iter_is_reset_before_and_after():

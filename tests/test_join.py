@@ -77,11 +77,7 @@ def test_an_indexed_job(tmp_path, marker):
     assert_nothing_left(marker)
 
 
-# --- the guide -----------------------------------------------------------------------------------
-
-
 def blocks(language):
-    """What the page shows in a language."""
     return re.findall(rf"^```{language}\n(.*?)^```$", PAGE.read_text(), re.M | re.S)
 
 

@@ -34,11 +34,8 @@ def test_a_file_that_cannot_be_executed(command, tmp_path):
     """As a script of Python without its first line."""
     (tmp_path / "train").write_text("import mxnet\n")
     (tmp_path / "train").chmod(0o755)
-    variables = {"OMPI_COMM_WORLD_RANK": "2"}
-    for name in ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_SIZE"):
-        variables[name] = "3"
-    words = [*GLUON_SVRG, command, "-n", 1, "--", tmp_path / "train"]
-    status, output = run(words, **variables)
+    rank = {"PMI_RANK": "2", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}
+    status, output = run([*GLUON_SVRG, command, "-n", 1, "--", tmp_path / "train"], **rank)
     assert status == 2
     assert "Traceback" not in output
     assert re.search(f"gluon-svrg {command}: error: .*Exec format error", output)
@@ -54,8 +51,8 @@ def test_launch_as_the_first_process_of_a_container():
     if subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a container needs Linux, and root or user namespaces")
     script = "setsid sh -c 'sleep 0.1 &'; sleep 0.5; echo trained"  # leaves an orphan
-    words = [*CONTAINER, *GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script]
-    status, output = run(words)
+    launch = [*GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script]
+    status, output = run([*CONTAINER, *launch])
     assert status == 0
     assert sorted(output.splitlines()) == ["[worker 0] trained", "[worker 1] trained"]
 

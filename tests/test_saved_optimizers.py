@@ -29,9 +29,7 @@ def test_every_optimizer_resumes(name, save, tmp_path):
     first, second = make(), make()
     first.step(3)
     second.step(1)  # it has states already, and loses them
-    second.take_weights(first)
-    getattr(first, save)(tmp_path / "states")
-    second.load(tmp_path / "states")
+    second.resume(first, tmp_path / "states", save)
     both_go_on(first, second)
 
 
@@ -41,8 +39,7 @@ def test_multipliers_by_name_stay(tmp_path):
     for run in (first, second):
         run.step(1)
         run.optimizer.set_lr_mult({"mine": 0.5})
-    first.save(tmp_path / "states")
-    second.load(tmp_path / "states")
+    second.resume(first, tmp_path / "states")
     assert second.optimizer.lr_mult == {"mine": 0.5}
 
 
@@ -81,9 +78,7 @@ def test_an_optimizer_of_ones_own(save, tmp_path):
     first.step(3)
     first.optimizer.own["more"] = [1, {2}]
     first.states[0][1] = first.states[0][1][0], ("filled", [3])  # what was None at the start
-    second.take_weights(first)
-    getattr(first, save)(tmp_path / "states")
-    second.load(tmp_path / "states")
+    second.resume(first, tmp_path / "states", save)
     assert (second.states[0][0][1], second.states[0][1][1]) == ((None, [3]), ("filled", [3]))
     one, other = first.optimizer, second.optimizer
     assert one.own == other.own and other.own["seen"][4] == (True,)
@@ -109,9 +104,7 @@ def test_from_some_devices_to_others(then, now, name, update_on_kvstore, tmp_pat
 
     first, second = make(then, update_on_kvstore), make(now, False)
     first.step(3)
-    second.take_weights(first)
-    first.save(tmp_path / "states")
-    second.load(tmp_path / "states")
+    second.resume(first, tmp_path / "states")
     second.step(4, seed=2)
     for parameter in second.in_order():
         one, *others = (data.asnumpy() for data in parameter.list_data())
