@@ -21,12 +21,11 @@ from benchmarks.problems import Model, problem
 #: A problem of each kind, dtype and source of data, but for data that the tests do not install.
 NAMES = ["diabetes", "wine", "digits, 0.01", "heavy", "made", "huber", "poisson", "late", "L1"]
 NAMES += ["origin", "ridge"]
-ROWS = 400
 
 
 @pytest.fixture(scope="module", params=NAMES)
 def case(request):
-    return problem(request.param, ROWS)
+    return problem(request.param, rows=400)
 
 
 def gradient(case, weight):

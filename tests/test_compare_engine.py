@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import run
-from kit import noticed
+from kit import noticed, sequence
 from loops import backward
 from mxnet import autograd, gluon
 from problems import array, contexts
@@ -60,8 +60,6 @@ def cnn():
 
 
 class Last(gluon.nn.HybridSequential):
-    """An LSTM, and a layer on its last output."""
-
     def __init__(self):
         super().__init__()
         self.add(gluon.rnn.LSTM(6, layout="NTC"), gluon.nn.Dense(2))
@@ -347,7 +345,8 @@ def test_first_in_seconds_and_in_passes(clock):
 
 
 def test_the_search_is_counted():
-    found = regression(["sgd", "lbfgs"], optimizer_params={"sgd": [{}, {"momentum": 0.5}]})
+    options = [{}, {"momentum": 0.5}]
+    found = regression(["sgd", "lbfgs"], optimizer_params={"sgd": options})
     table, runs = found.table(), found.runs
     others = [each for each in found.trainings if each not in found.chosen["sgd"]]
     others = [each.curve[-1] for each in others if each.method == "sgd"]
@@ -360,9 +359,7 @@ def test_the_search_is_counted():
     apart = runs[~runs.chosen].groupby(["learning_rate", "options", "seed"]).ngroups
     assert apart == len(others) and runs[runs.chosen].seed.nunique() == 2
     # The next options begin a rate lower than the best of those before, before all seeds train.
-    first, second = (
-        [t for t in found.trainings if t.options == o] for o in ({}, {"momentum": 0.5})
-    )
+    first, second = ([t for t in found.trainings if t.options == each] for each in options)
     best = min(first, key=lambda t: (t.seed, t.curve[-1]["loss"])).learning_rate
     middle = sorted(each.learning_rate for each in second[:3])[1]
     assert middle == pytest.approx(best / 3, rel=0.2)
@@ -516,12 +513,6 @@ NET, COUNT = gluon.nn.Dense(1), itertools.count()
 ACCURACY, USED = {"accuracy": lambda net: 0.5}, batches(0, 0)
 
 
-def on_two_devices():
-    net = dense()
-    net.initialize(ctx=contexts(2))
-    return net
-
-
 MISTAKES = [
     ({"methods": ["svgr"]}, "no method 'svgr'. Did you mean 'svrg'"),
     ({"methods": ["svrg+adm"]}, "Did you mean 'adam'"),
@@ -562,7 +553,7 @@ MISTAKES = [
     ({"new_net": NET}, "new_net must be a function that returns a network"),
     ({"new_net": gluon.nn.Flatten}, "no parameters to train"),
     ({"new_net": partial(requiring, "null")}, "no parameters to train"),
-    ({"new_net": on_two_devices}, "trains on one device"),
+    ({"new_net": lambda: sequence(dense(), devices=contexts(2))}, "trains on one device"),
     ({"loss_of": lambda net, X, y: (squares(net, X, y), net(X))}, "returned tuple for a minibatch"),
     ({"data": lambda seed, epoch: USED}, "gave none when it was called again"),
     ({"data": iter(())}, "a used generator is empty"),

@@ -46,16 +46,12 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-def public_names():
-    for name in gluon_svrg.__all__:
-        if name != "__version__":
-            yield f"gluon_svrg.{name}", getattr(gluon_svrg, name)
-    for module in SUPPORTING:
-        for name in getattr(gluon_svrg, module).__all__:
-            yield f"gluon_svrg.{module}.{name}", getattr(getattr(gluon_svrg, module), name)
-
-
-PUBLIC = dict(public_names())
+PUBLIC = {
+    f"{module.__name__}.{name}": getattr(module, name)
+    for module in [gluon_svrg, *(getattr(gluon_svrg, name) for name in SUPPORTING)]
+    for name in module.__all__
+    if name != "__version__"
+}
 
 
 def described():

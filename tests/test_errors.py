@@ -48,6 +48,9 @@ class Begun:
         for name, value in attributes.items():
             setattr(self.trainer, name, value)
 
+    def correct(self, closure=None):
+        return self.trainer.correct_grads(closure or self.closure)
+
     def assert_refused(self, call, error, message):
         """An error with this message; then training goes on from where it was."""
         before = everything(self.trainer, self.net)
@@ -211,24 +214,19 @@ BAD = {
 }
 
 
-@pytest.mark.parametrize("name", BAD)
-@pytest.mark.parametrize("method", ["step", "correct_grads", "update_full_grads"])
-def test_bad_closures(begun, method, name):
+@pytest.mark.parametrize("bad, error, message", BAD.values(), ids=BAD)
+@pytest.mark.parametrize("method", ["step", "correct", "refresh"])
+def test_bad_closures(begun, method, bad, error, message):
     """In either pass of a step, at any minibatch of a refresh."""
-    bad, error, message = BAD[name]
-    call = {
-        "step": begun.step,
-        "correct_grads": begun.trainer.correct_grads,
-        "update_full_grads": begun.refresh,
-    }
-    for good_calls in (0, 1, 6) if method == "update_full_grads" else range(1 + begun.held):
+    call = getattr(begun, method)
+    for good_calls in (0, 1, 6) if method == "refresh" else range(1 + begun.held):
         left = itertools.repeat(True, good_calls)
 
         def closure(*batch, left=left):
             loss = begun.loss_of(*(batch or begun.batches[0]))
             return loss if next(left, False) else bad(loss)
 
-        begun.assert_refused(lambda closure=closure: call[method](closure), error, message)
+        begun.assert_refused(partial(call, closure), error, message)
     if begun.held:  # what the call has left behind is not taken for an estimate
         begun.assert_refused(lambda: begun.trainer.step(5), RuntimeError, "needs SVRG gradients")
     begun.step()
@@ -248,7 +246,7 @@ def test_before_shapes_are_known():
 
 CALLS = {
     "step": lambda b: b.step(),
-    "correct_grads": lambda b: b.trainer.correct_grads(b.closure),
+    "correct_grads": lambda b: b.correct(),
     "update_full_grads": lambda b: b.refresh(),
     "at_snapshot": lambda b: b.trainer.at_snapshot().__enter__(),
     "discard_snapshot": lambda b: b.trainer.discard_snapshot(),
@@ -318,9 +316,8 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("name", CHANGES)
-def test_parameters_that_changed(name):
-    change, message = CHANGES[name]
+@pytest.mark.parametrize("change, message", CHANGES.values(), ids=CHANGES)
+def test_parameters_that_changed(change, message):
     begun = Begun(held=True)
     change(parameters(begun.net)[0])
     with pytest.raises(RuntimeError, match=f"changed since the snapshot: .*{message}.*Take a new"):
@@ -377,11 +374,6 @@ def squares(begun, X, y):
     return (begun.net(X)[:, :1] - y) ** 2
 
 
-def with_output(begun):
-    output = begun.net(begun.batches[0][0])
-    return (output**2).sum(axis=1), output
-
-
 def ask(begun, before_each_step, data=None):
     """`EveryEpochs`, in steps or in epochs."""
     refresh = EveryEpochs(2)
@@ -406,7 +398,10 @@ def stored(begun, row):
 #: What trains, but probably not as it was meant to, and the warning.
 WATCHED = {
     "a mean": (lambda b: b.step(lambda: b.closure().mean()), "one loss .* and batch_size is 5"),
-    "an output": (lambda b: b.step(lambda: with_output(b)), "returns is differentiated"),
+    "an output": (
+        lambda b: b.step(lambda: (b.closure(), b.net(b.batches[0][0]))),
+        "returns is differentiated",
+    ),
     "a sum in a refresh": (sum_then_each, "one loss entry for a minibatch, and this step has 5"),
     "labels": (
         lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),

@@ -1,6 +1,5 @@
 """Gluon's Estimator with SVRG: as a hand-written loop, with all that it offers."""
 
-import importlib
 import logging
 import re
 from contextlib import nullcontext
@@ -19,9 +18,7 @@ from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
 
 # MXNet's handlers are not all written for warnings as errors.
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning:mxnet.*")
-metric = importlib.import_module(
-    "mxnet.gluon.metric" if hasattr(gluon, "metric") else "mxnet.metric"
-)
+metric = gluon.metric if hasattr(gluon, "metric") else mx.metric
 PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
 SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 TWO = contexts(2)

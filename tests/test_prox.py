@@ -107,7 +107,6 @@ class Proximal:
 
 
 def start(case, choice, operators=(), dtype="float64", devices=None, **settings):
-    """A trainer with a prox beside its twin."""
     settings = {"learning_rate": RATE, **settings}
     play = Play(case, PROBLEM, "step", devices, dtype=dtype, settings=settings, prox=choice)
     play.optimizer = Proximal(operators or [None] * 4, **settings)
@@ -199,8 +198,8 @@ def test_keys_that_are_parameters_and_a_list_of_parameters(as_list):
     net = PROBLEM.network()
     params = net.collect_params()
     choice = {net[1].weight: Box(0, math.inf), ".*weight": L1(0.3), net[0].bias: Box(0, 1)}
-    trainer = SVRGTrainer([*params.values()] if as_list else params, "sgd", prox=choice)
-    trainer.set_learning_rate(RATE)
+    params = [*params.values()] if as_list else params
+    trainer = SVRGTrainer(params, "sgd", {"learning_rate": RATE}, prox=choice)
     kit.one_epoch(trainer, PROBLEM.closure(net), BATCHES)
     twins = [partial(oracle.box, low=0, high=high) for high in (1, math.inf)]
     assert_is_plain_twin(net, [L1_TWIN, *twins, None])
