@@ -8,7 +8,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, everything, noticed
+from kit import assert_unchanged, everything, failing, noticed
 from mxnet import autograd, gluon
 from problems import Dense, array, contexts, parameters, values
 
@@ -143,13 +143,10 @@ MISTAKES = {
     },
     AssertionError: {
         "labels of NumPy": (lambda b: b.step(lambda: of_numpy(b)), "no array of MXNet, such as"),
-        "its own": (lambda b: b.step(kit.failing(b.closure, 0, AssertionError)), "^mine$"),
+        "its own": (lambda b: b.step(failing(b.closure, 0, AssertionError)), "^mine$"),
     },
     OSError: {
-        "data that raise": (
-            lambda b: b.refresh(data=map(kit.failing(tuple, 1, OSError), b.batches)),
-            "^mine$",
-        ),
+        "data": (lambda b: b.refresh(data=map(failing(tuple, 1, OSError), b.batches)), "^mine$"),
     },
 }
 
@@ -210,7 +207,6 @@ BAD = {
         ValueError,
         r"loss on \w+\(3\).*parameters are on \w+\(0\)",
     ),
-    "failing": (lambda loss: 1 / 0, ZeroDivisionError, "division"),
 }
 
 
@@ -432,6 +428,7 @@ FINE = {
     "single samples": lambda b: sum_then_each(
         b, [[X[:1], y[:1], array(np.ones((3, 1)))] for X, y in b.batches]
     ),
+    "dicts": lambda b: b.refresh(lambda batch: b.loss_of(*batch["Xy"]), [{"Xy": b.batches[0]}]),
     "rows": lambda b: stored(b, {"batch_index": 0}),
     "epochs": lambda b: ask(b, False),
     "epochs of a step": lambda b: ask(b, True, b.batches[:1]),

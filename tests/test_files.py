@@ -14,7 +14,6 @@ import pytest
 from jobs import start
 from kit import assert_unchanged
 from mxnet import gluon
-from problems import array
 from saving_kit import DATA, GENERATION, OTHER, Chain, Training, refused
 
 from gluon_svrg import SAGATrainer, SVRGTrainer, saving
@@ -125,16 +124,6 @@ def test_what_does_not_fit(name, tmp_path):
         run.save_as_gluon(tmp_path / "plain")
         message = OF_MOMENTUM if name == "no momentum" else "state of parameter 0 .* and must be"
         refused(other, (tmp_path / "plain").read_bytes(), tmp_path / "plain", message)
-
-
-def test_what_is_known_only_after_the_initialization_is_checked_then(tmp_path):
-    Training("adam", sizes=(3, 4)).save(tmp_path / "states")
-    run = Training("adam", sizes=(0, 4))
-    run.load(tmp_path / "states")
-    run.net(array(np.ones((1, 5)), "float32"))
-    with pytest.raises(ValueError, match=r"was float32 \(4, 3\) and is float32 \(4, 5\) here"):
-        run.step()
-    assert not run.trainer._all_updaters[0].states
 
 
 def test_a_dict_in_another_order(tmp_path):

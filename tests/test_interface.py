@@ -97,25 +97,8 @@ def test_gradients_and_their_marks_survive_a_refresh_and_an_error():
         trainer.step(5)  # and now they are not
 
 
-def test_batches_of_every_kind():
-    """Tuples and lists are unpacked, anything else is passed as it is."""
-    net, _, trainer = make()
-    loss_function, X, y = PROBLEM.loss_function(), array(PROBLEM.X), array(PROBLEM.y)
-
-    def of_pair(X, y):
-        return loss_function(net(X), y)
-
-    expected = trainer.update_full_grads(of_pair, [(X, y)])
-    for closure, batch in [
-        (of_pair, [X, y]),
-        (lambda batch: of_pair(*batch["Xy"]), {"Xy": (X, y)}),
-        (lambda X: of_pair(X, y), X),
-    ]:
-        assert trainer.update_full_grads(closure, (each for each in [batch])) == expected
-
-
 def test_a_data_iter_is_reset_before_and_after():
-    """Its padding does not count where the closure cuts it off."""
+    """The closure gets its batches as they are, and can cut their padding off."""
     net = PROBLEM.network("float32")
     loss_function, trainer = PROBLEM.loss_function(), SVRGTrainer(net.collect_params(), "sgd")
     X, y = (part.astype("float32") for part in (PROBLEM.X, PROBLEM.y))

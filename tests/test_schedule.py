@@ -117,9 +117,7 @@ def ask(thing, trainer, count):
 REMEMBERING = {
     "epochs": lambda resumes: [EveryEpochs(5)],
     "settings": lambda resumes: [Loopless(0.3, seed=99 if resumes else 0)],
-    "seeds in another order": lambda resumes: [
-        Loopless(0.5, seed=seed) for seed in ((2, 1) if resumes else (1, 2))
-    ],
+    "seeds": lambda resumes: [Loopless(0.5, seed=n) for n in ((2, 1) if resumes else (1, 2))],
     "an order": lambda resumes: [Loopless(0.5), Loopless(0.5)],
     "draws": lambda resumes: [sampler(100, lambda draw: 5 * 2**draw, seed=n) for n in (3, 4)],
 }
