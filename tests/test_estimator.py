@@ -11,7 +11,7 @@ import pytest
 from mxnet import gluon
 from mxnet.gluon.contrib.estimator import BatchProcessor, Estimator, event_handler
 from mxnet.gluon.contrib.estimator.event_handler import CheckpointHandler
-from problems import Dense, array, contexts, distance, values
+from problems import Dense, array, contexts, distance, flat, values
 
 from gluon_svrg import Nystrom, SAGATrainer, STORMTrainer, SVRGTrainer, schedule
 from gluon_svrg.estimator import FullGradHandler, SVRGBatchProcessor
@@ -22,11 +22,8 @@ metric = gluon.metric if hasattr(gluon, "metric") else mx.metric
 PROBLEM = Dense("classification", hidden=(5,), seed=23, samples=46)
 SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 TWO = contexts(2)
-
-
-def loader(X=PROBLEM.X, y=PROBLEM.y, batch_size=10):
-    data = gluon.data.ArrayDataset(X.astype("float32"), y.astype("float32"))
-    return gluon.data.DataLoader(data, batch_size=batch_size)
+SAMPLES = gluon.data.ArrayDataset(PROBLEM.X.astype("float32"), PROBLEM.y.astype("float32"))
+DATA = gluon.data.DataLoader(SAMPLES, batch_size=10)
 
 
 def make(devices=None, cls=SVRGTrainer, processor=SVRGBatchProcessor, net=None, log=None, **kwargs):
@@ -43,6 +40,13 @@ def make(devices=None, cls=SVRGTrainer, processor=SVRGBatchProcessor, net=None, 
     return estimator
 
 
+def fitted(estimator, epochs, update_freq, *handlers):
+    """An estimator after some epochs with a handler of full gradients."""
+    handlers = [FullGradHandler(DATA, update_freq), *handlers]
+    estimator.fit(DATA, epochs=epochs, event_handlers=handlers)
+    return estimator
+
+
 def by_hand(epochs, update_freq, devices=None, **kwargs):
     kwargs = {"settings": SETTINGS, **kwargs}
     net, loss_of, trainer = kit.make(PROBLEM, "float32", devices, **kwargs)
@@ -56,11 +60,10 @@ def by_hand(epochs, update_freq, devices=None, **kwargs):
 
 @pytest.mark.parametrize("devices, update_freq", [(None, 1), (None, 2), (TWO, 2), (TWO, 3)])
 def test_as_a_loop_by_hand(devices, update_freq):
-    estimator, data = make(devices), loader()
-    estimator.fit(data, epochs=5, event_handlers=[FullGradHandler(data, update_freq)])
+    estimator = fitted(make(devices), 5, update_freq)
+    expected = flat(by_hand(5, update_freq, devices))
     for device in devices or [None]:
-        for these, those in zip(values(estimator.net, device), by_hand(5, update_freq, devices)):
-            np.testing.assert_allclose(these, those, atol=1e-6)
+        np.testing.assert_allclose(flat(values(estimator.net, device)), expected, atol=1e-6)
     assert estimator.trainer.num_snapshots == -(-5 // update_freq)
 
 
@@ -68,8 +71,7 @@ def test_a_preconditioner():
     def preconditioned(params, *_):
         return SVRGTrainer(params, "nag", {}, preconditioner=Nystrom())
 
-    estimator, data = make(cls=preconditioned), loader()
-    estimator.fit(data, epochs=5, event_handlers=[FullGradHandler(data, 1)])
+    estimator = fitted(make(cls=preconditioned), 5, 1)
     expected = by_hand(5, 1, optimizer="nag", settings={}, preconditioner=Nystrom())
     assert distance(values(estimator.net), expected) < 1e-4
     assert {"momentum", "curvature", "went_back"} < estimator.trainer.history[-1].keys()
@@ -78,9 +80,8 @@ def test_a_preconditioner():
 def test_metrics_validation_logging_and_progress(caplog, capfd):
     """Metrics, those of the last epoch, count each sample once."""
     pytest.importorskip("tqdm", reason="the progress bar needs tqdm")
-    estimator, data = make(train_metrics=metric.Accuracy(), log=caplog), loader()
-    handler = FullGradHandler(data, 2, progress=True)
-    estimator.fit(data, loader(), epochs=3, event_handlers=[handler])
+    estimator = make(train_metrics=metric.Accuracy(), log=caplog)
+    estimator.fit(DATA, DATA, epochs=3, event_handlers=[FullGradHandler(DATA, 2, progress=True)])
     (trained,) = (m for m in estimator.train_metrics if isinstance(m, metric.Accuracy))
     assert trained.num_inst == len(PROBLEM.X)
     first, second = (message for message in caplog.messages if "full gradient" in message)
@@ -122,31 +123,27 @@ def test_checkpoints_and_resume(stop_at, tmp_path, caplog):
     """The whole state goes on; epochs are counted from the very first one, but not in the log."""
 
     def run(epochs, resume):
-        estimator, data = make(log=caplog), loader()
         settings = {"model_prefix": "net", "resume_from_checkpoint": resume}
         checkpoint = CheckpointHandler(str(tmp_path), **settings)
-        estimator.fit(data, epochs=epochs, event_handlers=[FullGradHandler(data, 2), checkpoint])
-        return estimator
+        return fitted(make(log=caplog), epochs, 2, checkpoint)
 
     run(stop_at, False)
     caplog.clear()
     resumed = run(6, True)
     logged = re.findall(r"Epoch (\d)\] full", "\n".join(caplog.messages))
     assert [*map(int, logged)] == [*range(stop_at % 2, 6 - stop_at, 2)]
-    for these, those in zip(values(resumed.net), by_hand(6, 2)):
-        np.testing.assert_allclose(these, those, atol=1e-6)
+    np.testing.assert_allclose(flat(values(resumed.net)), flat(by_hand(6, 2)), atol=1e-6)
     assert resumed.trainer.num_snapshots == 3
 
 
 @pytest.mark.parametrize("is_new", [True, False])
 def test_epochs_are_counted_over_several_fits(is_new, caplog):
     """But the log counts those of each fit."""
-    estimator, data = make(log=caplog), loader()
-    handler, taken = FullGradHandler(data, 3), []
+    estimator, handler, taken = make(log=caplog), FullGradHandler(DATA, 3), []
     for epochs in (1, 1, 1, 1, 2, 1):
         before = estimator.trainer.num_snapshots
-        handler = FullGradHandler(data, 3) if is_new else handler
-        estimator.fit(data, epochs=epochs, event_handlers=[handler])
+        handler = FullGradHandler(DATA, 3) if is_new else handler
+        estimator.fit(DATA, epochs=epochs, event_handlers=[handler])
         taken.append(estimator.trainer.num_snapshots - before)
     assert taken == [1, 0, 0, 1, 0, 1]
     logged = [message for message in caplog.messages if "full gradient" in message]
@@ -154,13 +151,11 @@ def test_epochs_are_counted_over_several_fits(is_new, caplog):
 
 
 def test_resuming_without_a_snapshot_refreshes_at_once(tmp_path):
-    first, data = make(), loader()
-    first.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
+    first, second = fitted(make(), 1, 2), make()
     first.trainer.discard_snapshot()
     first.trainer.save_states(tmp_path / "states")
-    second = make()
     second.trainer.load_states(tmp_path / "states")
-    second.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])  # epoch 1 is not due
+    fitted(second, 1, 2)  # epoch 1 is not due
     assert second.trainer.num_snapshots == 2
 
 
@@ -171,24 +166,22 @@ def test_refresh_schedules():
         (schedule.EverySteps(2, factor=2), 4),
         (schedule.Loopless(1.0), 15),
     ]:
-        estimator, data = make(), loader()
-        estimator.fit(data, epochs=3, event_handlers=[FullGradHandler(data, refresh)])
-        assert estimator.trainer.num_snapshots == snapshots
+        assert fitted(make(), 3, refresh).trainer.num_snapshots == snapshots
 
 
 def test_storm_needs_no_handler():
     estimator = make(cls=STORMTrainer)
-    estimator.fit(loader(), epochs=2)
+    estimator.fit(DATA, epochs=2)
     assert estimator.trainer.inner_steps == 2 * 5
 
 
 @pytest.mark.parametrize(
     ("data", "value", "error", "message"),
     [
-        *((loader(), v, TypeError, "must be a whole number, got") for v in (None, 2.0, True)),
-        (loader(), "2", TypeError, "update_freq .* schedule.* must be a whole number, got str"),
-        (loader(), 0, ValueError, "update_freq .* must be 1 or more, got 0"),
-        (loader(), -1, ValueError, "update_freq .* must be 1 or more, got -1"),
+        *((DATA, v, TypeError, "must be a whole number, got") for v in (None, 2.0, True)),
+        (DATA, "2", TypeError, "update_freq .* schedule.* must be a whole number, got str"),
+        (DATA, 0, ValueError, "update_freq .* must be 1 or more, got 0"),
+        (DATA, -1, ValueError, "update_freq .* must be 1 or more, got -1"),
         (None, 2, TypeError, "data must be a DataLoader, .*, got NoneType"),
     ],
 )
@@ -199,7 +192,6 @@ def test_bad_arguments(data, value, error, message):
 
 def test_parts_that_are_missing():
     """It is said before a pass."""
-    data = loader()
     for estimator, has_handler, error, message in [
         (make(cls=gluon.Trainer), True, TypeError, "needs an SVRGTrainer, got Trainer"),
         (make(processor=BatchProcessor), True, RuntimeError, "needs an SVRGB"),
@@ -208,7 +200,7 @@ def test_parts_that_are_missing():
         (make(cls=SAGATrainer), False, TypeError, "which an Estimator does not tell"),
     ]:
         with pytest.raises(error, match=message):
-            estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)] * has_handler)
+            estimator.fit(DATA, epochs=1, event_handlers=[FullGradHandler(DATA, 2)] * has_handler)
         assert getattr(estimator.trainer, "grad_evaluations", 0) == 0
 
 
@@ -221,9 +213,9 @@ def test_a_second_training_without_a_handler(is_interrupted):
             if is_interrupted:
                 raise KeyboardInterrupt
 
-    estimator, data = make(), loader()
+    estimator = make()
     with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
-        estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2), Interrupt()])
+        fitted(estimator, 1, 2, Interrupt())
     with pytest.raises(RuntimeError, match="SVRGBatchProcessor needs a FullGradHandler"):
-        estimator.fit(data, epochs=1)
-    estimator.fit(data, epochs=1, event_handlers=[FullGradHandler(data, 2)])
+        estimator.fit(DATA, epochs=1)
+    fitted(estimator, 1, 2)
