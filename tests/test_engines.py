@@ -48,12 +48,6 @@ def job(request, tmp_path, marker):
         end(process)
 
 
-def cases(found, plain):
-    """Cases, by their engine and more; some are in plain pytest."""
-    marks = {case: () if case in plain else pytest.mark.slow for case in found}
-    return [pytest.param(*case, marks=marks[case], id="-".join(case)) for case in found]
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", SERVED)
 def test_the_weights_of_one_process(engine, job, tmp_path, marker):
@@ -95,7 +89,13 @@ PLAIN = [("launch", "raise", "worker"), ("launch", "killed", "server")]
 PLAIN += [("launch", "uneven", "worker"), ("launch", "SIGKILL", "launcher")]
 
 
-@pytest.mark.parametrize("engine, what, who", cases(CASES, PLAIN))
+@pytest.mark.parametrize(
+    "engine, what, who",
+    [
+        pytest.param(*case, marks=() if case in PLAIN else pytest.mark.slow, id="-".join(case))
+        for case in CASES
+    ],
+)
 def test_ends(engine, what, who, job, tmp_path, marker):
     """All processes of the job end, and its status is not 0."""
     is_silent = what in ("stopped", "uneven", "early")

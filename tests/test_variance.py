@@ -34,26 +34,21 @@ def by_numpy(now, there, batches, coefficient):
     plain = np.array([flat(PROBLEM.gradient(now, b)[0]) / len(b) for b in batches])
     control = np.array([flat(PROBLEM.gradient(there, b)[0]) / len(b) for b in batches]) - mu
 
-    def var(vectors):
-        centred = vectors - weights @ vectors
-        return float(weights @ (centred**2).sum(axis=1))
+    def covariance(g, c):
+        return weights @ ((g - weights @ g) * (c - weights @ c)).sum(axis=1)
 
     svrg = plain - coefficient * control
     ends = np.cumsum([w.size for w in now])[:-1]
-    best = []
-    for g, c in zip(np.split(plain, ends, axis=1), np.split(control, ends, axis=1)):
-        covariance = weights @ ((g - weights @ g) * (c - weights @ c)).sum(axis=1)
-        best.append(covariance / var(c))
-    whole = weights @ ((plain - weights @ plain) * (control - weights @ control)).sum(axis=1)
+    parts = zip(np.split(plain, ends, axis=1), np.split(control, ends, axis=1))
     return {
-        "plain": var(plain),
-        "estimate": var(svrg),
-        "noise": var(plain) / ((weights @ plain) ** 2).sum(),
-        "ratio": var(svrg) / var(plain),
+        "plain": covariance(plain, plain),
+        "estimate": covariance(svrg, svrg),
+        "noise": covariance(plain, plain) / ((weights @ plain) ** 2).sum(),
+        "ratio": covariance(svrg, svrg) / covariance(plain, plain),
         "cosine_distance_plain": cosine_distance(plain),
         "cosine_distance_estimate": cosine_distance(svrg),
-        "best_coefficient": whole / var(control),
-        "best_coefficients": best,
+        "best_coefficient": covariance(plain, control) / covariance(control, control),
+        "best_coefficients": [covariance(g, c) / covariance(c, c) for g, c in parts],
         "distance": np.linalg.norm(flat(now) - flat(there)),
         "gradient_norm": np.linalg.norm(weights @ plain),
     }
