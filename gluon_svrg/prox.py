@@ -304,7 +304,7 @@ def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
             f"{name} has another step. Use 'sgd' or 'nag'; Box works with every optimizer."
         )
     momentum = (settings or {}).get("momentum", getattr(optimizer, "momentum", 0.0))
-    if not 0 <= momentum < 1:
+    if not 0 <= np.float32(momentum) < 1:
         raise ValueError(f"{operator} needs a momentum of at least 0 and below 1, got {momentum}.")
 
 

@@ -542,7 +542,8 @@ MISTAKES = [
     ({"minimum": 10}, "minimum is 10, and a new network is there already"),
     ({"gaps": ["a"]}, "each of gaps must be a number, got str"),
     *(({"measure": {name: len}}, f"cannot be called {name!r}")
-      for name in ("loss", "seconds", "data_passes", "lowest", "options", "method")),
+      for name in ("loss", "seconds", "data_passes", "lowest", "options", "method", "search passes",
+                   "seconds to 0.5")),
     ({"measure": {"gap": len}, "minimum": 0.0}, "cannot be called 'gap'"),
     ({"data": (np.where(X > 2, np.nan, X), Y)}, "Array 0 of data has NaN or infinity"),
     ({"data": (X, np.where(Y > 2, np.inf, Y))}, "Array 1 of data has NaN or inf"),

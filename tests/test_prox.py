@@ -328,7 +328,7 @@ def test_optimizers_of_the_users():
 
     for optimizer in (Mine(), mx.optimizer.NAG(momentum=0.9), "nag"):
         make(optimizer=optimizer, settings={}, prox=L1(0.1))
-    for momentum in (1.0, -0.5):
+    for momentum in (1.0, 1 - 1e-9, -0.5):  # 1 in float32
         for optimizer, settings in (("sgd", {"momentum": momentum}), (Mine(momentum=momentum), {})):
             with pytest.raises(ValueError, match=rf"at least 0 and below 1, got {momentum}"):
                 make(optimizer=optimizer, settings=settings, prox=L1(0.1))

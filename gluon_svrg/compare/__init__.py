@@ -6,6 +6,7 @@ needs pandas, scipy and tqdm, and for figures matplotlib.
 
 from __future__ import annotations
 
+import re
 from math import inf
 from typing import Any, Callable, Mapping, Sequence
 
@@ -153,8 +154,9 @@ def compare(
     if not all_seeds or rates == [] or not steps:
         raise ValueError("seeds, learning_rates and gaps must not be empty.")
     measures = dict(measure or {})
-    for name in (TAKEN | ({"gap"} if minimum is not None else set())) & measures.keys():
-        raise ValueError(f"A measure cannot be called {name!r}, as the tables have such a column.")
+    for name in measures:
+        if re.fullmatch(TAKEN, name) or (name == "gap" and minimum is not None):
+            raise ValueError(f"A measure cannot be called {name!r}: the tables have such a column.")
     source = Data(data, batch_size, all_seeds[0])
     if not takes(loss_of, (None, *source.first())):
         raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")

@@ -20,9 +20,11 @@ ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
 #: The colors of Okabe and Ito, and markers, for one method after the other.
 COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#000000"]
 MARKERS = "o<^sDvPp"
-#: The columns of tables, after which no measure may be called.
-TAKEN = {"method", "learning_rate", "options", "seed", "chosen", "data_passes", "seconds", "loss"}
-TAKEN |= {"learning rate", "lowest", "highest"}
+#: The columns of tables, or how they begin, after which no measure may be called.
+TAKEN = (
+    "method|learning.rate|options|seed|chosen|data_passes|seconds|loss|lowest|highest"
+    "|(passes|seconds) to .*|search .*"
+)
 
 
 class Comparison:
