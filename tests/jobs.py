@@ -15,21 +15,17 @@ DEADLINE = int(os.environ.get("GLUON_SVRG_TEST_DEADLINE", 180))  # seconds for a
 GLUON_SVRG = [sys.executable, "-m", "gluon_svrg"]
 
 
-def environment():
-    """The variables of a job, on any machine."""
-    return {
+def start(command, folder=None, **variables):
+    """Start a command in a process group of its own; its output goes to a pipe."""
+    common = {
         "PYTHONPATH": os.pathsep.join(map(str, [PACKAGE, Path(__file__).parent])),
         "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
         "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
     }
-
-
-def start(command, folder=None, **variables):
-    """Start a command in a process group of its own; its output goes to a pipe."""
     return subprocess.Popen(
         [*map(str, command)],
         cwd=folder,
-        env={**os.environ, **environment(), **variables},
+        env={**os.environ, **common, **variables},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,

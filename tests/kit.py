@@ -1,9 +1,9 @@
 """What test files share: a trainer on a problem, loops, and a look at all that may change."""
 
 import importlib
-import importlib.util
 import warnings
 from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import mxnet as mx
@@ -13,23 +13,12 @@ from problems import array, parameters
 
 from gluon_svrg import SVRGTrainer
 
+amp = importlib.import_module("mxnet.amp" if find_spec("mxnet.amp") else "mxnet.contrib.amp")
 HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
 
 
-def make(
-    problem,
-    dtype="float64",
-    devices=None,
-    *,
-    cls=SVRGTrainer,
-    optimizer="sgd",
-    settings=None,
-    rate=0.1,
-    hybridize=None,
-    deferred=False,
-    net=None,
-    **kwargs,
-):
+def make(problem, dtype="float64", devices=None, *, cls=SVRGTrainer, optimizer="sgd", settings=None,
+         rate=0.1, hybridize=None, deferred=False, net=None, **kwargs):  # fmt: skip
     """A network at the problem's initial weights, its loss of an index array, and a trainer.
 
     Or another network for its data. Without `settings`, the arguments of the optimizer, its
@@ -76,17 +65,12 @@ def with_norm(devices=None, hybridize=None):
 
 def scale_losses(trainer):
     """What `amp.init_trainer` does; `amp.init` would change MXNet for the whole process."""
-    name = "mxnet.amp" if importlib.util.find_spec("mxnet.amp") else "mxnet.contrib.amp"
-    trainer._amp_loss_scaler = importlib.import_module(f"{name}.loss_scaler").LossScaler()
+    trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
     trainer._amp_original_scale = trainer._scale
     return trainer._amp_loss_scaler
 
 
-# --- loops ---------------------------------------------------------------------------------------
-
-
 def one_epoch(trainer, loss_of, batches):
-    """A step by each of the minibatches."""
     for index in batches:
         trainer.step(len(index), closure=lambda: loss_of(index))
 
@@ -121,9 +105,6 @@ def failing(closure, good_calls, error=KeyError):
         return closure(*args)
 
     return wrapped
-
-
-# --- what can be seen ----------------------------------------------------------------------------
 
 
 @contextmanager

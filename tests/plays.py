@@ -1,5 +1,6 @@
 """The table of all methods, and a trainer that trains beside its twin in NumPy."""
 
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Callable, Dict, Optional
 
@@ -88,20 +89,9 @@ class Play:
     `ignores_stale`, updates leave parameters alone that no minibatch reaches.
     """
 
-    def __init__(
-        self,
-        case,
-        problem=PROBLEM,
-        how="step",
-        devices=None,
-        hybridize=None,
-        *,
-        split=None,
-        dtype="float64",
-        settings=SETTINGS,
-        ignores_stale=False,
-        **kwargs,
-    ):
+    def __init__(self, case, problem=PROBLEM, how="step", devices=None, hybridize=None, *,
+                 split=None, dtype="float64", settings=SETTINGS, ignores_stale=False,
+                 **kwargs):  # fmt: skip
         self.case, self.how, self.ignores_stale = case, how, ignores_stale
         self.devices, self.device = devices, devices and devices[-1]
         self.stores = case is WITH_STORED["stored"]
@@ -146,7 +136,6 @@ class Play:
         return self.trainer.update_full_grads(closure, data, **stored)
 
     def correct(self, number):
-        """The estimate of a minibatch."""
         index = self.batches[number]
         return self.trainer.correct_grads(lambda: self.loss_of(index), **self.row(number))
 
@@ -178,10 +167,22 @@ class Play:
         self.twin.step(optimizer, *batches, rows=rows)
 
     def epoch(self, order):
-        """Updates by minibatches in this order."""
         size = 2 if self.how == "add" else 1
         for start in range(0, len(order), size):
             self.update(*order[start : start + size])
+
+    def follow(self, *order):
+        """Updates by minibatches in this order; the trainer stays with its twin."""
+        self.epoch(order)
+        assert self.distance() < 1e-10
+
+    @contextmanager
+    def refuses(self, error, message):
+        """An error with this message is raised here, and nothing changes."""
+        before = kit.everything(self.trainer, self.net)
+        with pytest.raises(error, match=message):
+            yield
+        kit.assert_unchanged(before, kit.everything(self.trainer, self.net))
 
     def distance(self):
         """How far the trainer is from its twin, on any device."""

@@ -90,13 +90,9 @@ class Dense:
         """A network that starts at the initial weights (unless it is deferred)."""
         net = gluon.nn.HybridSequential()
         for number, (inputs, units) in enumerate(zip(self.sizes, self.sizes[1:])):
-            last = number == len(self.sizes) - 2
-            activation = None if last else "tanh"
-            net.add(
-                gluon.nn.Dense(
-                    units, in_units=0 if deferred else inputs, activation=activation, dtype=dtype
-                )
-            )
+            is_last = number == len(self.sizes) - 2
+            settings = {"activation": None if is_last else "tanh", "dtype": dtype}
+            net.add(gluon.nn.Dense(units, in_units=0 if deferred else inputs, **settings))
         net.initialize(ctx=devices)
         if not deferred:
             self.assign(net, self.initial)
