@@ -6,59 +6,45 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, everything
+from kit import assert_unchanged
 from loops import backward
 from mxnet import autograd
-from plays import CASES, Play, each_method, ways
-from problems import Dense, array, contexts, distance, parameters, values
-
-from gluon_svrg import SAGATrainer, STORMTrainer
-
-PROBLEM = Dense("classification", hidden=(5,), seed=31)
-BATCHES, TWO = PROBLEM.batches(5), contexts(2)
-NAMES_BOTH = r"update_full_grads\(\).*discard_snapshot\(\)"
+from plays import BATCHES, CASES, PROBLEM, TWO, Play, each_method, ways
+from problems import array, distance, parameters, values
 
 
-def begun(devices=None):
-    """A training with a snapshot, whose network has moved."""
-    play = Play(CASES["SVRG"], PROBLEM, devices=devices)
-    play.refresh()
-    play.update(2)
-    play.correct(0)
+def played(case=CASES["SVRG"], how="step", devices=None, refresh=True):
+    """A training whose method has a state, unless it needs a refresh for it."""
+    play = Play(case, PROBLEM, how, devices)
+    if refresh:
+        play.refresh()
+    play.follow(1, 3, 1, 0)
     return play
-
-
-# --- a backward between the estimate and the step ------------------------------------------------
-
-
-FINISH = {
-    "step": lambda trainer: trainer.step(5),
-    "allreduce_grads": lambda trainer: trainer.allreduce_grads(),
-    "update": lambda trainer: trainer.update(5),
-}
 
 
 @pytest.mark.parametrize("where", ["at the weights", "at the snapshot", "after the reduction"])
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
-@pytest.mark.parametrize("finish", FINISH)
-def test_a_backward_between_the_halves(finish, devices, where):
+@pytest.mark.parametrize("finish, size", [("step", [5]), ("allreduce_grads", []), ("update", [5])])
+def test_a_backward_between_the_halves(finish, size, devices, where):
     """As of two trainers that correct one loss: one with `lr_mult` does that, as the error says."""
-    play = begun(devices)
+    play = played(devices=devices)
+    play.correct(0)
     if where == "after the reduction":
         play.trainer.allreduce_grads()
     with play.trainer.at_snapshot() if where == "at the snapshot" else nullcontext():
         backward(lambda: play.loss_of(BATCHES[1]))
     before = values(play.net)
     with pytest.raises(RuntimeError, match=r"(?s)a backward has overwritten it.*lr_mult"):
-        FINISH[finish](play.trainer)
+        getattr(play.trainer, finish)(*size)
     assert_unchanged(before, values(play.net))
-    follow(play)
+    play.follow(2, 3, 0)
 
 
 def test_a_backward_that_is_allowed():
     """Elsewhere, and for an input alone."""
-    play, x = begun(), array(PROBLEM.X)
+    play, x = played(), array(PROBLEM.X)
     x.attach_grad()
+    play.correct(0)
     with autograd.record():
         y = play.net(x)
     autograd.grad(y, [x])
@@ -87,32 +73,27 @@ def gathered(net):
 
 @each_method
 def test_a_loss_that_is_gathered_on_one_device(case):
-    play = Play(case, PROBLEM, devices=TWO)
+    play = Play(case, devices=TWO)
     play.loss_of = gathered(play.net)
     play.run()
 
 
-# --- what is held where it is hard to tell -------------------------------------------------------
-
-
-@pytest.mark.parametrize("cls", [STORMTrainer, SAGATrainer])
-def test_an_estimate_that_is_zero_is_not_one_that_was_dropped(cls):
+@pytest.mark.parametrize("name", ["STORM", "SAGA"])
+def test_an_estimate_that_is_zero_is_not_one_that_was_dropped(name):
     """As of a minibatch whose loss is masked: it counts, with its five entries."""
-    net, loss_of, trainer = kit.make(PROBLEM, cls=cls, rate=0.0)
-    for p in parameters(net):
-        p.grad_req = "add"
+    play = Play(CASES[name], how="add")
     for number, factor in enumerate((0.0, 1.0)):
-        row = {"batch_index": number} if cls is SAGATrainer else {}
-        trainer.correct_grads(lambda: loss_of(BATCHES[number]) * factor, **row)
-    grads = kit.gradients(net)
-    trainer.step(10)
-    assert distance([10 * g for g in kit.full_gradients(trainer, net)], grads) < 1e-12
+        row = play.row(number)
+        play.trainer.correct_grads(lambda: play.loss_of(BATCHES[number]) * factor, **row)
+    grads = kit.gradients(play.net)
+    play.trainer.step(10)
+    assert distance([10 * g for g in kit.full_gradients(play.trainer, play.net)], grads) < 1e-12
 
 
 @pytest.mark.parametrize("change", ["grad_req", "dtype"])
 @each_method
 def test_new_arrays_between_the_halves_of_a_step(case, change):
-    play = Play(case, PROBLEM)
+    play = Play(case)
     play.refresh()
     play.correct(0)
     if change == "dtype":
@@ -123,23 +104,6 @@ def test_new_arrays_between_the_halves_of_a_step(case, change):
         play.trainer.step(4)
 
 
-# --- new arrays in mid-training ------------------------------------------------------------------
-
-
-def follow(play, order=(2, 3, 0)):
-    play.epoch(order)
-    assert play.distance() < 1e-10
-
-
-def played(case, how, devices, refresh=True):
-    """A training whose method has a state, unless it needs a refresh for it."""
-    play = Play(case, PROBLEM, how, devices)
-    if refresh:
-        play.refresh()
-    follow(play, (1, 3, 1, 0))
-    return play
-
-
 def initialize(play, chosen=slice(None)):
     """New values in new arrays, as for the next fold of a cross-validation."""
     for parameter in parameters(play.net)[chosen]:
@@ -148,18 +112,15 @@ def initialize(play, chosen=slice(None)):
 
 
 def assert_refused(play):
-    """Nothing changes; the message names both ways to go on."""
-    before, index = everything(play.trainer, play.net), play.batches[2]
-    with pytest.raises(RuntimeError, match=NAMES_BOTH):
-        play.trainer.step(5, closure=lambda: play.loss_of(index), **play.row(2))
-    with pytest.raises(RuntimeError, match=NAMES_BOTH):
-        play.correct(2)
-    assert_unchanged(before, everything(play.trainer, play.net))
+    """The message names both ways to go on."""
+    for call in (play.step_alone, play.correct):
+        with play.refuses(RuntimeError, r"update_full_grads\(\).*discard_snapshot\(\)"):
+            call(2)
 
 
 def discard(play):
     play.trainer.discard_snapshot()
-    play.twin = play.case.make_twin(PROBLEM.gradient, values(play.net))
+    play.twin = play.case.make_twin(weights=values(play.net))
 
 
 @ways
@@ -172,18 +133,18 @@ def test_new_values_after_a_refresh(case, how, devices, chosen):
         initialize(play, chosen)
         assert_refused(play)
         go_on(play)
-        follow(play)
+        play.follow(2, 3, 0)
 
 
 @each_method
 def test_new_values_without_a_refresh(case):
     """The state of steps alone; the plain optimizer has none, and goes on."""
-    play = played(case, "step", None, refresh=False)
+    play = played(case, refresh=False)
     initialize(play)
     if not case.needs_refresh:
         assert_refused(play)
         discard(play)
-    follow(play)
+    play.follow(2, 3, 0)
 
 
 def cast(play):
@@ -217,11 +178,11 @@ def test_the_same_values_in_new_arrays(case, how, devices, change):
     grads = [p.list_grad()[0] for p in parameters(play.net)]
     change(play)
     assert not any(p.list_grad()[0] is grad for p, grad in zip(parameters(play.net), grads))
-    follow(play)
+    play.follow(2, 3, 0)
     change(play)
     play.refresh()
     change(play)
-    follow(play)
+    play.follow(2, 3, 0)
 
 
 @each_method
@@ -230,8 +191,8 @@ def test_other_values_in_the_same_arrays(case, tmp_path):
     play = played(case, "halves", TWO)
     PROBLEM.assign(play.net, [w + 0.1 * np.sign(w) for w in values(play.net)])
     play.twin.weights = values(play.net)
-    follow(play)
+    play.follow(2, 3, 0)
     PROBLEM.network().save_parameters(str(tmp_path / "weights"))
     play.net.load_parameters(str(tmp_path / "weights"), ctx=TWO)
     play.twin.weights = values(play.net)
-    follow(play)
+    play.follow(2, 3, 0)
