@@ -6,7 +6,6 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, everything
 from loops import backward, split_at
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
@@ -17,9 +16,6 @@ from gluon_svrg.variance import variance
 TABLES = {name: WITH_STORED[name] for name in ("SAGA", "SAG", "stored")}
 each_table = pytest.mark.parametrize("case", TABLES.values(), ids=TABLES)
 both = pytest.mark.parametrize("case", [TABLES["SAGA"], TABLES["SAG"]], ids=["SAGA", "SAG"])
-
-
-# --- the mean of the table -----------------------------------------------------------------------
 
 
 @both
@@ -47,9 +43,6 @@ def test_the_mean_of_the_table_does_not_drift():
     assert distance(kit.full_gradients(play.trainer, play.net), before) == 0
 
 
-# --- stored gradients are those that are computed anew -------------------------------------------
-
-
 def test_the_index_may_be_left_out():
     play = Play(TABLES["stored"])
     play.refresh()
@@ -69,9 +62,6 @@ def test_the_progress_bar_shows_the_bytes(capfd):
         assert f"storing {words}" in capfd.readouterr().err
 
 
-# --- indices -------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     "index, error, message",
     [
@@ -87,14 +77,11 @@ def test_a_wrong_index(case, index, error, message):
     play, drawn = Play(case, lock_random=True), set()
     play.refresh()
     for _ in range(2):  # before and after the check of the first row
-        before = everything(play.trainer, play.net)
-        with pytest.raises(error, match=message):
+        with play.refuses(error, message):
             play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[0]), batch_index=index)
-        assert_unchanged(before, everything(play.trainer, play.net))
         drawn.add(mx.nd.random.uniform(shape=(1,)).asscalar())
-        play.update(1)
+        play.follow(1)
     assert len(drawn) == 2  # random numbers go on after an error
-    assert play.distance() < 1e-10
 
 
 @both
@@ -119,13 +106,8 @@ def test_an_index_without_stored_gradients(again):
     if again:
         play.refresh()
     play.trainer.update_full_grads(play.loss_of, BATCHES)  # this one stores nothing
-    before = everything(play.trainer, play.net)
-    with pytest.raises(RuntimeError, match=r"update_full_grads\(closure, data, store_grads=True\)"):
+    with play.refuses(RuntimeError, r"update_full_grads\(closure, data, store_grads=True\)"):
         play.step_alone(0)
-    assert_unchanged(before, everything(play.trainer, play.net))
-
-
-# --- reshuffled data -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("looks", [False, True])
@@ -141,10 +123,8 @@ def test_reshuffled_data_are_found_by_the_first_step_after_each_refresh(case, lo
             variance(play.trainer, play.loss_of, data)
             PROBLEM.assign(play.net, before)
         play.trainer.correct_grads(lambda: play.loss_of(data[1]) * np.nan, batch_index=1)
-        before = everything(play.trainer, play.net)
-        with pytest.raises(RuntimeError, match=r"minibatch 1 differs .* was the data reshuffled"):
+        with play.refuses(RuntimeError, r"minibatch 1 differs .* was the data reshuffled"):
             play.trainer.step(5, closure=lambda: play.loss_of(data[2]), batch_index=1)
-        assert_unchanged(before, everything(play.trainer, play.net))
         counted = kit.counted(play.loss_of)
         for moves, expected in ((False, 2), (False, 1), (True, 2)):
             if moves:  # by the user: the rows are still those of the refresh
@@ -169,50 +149,33 @@ def test_stored_gradients_in_a_file(tmp_path):
         of_two.trainer.load_states(tmp_path / "states")
 
 
+@pytest.mark.parametrize("others", ["stay", "weights_have_moved", "statistics_have_moved"])
 @each_table
-def test_the_first_row_where_others_weights_have_moved(case):
-    """Then its losses prove nothing."""
-    net = PROBLEM.network()
-    trainer = case.make_trainer(net[1].collect_params())
-    play, play.loss_of = Play(case), PROBLEM.closure(net)
-    play.trainer = trainer
-    for moves in (False, True):
-        play.refresh()
-        if moves:
-            net[0].bias.set_data(net[0].bias.data() + 1)
-        refused = pytest.raises(RuntimeError, match="was the data reshuffled")
-        with nullcontext() if moves else refused:
-            trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
-
-
-@each_table
-def test_the_first_row_where_others_statistics_have_moved(case):
-    """A pass in training does not read them."""
+def test_the_first_row(case, others):
+    """Where others' weights have moved, its losses prove nothing; no training reads statistics."""
     net = kit.with_norm()
     play, play.loss_of = Play(case), PROBLEM.closure(net, "float32")
     play.trainer = case.make_trainer(net[2].collect_params())
     play.refresh()
-    backward(lambda: play.loss_of(BATCHES[0]))
-    with pytest.raises(RuntimeError, match="was the data reshuffled"):
+    if others == "weights_have_moved":
+        net[0].bias.set_data(net[0].bias.data() + 1)
+    elif others == "statistics_have_moved":
+        backward(lambda: play.loss_of(BATCHES[0]))
+    refused = pytest.raises(RuntimeError, match="was the data reshuffled")
+    with nullcontext() if others == "weights_have_moved" else refused:
         play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
 
 
 @both
 def test_two_trainers_that_share_a_network(case):
     """Without a refresh, the weights of the other one are not known at the first visit."""
-    net = PROBLEM.network()
-    loss_of, trainers = (
-        PROBLEM.closure(net),
-        [
-            case.make_trainer(net[1].collect_params()),
-            gluon.Trainer(net[0].collect_params(), "sgd", {"learning_rate": 0.1}),
-        ],
-    )
+    play = Play(case)
+    play.trainer = case.make_trainer(play.net[1].collect_params())
+    other = gluon.Trainer(play.net[0].collect_params(), "sgd", {"learning_rate": 0.1})
     with kit.noticed() as texts:
-        for _ in range(2):
-            for number, index in enumerate(BATCHES):
-                trainers[0].step(5, closure=lambda: loss_of(index), batch_index=number)
-                trainers[1].step(5)
+        for number in (*range(5), *range(5)):
+            play.step_alone(number)
+            other.step(5)
     assert not texts
 
 
@@ -223,9 +186,6 @@ def test_a_row_of_as_many_entries_on_other_devices(case):
     other = PROBLEM.closure(play.net, "float64", TWO, split_at([0.6]))
     with pytest.raises(ValueError, match=r"had \[2, 3\] .* returned \[3, 2\]"):
         play.trainer.step(5, closure=lambda: other(BATCHES[0]), batch_index=0)
-
-
-# --- what else is refused ------------------------------------------------------------------------
 
 
 @both
