@@ -80,8 +80,6 @@ class Problem(Dense):
         return whole
 
 
-# --- layers whose backward is not linear in its head ---------------------------------------------
-
 #: What a layer does to the signal that comes back; none is linear in it.
 BENDS = {
     "clip": lambda signal: np.clip(signal, -0.1, 0.1),
@@ -152,8 +150,6 @@ def test_a_layer(case, kind, how, devices, hybridize):
     Play(case, Problem(devices, hybridize, kind), how, devices).run()
 
 
-# --- operators that do not add -------------------------------------------------------------------
-
 #: Of a weight; under `grad_req='add'` all but the last write, or add nothing.
 OPERATORS = {
     "clip": lambda w: as_nd(w).clip(-0.4, 0.4),
@@ -179,9 +175,6 @@ def test_an_operator_on_a_parameter(case, name, how, devices, first):
     """Only the minibatch that begins there uses it. A plain gradient that is to add is MXNet's."""
     problem = Problem(devices, operator=OPERATORS[name], first=first)
     Play(case, problem, how, devices).run(parts=((), *PARTS[1:]) if how == "add" else PARTS)
-
-
-# --- graphs that keep the arrays of gradients that they saw first --------------------------------
 
 
 class Penalized(Problem):
@@ -214,8 +207,25 @@ def test_a_penalty_that_ends_after_a_change_of_grad_req(case):
     play.require("add")
     play.refresh()
     play.net(array(problem.X))
-    play.epoch((0, 1, 3, 2))
-    assert play.distance() < 1e-10
+    play.follow(0, 1, 3, 2)
+
+
+class WithBackward(Play):
+    """A training of a static graph in which the user's own backward comes between updates."""
+
+    def __init__(self, case, how="step", devices=None):
+        self.problem = Problem(devices)
+        super().__init__(case, self.problem, how, devices, STATIC)
+
+    def backward(self, step=False):
+        clear(self.net)
+        backward(lambda: self.loss_of(self.batches[2]))
+        expected, _ = self.problem.gradient(values(self.net, self.device), self.batches[2])
+        assert distance(gradients(self.net), expected) < 1e-10
+        if step:  # of the plain optimizer: the first pass at other weights comes after a change
+            self.trainer.step(5)
+            self.twin.step(self.optimizer, self.batches[2])
+        clear(self.net)
 
 
 @pytest.mark.parametrize(
@@ -223,74 +233,52 @@ def test_a_penalty_that_ends_after_a_change_of_grad_req(case):
 )
 @each_method
 def test_a_static_graph_and_another_grad_req(case, devices, kinds):
-    """It changes in mid-training, to and fro; the user's own backward works between."""
-    problem = Problem(devices)
-    play = Play(case, problem, kinds[0], devices, STATIC)
-
-    def backward_by_hand(step=False):
-        clear(play.net)
-        index = play.batches[2]
-        backward(lambda: play.loss_of(index))
-        expected, _ = problem.gradient(values(play.net, play.device), index)
-        assert distance(gradients(play.net), expected) < 1e-10
-        if step:  # of the plain optimizer: the first pass at other weights comes after a change
-            play.trainer.step(len(index))
-            play.twin.step(play.optimizer, index)
-        clear(play.net)
-
+    """It changes in mid-training, to and fro."""
+    play = WithBackward(case, kinds[0], devices)
     for number, how in enumerate([*kinds, *kinds, *kinds]):
         play.how = how
         play.require("add" if how == "add" else "write")
         if number == 0 and case.needs_refresh:
-            backward_by_hand(step=True)
+            play.backward(step=True)
             continue
         if how == "add" and number < 4:
-            backward_by_hand()
+            play.backward()
         if number in (1, 2, 5):
             play.refresh()
-        play.epoch([(1, 3, 1), (4, 0, 2)][number % 2])
-        assert play.distance() < 1e-10, f"after {number} changes"
+        play.follow(*[(1, 3, 1), (4, 0, 2)][number % 2])
         if number % 3:
-            backward_by_hand()
+            play.backward()
 
 
 @pytest.mark.parametrize("kinds", [("add", "write"), ("write", "add", "write", "add")])
 @each_method
 def test_a_static_graph_and_the_users_own_backward(case, kinds):
     """It comes after each change of `grad_req`, before the next step."""
-    problem = Problem(None)
-    play = Play(case, problem, "step", None, STATIC)
+    play = WithBackward(case)
     for kind in kinds:
         play.require(kind)
-        backward(lambda: play.loss_of(play.batches[2]))
-        expected, _ = problem.gradient(values(play.net), play.batches[2])
-        assert distance(gradients(play.net), expected) < 1e-10
-        clear(play.net)
+        play.backward()
         if kind == kinds[0]:
             play.refresh()
         for number in (1, 3, 0):
-            play.update(number)
-            assert play.distance() < 1e-10
+            play.follow(number)
             clear(play.net)
     play.refresh()
-    play.epoch((2,))
-    assert play.distance() < 1e-10
+    play.follow(2)
 
 
 @each_method
 def test_a_static_graph_that_writes_elsewhere(case):
     """MXNet's graph keeps the arrays of old weights; `gluon.Trainer` does not learn then."""
-    problem = Problem(None)
-    play = Play(case, problem, "step", None, STATIC)
+    play = WithBackward(case)
     play.refresh()
     play.epoch((1, 3))
     before = values(play.net)
     for parameter in parameters(play.net):
         parameter.initialize(force_reinit=True)
-    problem.assign(play.net, before)
+    play.problem.assign(play.net, before)
     with pytest.raises(RuntimeError, match=r"net\.hybridize\("):
         play.epoch((0,))
     assert distance(values(play.net), before) == 0
     play.net.hybridize(**STATIC)
-    play.epoch((0, 2))
-    assert play.distance() < 1e-10
+    play.follow(0, 2)
