@@ -8,14 +8,10 @@ from kit import HYBRIDIZE, assert_unchanged
 from loops import backward, plain_step
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
-from plays import WITH_STORED, Play, each_method
+from plays import BATCHES, PROBLEM, WITH_STORED, Play, each_method
 from problems import IS_NUMPY_LIKE, Dense, Tied, array, contexts, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
-
-PROBLEM = Dense("classification", hidden=(5,), seed=6)
-BATCHES = PROBLEM.batches(5)
-SETTINGS = {"learning_rate": 0.1, "momentum": 0.9}
 
 
 def assert_unbiased(trainer, closures, count, tolerance=2e-5):
@@ -37,9 +33,6 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
 
 
-# --- deferred and hybridized ---------------------------------------------------------------------
-
-
 class Deferred(Dense):
     def network(self, dtype, devices=None, hybridize=None):
         return super().network(dtype, devices, True, hybridize)
@@ -49,7 +42,7 @@ class Deferred(Dense):
 @pytest.mark.parametrize("devices", [1, 2])
 def test_deferred_initialization(hybridize, devices):
     """The first thing that a user calls may be `update_full_grads`, of other minibatches."""
-    problem = Deferred("classification", hidden=(5,), seed=6)
+    problem = Deferred("classification", hidden=(5,), seed=40)
     play = Play(WITH_STORED["SVRG"], problem, "step", contexts(devices), hybridize)
     play.refresh_alone(play.loss_of, PROBLEM.batches(7))
     play.twin.weights = values(play.net)
@@ -120,9 +113,6 @@ def test_parameters_of_several_dtypes_and_of_any_shape(shape):
     assert_unbiased(trainer, [lambda i=index: loss_of(i) for index in batches], 4)
 
 
-# --- convolutions and BatchNorm ------------------------------------------------------------------
-
-
 @pytest.mark.filterwarnings("ignore:Cannot decide type")  # MXNet, of the input of the block
 @pytest.mark.parametrize("kind", ["new", "hybridized", "frozen layers", "a symbol block"])
 def test_convolutions(kind, tmp_path):
@@ -182,9 +172,6 @@ def test_statistics_at_the_snapshot_are_of_that_moment():
     assert_unchanged(kept, then)
 
 
-# --- recurrent -----------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE[:3])
 def test_minibatches_of_other_shapes(hybridize):
     """Bucketing: sentences of several lengths."""
@@ -202,9 +189,6 @@ def test_minibatches_of_other_shapes(hybridize):
     assert_unbiased(trainer, [lambda x=x: loss_of(x) for x in sentences], 6, 1e-4)
 
 
-# --- shared parameters, several losses -----------------------------------------------------------
-
-
 @pytest.mark.parametrize("hybridize", [None, {}])
 @each_method
 def test_layers_that_share_parameters(case, hybridize):
@@ -220,9 +204,6 @@ def test_losses_that_are_averaged():
     assert mean == pytest.approx(loss_of(np.arange(20)).asnumpy().mean(), rel=1e-6)
     assert trainer.grad_evaluations == 4
     assert_unbiased(trainer, [lambda i=i: loss_of(i).mean() for i in batches], 1)
-
-
-# --- a trainer over a part of a network ----------------------------------------------------------
 
 
 class Parts:
@@ -273,9 +254,6 @@ def test_the_rest_is_as_after_one_backward(hybridize, grad_req, tmp_path):
             assert_unchanged(parts.rest(), plain.rest())
 
 
-# --- frozen values that move ---------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("hybridize", [None, {}])
 def test_a_frozen_teacher_that_follows(hybridize, tmp_path):
     """Estimates have today's teacher, `at_snapshot` that of the snapshot, and files both."""
@@ -307,9 +285,6 @@ def test_a_frozen_teacher_that_follows(hybridize, tmp_path):
         assert_unchanged(now, outputs())
 
 
-# --- weights that a closure took before it was called --------------------------------------------
-
-
 @pytest.mark.parametrize("name", ["SVRG", "stored", "SAGA", "approximate MARS"])
 def test_weights_that_were_taken_before_the_call(name):
     """They are not those of the pass, so that both would write one buffer."""
@@ -327,10 +302,8 @@ def test_weights_that_were_taken_before_the_call(name):
         play.step_alone(0, closure=closure)
 
     for call in (refresh, step):
-        before = kit.everything(play.trainer, play.net)
-        with pytest.raises(RuntimeError, match=r"Call Parameter\.data\(\) inside the closure"):
+        with play.refuses(RuntimeError, r"Call Parameter\.data\(\) inside the closure"):
             call(lambda: loss_with(outside))
-        assert_unchanged(before, kit.everything(play.trainer, play.net))
         call(loss_with)
         step(loss_with)
 
@@ -341,7 +314,7 @@ def test_frozen_values_of_any_dtype(dtype):
     net, loss_of, _ = kit.make(PROBLEM)
     table = gluon.Parameter("table", grad_req="null", shape=(3,), dtype=dtype, init="zeros")
     table.initialize()
-    trainer = SVRGTrainer({"table": table, **dict(net.collect_params().items())}, "sgd", SETTINGS)
+    trainer = SVRGTrainer({"table": table, **dict(net.collect_params().items())}, "sgd")
     for values_now in ([0, 1, 1], [1, 0, 1]):
         table.set_data(array(values_now, dtype))
         trainer.update_full_grads(loss_of, BATCHES)

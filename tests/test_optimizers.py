@@ -11,11 +11,11 @@ import numpy as np
 import oracle
 import pytest
 from mxnet import gluon
-from problems import Dense, array, distance, parameters, values
+from plays import BATCHES, PROBLEM
+from problems import array, distance, parameters, values
 
 from gluon_svrg import SVRGTrainer
 
-PROBLEM = Dense("classification", hidden=(5,), seed=5)
 IS_2 = "use_fused_step" in inspect.signature(mx.optimizer.LARS).parameters
 SETTINGS = {
     "dcasgd": {},  # with momentum, 1.9.1 fails under gluon.Trainer too
@@ -48,7 +48,7 @@ def compare(make_trainer, tolerance=1e-10, dtype="float64"):
         if epoch % 2 == 0:
             trainer.update_full_grads(loss_of, PROBLEM.batches(7))
             reference.refresh(PROBLEM.batches(7))
-        for index in PROBLEM.batches(5):
+        for index in BATCHES:
             mx.random.seed(epoch)  # SGLD adds noise
             trainer.step(len(index), closure=lambda: loss_of(index))
             mx.random.seed(epoch)
@@ -76,8 +76,6 @@ def test_registry(name):
     settings = {"learning_rate": 0.01, **SETTINGS.get(name, {})}
     compare(lambda cls, params: cls(params, name, settings), **precision(name))
 
-
-# --- settings ------------------------------------------------------------------------------------
 
 LARS = {"momentum": 0.9, "eta": 0.1}
 OF_VERSION = (

@@ -25,9 +25,6 @@ def mean_gradient(weights, index):
     return [g / count for g in grads]
 
 
-# --- identities ----------------------------------------------------------------------------------
-
-
 @given(
     visits=st.lists(st.integers(0, 4), min_size=1, max_size=9),
     refresh=st.booleans(),
@@ -74,9 +71,6 @@ def test_micro_batches_are_one_minibatch(method, refresh):
     assert distance(found[0], PROBLEM.initial) > 0.01
 
 
-# --- the papers' formulas, on means --------------------------------------------------------------
-
-
 def follow(twin, optimizer, formula):
     """A formula of the gradients now and before, and of the last estimate, beside the twin."""
     before = last = None
@@ -120,9 +114,6 @@ def test_mars_is_the_papers_formula(exact, vectors, clip):
     kwargs = {"clip": clip, "exact": exact, "include_vectors": vectors}
     follow(*make(oracle.MARS, gamma=0.5, beta=0.75, **kwargs), formula)
     assert bool(clipped) == (clip is not None)
-
-
-# --- proximal operators --------------------------------------------------------------------------
 
 
 @given(

@@ -66,6 +66,3 @@ def test_a_refresh_is_the_mean_of_all_data_each_time(problem, size, other):
     again = trainer.update_full_grads(loss_of, problem.batches(other))
     assert again == pytest.approx(first, rel=1e-12)
     assert distance(full_gradients(trainer, net), before[: len(grads)]) < 1e-12
-
-
-# --- the learning rate from the last two snapshots -----------------------------------------------
