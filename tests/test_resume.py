@@ -9,8 +9,8 @@ import pytest
 from kit import assert_unchanged
 from loops import plain_step
 from mxnet import gluon
-from plays import BATCHES, CASES, PROBLEM, TWO
-from problems import values
+from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
+from problems import Dense, values
 
 from gluon_svrg import SVRGTrainer
 
@@ -19,8 +19,7 @@ OPTIMIZERS = {
     "adam": {"learning_rate": 0.01},
     "lars": {"learning_rate": 0.05, "momentum": 0.9},
 }
-METHODS = [*CASES, "SVRG, stored"]
-OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in METHODS if name != "SVRG"]
+OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in WITH_STORED if name != "SVRG"]
 #: What is done before the file is written, and after it: refreshes, discards, and minibatches.
 MOMENTS = {
     "at the start": ([], ["refresh", 0, 1, 2]),
@@ -32,41 +31,43 @@ MOMENTS = {
 }
 
 
-class Run:
-    """A network with BatchNorm that a method trains, on one or several devices."""
+class Problem(Dense):
+    """Its network has BatchNorm, and perhaps dropout and parameters without a shape."""
 
-    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=0.0, deferred=False,
-                 dtype="float32", lock=False, params=(), **kwargs):  # fmt: skip
-        self.is_stored = method == "SVRG, stored"
-        self.case, self.devices = CASES["SVRG" if self.is_stored else method], devices
-        units = [0, 0] if deferred else [4, 6]
-        self.net = kit.sequence(
-            gluon.nn.Dense(6, activation="tanh", in_units=units[0]),
-            gluon.nn.BatchNorm(in_channels=units[1]),
-            gluon.nn.Dropout(dropout),
-            gluon.nn.Dense(3, in_units=units[1]),
+    def __init__(self, dropout, deferred):
+        super().__init__("classification", seed=40)
+        self.dropout, self.units = dropout, (0, 0) if deferred else (4, 6)
+
+    def network(self, dtype, devices, hybridize):
+        return kit.sequence(
+            gluon.nn.Dense(6, activation="tanh", in_units=self.units[0]),
+            gluon.nn.BatchNorm(in_channels=self.units[1]),
+            gluon.nn.Dropout(self.dropout),
+            gluon.nn.Dense(3, in_units=self.units[1]),
             devices=devices,
         )
-        self.net.cast(dtype)
-        params = {**OPTIMIZERS[optimizer], **dict(params)}
+
+
+class Run(Play):
+    """A training by a method, on one or several devices; its twin has no part in this."""
+
+    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=0.0, deferred=False,
+                 lock=False, params=(), **kwargs):  # fmt: skip
         if kwargs.get("kvstore") == "instance":  # of this trainer alone
             kwargs["kvstore"] = mx.kv.create("device")
-        kwargs.update(optimizer_params=params, lock_random=lock)
-        self.trainer = self.case.make_trainer(self.net.collect_params(), optimizer, **kwargs)
-        self.loss_of = PROBLEM.closure(self.net, dtype, devices)
+        kwargs.update(optimizer=optimizer, lock_random=lock, update_on_kvstore=None)
+        kwargs["optimizer_params"] = {**OPTIMIZERS[optimizer], **dict(params)}
+        problem = Problem(dropout, deferred)
+        super().__init__(WITH_STORED[method], problem, devices=devices, dtype="float32", **kwargs)
 
     def play(self, actions):
         for action in actions:
             if action == "refresh":
-                keeps = {"store_grads": True} if self.is_stored else {}
-                self.trainer.update_full_grads(self.loss_of, BATCHES, **keeps)
+                self.refresh_alone(self.loss_of, BATCHES)
             elif action == "discard":
                 self.trainer.discard_snapshot()
             else:
-                is_indexed = self.is_stored and self.trainer.has_snapshot
-                row = {"batch_index": action} if is_indexed else self.case.row(action)
-                index = BATCHES[action]
-                self.trainer.step(len(index), closure=lambda: self.loss_of(index), **row)
+                self.step_alone(action)
 
     def save(self, folder):
         self.trainer.save_states(folder / "states")
@@ -86,9 +87,8 @@ class Run:
         return [data.asnumpy() for p in chosen for data in p.list_data()]
 
     def everything(self):
-        names = ("num_snapshots", "inner_steps", "grad_evaluations", "learning_rate", "history")
-        found = [getattr(self.trainer, name) for name in (*names, "coefficient")
-                 if hasattr(self.trainer, name)]  # fmt: skip
+        names = "num_snapshots", "inner_steps", "grad_evaluations", "learning_rate", "history"
+        found = [getattr(self.trainer, name, None) for name in (*names, "coefficient")]
         return [*found, *self.weights()]
 
 
@@ -113,16 +113,13 @@ def resumes(moment, folder, into=NEW, **kwargs):
         assert_unchanged(straight.everything(), resumed.everything())
 
 
-all_methods = pytest.mark.parametrize("method", METHODS)
-
-
-@all_methods
+@pytest.mark.parametrize("method", WITH_STORED)
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_at_every_moment(moment, method, tmp_path):
     resumes(moment, tmp_path, INTO, method=method)
 
 
-@pytest.mark.parametrize("method", [name for name in METHODS if name != "approximate MARS"])
+@pytest.mark.parametrize("method", [name for name in WITH_STORED if name != "approximate MARS"])
 @pytest.mark.parametrize(
     "moment, lock", [*((moment, True) for moment in MOMENTS), ("in mid-epoch", "auto")]
 )
@@ -154,9 +151,6 @@ def test_the_statistics_of_each_device(tmp_path):
     ]
     assert_unchanged(*found)
     assert sum(not np.array_equal(*pair) for pair in zip(found[0][::2], found[0][1::2])) == 2
-
-
-# --- before the parameters are initialized -------------------------------------------------------
 
 
 @pytest.mark.parametrize("first", ["step", "refresh", "look", "save"])
@@ -209,9 +203,6 @@ def test_a_cast_after_loading(tmp_path):
     before = resumed.weights()
     resumed.play([1, "refresh", 2])
     assert resumed.trainer.has_snapshot and not np.array_equal(before[0], resumed.weights()[0])
-
-
-# --- schedules, and files of gluon.Trainer -------------------------------------------------------
 
 
 class Falling:
