@@ -1,6 +1,7 @@
 """The kvstores of one process, against the oracle, and what is refused before anything happens."""
 
 import sys
+from functools import partial
 from importlib.util import find_spec
 
 import kit
@@ -10,57 +11,47 @@ import oracle
 import pytest
 from jobs import run
 from loops import split_at
-from plays import CASES, PARTS, Play
-from problems import Dense, Words, contexts, distance, parameters, values
+from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, TWO, Play
+from problems import Words, distance, parameters, values
 
 from gluon_svrg import SARAHTrainer, SVRGTrainer
 
-PROBLEM = Dense("classification", hidden=(5,), seed=4)
-SETTINGS = {"learning_rate": 0.05, "momentum": 0.9, "wd": 0.01}
 TWO_BITS = {"type": "2bit", "threshold": 0.5}
 
 
-def make(devices=1, cls=SVRGTrainer, **kwargs):
-    where = contexts(devices) if devices > 1 else None
-    return kit.make(PROBLEM, devices=where, cls=cls, settings=SETTINGS, **kwargs)
+def make(devices=1, **kwargs):
+    return kit.make(PROBLEM, devices=TWO if devices > 1 else None, settings=SETTINGS, **kwargs)
 
 
-def check(name, devices, kvstore, update_on_kvstore=None, split=None):
+def check(name, devices, kvstore, **kwargs):
     """A method stays with its twin, also if a refresh comes first."""
-    kwargs = {"settings": SETTINGS, "split": split, "update_on_kvstore": update_on_kvstore}
     for parts in (PARTS, ((), *PARTS)):
-        kwargs["kvstore"] = mx.kv.create("device") if kvstore == "instance" else kvstore
-        play = Play(CASES[name], PROBLEM, devices=devices, **kwargs)
+        given = kvstore() if callable(kvstore) else kvstore
+        play = Play(CASES[name], devices=devices, kvstore=given, **kwargs)
         play.run(parts=parts)
     return play
 
 
-@pytest.mark.parametrize("update_on_kvstore", [None, True, False])
-@pytest.mark.parametrize("kvstore", ["local", "Device", "instance"])
-def test_two_devices(kvstore, update_on_kvstore):
-    """However a minibatch is split; a device may have no part of it."""
-    for cuts in ([0.5], [0.8], [0.0], [1.0]):
-        check("SVRG", contexts(2), kvstore, update_on_kvstore, split_at(cuts))
+#: Instances, and MXNet's kvstore in Python, for tests.
+INSTANCE, IN_PYTHON = (partial(mx.kv.create, name) for name in ("device", "teststore"))
 
 
 @pytest.mark.parametrize(
-    "kvstore, update_on_kvstore",
+    "devices, kvstore, updates",
     [
-        (None, None),
-        ("device", False),
-        ("instance", None),  # one that is given as it is updates, even with one device
-        ("instance", True),
-        ("instance", False),
+        *((TWO, kvstore, [None, True, False]) for kvstore in ("local", "Device", INSTANCE)),
+        (TWO, "teststore", [None]),  # with one device, `gluon.Trainer` would drop the name
+        (TWO, IN_PYTHON, [None]),
+        (None, None, [None]),
+        (None, "device", [False]),
+        (None, INSTANCE, [None, True, False]),  # one that is given as it is updates, even there
     ],
 )
-def test_one_device(kvstore, update_on_kvstore):
-    check("SVRG", None, kvstore, update_on_kvstore)
-
-
-def test_a_kvstore_in_python_with_one_worker():
-    """MXNet's own, for tests. With one device, `gluon.Trainer` would drop the name."""
-    check("SVRG", contexts(2), "teststore")
-    check("SVRG", contexts(2), mx.kv.create("teststore"))
+def test_each_kvstore(devices, kvstore, updates):
+    """However a minibatch is split; a device may have no part of it."""
+    for update in updates:
+        for cut in (0.5, 0.8, 0.0, 1.0) if devices else [1.0]:
+            check("SVRG", devices, kvstore, update_on_kvstore=update, split=split_at([cut]))
 
 
 def test_the_first_device_leads_when_devices_start_apart():
@@ -74,9 +65,9 @@ def test_the_first_device_leads_when_devices_start_apart():
             np.testing.assert_array_equal(copy.asnumpy(), initial)
 
 
-@pytest.mark.parametrize("kvstore", ["local", "device", "instance"])
+@pytest.mark.parametrize("kvstore", ["local", "device", INSTANCE])
 def test_who_needs_the_reduced_gradient_updates_itself(kvstore):
-    assert check("SARAH", contexts(2), kvstore).trainer._updates_on_kvstore is False
+    assert check("SARAH", TWO, kvstore, update_on_kvstore=None).trainer._updates_on_kvstore is False
 
 
 KNOWN = r"MXNet has no kvstore '.*Known are .*'dist_async'.*'dist_sync'.*'horovod'.*'local'"
@@ -128,31 +119,26 @@ def test_objects_and_names_that_are_no_kvstores_here(monkeypatch, tmp_path):
 def test_refused_arguments_leave_the_parameters_alone():
     """A parameter knows its trainer: a refused one must not have taken it over."""
     net, loss_of, trainer = make(2, update_on_kvstore=True)
-    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
+    kit.train(trainer, loss_of, BATCHES, 1)
     for settings, message in (({"coefficient": -1}, "coefficient"), ({"kvstore": None}, "=None")):
         with pytest.raises(ValueError, match=message):
             SVRGTrainer(net.collect_params(), "sgd", SETTINGS, **settings)
     # set_data resets the kvstore of the trainer that the parameter knows
     parameters(net)[0].set_data(parameters(net)[0].list_data()[0] * 2)
-    kit.train(trainer, loss_of, PROBLEM.batches(5), 1)
-    np.testing.assert_array_equal(*(values(net, device)[0] for device in contexts(2)))
-
-
-# --- compression: of the step's gradient, not of the full gradient -------------------------------
+    kit.train(trainer, loss_of, BATCHES, 1)
+    np.testing.assert_array_equal(*(values(net, device)[0] for device in TWO))
 
 
 def test_the_gradient_of_the_step_is_compressed():
-    """Against NumPy: each device's estimate is quantized, the rest is left over, then summed."""
-    two, rest, weights = contexts(2), {}, oracle.copied(PROBLEM.initial)
-    settings = {"compression_params": TWO_BITS, "rate": 0.1}
-    net, loss_of, trainer = kit.make(PROBLEM, "float32", two, **settings)
-    twin = oracle.SVRG(PROBLEM.gradient, weights)
-    twin.refresh(PROBLEM.batches(5))
-    trainer.update_full_grads(loss_of, PROBLEM.batches(5))
+    """Not the full one. Each device's is quantized, the rest is left over, then summed."""
+    rest, twin = {}, oracle.SVRG(PROBLEM.gradient, PROBLEM.initial)
+    net, loss_of, trainer = kit.make(PROBLEM, "float32", TWO, compression_params=TWO_BITS)
+    twin.refresh(BATCHES)
+    trainer.update_full_grads(loss_of, BATCHES)
     assert distance(kit.full_gradients(trainer, net), twin.mean) < 1e-5
     for index in PROBLEM.batches(6):
         trainer.step(len(index), closure=lambda: loss_of(index))
-        total = [np.zeros_like(w) for w in weights]
+        total = [np.zeros_like(w) for w in twin.weights]
         for device, part in enumerate(np.array_split(index, 2)):
             for k, v in enumerate(twin.estimate(part)):
                 v = v + rest.get((device, k), 0)
@@ -160,11 +146,8 @@ def test_the_gradient_of_the_step_is_compressed():
                 rest[device, k] = v - sent
                 total[k] += sent
         oracle.SGD(0.1).step(twin.weights, total, len(index))
-    assert distance(values(net, two[0]), twin.weights) < 1e-5
+    assert distance(values(net, TWO[0]), twin.weights) < 1e-5
     assert distance(twin.weights, PROBLEM.initial) > 1e-3
-
-
-# --- Horovod, without a job ----------------------------------------------------------------------
 
 
 @pytest.mark.skipif(find_spec("horovod") is not None, reason="Horovod is installed")
@@ -179,24 +162,19 @@ def test_without_horovod():
 def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    net = PROBLEM.network()
+    params = PROBLEM.network().collect_params()
     with pytest.warns(UserWarning, match="is one of 2 workers.*exchanges nothing") as warned:
-        SVRGTrainer(net.collect_params(), "sgd")
+        SVRGTrainer(params, "sgd")
     assert [one.filename for one in warned] == [__file__]
 
 
 @pytest.mark.skipif(mx.util.is_np_array(), reason="MXNet 2.0 has no sparse arrays in Gluon")
 @pytest.mark.parametrize(
-    "kvstore, kind",
-    [
-        ("horovod", "sparse gradient"),
-        ("horovod", "sparse weight"),
-        ("dist_sync", "sparse gradient"),  # it crashes
-    ],
+    "kvstore, kind", [("horovod", "gradient"), ("horovod", "weight"), ("dist_sync", "gradient")]
 )
 def test_sparse_parameters_that_are_refused(kvstore, kind):
     with pytest.raises(ValueError, match=f"is sparse, and kvstore='{kvstore}' cannot exchange"):
-        kit.make(Words(kind, 5), "float32", kvstore=kvstore)
+        kit.make(Words(f"sparse {kind}", 5), "float32", kvstore=kvstore)
 
 
 ALONE = """
