@@ -44,17 +44,9 @@ def test_passes_to_an_accuracy(name):
 
 def least_passes(problem, minimum, method, passes, **search):
     """To a gap of 1e-6: the fewest of all rates and momenta, the median of the seeds."""
-    found = compare(
-        problem.new_net,
-        problem.loss_of,
-        (problem.X, problem.y),
-        l2=problem.decay,
-        methods=[method],
-        passes=passes,
-        batch_size=16,
-        progress=False,
-        **search,
-    ).runs
+    data = problem.X, problem.y
+    search.update(l2=problem.decay, methods=[method], batch_size=16, progress=False)
+    found = compare(problem.new_net, problem.loss_of, data, passes=passes, **search).runs
     first = found["loss"].iloc[0] - minimum
     arrived = found[found["loss"] - minimum <= 1e-6 * first]
     return arrived.groupby("seed")["data_passes"].min().median()

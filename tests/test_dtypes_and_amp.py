@@ -6,8 +6,6 @@ tested on float32, with overflows from the loss; 1.9.1 also runs in bfloat16, in
 own.
 """
 
-import importlib
-import importlib.util
 import sys
 from pathlib import Path
 
@@ -16,21 +14,18 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import run
-from kit import assert_unchanged
+from kit import amp, assert_unchanged
 from mxnet import autograd, gluon
-from problems import Dense, array, contexts, distance, values
+from plays import TWO
+from problems import IS_NUMPY_LIKE, Dense, array, distance, values
 
 from gluon_svrg import MARSTrainer, STORMTrainer, SVRGTrainer
 
-IS_2 = importlib.util.find_spec("mxnet.amp") is not None
-amp = importlib.import_module("mxnet.amp" if IS_2 else "mxnet.contrib.amp")
 PROBLEM = Dense("classification", hidden=(5,), seed=19)
-BATCHES, TWO = PROBLEM.batches(5), contexts(2)
+BATCHES = PROBLEM.batches(5)
 RNG = np.random.RandomState(0)
 X = RNG.randn(30, 4).round(2)
 Y = X.sum(axis=1) + RNG.randn(30).round(1)
-
-# --- dtypes --------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("layer", ["BatchNorm", "Embedding"])
@@ -135,16 +130,12 @@ def test_a_sum_that_float16_cannot_hold():
 
 
 def test_other_dtypes_are_refused():
-    weight = gluon.Parameter("weight", shape=(3,), dtype="int32")
-    weight.initialize(init=mx.init.One())
+    weight, _ = elementwise("int32")
     trainer = SVRGTrainer([weight], "sgd")
     message = "weight is int32, and gradients can be corrected in float16"
     with pytest.raises(TypeError, match=message):
         trainer.update_full_grads(lambda: weight.data().sum(), [()])
     assert trainer.snapshot is None
-
-
-# --- scaled losses -------------------------------------------------------------------------------
 
 
 def make(devices=None, **kwargs):
@@ -267,7 +258,7 @@ def test_the_scaler_is_saved(tmp_path):
         other.load_states(tmp_path / "states")
 
 
-@pytest.mark.skipif(IS_2, reason="MXNet 2.0: amp.init('bfloat16') is a KeyError")
+@pytest.mark.skipif(IS_NUMPY_LIKE, reason="MXNet 2.0: amp.init('bfloat16') is a KeyError")
 def test_bfloat16_from_end_to_end():
     pytest.importorskip("sklearn")
     status, output = run([sys.executable, Path(__file__).with_name("bfloat16.py")])
