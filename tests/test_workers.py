@@ -54,24 +54,24 @@ def alone(task, **settings):
     return getattr(worker, task)(**settings, kvstore=None)[1]
 
 
-def check_method(found, tolerance=1e-10):
+def check_method(found, name="", **_):
     """The trainer stays with its twin in NumPy; all ranks have the same weights."""
     assert_identical(found)
-    assert found[0]["distances"].max() < tolerance
+    assert found[0]["distances"].max() < (1e-10 if "MARS" in name else 1e-12)
 
 
-def check_preconditioned(found):
+def check_preconditioned(found, **_):
     """As one process that has the same minibatches."""
     assert_identical(found)
     assert_close(found[0], alone("preconditioned"), 1e-9)
 
 
-def check_failure(found):
+def check_failure(found, **_):
     assert [str(each["message"])[:15] for each in found] == ["RuntimeError: A", "KeyError: 'mine"]
     assert "Another worker has failed" in str(found[0]["message"])
 
 
-def check_many_parameters(found):
+def check_many_parameters(found, **_):
     """No number is left out of the sums, which are those of float64, to the last bit."""
     sums = found[0]["given"] + found[1]["given"]
     for each in found:
@@ -82,22 +82,21 @@ def check_many_parameters(found):
     assert_close(found[0], {name: expected[name] for name in found[0]}, 1e-12)
 
 
-# --- workers without servers ---------------------------------------------------------------------
-
-
-def check_one_process(found, name):
+def check_training(found, **settings):
     """Workers start apart. An overflow on one worker skips the step on all of them."""
     assert_identical(found)
-    expected = alone("training", **{**SETTINGS[name], "devices": 1})
-    is_single = name in ("scaled", "overflow")  # in float32
-    assert_close(found[0], expected, 1e-6 if is_single else 1e-12)
+    expected = alone("training", **{**settings, "devices": 1})
+    assert_close(found[0], expected, 1e-6 if settings.get("dtype") == "float32" else 1e-12)
 
 
-def check_evaluations(found):
-    """A step before the first refresh takes one gradient."""
-    steps = [len(np.array_split(np.arange(46), 4)[n]) for n in (1, 3, 1, 0, 2, 3, 0, 2, 1)]
-    evaluations = 2 * 46 + 2 * sum(steps) - sum(steps[:3])
-    assert sum(int(each["evaluations"]) for each in found) == evaluations
+CHECKS = {
+    "method": check_method,
+    "two_trainers": check_method,
+    "training": check_training,
+    "preconditioned": check_preconditioned,
+    "failing": check_failure,
+    "many_parameters": check_many_parameters,
+}
 
 
 @pytest.mark.parametrize(
@@ -109,19 +108,13 @@ def test_two_workers(kvstore, tmp_path):
     All in one job. What is printed last is the task that has failed.
     """
     found = run_tasks(tmp_path, kvstore, TASKS)
-    for name, (task, _) in TASKS.items():
+    for name, (task, settings) in TASKS.items():
         print(name)
-        if task in ("method", "two_trainers"):
-            check_method(found[name], 1e-10 if "MARS" in name else 1e-12)
-        elif task == "training":
-            check_one_process(found[name], name)
-        elif task == "preconditioned":
-            check_preconditioned(found[name])
-        elif task == "failing":
-            check_failure(found[name])
-        else:
-            check_many_parameters(found[name])
-    check_evaluations(found["SVRG, step"])
+        CHECKS[task](found[name], **settings)
+    # a step before the first refresh takes one gradient
+    steps = [len(np.array_split(np.arange(46), 4)[n]) for n in (1, 3, 1, 0, 2, 3, 0, 2, 1)]
+    evaluations = 2 * 46 + 2 * sum(steps) - sum(steps[:3])
+    assert sum(int(each["evaluations"]) for each in found["SVRG, step"]) == evaluations
     assert found["overflow"][0]["scale"] == found["scaled"][0]["scale"] / 2
 
 
@@ -130,43 +123,43 @@ def test_two_workers(kvstore, tmp_path):
 def test_what_horovod_has_beside(tmp_path):
     """A name for which MXNet makes a local kvstore; convolutions; three workers, and one."""
     found = run_tasks(tmp_path / "two", "horovod", HOROVOD)
-    check_method(found["MXNet's own"], 1e-12)
+    check_method(found["MXNet's own"])
     assert_identical(found["convolutions"])
     assert_close(found["convolutions"][0], alone("training", **IMAGES), 1e-5)
     for workers in (1, 3):
         task = {"SVRG": ("method", {"devices": 2})}
-        check_method(run_tasks(tmp_path / f"{workers}", "horovod", task, workers)["SVRG"], 1e-12)
-
-
-# --- parameter servers ---------------------------------------------------------------------------
-
-#: The methods whose state moves with a step.
-MOVING = ["SAGA", "SARAH", "STORM", "approximate MARS"]
+        check_method(run_tasks(tmp_path / f"{workers}", "horovod", task, workers)["SVRG"])
 
 
 @pytest.mark.parametrize(
-    "settings",
+    "task, settings",
     [
-        {"name": "SAG", "how": "halves", "late": True},
-        {"name": "MARS", "ignores_stale": True},  # a parameter that only one of them reaches
+        ("method", {"name": "SAG", "how": "halves", "late": True}),
+        ("method", {"name": "MARS", "ignores_stale": True}),  # a parameter that one of them reaches
+        ("preconditioned", {"servers": 2}),
+        ("many_parameters", {}),
         *(
-            pytest.param(settings, marks=slow, id=str(settings))
-            for settings in [
-                {"workers": 3, "servers": 2},
-                *({"name": name, "how": how, "late": True}
-                  for name in ("SAG", *MOVING) for how in ("halves", "add")),
-                {"name": "stored", "servers": 2},
-                {"devices": 2, "kvstore": "dist_device_sync"},
-                {"devices": 2, "update_on_kvstore": True, "servers": 2},
+            pytest.param(task, settings, marks=slow)
+            for task, settings in [
+                ("method", {"workers": 3, "servers": 2}),
+                *(("method", {"name": name, "how": how, "late": True})  # its state moves
+                  for name in ("SAG", "SAGA", "SARAH", "STORM", "approximate MARS")
+                  for how in ("halves", "add")),
+                ("method", {"name": "stored", "servers": 2}),
+                ("method", {"devices": 2, "kvstore": "dist_device_sync"}),
+                ("method", {"devices": 2, "update_on_kvstore": True, "servers": 2}),
+                ("failing", {"where": "closure", "first": False, "kvstore": "dist_sync"}),
+                ("failing", {"where": "data", "first": True, "kvstore": "dist_sync"}),
+                ("failing", {"where": "closure", "first": True, "kvstore": "dist_async"}),
+                ("failing", {"where": "data", "first": False, "kvstore": "dist_async"}),
             ]
         ),
     ],
     ids=str,
 )  # fmt: skip
-def test_each_method_with_servers(settings, tmp_path):
+def test_each_task_with_servers(task, settings, tmp_path):
     """Also if one worker is late: nobody begins an exchange before the last one has ended."""
-    tolerance = 1e-10 if "MARS" in settings.get("name", "") else 1e-12
-    check_method(run_cluster(tmp_path, "method", **settings), tolerance)
+    CHECKS[task](run_cluster(tmp_path, task, **settings), **settings)
 
 
 @pytest.mark.parametrize(
@@ -185,14 +178,6 @@ def test_settings_reach_the_optimizer_wherever_it_is(workers, settings, tmp_path
     found = run_cluster(tmp_path, "training", workers, **own, **settings)
     assert_identical(found)
     assert_close(found[0], alone("training", **own), 1e-6)
-
-
-def test_a_preconditioner_with_servers(tmp_path):
-    check_preconditioned(run_cluster(tmp_path, "preconditioned", servers=2))
-
-
-def test_more_parameters_and_numbers_than_one_exchange_takes(tmp_path):
-    check_many_parameters(run_cluster(tmp_path, "many_parameters"))
 
 
 def test_no_gradient_overtakes_the_weights(tmp_path):
@@ -229,20 +214,6 @@ def test_dist_async_converges(tmp_path):
     )
     print(f"\ndist_async | mean norm of the last ten full gradients | {svrg:.3f}, SGD {sgd:.3f}")
     assert svrg < sgd / 4
-
-
-@slow
-@pytest.mark.parametrize(
-    "where, first, kvstore",
-    [
-        ("closure", False, "dist_sync"),
-        ("data", True, "dist_sync"),
-        ("closure", True, "dist_async"),
-        ("data", False, "dist_async"),
-    ],
-)
-def test_a_worker_that_fails_with_servers(where, first, kvstore, tmp_path):
-    check_failure(run_cluster(tmp_path, "failing", where=where, first=first, kvstore=kvstore))
 
 
 @slow
