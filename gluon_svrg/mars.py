@@ -38,7 +38,7 @@ from .passes.combine import assign, scale_to_norm
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
-from .recursive import NEEDS_CLOSURE, Recursive
+from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
 
@@ -47,7 +47,6 @@ class MARS(Recursive):
 
     replaces_grads = True
     needs_closure = True
-    not_corrected = NEEDS_CLOSURE
 
     def __init__(
         self,

@@ -361,10 +361,9 @@ class Preconditioner:
 
     def _checked_decays(self) -> np.ndarray:
         """The weight decay of each weight; raise if the parameters cannot be one vector."""
-        network, optimizer = self._network, self._optimizer
-        indices = list(map(network.parameters.index, network.trainable))
-        _check_parameters(network, optimizer, indices)
-        return np.repeat(_mxnet.weight_decays(optimizer, indices), self._sizes)
+        _check_parameters(self._network)
+        decays = [self._optimizer.wd * p.wd_mult for p in self._network.trainable]
+        return np.repeat(np.asarray(decays, "float32").astype("float64"), self._sizes)
 
     def check_decays(self) -> None:
         """Raise a ValueError if the weight decay is another one than that of the last steps."""
@@ -544,7 +543,7 @@ class Preconditioner:
         self._pending = [mx.nd.array(sums, dtype=sums.dtype) for sums in state["pending"]]
 
 
-def _check_parameters(network: Network, optimizer: Any, indices: list[int]) -> None:
+def _check_parameters(network: Network) -> None:
     """Raise if the gradients of all parameters cannot be one vector with one rate."""
     dtypes = sorted({_mxnet.dtype_of(p) for p in network.trainable})
     if dtypes not in (["float32"], ["float64"]):
@@ -552,8 +551,8 @@ def _check_parameters(network: Network, optimizer: Any, indices: list[int]) -> N
             "A preconditioner needs parameters of one dtype, float32 or float64, got "
             f"{' and '.join(dtypes)}. Cast the network, or leave the preconditioner out."
         )
-    for parameter, factor in zip(network.trainable, _mxnet.rate_factors(optimizer, indices)):
-        if factor != 1 or _mxnet.is_sparse(parameter):
+    for parameter in network.trainable:
+        if parameter.lr_mult != 1 or _mxnet.is_sparse(parameter):
             raise ValueError(
                 f"{parameter.name} is sparse or has an lr_mult, and a preconditioner moves all "
                 "parameters together. Change that, or leave the preconditioner out."

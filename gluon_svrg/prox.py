@@ -258,8 +258,8 @@ class ProximalOperators:
         for index, flags in self._moving.items():
             operator, step = self.operators[parameters[index]], 0.0
             if not operator.is_projection:
-                momentum = float(np.float32(optimizer.momentum))
-                step = _mxnet.last_rate(optimizer, index) / (1 - momentum)
+                rate = np.float32(optimizer.learning_rate * parameters[index].lr_mult)
+                step = float(rate) / (1 - float(np.float32(optimizer.momentum)))
             weights = map(_mxnet.classic, _mxnet.data(parameters[index]))
             for weight in (weight for weight, has_moved in zip(weights, flags) if has_moved):
                 operator(weight, step).copyto(weight)

@@ -14,11 +14,6 @@ from .passes.live_gradients import LiveGradients
 from .passes.method import Method
 from .passes.points import Point
 
-NEEDS_CLOSURE = (
-    "{name}() needs {method} gradients: pass step(batch_size, closure=...), or call "
-    "correct_grads(closure) before. For the plain optimizer use gluon.Trainer."
-)
-
 
 class Recursive(Method):
     """A method whose reference is the previous step. Both passes have the current frozen values."""

@@ -33,13 +33,8 @@ from .passes.live_gradients import LiveGradients
 from .passes.method import Method
 from .passes.points import Point
 from .passes.random_lock import Losses
-from .passes.rows import Row, TakenAt
+from .passes.rows import NO_ROW, Row, TakenAt
 from .trainer import VarianceReducedTrainer
-
-NO_ROW = (
-    "{name}() needs {method} gradients: pass step(batch_size, closure=..., batch_index=...), "
-    "or call correct_grads(closure, batch_index=...) before."
-)
 
 
 class SAGA(Method):
@@ -48,10 +43,9 @@ class SAGA(Method):
     moves = True
     needs_table = True
     can_store_grads = True
-    not_corrected = NO_ROW
     has_reference = True  # unvisited rows are zero
     keeps_mean = True
-    mean_is, mean_key = "sum of the table", "sum"
+    mean_key = "sum"
 
     def __init__(self) -> None:
         super().__init__()
@@ -71,10 +65,7 @@ class SAGA(Method):
             )
         stored = self.table.get(batch_index)
         if batch_index < 0 or (stored is None and self._is_complete):
-            raise IndexError(
-                f"batch_index is {batch_index}, and the gradients of {len(self.table)} minibatches "
-                "are stored. It must be the position of a minibatch in the data, 0 or more."
-            )
+            raise IndexError(NO_ROW.format(index=batch_index, count=len(self.table)))
         if not self._spare:
             self._spare.append(zeros_like(self.network.live))
         return Terms(
@@ -150,8 +141,6 @@ class SAGA(Method):
         self._is_complete = False
 
     def bind(self) -> None:
-        if self.mean is None or not self.network.fits(self.mean.sums):
-            self.discard()  # its memory is for other arrays
         self._spare, self.taken_at = [], None
 
     def state(self) -> dict[str, Any] | None:

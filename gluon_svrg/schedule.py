@@ -373,7 +373,7 @@ class Coefficient:
         if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
             yield from saving.object_problems(saved, live, "the coefficient")
         elif type(saved) is not type(live):
-            yield f"the coefficient was {_kind(saved)} and is {_kind(live)} here"
+            yield "its coefficient is of another kind: a number, a function, or a schedule"
 
     def assign(self, state: dict[str, Any]) -> None:
         schedule = state["schedule"]
@@ -387,9 +387,3 @@ class Coefficient:
 def _at(schedule: Schedule, index: int) -> float:
     value = schedule(index) if callable(schedule) else schedule
     return _arguments.number(value, "coefficient (1 is SVRG, 0 the plain optimizer)")
-
-
-def _kind(schedule: Any) -> str:
-    if isinstance(schedule, (float, str)):
-        return "a number" if isinstance(schedule, float) else f"a {schedule}"
-    return getattr(schedule, "class_name", type(schedule).__name__)

@@ -23,7 +23,7 @@ import numpy as np
 from . import _arguments
 from ._docstrings import trainer
 from .passes.estimate import AS_IT_IS, Terms
-from .recursive import NEEDS_CLOSURE, Recursive
+from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
 
@@ -31,7 +31,6 @@ class STORM(Recursive):
     """The weights before the last step, and the last estimate. Mixing is rounded to float32."""
 
     needs_closure = True
-    not_corrected = NEEDS_CLOSURE
 
     def __init__(self, mixing: float = 0.1) -> None:
         super().__init__()

@@ -25,15 +25,11 @@ from .passes.estimate import AS_IT_IS, Terms
 from .passes.full_pass import FullGradient
 from .passes.live_gradients import LiveGradients
 from .passes.method import Method
-from .passes.rows import Row, TakenAt
+from .passes.rows import NO_ROW, Row, TakenAt
 from .preconditioner import Nystrom, Preconditioner, check_arguments
 from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
 
-NEEDS_CLOSURE = (
-    "{name}() needs the closure of each minibatch, from which the preconditioner learns: pass "
-    "step(batch_size, closure=...), or call correct_grads(closure) before."
-)
 NEEDS_COEFFICIENT = (
     "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."
 )
@@ -45,7 +41,7 @@ class SVRG(Method):
     needs_refresh = True
     can_store_grads = True
     keeps_weights = keeps_frozen = keeps_mean = True
-    weights_are, mean_is, mean_key = "snapshot", "full gradient", "full_grads"
+    mean_key = "full_grads"
 
     def __init__(self, coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) -> None:
         super().__init__()
@@ -58,7 +54,6 @@ class SVRG(Method):
             raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
         self.preconditioner = Preconditioner(self, preconditioner.rank)
         self.moves = self.replaces_grads = self.needs_closure = True
-        self.not_corrected = NEEDS_CLOSURE
         self.settings = self.saved_with = (repr(preconditioner),)
 
     def check_arguments(
@@ -98,11 +93,7 @@ class SVRG(Method):
                 "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
             )
         if not 0 <= index < len(self.table):
-            raise IndexError(
-                f"batch_index is {index}, and the gradients of {len(self.table)} minibatches are "
-                f"stored: 0 to {len(self.table) - 1}, by their position in the data of "
-                "update_full_grads()."
-            )
+            raise IndexError(NO_ROW.format(index=index, count=len(self.table)))
         return self.table[index]
 
     def refresh(self, full: FullGradient) -> None:

@@ -35,6 +35,11 @@ from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
 
 LAG = 4  # steps until their sums are read, for which nothing has to wait then
+NOT_CORRECTED = (
+    "{name}() needs {method} gradients: pass step(batch_size, {given}), or call "
+    "correct_grads({given}) before. For the plain optimizer use gluon.Trainer, or with SVRG and "
+    "SARAH discard_snapshot()."
+)
 #: What to do instead of passing these arguments to a trainer.
 ELSEWHERE = {
     "update_freq": " Call update_full_grads() where a refresh is due, or use FullGradHandler.",
@@ -444,12 +449,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
     # `gluon.Trainer` calls these, in this order, in a step.
 
     def _allreduce_grads(self) -> None:
-        if self._live.stage != REDUCED:  # as it is when a step is tried again
-            super()._allreduce_grads()
-
-    def _on_reduced(self) -> None:
-        """Let the method compute its next state from V and its loss entries C."""
+        """Reduce; let the method compute its next state from V and its loss entries C."""
         live = self._live
+        if live.stage == REDUCED:  # as it is when a step is tried again
+            return
+        super()._allreduce_grads()
         if not live.awaits_reduction:
             live.stage = REDUCED if live.stage == HELD else live.stage
         else:
@@ -509,7 +513,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         method = self._method
         if self._live.stage == NOTHING and (self._is_in_force() or method.needs_closure):
-            raise RuntimeError(method.not_corrected.format(name=name, method=type(method).__name__))
+            given = "closure=..., batch_index=..." if method.needs_table else "closure=..."
+            what = type(method).__name__
+            raise RuntimeError(NOT_CORRECTED.format(name=name, method=what, given=given))
         self._live.check_intact(name)
 
     def _check_outside(self, name: str) -> None:

@@ -95,7 +95,7 @@ BREAKS = {
         ('and p.grad_req != "add"]', "]", "halves before_the_update[SVRG"),
         ("if p in self.unseen and any(flags):", "if False:", "layers writes_elsewhere[SVRG"),
     ],
-    "passes/closure.py": [("[number] += prod", "[number] = prod", "losses several_losses")],
+    "passes/closure.py": [("(device)] += prod", "(device)] = prod", "losses several_losses")],
     "passes/random_lock.py": [
         ("relative if relative > rounding else 0.0", "relative", "losses samples_in_another_order"),
         ("(entries.sum", "(entries[..., :1].sum", "losses samples_in_another_order"),

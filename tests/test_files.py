@@ -57,7 +57,7 @@ def test_other_formats_methods_and_parts(run, content, tmp_path):
         ({"optimizer": {}}, "its optimizer is malformed"),
         ({"optimizer_states": {"states": {"x": 1}}}, "it has a state for parameter x"),
         ({"newer": 1}, "it has a state of 'newer', and this trainer has none"),
-        ({"method": {}}, "it lacks the snapshot, .* its method is malformed"),
+        ({"method": {}}, "it lacks weights, .* its method is malformed"),
     ]:
         file_format.write(path, header, states)
         refused(run, path.read_bytes(), path, f"does not fit this trainer: {message}")

@@ -85,6 +85,6 @@ def test_files_of_exact_mars_are_refused_by_approximate_mars(tmp_path):
     play, other = Play(METHODS["MARS"]), Play(METHODS["approximate MARS"])
     play.epoch((0, 1))
     play.trainer.save_states(tmp_path / "states")
-    with pytest.raises(ValueError, match="it has the weights before"):
+    with pytest.raises(ValueError, match="it has weights, unlike"):
         other.trainer.load_states(tmp_path / "states")
     other.follow(0, 1)  # nothing was changed

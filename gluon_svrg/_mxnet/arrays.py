@@ -54,14 +54,6 @@ def like(array: NDArray, other: NDArray) -> NDArray:
     return array.as_np_ndarray() if is_numpy_like(other) else classic(array)
 
 
-def concatenate(arrays: Sequence[NDArray]) -> NDArray:
-    """Concatenate arrays of one dimension, dtype and interface; leave a single array as it is."""
-    if len(arrays) == 1:
-        return arrays[0]
-    is_new = is_numpy_like(arrays[0])
-    return mx.np.concatenate(arrays) if is_new else mx.nd.concat(*arrays, dim=0)
-
-
 def to_ndarray(value: Any, device: Any) -> NDArray:
     """A classic array with the values and the dtype of a NumPy array."""
     value = np.asarray(value)

@@ -29,9 +29,6 @@ class OpenTrainer(Trainer):
         """Stay out of copies. On 1.9.1 a copy of a network copies its trainer, too."""
         return CopiedTrainer, (type(self).__name__,)
 
-    def _on_reduced(self) -> None:
-        """Called when gradients are summed over devices and workers."""
-
     def _on_update(self) -> None:
         """Called before the optimizer moves the weights; the update can still fail."""
 
@@ -71,10 +68,6 @@ class OpenTrainer(Trainer):
             self._init_kvstore()
         if self._params_to_init:
             self._init_params()
-
-    def _allreduce_grads(self) -> None:
-        super()._allreduce_grads()
-        self._on_reduced()
 
     def _update(self, ignore_stale_grad: bool = False) -> None:
         scaler, self._amp_loss_scaler = self._amp_loss_scaler, None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from inspect import signature
 from typing import Any, Iterable
 
-import numpy as np
 from mxnet.optimizer import NAG, SGD, Optimizer
 
 from .._arguments import near
@@ -14,19 +13,6 @@ from .._arguments import near
 COUNTS = ("_all_index_update_counts", "_index_update_count")
 #: The attributes that are dicts by the index of a parameter.
 BY_INDEX = ("lr_mult", "wd_mult", "idx2name", "cumgrads")
-
-
-def weight_decays(optimizer: Optimizer, indices: list[Any]) -> list[float]:
-    """The weight decay that an optimizer adds to each gradient, in float32 as in its operators."""
-    return [float(np.float32(wd)) for wd in optimizer._get_wds(indices)]
-
-
-def rate_factors(optimizer: Optimizer, indices: list[Any]) -> list[float]:
-    """The factors of the learning rate of parameters; there is no scheduler."""
-    lr, optimizer.lr = optimizer.lr, 1.0
-    factors = list(optimizer._get_lrs(indices))
-    optimizer.lr = lr
-    return factors
 
 
 def forget_momentum(updaters: Iterable[Any]) -> None:
@@ -75,9 +61,3 @@ def steps_along_gradient(optimizer: Any) -> bool:
     """Whether the step of an optimizer is one rate times a direction; True for an unknown name."""
     cls = class_of(optimizer)
     return cls is None or issubclass(cls, (SGD, NAG))
-
-
-def last_rate(optimizer: Optimizer, index: int) -> float:
-    """The learning rate of the last update of a parameter, in float32 as in operators."""
-    (rate,) = optimizer._get_lrs([index])
-    return float(np.float32(rate))

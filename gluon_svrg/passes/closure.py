@@ -9,10 +9,8 @@ from typing import Any, Callable, NamedTuple, NoReturn, Sequence
 import mxnet as mx
 from mxnet.base import MXNetError
 from mxnet.ndarray import NDArray
-from mxnet.ndarray.sparse import BaseSparseNDArray
 
 from .. import _mxnet
-from .columns import SMALL
 
 #: The result of a user's closure: a loss, or one per device or task.
 Loss = Any
@@ -29,7 +27,6 @@ class Recorded(NamedTuple):
 
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]  # the same as a tuple
-    places: tuple[tuple[int, tuple[int, ...]], ...]  # the number of its device and its shape, each
     counts: tuple[int, ...]  # the loss entries per device
     entries: int  # the sum of these
 
@@ -64,37 +61,23 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
 
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
     """Call a closure and record; raise unless it returns losses on devices of the parameters."""
-    try:
-        with mx.autograd.record():
-            loss = closure(*batch)
-    except (AssertionError, MXNetError, TypeError, ValueError) as error:
-        _explain(error, closure, batch)
+    loss = called(closure, batch, mx.autograd.record())
     losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
-    places, counts = _places(losses, devices), [0] * len(devices)
-    for number, shape in places:
-        counts[number] += prod(shape)
-    return Recorded(loss, losses, places, tuple(counts), sum(counts))
+    counts = _counts(losses, devices)
+    return Recorded(loss, losses, counts, sum(counts))
 
 
 def total_loss(minibatches: Sequence[Recorded]) -> float:
     """The sum of all loss entries of some minibatches, in float64. Waits for the device."""
-    alike: dict[Any, list[NDArray]] = {}  # small ones, as reading each takes longer
-    for recorded in minibatches:
-        for loss, (number, shape) in zip(recorded.losses, recorded.places):
-            is_apart = recorded.entries > SMALL or isinstance(loss, BaseSparseNDArray)
-            loss = _mxnet.readable(loss)
-            flat = loss if is_apart or len(shape) == 1 else loss.reshape((-1,))
-            kind = len(alike) if is_apart else (type(flat), flat.dtype, number)
-            alike.setdefault(kind, []).append(flat)
-    joined = map(_mxnet.concatenate, alike.values())
-    return float(sum(entries.asnumpy().sum(dtype="float64") for entries in joined))
+    losses = (_mxnet.readable(loss).asnumpy() for each in minibatches for loss in each.losses)
+    return float(sum(entries.sum(dtype="float64") for entries in losses))
 
 
-def forward(closure: Callable[..., Loss], batch: Sequence[Any], *, train_mode: bool) -> None:
-    """Call the closure without recording."""
+def called(closure: Callable[..., Loss], batch: Sequence[Any], scope: Any) -> Loss:
+    """Call a closure in a scope of autograd, and explain its errors."""
     try:
-        with mx.autograd.pause(train_mode=train_mode):
-            closure(*batch)
+        with scope:
+            return closure(*batch)
     except (AssertionError, MXNetError, TypeError, ValueError) as error:
         _explain(error, closure, batch)
 
@@ -125,11 +108,11 @@ def _explain(error: Exception, closure: Callable[..., Loss], batch: Sequence[Any
     raise type(error)(f"{cause}\n{error}") from error
 
 
-def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, Any], ...]:
-    """Tell the device and the shape of each; raise if there is none, or one is no loss."""
+def _counts(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[int, ...]:
+    """Count the entries on each device; raise if there is no loss, or one is none."""
     if not losses:
         raise ValueError("The closure returned an empty tuple or list, expected at least one loss.")
-    found = []
+    counts = [0] * len(devices)
     for loss in losses:
         if not isinstance(loss, NDArray):
             raise TypeError(
@@ -144,5 +127,5 @@ def _places(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[tuple[int, A
                 f"{', '.join(map(str, devices))}. Copy the data to one of these, or initialize "
                 "the network there as well."
             )
-        found.append((devices.index(device), loss.shape))
-    return tuple(found)
+        counts[devices.index(device)] += prod(loss.shape)
+    return tuple(counts)

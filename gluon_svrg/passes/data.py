@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from itertools import chain
 from typing import Any, Callable, Iterable, Iterator, Sequence
 
+import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.gluon.data import Dataset
@@ -13,7 +14,7 @@ from mxnet.io import DataIter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .closure import Loss, check_closure, forward, takes
+from .closure import Loss, called, check_closure, takes
 
 NO_DATA = "There was no data. Pass at least one batch; a used generator is empty."
 NOT_ALL = (
@@ -99,7 +100,7 @@ def initialize(
         # a backward, a forward in train mode moves no statistics. Some layers only predict.
         for train_mode in (True, False):
             if deferred:
-                forward(closure, arguments(batch), train_mode=train_mode)
+                called(closure, arguments(batch), mx.autograd.pause(train_mode))
                 deferred = list(filter(_mxnet.is_deferred, deferred))
         if not deferred:
             break

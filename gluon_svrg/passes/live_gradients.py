@@ -59,7 +59,8 @@ class LiveGradients:
 
     def __init__(self, method: Method, network: Network) -> None:
         self._method, self._network = method, network
-        self._apart: Columns = []  # memory for V
+        self._apart: Columns = []  # memory for V, which fits
+        self._live: Columns = []  # these arrays
         self.drop()
 
     def move(self) -> None:
@@ -115,9 +116,10 @@ class LiveGradients:
     ) -> None:
         """Hold an estimate in the live gradients; in half a step, the user may change it."""
         if (is_half or self._network.accumulating) and self._is_moving:
-            if not self._network.fits(self._apart):
-                self._apart = zeros_like(self._network.live)
-            for kept, live in zip(self._apart, self._network.live):
+            if self._live is not self._network.live:  # the last memory was for other arrays
+                self._live = self._network.live
+                self._apart = zeros_like(self._live)
+            for kept, live in zip(self._apart, self._live):
                 before = ((1.0, 0),) if self._is_apart else ()
                 assign([kept, live], (0, (*before, (1 / scale, 1))))
             self._is_apart = True

@@ -32,12 +32,6 @@ from .network import Network
 from .points import Point
 from .rows import Row, TakenAt
 
-NOT_CORRECTED = (
-    "{name}() needs {method} gradients while a snapshot is held: pass "
-    "step(batch_size, closure=...), or call correct_grads(closure) before. To go on with the "
-    "plain optimizer, call discard_snapshot()."
-)
-
 
 class Method:
     """A method without variance reduction: v = g. Other methods override what they need."""
@@ -48,12 +42,9 @@ class Method:
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
     can_store_grads = False  # whether gradients of minibatches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
-    not_corrected = NOT_CORRECTED  # the message if a step begins without an estimate
     keeps_weights = False  # whether it keeps a point
     keeps_frozen = False  # whether that has frozen values too
     keeps_mean = False  # whether it keeps m
-    weights_are = "weights before the last step"
-    mean_is = "mean gradient"
     mean_key = "mean"  # in a file
 
     network: Network  # its parameters, from the trainer
@@ -163,16 +154,13 @@ class Method:
 
     def problems(self, state: Any) -> Iterator[str]:
         """Tell why a state from a file cannot be assigned."""
-        for name, what, is_kept in (
-            ("weights", self.weights_are, self.keeps_weights),
-            (self.mean_key, self.mean_is, self.keeps_mean),
-        ):
+        for name, is_kept in (("weights", self.keeps_weights), (self.mean_key, self.keeps_mean)):
             if (state.get(name) is not None) != is_kept:
                 verb = "lacks" if is_kept else "has"
-                yield f"it {verb} the {what}, unlike this method as it is set up here"
+                yield f"it {verb} {name}, unlike this method as it is set up here"
             elif is_kept:
                 parameters, is_mean = states.parameters(self.network), name != "weights"
-                yield from saving.array_problems(state[name], what, parameters, is_mean)
+                yield from saving.array_problems(state[name], name, parameters, is_mean)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""

@@ -141,15 +141,6 @@ class Network:
         sum_arrays(dict(zip(numbers, first)))
         copy_rows([first] * len(others), others)
 
-    def fits(self, sums: Columns) -> bool:
-        """Whether sums of the current gradients fit into some columns."""
-        return len(sums) == len(self.live) and all(
-            [a.shape for a in these] == [a.shape for a in those]
-            and these.dtypes == tuple(SUMMED_IN[name] for name in those.dtypes)
-            and list(map(_mxnet.device_of, these)) == list(map(_mxnet.device_of, those))
-            for these, those in zip(sums, self.live)
-        )
-
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back; meanwhile they are in the spare memory."""

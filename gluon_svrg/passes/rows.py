@@ -21,6 +21,12 @@ RESHUFFLED = (
 )
 
 
+NO_ROW = (
+    "batch_index is {index}, and the gradients of {count} minibatches are stored. It must be the "
+    "position of a minibatch in the data, 0 or more."
+)
+
+
 class Row(NamedTuple):
     """The gradient of a minibatch, and what is known of it."""
 

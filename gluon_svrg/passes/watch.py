@@ -60,7 +60,7 @@ def warn(message: str) -> None:
 def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
     """The shape of a first loss, if it is () for several samples or (n, n) for n; else (0,)."""
     shapes = [tuple(x.shape) for x in inputs if getattr(x, "shape", ())]
-    _, shape = recorded.places[0]
+    shape = recorded.losses[0].shape
     if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:
         return ()
     n = shape[0] if shape else 0
