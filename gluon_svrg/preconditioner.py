@@ -32,10 +32,10 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
 from .passes import states
-from .passes.beside import Beside
 from .passes.closure import Loss
 from .passes.columns import vector
 from .passes.direction import SUMS, Direction
+from .passes.estimate import differentiate
 from .passes.full_pass import FullGradient
 from .passes.network import Network
 from .passes.points import Point
@@ -193,8 +193,14 @@ class Curvature:
             Q, wanted = np.linalg.qr(random.randn(size, rank))[0].T, BUDGET * entries / (rank + 1)
             self.job = Measurement(z, Q, np.zeros_like(Q), wanted=wanted)
 
-    def measure(self, minibatch: Any, weights: np.ndarray, decays: np.ndarray, eps: float) -> None:
-        """Measure with the gradients of a minibatch, as a `Beside` has them."""
+    def measure(
+        self,
+        mean_gradient: Callable[[np.ndarray], tuple[np.ndarray, float]],
+        weights: np.ndarray,
+        decays: np.ndarray,
+        eps: float,
+    ) -> None:
+        """Measure with a minibatch, by its mean gradient at any weights, and its loss entries."""
         job = self.job
         assert job is not None
         step = eps ** (1 / 3) * max(1.0, float(np.linalg.norm(weights)))
@@ -203,25 +209,19 @@ class Curvature:
             step *= 10.0**job.flat
             at = weights - step / 2 * job.z
 
-        def gradient(where: np.ndarray) -> np.ndarray:
-            found = minibatch.gradient(where)
-            if not np.isfinite(found).all():
-                raise FloatingPointError(NOT_FINITE)
-            return found
-
         def product(u: np.ndarray) -> np.ndarray:
             size = float(np.linalg.norm(u)) or 1.0
-            return (gradient(at + step / size * u) - here) * (size / step)
+            return (mean_gradient(at + step / size * u)[0] - here) * (size / step)
 
-        here = gradient(at)
-        if not minibatch.entries:
+        here, count = mean_gradient(at)
+        if not count:
             return
         self.largest_norm = max(self.largest_norm, float(np.linalg.norm(here + decays * at)))
         if job.Q is None:
             self._iterate(job, lambda u: product(u) + decays * u)
             return
-        Y = job.Y + minibatch.entries * np.stack([product(q) for q in job.Q])
-        entries = job.entries + minibatch.entries
+        Y = job.Y + count * np.stack([product(q) for q in job.Q])
+        entries = job.entries + count
         self.job = job._replace(Y=Y, entries=entries)
         if entries >= job.wanted:
             bound = self.L
@@ -400,12 +400,28 @@ class Preconditioner:
         network, found, metric = self._network, self.curvature, self.curvature.P
         if self.start is None and not found.refreshes:
             self.start = Point.copied(network, frozen=True)
-        minibatch = Beside(network, closure, seed, workers)
-        found.measure(minibatch, self._weights(network), self.decays, self._eps)
+        point, ends = Point.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
+        differentiated = 0
+
+        def mean_gradient(weights: np.ndarray) -> tuple[np.ndarray, float]:
+            nonlocal differentiated
+            for row, piece in zip(point.weights, np.split(weights, ends)):
+                for array in map(_mxnet.classic, row):
+                    array[:] = piece.reshape(array.shape)
+            recorded, _ = differentiate(point, closure, (), seed, 1.0)
+            differentiated += recorded.entries
+            (entries,) = workers.sum_numbers([recorded.entries])
+            network.sum_everywhere(network.live, workers.sum_arrays)
+            mean = vector(network.live[0]) / max(entries, 1.0)
+            if not np.isfinite(mean).all():
+                raise FloatingPointError(NOT_FINITE)
+            return mean, entries
+
+        found.measure(mean_gradient, self._weights(network), self.decays, self._eps)
         if found.P is not metric:
             self._pending = []
             self._show()
-        return minibatch.differentiated
+        return differentiated
 
     def hand_over(self, entries: float | NDArray, scale: float) -> NDArray:
         """Replace V by the direction, in the reduced gradients; the sums of the step."""

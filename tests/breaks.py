@@ -48,6 +48,8 @@ BREAKS = {
         ("min(self.trust * RISE, MOST_TRUST)", "self.trust * RISE", "preconditioner trajectory"),
         ("min(noise, 2 * largest)", "noise", "preconditioner resumed"),
         ("LEAST_ROWS)) or 1)", "LEAST_ROWS)))", "preconditioner test_rank"),
+        ("network.sum_everywhere(", "(lambda *_: 0)(", "preconditioner going_back"),
+        ("workers.sum_arrays)", "lambda _: None)", "workers test_each_task"),
         ("/ 2 - cross", "/ 2 + cross", "preconditioner by_hand"),
         ("if secant > self.L > 0:", "if secant > self.L:", "preconditioner by_hand"),
         ("rise > self.first_loss - self.loss", "rise > 0", "preconditioner by_hand"),
@@ -60,10 +62,6 @@ BREAKS = {
     "passes/direction.py": [
         ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
         ("(u, factor), decay)", "(u, factor), 0 * v)", "preconditioner by_hand"),
-    ],
-    "passes/beside.py": [
-        ("network.sum_everywhere(", "(lambda *_: 0)(", "preconditioner going_back"),
-        ("self._workers.sum_arrays)", "lambda _: None)", "workers test_two_workers"),
     ],
     # A step and a refresh
     "passes/states.py": [
@@ -155,7 +153,7 @@ BREAKS = {
         ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
     ],
     # What surrounds the trainers
-    "prox.py": [("/ (1 - momentum)", "", "prox test_every_trainer[SVRG]")],
+    "prox.py": [("/ (1 - float(", "/ (1 - 0 * float(", "prox test_every_trainer[SVRG]")],
     "schedule.py": [
         ("(trainer.num_snapshots - 1)", "trainer.num_snapshots", "schedule test_refreshes")
     ],
