@@ -407,15 +407,7 @@ def nan_like(value):
 
 #: What a state has in the place of its own.
 CRAFTED = [
-    lambda state: {"L": np.nan},
-    lambda state: {"trust": "high"},
-    lambda state: {"last_d": nan_like(state["last_d"])},
-    lambda state: {"last_d": saving.ByParameter((n, x[:, 1:]) for n, x in state["last_d"].items())},
-    lambda state: {"P": {**state["P"], "S": state["P"]["S"][1:]}},
-    lambda state: {"P": {**state["P"], "rho": 0.0}},
-    lambda state: {"P": {**state["P"], "S": np.nan * state["P"]["S"]}},
     lambda state: {"P": {**state["P"], "z": 0.0}},
-    lambda state: {"pending": [np.ones((2, 2))]},
     lambda state: {"start": {"weights": nan_like(state["last_d"]), "frozen": {}}},
 ]
 
