@@ -33,13 +33,12 @@ class Run:
 
     batches = BATCHES
 
-    def __init__(self, problem=CLASSES, net=None, dtype="float64", optimizer="nag", settings=(),
-                 devices=None, **kwargs):  # fmt: skip
-        self.net, self.devices = net or with_norm(), devices
-        split = {"split": split_at([0.3])} if devices else {}
-        self.loss_of = problem.closure(self.net, dtype, devices, **split)
-        settings, kwargs = dict(settings), {"preconditioner": Nystrom(), **kwargs}
-        self.trainer = SVRGTrainer(self.net.collect_params(), optimizer, settings, **kwargs)
+    def __init__(self, problem=CLASSES, net=None, dtype="float64", devices=None, **kwargs):
+        kwargs = {"optimizer": "nag", "settings": {}, "preconditioner": Nystrom(), **kwargs}
+        net, self.devices = net or with_norm(), devices
+        self.net, self.loss_of, self.trainer = kit.make(problem, dtype, devices, net=net, **kwargs)
+        if devices:
+            self.loss_of = problem.closure(net, dtype, devices, split_at([0.3]))
 
     @property
     def curvature(self):
@@ -74,17 +73,14 @@ def with_norm(units=(4, 6)):
     return net
 
 
-# --- beside the twin -----------------------------------------------------------------------------
-
-
 class Pair(Run):
     """A trainer and its twin, from the same weights; `how` tells how an update is made."""
 
     def __init__(self, problem=REGRESSION, optimizer="nag", how="step", *, rank=50, size=None,
                  dtype="float64", devices=None):  # fmt: skip
         self.how, self.size, net = how, size, problem.network(dtype, devices)
-        settings = {"settings": {"wd": 0.05}, "preconditioner": Nystrom(rank)}
-        super().__init__(problem, net, dtype, optimizer, devices=devices, **settings)
+        kwargs = {"settings": {"wd": 0.05}, "preconditioner": Nystrom(rank)}
+        super().__init__(problem, net, dtype, devices, optimizer=optimizer, **kwargs)
         if how == "means":
             loss_of, self.loss_of = self.loss_of, lambda index: loss_of(index).mean()
         if how == "scaled":  # by AMP
@@ -186,23 +182,21 @@ def test_trajectory(problem, tolerance, optimizer, plain):
 
 
 @pytest.mark.parametrize(
-    "how, settings",
+    "settings",
     [
-        *(("step", {"rank": rank}) for rank in (0, 2)),
-        ("step", {"problem": STEEP}),
-        ("scaled", {}),
-        *((how, {"devices": TWO}) for how in ("step", "halves", "add", "stored")),
-        *((how, {"size": size}) for how in ("step", "means") for size in (1, 1000)),
+        {"rank": 0},
+        {"rank": 2},
+        {"problem": STEEP},
+        {"how": "scaled"},
+        *({"how": how, "devices": TWO} for how in ("step", "halves", "add", "stored")),
+        *({"how": how, "size": size} for how in ("step", "means") for size in (1, 1000)),
+        *({"problem": problem, "dtype": "float32"} for problem in (REGRESSION, CLASSES)),
     ],
+    ids=str,
 )
-def test_trajectory_in_every_way(how, settings):
+def test_trajectory_in_every_way(settings):
     """The direction depends on the loss entries of a minibatch, and not on the batch size."""
-    Pair(how=how, **settings).train()
-
-
-@pytest.mark.parametrize("problem", [REGRESSION, CLASSES])
-def test_trajectory_in_float32(problem):
-    Pair(problem, dtype="float32").train(tolerance=5e-4)
+    Pair(**settings).train(tolerance=5e-4 if "dtype" in settings else 1e-8)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +360,6 @@ def test_all_gradients_are_counted(actions, entries):
     assert len(run.loss_of.calls) == 23 * (1 if "refresh" in actions else 2)
 
 
-# --- files ---------------------------------------------------------------------------------------
-
 #: What is done before a file is written.
 PHASES = {
     "before the first step": [],
@@ -434,8 +426,6 @@ def test_what_does_not_fit_changes_nothing(tmp_path, monkeypatch):
     assert_unchanged(before, run.everything())
 
 
-# --- errors --------------------------------------------------------------------------------------
-
 SGD, SCHEDULER = mx.optimizer.SGD, mx.lr_scheduler.FactorScheduler(3)
 SPARSE, ON_2 = Words("sparse gradient", 205), int(IS_NUMPY_LIKE)  # MXNet 2.0 has no sparse arrays
 
@@ -446,8 +436,11 @@ def play(change=lambda run: None, steps=16, **kwargs):
     run.play([steps, "refresh"])
 
 
-def halve_rate(parameter):
-    parameter.lr_mult = 0.5
+def play_with_loss(of_outputs, steps=16):
+    def change(run):
+        run.loss_of = lambda index: of_outputs(run.net(array(CLASSES.X[index], "float32")))
+
+    play(change, steps)
 
 
 def change_too_early():
@@ -455,13 +448,6 @@ def change_too_early():
     run.trainer.correct_grads(lambda: run.loss_of(BATCHES[0]))
     kit.clear(run.net)
     run.trainer.allreduce_grads()
-
-
-def with_loss(make_loss):
-    def change(run):
-        run.loss_of = lambda index: make_loss(run.net(array(CLASSES.X[index], "float32")))
-
-    return change
 
 
 @pytest.mark.parametrize(
@@ -490,13 +476,14 @@ def with_loss(make_loss):
         (RuntimeError, "SVRG would lose the change", change_too_early),
         (TypeError, "got float16", lambda: play(lambda run: run.net.cast("float16"))),
         (TypeError, "and float64", lambda: play(lambda run: run.net[0].bias.cast("float64"))),
-        (ValueError, "has an lr_mult", lambda: play(lambda run: halve_rate(run.net[0].bias))),
+        (ValueError, "has an lr_mult",
+         lambda: play(lambda run: setattr(run.net[0].bias, "lr_mult", 0.5))),
         *[(ValueError, "is sparse", lambda: play(problem=SPARSE, net=SPARSE.network()))][ON_2:],
-        (FloatingPointError, "No direction", lambda: play(with_loss(lambda out: out))),
-        (FloatingPointError, "No direction", lambda: play(with_loss(lambda out: -(out**2)))),
-        (FloatingPointError, "data finite", lambda: play(with_loss(lambda out: out * np.nan))),
-        (FloatingPointError, "full gradient", lambda: play(with_loss(lambda out: out * np.nan), 0)),
-        (FloatingPointError, "data finite", lambda: play(with_loss(lambda out: (out * 1e30) ** 2))),
+        (FloatingPointError, "No direction", lambda: play_with_loss(lambda out: out)),
+        (FloatingPointError, "No direction", lambda: play_with_loss(lambda out: -(out**2))),
+        (FloatingPointError, "data finite", lambda: play_with_loss(lambda out: out * np.nan)),
+        (FloatingPointError, "full gradient", lambda: play_with_loss(lambda out: out * np.nan, 0)),
+        (FloatingPointError, "data finite", lambda: play_with_loss(lambda out: (out * 1e30) ** 2)),
     ],
 )  # fmt: skip
 def test_errors(error, message, program):
@@ -540,8 +527,6 @@ def test_flat_minibatches(rank, before, steps):
     assert 0 < expected == pytest.approx(found.L) and found.job is None
     assert (found.P is P) == (not steps)
 
-
-# --- whatever the network and the data -----------------------------------------------------------
 
 #: Layers, and the shape in which they take 4 features.
 NETWORKS = {
@@ -625,7 +610,7 @@ def test_never_away(rows, loss, start, rank, size, optimizer, seed):
     problem.loss_function = lambda: LOSSES[loss]
     problem.initial = [start * rng.randn(1, 4), np.zeros(1)]
     net, kwargs = problem.network("float32"), {"preconditioner": Nystrom(rank)}
-    run = Run(problem, net, "float32", optimizer, **kwargs)
+    run = Run(problem, net, "float32", optimizer=optimizer, **kwargs)
     first = np.mean(run.loss_of(np.arange(160)).asnumpy(), dtype="float64")
     try:
         for _ in range(5):
