@@ -64,9 +64,6 @@ PROBLEMS = {
 }
 
 
-# --- kvstores ------------------------------------------------------------------------------------
-
-
 @mx.kvstore.KVStoreBase.register
 class SharedFolder(mx.kvstore.KVStoreBase):
     """A user's kvstore: each exchange is a file of each process, which all others wait for.
@@ -139,9 +136,6 @@ def found_in(params):
     return {f"w{n}": value for n, value in enumerate(values_of_any(params))}
 
 
-# --- tasks ---------------------------------------------------------------------------------------
-
-
 def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, **settings):
     """A method trains in one of the ways; its twin beside it has the data of all workers.
 
@@ -171,10 +165,8 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
         if name in ("SAGA", "SAG", "SARAH", "STORM") and play.twin.mean is not None:
             means = kit.full_gradients(play.trainer, play.net)
             distances.append(distance(means, play.twin.mean))
-    evaluations = np.array(play.trainer.grad_evaluations)
-    return who, {
-        **found_in(parameters(play.net)), "distances": distances, "evaluations": evaluations
-    }  # fmt: skip
+    found = {"distances": distances, "evaluations": np.array(play.trainer.grad_evaluations)}
+    return who, {**found_in(parameters(play.net)), **found}
 
 
 def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), dtype="float64",
@@ -188,10 +180,10 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
         kit.move(net, 0.1 * who.rank)
     scheduler = mx.lr_scheduler.FactorScheduler(3, 0.8, base_lr=0.1)
     params = {"learning_rate": 0.1, "lr_scheduler": scheduler, "wd": 0.01, **dict(params)}
+    given = net.collect_params()
     if l1:
         settings["prox"] = {".*weight": L1(l1)}
-    given = net.collect_params()
-    if not l1:  # a list, in which MXNet 2.0 finds shared ones several times
+    else:  # a list, in which MXNet 2.0 finds shared ones several times
         given = list(given.values())
     trainer = SVRGTrainer(given, optimizer, params, kvstore=chosen, **settings)
     scaler = None if overflow is None else kit.scale_losses(trainer)
