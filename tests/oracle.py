@@ -240,9 +240,6 @@ class ServerSGD(SGD):
         super().step(weights, [grad / batch_size for grad in grads], 1)
 
 
-# --- curvature -----------------------------------------------------------------------------------
-
-
 class Nystrom:
     """SVRG whose preconditioner sets the rate and the momentum; P is a whole matrix.
 
@@ -379,11 +376,8 @@ class Nystrom:
 
     def go_back(self):
         self.w, self.m, self.steps = self.start if self.s is None else self.s, 0 * self.m, []
-        self.T, self.L, self.backs = (
-            max(self.T / 4, 0.1),
-            max(self.L, 4 * self.before),
-            self.backs + 1,
-        )
+        self.T, self.L = max(self.T / 4, 0.1), max(self.L, 4 * self.before)
+        self.backs += 1
         if self.along:
             self.N = max(self.N, self.noise / self.along)
         self.set_pace()
