@@ -1,5 +1,7 @@
 """Networks of every kind: deferred, convolutional, recurrent, tied, frozen, and parts of them."""
 
+from functools import partial
+
 import kit
 import mxnet as mx
 import numpy as np
@@ -33,16 +35,12 @@ def assert_unbiased(trainer, closures, count, tolerance=2e-5):
     np.testing.assert_allclose(found, expected, atol=tolerance * np.abs(expected).max())
 
 
-class Deferred(Dense):
-    def network(self, dtype, devices=None, hybridize=None):
-        return super().network(dtype, devices, True, hybridize)
-
-
 @pytest.mark.parametrize("hybridize", HYBRIDIZE)
 @pytest.mark.parametrize("devices", [1, 2])
 def test_deferred_initialization(hybridize, devices):
     """The first thing that a user calls may be `update_full_grads`, of other minibatches."""
-    problem = Deferred("classification", hidden=(5,), seed=40)
+    problem = Dense("classification", hidden=(5,), seed=40)
+    problem.network = partial(problem.network, deferred=True)
     play = Play(WITH_STORED["SVRG"], problem, "step", contexts(devices), hybridize)
     play.refresh_alone(play.loss_of, PROBLEM.batches(7))
     play.twin.weights = values(play.net)
@@ -138,8 +136,7 @@ def test_convolutions(kind, tmp_path):
 
     def statistics():
         mx.nd.waitall()
-        found = net.collect_params().items()
-        return [p.data().asnumpy() for name, p in found if "running" in name]
+        return [p.data().asnumpy() for name, p in net.collect_params().items() if "running" in name]
 
     net(images)
     before = statistics()
@@ -295,17 +292,12 @@ def test_weights_that_were_taken_before_the_call(name):
         weight = parameter.data() if weight is None else weight
         return play.loss_of(play.batches[0]) + (weight * weight).sum()
 
-    def refresh(closure):
-        play.refresh_alone(closure, [()])
-
-    def step(closure):
-        play.step_alone(0, closure=closure)
-
+    refresh, step = partial(play.refresh_alone, data=[()]), partial(play.step_alone, 0)
     for call in (refresh, step):
         with play.refuses(RuntimeError, r"Call Parameter\.data\(\) inside the closure"):
-            call(lambda: loss_with(outside))
-        call(loss_with)
-        step(loss_with)
+            call(closure=lambda: loss_with(outside))
+        call(closure=loss_with)
+        step(closure=loss_with)
 
 
 @pytest.mark.parametrize("dtype", ["int32", "bool"])
