@@ -213,11 +213,9 @@ def no_collector():
     gc.disable()
     yield
     gc.enable()
-    gc.collect()
 
 
-def arrays():
-    """How many arrays there are."""
+def number_of_arrays():
     mx.nd.waitall()
     return sum(isinstance(found, NDArray) for found in gc.get_objects())
 
@@ -276,8 +274,7 @@ def test_a_training_is_freed_where_one_of_gluon_is(use, no_collector):
     """On 1.9.1 a parameter knows its trainer, and the trainer its parameters."""
     expected = survivors(plain, gluon.Trainer)
     assert survivors(use, SVRGTrainer) == expected
-    is_2 = hasattr(gluon.Parameter, "list_device")
-    assert expected == ([] if is_2 else ["trainer", "parameter"])
+    assert expected == ([] if hasattr(gluon.Parameter, "list_device") else ["trainer", "parameter"])
 
 
 @pytest.mark.parametrize("use", [train, fail])
@@ -285,11 +282,11 @@ def test_refreshes_and_errors_leave_no_arrays(use, no_collector):
     """And a snapshot that is discarded leaves none that `gluon.Trainer` would not need."""
     _, loss_of, trainer = of_two_parameters()
     trainer.step(3, closure=lambda: loss_of(BATCHES[0]))
-    plain_count = arrays()
+    plain_count = number_of_arrays()
     use(loss_of, trainer)
-    before = arrays()
+    before = number_of_arrays()
     for _ in range(3):
         use(loss_of, trainer)
-    assert arrays() <= before
+    assert number_of_arrays() <= before
     trainer.discard_snapshot()
-    assert arrays() <= plain_count
+    assert number_of_arrays() <= plain_count
