@@ -192,7 +192,6 @@ def test_trajectory(problem, tolerance, optimizer, plain):
         *({"how": how, "size": size} for how in ("step", "means") for size in (1, 1000)),
         *({"problem": problem, "dtype": "float32"} for problem in (REGRESSION, CLASSES)),
     ],
-    ids=str,
 )
 def test_trajectory_in_every_way(settings):
     """The direction depends on the loss entries of a minibatch, and not on the batch size."""
