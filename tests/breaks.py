@@ -77,7 +77,7 @@ BREAKS = {
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
     "passes/live_gradients.py": [
-        ("self.entries += found", "self.entries = found", "halves a_clip_between"),
+        ("self.entries + found.rec", "found.rec", "halves a_clip_between"),
         ("max(norm([then]), self._largest / scale)", "norm([then])", "dtypes_and_amp large_micro"),
         ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),
         ("or terms is AS_IT_IS", "", "halves is_the_plain_gradient[STORM"),

@@ -123,13 +123,12 @@ class LiveGradients:
                 before = ((1.0, 0),) if self._is_apart else ()
                 assign([kept, live], (0, (*before, (1 / scale, 1))))
             self._is_apart = True
-        if row is not None:
-            self.rows[row.position] = row
-        self._terms = terms
-        self.entries += found.recorded.entries
-        self.reached = list(map(or_, self.reached or found.reached, found.reached))
-        self._arrays = list(map(_mxnet.gradients, self._network.parameters))
-        self.stage = HELD
+        rows = self.rows if row is None else {**self.rows, row.position: row}
+        reached = list(map(or_, self.reached or found.reached, found.reached))
+        arrays = list(map(_mxnet.gradients, self._network.parameters))
+        new = rows, terms, self.entries + found.recorded.entries, reached, arrays, HELD
+        # In one line, as an interrupt comes between lines.
+        self.rows, self._terms, self.entries, self.reached, self._arrays, self.stage = new
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""

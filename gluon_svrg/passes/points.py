@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import mxnet as mx
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
@@ -94,5 +95,8 @@ class Point:
 
     def leave(self) -> None:
         """Let the network compute with the parameters' own values again."""
+        if mx.autograd.is_recording():  # an interrupt has come at the end of `autograd.record`
+            mx.autograd.set_recording(False)
+            mx.autograd.set_training(False)
         _mxnet.put(self._parameters, self._own)
         self.network.at = None
