@@ -373,7 +373,7 @@ class Coefficient:
         if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
             yield from saving.object_problems(saved, live, "the coefficient")
         elif type(saved) is not type(live):
-            yield "its coefficient is of another kind: a number, a function, or a schedule"
+            yield "its coefficient was of another kind: pass a number, function or schedule as then"
 
     def assign(self, state: dict[str, Any]) -> None:
         schedule = state["schedule"]

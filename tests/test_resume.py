@@ -232,7 +232,7 @@ def test_schedules_resume(tmp_path):
             run.play(["refresh", 0, 1, 2, 3])
         assert straight.trainer.learning_rate < 0.2
         assert_unchanged(straight.everything(), resumed.everything())
-    with pytest.raises(ValueError, match="its coefficient is of another kind"):
+    with pytest.raises(ValueError, match="its coefficient was of another kind"):
         Run().trainer.load_states(tmp_path / "states")
 
 

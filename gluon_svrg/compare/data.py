@@ -51,8 +51,8 @@ class Data:
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
-        self._arrays = [_checked(each, number) for number, each in enumerate(given)]
-        width = prod(self._arrays[0][0].shape[1:]) if given else 1
+        self._columns = [_checked(each, number) for number, each in enumerate(given)]
+        width = prod(self._columns[0][0].shape[1:]) if given else 1
         self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
 
     def put_on(self, net: Any) -> None:
@@ -72,7 +72,7 @@ class Data:
 
     def classes_from_one(self) -> int:
         """How many whole numbers the last array has, if these are all from 1 on; or 0."""
-        values = self._arrays[-1][0] if len(self._arrays) > 1 else np.zeros(0)
+        values = self._columns[-1][0] if len(self._columns) > 1 else np.zeros(0)
         values = np.unique(values) if values.size == self.n else np.zeros(0)
         return len(values) if np.array_equal(values, np.arange(1, len(values) + 1)) else 0
 
@@ -105,7 +105,7 @@ class Data:
         """Slices of pieces that are copied one by one: of all at once, it would take far longer."""
         rows = max(1, self._rows // size) * size
         for piece in (order[start : start + rows] for start in range(0, self.n, rows)):
-            arrays = [self.array(values[piece], dtype) for values, dtype in self._arrays]
+            arrays = [self.array(values[piece], dtype) for values, dtype in self._columns]
             for start in range(0, len(piece), size):
                 yield tuple(array[start : start + size] for array in arrays)
 

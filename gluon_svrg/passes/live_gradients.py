@@ -59,8 +59,8 @@ class LiveGradients:
 
     def __init__(self, method: Method, network: Network) -> None:
         self._method, self._network = method, network
-        self._apart: Columns = []  # memory for V, which fits
-        self._live: Columns = []  # these arrays
+        self._apart: Columns = []  # memory for V
+        self._live: Columns = []  # the gradients for which that was made
         self.drop()
 
     def move(self) -> None:
@@ -86,7 +86,7 @@ class LiveGradients:
         self.total_scale = 1.0  # of `total`
         self._terms: Terms | None = None  # of what is held; marks then show another backward
         self._is_apart = False  # V is kept apart
-        self._arrays: list[Any] = []  # where it is: the lists of the parameters' gradients
+        self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
 
     def make_room(self) -> None:
@@ -128,7 +128,7 @@ class LiveGradients:
         arrays = list(map(_mxnet.gradients, self._network.parameters))
         new = rows, terms, self.entries + found.recorded.entries, reached, arrays, HELD
         # In one line, as an interrupt comes between lines.
-        self.rows, self._terms, self.entries, self.reached, self._arrays, self.stage = new
+        self.rows, self._terms, self.entries, self.reached, self._grads, self.stage = new
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
@@ -143,7 +143,7 @@ class LiveGradients:
     def _has_its_arrays(self) -> bool:
         """Whether the parameters have the gradients that were held."""
         now = map(_mxnet.gradients, self._network.parameters)
-        return all(map(is_, now, self._arrays))
+        return all(map(is_, now, self._grads))
 
     def check_unchanged(self, name: str, scale: float) -> None:
         """Raise if the user has changed gradients, which the method will replace."""

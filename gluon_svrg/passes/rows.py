@@ -19,8 +19,6 @@ RESHUFFLED = (
     "was the data reshuffled? Keep the minibatches in a list, and shuffle their positions. If the "
     "network draws random numbers, pass lock_random=True; lock_random=False omits this check."
 )
-
-
 NO_ROW = (
     "batch_index is {index}, and the gradients of {count} minibatches are stored. It must be the "
     "position of a minibatch in the data, 0 or more."
