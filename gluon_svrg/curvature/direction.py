@@ -180,5 +180,5 @@ def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:
     """The products of a step by their names."""
     if products.size == 1:
         return Sums(float(products.ravel()[0]))
-    (squared, _, _, cross), (along, _, slope, _) = products.tolist()
-    return Sums(squared, cross, along, slope + rise_of_penalty)
+    (squared, _, _, cross), (along, moved, slope, _) = products.tolist()
+    return Sums(squared, cross, along, moved, slope + rise_of_penalty)

@@ -127,7 +127,7 @@ class Preconditioner:
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
         self._last_z: np.ndarray | None = None
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
-        self._rounding = 0.0  # of squared gradient differences, for L = 1
+        self._rounding = 0.0  # of squared moves
         self._wd: float | None = None  # the optimizer's, during an update
         self._warned: set[str] = set()  # shared by all copies
 
@@ -186,8 +186,7 @@ class Preconditioner:
             solved_slope = self.controller.apply_inverse(slope)
             upload(s=s, mu=mu, slope=slope, solved_slope=solved_slope)
             self._snapshot = s, slope, self.penalty.value(s)
-            size = float(s @ (s if P is None else P.product(s)))
-            self._rounding = (DEFAULT.secant_rounding * self._eps) ** 2 * size
+            self._rounding = (DEFAULT.move_rounding * self._eps) ** 2 * float(s @ s)
 
     def _weights(self, there: Any) -> np.ndarray:
         """The weights of a network or of a point. Waits for them."""
@@ -254,7 +253,7 @@ class Preconditioner:
     def roll_back(self) -> None:
         """Slow down; the weights are those of the snapshot again, or of the start."""
         self._pending, self._last_z = [], None
-        self.controller.roll_back()
+        self.controller.roll_back(len(self.decays))
 
     # --- what becomes of the reduced gradient? ---------------------------------------------------
 

@@ -41,12 +41,13 @@ class Settings:
     rise: float = 3.0  # T is multiplied by it where a part of the slope remains
     fall: float = 2.0  # and divided by this where none does
     slope_remains: float = 0.05  # that part
+    slope_stays: float = 0.9  # P is of another place if so much remains although T is large
     change: float = 4.0  # the largest factor of L: by one step, at a refresh, at a rollback
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
     loss_rounding: float = 8.0  # of a mean loss, in units of its dtype's rounding
-    secant_rounding: float = 16.0  # of gradient differences, in the same units
+    move_rounding: float = 16.0  # of weights, relative to their norm, in the same units
     same_data: float = 1e-5  # a loss on the same data, computed again, differs by less
 
 
@@ -59,6 +60,7 @@ class Sums(NamedTuple):
     squared: float  # d P^-1 d
     cross: float = 0.0  # d P^-1 d of the step before
     along: float = 0.0  # d (w - s)
+    moved: float = 0.0  # |w - s|^2, without P
     slope: float = 0.0  # the slope of the objective at the snapshot, times w - s
 
     def shortened(self, bound: float, has_snapshot: bool) -> float:
@@ -193,7 +195,7 @@ class StepSizeController:
         self.rows, self.squared = rows[-self.rank :], None
 
     def read(self, sums: Sums, rounding: float) -> None:
-        """Learn from the products of a step; a smaller ``squared`` than the rounding is noise."""
+        """Learn from the products of a step; a smaller move than the rounding tells nothing."""
         if not isfinite(sums.squared + sums.along + sums.slope):
             self.failures, self.squared = self.failures + 1, None
             return
@@ -203,7 +205,7 @@ class StepSizeController:
         squared: float | None = sums.squared
         increase = sums.slope + sums.along / 2  # the trapezoid rule
         self.loss_increases = [*self.loss_increases, increase][-DEFAULT.window :]
-        if sums.along > 0 and sums.squared > rounding:
+        if sums.along > 0 and sums.moved > rounding:
             secant = sums.squared / sums.along
             self.secants.append(secant)
             if secant > DEFAULT.change * self.L > 0:  # of few rows; the step was shortened
@@ -229,8 +231,14 @@ class StepSizeController:
 
     # --- refreshes -----------------------------------------------------------------------------
 
-    def roll_back(self) -> None:
-        """Slow down, as the weights go back to those of the snapshot, or of the start."""
+    def roll_back(self, size: int) -> None:
+        """Slow down, as the weights go back to those of the snapshot, or of the start.
+
+        After a divergence, P is measured anew: it may have the curvature of far away.
+        """
+        if self.has_diverged and self.refreshes:
+            self.rows = None
+            self.begin(size, self.entries)
         self.rollbacks += 1
         self.failures = 0
         self.noise_budget = max(self.noise_budget / DEFAULT.change, DEFAULT.least_budget)
@@ -239,14 +247,11 @@ class StepSizeController:
         self._reset()
 
     def refresh(self, size: int, slope_ratio: float | None) -> None:
-        """Take a new snapshot. The ratio is how much of the last epoch's slope remains, if known.
-
-        A slope that remains although T is at its largest means that P is of another place.
-        """
+        """Take a new snapshot; the ratio is how much of the last epoch's slope remains, if known."""
         is_stale = False
         if slope_ratio is not None:
             remains, most = slope_ratio > DEFAULT.slope_remains, DEFAULT.most_budget
-            is_stale = remains and self.noise_budget == most
+            is_stale = slope_ratio > DEFAULT.slope_stays and self.noise_budget * DEFAULT.rise > most
             risen = min(self.noise_budget * DEFAULT.rise, most)
             fallen = max(self.noise_budget / DEFAULT.fall, DEFAULT.least_budget)
             self.noise_budget = risen if remains else fallen
