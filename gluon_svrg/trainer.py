@@ -912,7 +912,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         fname : str or path
-            The file, which cannot run code. Parameters are matched by name.
+            The file. Parameters are matched by name. It cannot run code, but a file that somebody
+            crafted may use up the memory, or raise any other exception.
 
         Raises
         ------
