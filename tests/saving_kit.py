@@ -106,10 +106,15 @@ def both_go_on(one, other, steps=3):
 
 
 class Chain(mx.lr_scheduler.LRScheduler):
+    """A scheduler with two others and a list, in its attributes."""
+
     def __init__(self, *steps):
         super().__init__(base_lr=0.1)
-        self.parts = [mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps]
-        self.more = {"last": (1, self.parts[-1])}
+        self.first, self.second = (
+            mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps
+        )
+        self.asked = []
 
     def __call__(self, num_update):
-        return sum(scheduler(num_update) for scheduler in self.parts)
+        self.asked = [num_update]
+        return self.first(num_update) + self.second(num_update)

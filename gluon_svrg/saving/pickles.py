@@ -87,12 +87,10 @@ def _key(value: Any) -> Any:
 
 def _value(value: Any) -> Any:
     """Convert what a pickle has made to numbers, strings, containers, arrays and objects."""
-    if isinstance(value, (list, tuple)):
+    if isinstance(value, (list, tuple, set, frozenset)):
         return type(value)(map(_value, value))
     if isinstance(value, dict):
         return {_key(key): _value(item) for key, item in value.items()}
-    if isinstance(value, (set, frozenset)):
-        return type(value)(map(_key, value))
     if not isinstance(value, _StandIn):
         return _key(value)
     name = type(value).__name__
