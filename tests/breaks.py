@@ -142,7 +142,19 @@ BREAKS = {
         ("if method != self._method:", "if False:", "files formats_methods_and_parts"),
         ("if self._problems(self.waiting, parts,", "if (lambda *_: 0)(", "resume cast_after"),
     ],
-    "saving/objects.py": [("common.index(max(common))", "0", "schedule remembered")],
+    "saving/objects.py": [
+        ("common.index(max(common))", "0", "schedule remembered"),
+        ("elif _has_object(value):", "elif False:", "files containers_of_0_6"),
+        ("assign_object(value, getattr(live, name))", "pass", "saved_optimizers of_ones_own"),
+    ],
+    "saving/values.py": [
+        ('and not hasattr(value, "__name__")', "", "saved_optimizers is_its_attributes"),
+        (
+            "elif type(value) in (list, tuple):",
+            "elif kind in _CONTAINERS:",
+            "saved_optimizers not_s",
+        ),
+    ],
     "saving/optimizer.py": [
         ("{**others, **restored(row)}", "restored(row)", "saved_optimizers by_name"),
         ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'"),

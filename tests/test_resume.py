@@ -13,6 +13,7 @@ from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import Dense, values
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.schedule import Linear
 
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.05, "momentum": 0.9},
@@ -232,8 +233,12 @@ def test_schedules_resume(tmp_path):
             run.play(["refresh", 0, 1, 2, 3])
         assert straight.trainer.learning_rate < 0.2
         assert_unchanged(straight.everything(), resumed.everything())
-    with pytest.raises(ValueError, match="its coefficient was of another kind"):
-        Run().trainer.load_states(tmp_path / "states")
+    for coefficient, message in (
+        (1.0, "its coefficient was of another kind"),
+        (Linear(1.0, 3), "the coefficient was Falling and is Linear here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Run(coefficient=coefficient).trainer.load_states(tmp_path / "states")
 
 
 # MXNet's KVStore.load_optimizer_states leaves its file open.

@@ -4,7 +4,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from kit import assert_unchanged
-from saving_kit import Chain, Training, both_go_on
+from saving_kit import Chain, Training, both_go_on, flat
 
 from gluon_svrg import saving
 from gluon_svrg.saving import values
@@ -76,6 +76,7 @@ class OwnOptimizer(mx.optimizer.Optimizer):
 def test_an_optimizer_of_ones_own(save, tmp_path):
     first, second = (Training("ownoptimizer", {"lr_scheduler": Chain(1, 2)}) for _ in range(2))
     first.step(3)
+    first.optimizer.lr_scheduler.second.factor = 0.75
     first.optimizer.own["more"] = [1, {"x": 2}]
     first.states[0][1] = first.states[0][1][0], ("filled", [3])  # what was None at the start
     second.resume(first, tmp_path / "states", save)
@@ -83,6 +84,7 @@ def test_an_optimizer_of_ones_own(save, tmp_path):
     one, other = first.optimizer, second.optimizer
     assert one.own == other.own and other.own["seen"][4] == (True,)
     assert type(other.own[3]) is np.int64
+    assert flat(one.lr_scheduler) == flat(other.lr_scheduler)
     assert type(other.array) is mx.nd.NDArray
     assert_unchanged([one.array.asnumpy(), one.columns], [other.array.asnumpy(), other.columns])
     both_go_on(first, second)
@@ -140,9 +142,10 @@ def test_an_object_is_its_attributes():
 
     class Coin:
         def __init__(self):
-            self.asked, self.function = 0, len
+            self.asked, self.function, self.more = 0, len, lambda: 1
 
     old, new, arrays = Coin(), Coin(), []
+    assert list(saving.by_attributes(old).attributes) == ["asked"]
     old.asked, old.later = 3, np.arange(4)[::2]
     found = values.decode(values.encode(saving.by_attributes(old), arrays, "it"), arrays, [])
     assert list(saving.object_problems(found, new, "the coin")) == []
