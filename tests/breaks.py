@@ -148,6 +148,7 @@ BREAKS = {
         ("assign_object(value, getattr(live, name))", "pass", "saved_optimizers of_ones_own"),
     ],
     "saving/values.py": [
+        ('encoded.get("order", "C")', '"C"', "saved_optimizers of_ones_own"),
         ('and not hasattr(value, "__name__")', "", "saved_optimizers is_its_attributes"),
         (
             "elif type(value) in (list, tuple):",

@@ -78,7 +78,8 @@ def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> 
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         array = value if isinstance(value, SavedArray) else value.view(SavedArray)
         arrays.append(np.asarray(array, order="C"))
-        return {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
+        found = {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
+        return {**found, "order": "F"} if array.flags.fnc else found  # sums depend on the layout
     if depth > MAX_DEPTH:
         kind = f"{kind} that contains itself, or is nested more than {MAX_DEPTH} deep"
     elif isinstance(value, SavedObject):
@@ -110,7 +111,8 @@ def decode(encoded: Any, arrays: Sequence[np.ndarray], positions: Sequence[int])
         return encoded
     kind = encoded["kind"]
     if "array" in encoded:
-        return saved_array(arrays[encoded["array"]], kind, encoded["stype"])
+        array = np.asarray(arrays[encoded["array"]], order=encoded.get("order", "C"))
+        return saved_array(array, kind, encoded["stype"])
     if kind in _CONTAINERS:
         return _CONTAINERS[kind](decode(item, arrays, positions) for item in encoded["items"])
     pairs = encoded["attributes" if kind == "object" else "items"]
