@@ -28,6 +28,7 @@ BREAKS = {
         ("self.replaces_grads = ", "", "preconditioner errors"),
         ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
         ("max(self.num_snapshots - 1, 0)", "self.num_snapshots", "schedule snapshot_in_force"),
+        ("(self, self.preconditioner.curvature.rank)", "(self, 50)", "resume rank_after_a_discard"),
     ],
     "saga.py": [
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
@@ -62,6 +63,7 @@ BREAKS = {
     "passes/direction.py": [
         ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
         ("(u, factor), decay)", "(u, factor), 0 * v)", "preconditioner by_hand"),
+        (" = {**self.given, **new}", ".update(new)", "interrupts_and_threads a_preconditioner"),
     ],
     # A step and a refresh
     "passes/states.py": [
@@ -141,6 +143,7 @@ BREAKS = {
     "saving/files.py": [
         ("if method != self._method:", "if False:", "files formats_methods_and_parts"),
         ("if self._problems(self.waiting, parts,", "if (lambda *_: 0)(", "resume cast_after"),
+        ('("method", "preconditioner"):', '("method",):', "resume waits_is_discarded"),
     ],
     "saving/objects.py": [
         ("common.index(max(common))", "0", "schedule remembered"),
