@@ -31,9 +31,9 @@ def loads(content: bytes) -> tuple[dict[Any, Any], SavedObject, str]:
         # Frames are made anew: where one ends inside an argument, Python's unpickler skips the rest
         # of the argument, and so runs other operations than those that `genops` lists.
         content = pickletools.optimize(content)
-        if any(opcode.name.startswith("EXT") for opcode, _, _ in pickletools.genops(content)):
-            # Python may remember what a code stands for, and then does not call `find_class`.
-            raise ValueError("it has the code of an extension, which MXNet does not write")
+        for opcode, code, _ in pickletools.genops(content):
+            if opcode.name.startswith("EXT"):  # for a code that Python knows, no class is looked up
+                raise ValueError(f"it has the code of an extension, {code}, which no MXNet writes")
         found = _Unpickler(io.BytesIO(content)).load()
         is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], _StandIn)
         if not is_pair or "begin_num_update" not in found[1].state:
