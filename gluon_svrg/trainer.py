@@ -874,7 +874,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError
-            If an optimizer or schedule has an attribute that is no plain data.
+            If an attribute of an optimizer, scheduler or schedule cannot be saved, see `register`.
         OSError
             If the file cannot be written.
 
@@ -897,7 +897,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         fname : str or path
-            The file, which cannot run code. Parameters are matched by name.
+            The file. Parameters are matched by name. It cannot run code, but a file that somebody
+            crafted may use up the memory, or raise any other exception.
 
         Raises
         ------
@@ -944,8 +945,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         schedule : object
-            Its attributes are saved, and must be plain data. Several of one class are known by
-            their settings, or else by the order in which they were registered.
+            Its attributes are saved, except functions. They must be numbers, strings, None, arrays
+            of NumPy or MXNet, or lists, tuples and dicts of these; or schedules like itself.
+            Several of one class are known by their settings, or else by their order.
 
         Raises
         ------
