@@ -27,6 +27,7 @@ from .passes.rows import NO_ROW, Row, TakenAt
 from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
 
+
 class SVRG(Method):
     """The snapshot, the full gradient there, and the coefficient, which is rounded to float32."""
 
