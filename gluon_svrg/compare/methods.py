@@ -10,8 +10,8 @@ from mxnet.optimizer import Optimizer
 
 from .. import _mxnet
 from .._arguments import near, whole
-from ..mars import MARSTrainer
 from ..curvature.preconditioner import Nystrom
+from ..mars import MARSTrainer
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
 from ..schedule import Linear
