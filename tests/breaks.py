@@ -183,9 +183,11 @@ BREAKS = {
         ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),
     ],
     "compare/data.py": [
+        ("= batch_size or size or 2 **", "= 2 **", "compare_engine default_minibatch"),
         ("one is None or other is None or", "other is not None and", "compare_engine one_more"),
     ],
     "compare/search.py": [
+        ("method.batch_size(self.problem.data)", "10", "compare_engine default_minibatch"),
         ("for each in near if", "for each in () if", "compare_engine 'edge or seed'"),
         ("(firsts[rate] <= worst and", "(False and", "compare_engine 'edge or seed'"),
         ("np.median(np.where(", "np.min(np.where(", "compare_engine 'edge or seed'"),

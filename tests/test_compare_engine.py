@@ -297,6 +297,29 @@ class Clock:
 
 
 @pytest.fixture
+def steps(monkeypatch):
+    """What each trainer has in each of its steps, in a list for each name of a method."""
+    found, step, train = {}, gluon.Trainer.step, training.train
+    current = []
+
+    def recording(self, batch_size, ignore_stale_grad=False):
+        row = {"size": batch_size, "rate": self.learning_rate, "trainer": self}
+        if isinstance(self, SVRGTrainer):
+            row.update(coefficient=self.coefficient, snapshots=self.num_snapshots)
+            row.update(lock=self.lock_random, passes=self.grad_evaluations / 100)
+        found.setdefault(current[-1], []).append(row)
+        step(self, batch_size, ignore_stale_grad)
+
+    def named(problem, method, *args):
+        current.append(method.name)
+        train(problem, method, *args)
+
+    monkeypatch.setattr(gluon.Trainer, "step", recording)
+    monkeypatch.setattr(search, "train", named)
+    return found
+
+
+@pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
     for module in (problem, search, training):
@@ -448,8 +471,23 @@ def test_loaders_and_lists():
     for given in (loader, [*loader], iter(loader)):
         found = regression(["svrg"], given, **{**ONE_RATE, "batch_size": None})
         assert found.trainings[0].curve[-1]["loss"] == expected
-    for n, size in ((100, 32), (9000, 64), (20000, 128), (10**6, 1024)):
-        assert data.Data((np.zeros((n, 1)),), None, 0).size == size
+
+
+def test_the_default_minibatch(steps):
+    """A preconditioner has about 32 steps in an epoch, unless the user has said a size."""
+    for n, size, own in ((100, 32, 16), (10**3, 32, 32), (9000, 64, 256), (10**4, 64, 256),
+                         (20000, 128, 512), (10**5, 512, 4096), (10**6, 1024, 8192)):  # fmt: skip
+        found = data.Data((np.zeros((n, 1)),), None, 0)
+        assert (found.size, found.preconditioned_size) == (size, own)
+    for given, sizes in ((None, (32, 16)), (20, (20, 20))):
+        found = regression(["svrg", "svrg-nystrom", "lbfgs"], **{**ONE_RATE, "batch_size": given})
+        assert found.table()["minibatch"].tolist()[:2] == [*sizes]
+        assert np.isnan(found.table()["minibatch"]["lbfgs"])
+        lines = re.search(r"^minibatch +(\d+) +(\d+) +-$", str(found), re.M)
+        assert tuple(map(int, lines.groups())) == sizes
+        for name, size in zip(("svrg", "svrg-nystrom"), sizes):
+            assert {each["size"] for each in steps[name]} == {size, 100 % size} - {0}
+        steps.clear()
 
 
 def test_one_more_minibatch_is_no_table():

@@ -70,7 +70,8 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         ("--seed", 0, "the first seed of the order of the samples"),
     ):
         add(name, type=type(default), default=default, help=f"{text} {shown}")
-    add("--batch-size", type=int, help="samples in a minibatch (default: 32 to 1024, by the rows)")
+    text = "samples in a minibatch (default: rows / 128, for svrg-nystrom rows / 32)"
+    add("--batch-size", type=int, help=text)
     add("--seconds", type=float, help="when to end with what there is")
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
 

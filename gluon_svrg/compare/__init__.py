@@ -82,8 +82,9 @@ def compare(
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
-        Samples in a minibatch of arrays. By default that of a DataLoader, or from 32 to 1,024, so
-        that an epoch has 128 steps or more where it can.
+        Samples in a minibatch of arrays, for all methods. By default that of a DataLoader; of
+        arrays a power of two, so that an epoch has 128 steps or more (32 to 1,024 samples), and
+        about 32 for ``svrg-nystrom`` (16 to 8,192).
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional

@@ -22,7 +22,7 @@ COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56
 MARKERS = "o<^sDvPp"
 #: The columns of tables, or how they begin, after which no measure may be called.
 TAKEN = (
-    "method|learning.rate|options|seed|chosen|data_passes|seconds|loss|lowest|highest"
+    "method|learning.rate|options|minibatch|seed|chosen|data_passes|seconds|loss|lowest|highest"
     "|(passes|seconds) to .*|search .*"
 )
 
@@ -64,7 +64,7 @@ class Comparison:
         self._all = {**self.chosen}  # and a training of each rival
         for name, row in rivals.items():
             end = {"data_passes": nan, **row}
-            self._all[name] = [Training(name, nan, {}, 0, inf, curve=[end])]
+            self._all[name] = [Training(name, nan, {}, 0, 0, inf, curve=[end])]
         self._notes = ["It ended early, and not all was tried."] * self.interrupted
         start, sign = search.problem.first[search.objective], search.sign
         is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
@@ -110,8 +110,8 @@ class Comparison:
         Returns
         -------
         pandas.DataFrame
-            Learning rate and options; the passes and seconds to each gap, or to what the best
-            method reaches, NaN where most seeds do not; at equal passes the median, lowest and
+            Learning rate, options and minibatch; the passes and seconds to each gap, or to what the
+            best method reaches, NaN where most seeds do not; at equal passes the median, lowest and
             highest objective, or its distance to a known minimum, and medians of the loss, the
             measures and the seconds; what the search cost: the other trainings.
         """
@@ -119,6 +119,7 @@ class Comparison:
         for name, some in self._all.items():
             row: dict[str, Any] = {"learning rate": some[0].learning_rate}
             row["options"] = _listed(some[0].options)
+            row["minibatch"] = some[0].batch_size or nan
             for text, level in self._levels.items():
                 for what, key in (("passes", "data_passes"), ("seconds", "seconds")):
                     row[f"{what} to {text}"] = np.median(self._when(name, key, level))
@@ -169,7 +170,7 @@ class Comparison:
         table = self.table().drop(columns="loss" if minus else [])
         forms = dict.fromkeys((self._what, "lowest", "highest"), self._form)
         for key, values in table.items():
-            is_count = "passes" in str(key) or "trainings" in str(key)
+            is_count = any(word in str(key) for word in ("passes", "trainings", "minibatch"))
             form = forms.get(str(key), "" if key == "options" else ".0f" if is_count else ".3g")
             table[key] = [f"{each:{form}}" if each == each else "-" for each in values]
         for name, (first, *_) in self.chosen.items():

@@ -21,6 +21,9 @@ Batch = Sequence[Any]
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
 #: The default minibatch is the power of two that makes an epoch of 128 to 256 steps, within these.
 LEAST, MOST, STEPS = 32, 1024, 128
+#: With a preconditioner an epoch has about 32: on 1,000 to 327,346 flights this took the fewest
+#: seconds, or at most 1.1 times as many.
+LEAST_PRECONDITIONED, MOST_PRECONDITIONED, STEPS_PRECONDITIONED = 16, 8192, 32
 ARRAYS = (NDArray, np.ndarray)
 KINDS = (
     "data must be arrays, as in (X, y), a DataLoader, a list of minibatches, or a function "
@@ -51,6 +54,8 @@ class Data:
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
+        few = min(max(LEAST_PRECONDITIONED, self.n / STEPS_PRECONDITIONED), MOST_PRECONDITIONED)
+        self.preconditioned_size = batch_size or size or 2 ** round(log2(few))
         self._columns = [_checked(each, number) for number, each in enumerate(given)]
         width = prod(self._columns[0][0].shape[1:]) if given else 1
         self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
@@ -76,10 +81,11 @@ class Data:
         values = np.unique(values) if values.size == self.n else np.zeros(0)
         return len(values) if np.array_equal(values, np.arange(1, len(values) + 1)) else 0
 
-    def batches(self, seed: int, epoch: int) -> Iterator[Batch]:
-        """The minibatches of an epoch."""
+    def batches(self, seed: int, epoch: int, size: int = 0) -> Iterator[Batch]:
+        """The minibatches of an epoch, of the default size if none is given."""
         if self.function is None:
-            return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
+            order = np.random.RandomState([seed, epoch]).permutation(self.n)
+            return self._cut(order, size or self.size)
         given = self.function(seed, epoch)
         return ([x if isinstance(x, NDArray) else self.array(x) for x in batch] for batch in given)
 

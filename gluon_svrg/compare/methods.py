@@ -18,6 +18,7 @@ from ..schedule import Linear
 from ..storm import STORMTrainer
 from ..svrg import SVRGTrainer
 from ..trainer import VarianceReducedTrainer
+from .data import Data
 from .problem import Problem
 
 LBFGS, DECAY, NYSTROM, STORED = "lbfgs", "-decay", "svrg-nystrom", "svrg-stored"
@@ -67,6 +68,10 @@ class Method:
     def sets_rate(self) -> bool:
         """Whether it finds a rate by itself: one training a seed, no search."""
         return self.base in (LBFGS, NYSTROM)
+
+    def batch_size(self, data: Data) -> int:
+        """How many samples its minibatches have; 0 for L-BFGS, which has none."""
+        return data.preconditioned_size if self.base == NYSTROM else data.size * self.steps
 
     @property
     def is_plain(self) -> bool:
