@@ -178,7 +178,10 @@ BREAKS = {
         ("gradient + decays * weights", "gradient", "compare_engine penalty"),
         ("losses + self.problem", "losses + 0 * self.problem", "compare_engine penalty"),
     ],
+    "compare/methods.py": [("if method.is_plain:", "if False:", "compare_engine proximal")],
     "compare/problem.py": [
+        ("parts += [] if operator", "parts += [] if True or operator", "compare_engine proximal"),
+        ("operator(weight, 0.0).copyto(weight)", "pass", "compare_engine bounds"),
         ('p.grad_req = "write"', "pass", "compare_engine gradients_that_add"),
         ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),
     ],

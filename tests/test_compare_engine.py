@@ -18,6 +18,7 @@ from problems import array, contexts
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.compare import Comparison, compare, data, problem, search, training
 from gluon_svrg.compare.comparison import OF_FLOAT32
+from gluon_svrg.prox import L1, Box
 from gluon_svrg.schedule import Linear
 
 RNG = np.random.RandomState(0)
@@ -513,6 +514,46 @@ def test_the_penalty_is_in_the_loss_of_all(name):
     two = regression(loss_of=penalized, **settings).trainings[0]
     np.testing.assert_allclose(one.of("loss"), two.of("loss")[: len(one.curve)], rtol=1e-4)
     assert one.options == two.options
+
+
+def lowest_lasso(strength, steps=3000):
+    """Weights and objective at the minimum, without a penalty of the bias, by ISTA in float64."""
+    inputs, w = np.c_[X, np.ones(100)], np.zeros(6)
+    for _ in range(steps):
+        w -= 0.3 * inputs.T @ (inputs @ w - Y) / 100
+        w[:5] = np.sign(w[:5]) * np.maximum(np.abs(w[:5]) - 0.3 * strength, 0)
+    return w, ((inputs @ w - Y) ** 2).mean() / 2 + strength * np.abs(w[:5]).sum()
+
+
+def test_proximal_operators(steps):
+    """Their penalty is in the objective of all; who cannot have them is left out."""
+    w, lowest = lowest_lasso(0.5)
+    zeros = {"zeros": lambda net: (net.weight.data().asnumpy() == 0).sum()}
+    settings = {"prox": {".*weight": L1(0.5)}, "minimum": lowest, "passes": 40, "measure": zeros}
+    settings["seeds"] = 1
+    settings["new_net"] = partial(dense, in_units=5)
+    found = regression(["svrg+nag", "saga", "nag-decay", "sgd", "adam", "lbfgs"], **settings)
+    assert [*found.chosen] == ["svrg+nag", "saga", "nag-decay", "sgd"]
+    assert not any(each["snapshots"] for each in steps["sgd"]) and steps["svrg+nag"]
+    table = found.table()
+    assert 0 < (w == 0).sum() == table["zeros"]["svrg+nag"]
+    assert table["gap"]["svrg+nag"] == pytest.approx(OF_FLOAT32, rel=2)
+    assert table["gap"]["svrg+nag"] < table["gap"]["sgd"] < 0.1
+    assert found.verdict.startswith(
+        "Left out: adam, the step of adam is not its learning rate times a direction.\n"
+        "Left out: lbfgs, it takes no proximal operators.\n"
+    )
+    with pytest.raises(ValueError, match=r"No method can have this prox: .*'lbfgs': 'it takes no"):
+        regression(["lbfgs"], **settings)
+    with pytest.raises(ValueError, match="which fits none of the trainer's parameters"):
+        regression(["sgd"], prox={"nothing": L1(0.5)})
+
+
+def test_bounds():
+    """All begin inside of them, and stay there."""
+    least = {"least": lambda net: net.weight.data().asnumpy().min()}
+    found = regression(["svrg", "adam", "sgd"], prox=Box(0.25, 1), measure=least, **ONE_RATE)
+    assert [*found.chosen] == ["svrg", "adam", "sgd"] and found.runs["least"].min() == 0.25
 
 
 def test_the_memory_of_lbfgs():

@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from .. import _arguments
 from ..passes.closure import takes
+from ..prox import ProxArgument
 from .comparison import TAKEN, Comparison
 from .data import Data
 from .methods import STORED, methods_of, needs
@@ -47,6 +48,7 @@ def compare(
     minimum: float | None = None,
     gaps: float | Sequence[float] = (1e-3, 1e-6, 1e-9),
     l2: float = 0.0,
+    prox: ProxArgument = None,
     learning_rates: float | Sequence[float] | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
     plain_epochs: int = 1,
@@ -99,6 +101,10 @@ def compare(
         Distances to the minimum, as parts of the first one, whose passes and seconds the table has.
     l2 : float, default 0
         Half of it times the squared norm of all weights is in the loss of all methods.
+    prox : Prox or dict, optional
+        Penalties and bounds of `gluon_svrg.prox` for all methods, as an operator or by patterns of
+        names: ``{".*weight": L1(0.01)}``. Their values are in the loss. Methods that cannot have
+        them are left out; functions of yours pass them to their trainers themselves.
     learning_rates : float or sequence of float, optional
         The only rates to try.
     optimizer_params : dict, optional
@@ -161,7 +167,9 @@ def compare(
     source = Data(data, batch_size, all_seeds[0])
     if not takes(loss_of, (None, *source.first())):
         raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
-    problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2)
+    problem = Problem(
+        new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox
+    )
     if objective not in problem.measures:
         hint = _arguments.near(objective, problem.measures)
         raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
@@ -175,7 +183,13 @@ def compare(
         methods = METHODS[:-1]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
-    known = methods_of(methods, optimizer_params, penalty, snapshots)
+    named = methods_of(methods, optimizer_params, penalty, prox, snapshots)
+    operators = problem.operators(problem.network(all_seeds[0])).values()
+    reasons = {each.name: each.lacks_prox(operators) for each in named if operators}
+    left_out = {name: why for name, why in reasons.items() if why}
+    known = [method for method in named if method.name not in left_out]
+    if not known:
+        raise ValueError(f"No method can have this prox: {left_out}.")
     for method in known:  # mistakes must not wait for the first trainings
         if not method.steps and problem.is_random:
             raise ValueError(RANDOM)
@@ -183,7 +197,7 @@ def compare(
             trainer = method.trainer(
                 problem, problem.network(all_seeds[0]), 0.01, method.options[0]
             )
-            refreshes, has_table = needs(trainer)
+            refreshes, has_table = needs(method, trainer)
             if has_table or method.base == STORED:
                 source.fixed(all_seeds[0], method.name)
             if refreshes and passes <= plain_epochs + 1:
@@ -192,7 +206,7 @@ def compare(
     start = problem.first[objective]
     if minimum is not None and sign * (start - minimum) <= 0:
         raise ValueError(f"minimum is {minimum:g}, and a new network is there already: {start:g}.")
-    search = Search(problem, known, all_seeds, rates, objective, sign, most)
+    search = Search(problem, known, all_seeds, rates, objective, sign, most, left_out)
     search.run(progress)
     return Comparison(search, minimum, steps, rivals or {})
 

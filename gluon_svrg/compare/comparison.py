@@ -65,7 +65,8 @@ class Comparison:
         for name, row in rivals.items():
             end = {"data_passes": nan, **row}
             self._all[name] = [Training(name, nan, {}, 0, 0, inf, curve=[end])]
-        self._notes = ["It ended early, and not all was tried."] * self.interrupted
+        self._notes = [f"Left out: {name}, {why}." for name, why in search.left_out.items()]
+        self._notes += ["It ended early, and not all was tried."] * self.interrupted
         start, sign = search.problem.first[search.objective], search.sign
         is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Mapping, Sequence
 
 from mxnet import gluon
 from mxnet.optimizer import Optimizer
@@ -12,6 +12,7 @@ from .. import _mxnet
 from .._arguments import near, whole
 from ..mars import MARSTrainer
 from ..preconditioner import Nystrom
+from ..prox import Prox, ProxArgument
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
 from ..schedule import Linear
@@ -78,6 +79,20 @@ class Method:
         """Whether it needs nothing of this package."""
         return self.base not in ("", *TRAINERS)
 
+    @property
+    def cls(self) -> Any:
+        """The class of its trainer; without a refresh, SVRG's is a plain optimizer with a prox."""
+        return TRAINERS.get(self.base, SVRGTrainer if "prox" in self.own else gluon.Trainer)
+
+    def lacks_prox(self, operators: Iterable[Prox]) -> str:
+        """Why it cannot have proximal operators; empty where it can, or where the user makes it."""
+        if not self.steps:
+            return "it takes no proximal operators"
+        needs_rate = self.make is None and not all(each.is_projection for each in operators)
+        if needs_rate and not _mxnet.steps_along_gradient(self.optimizer):
+            return f"the step of {self.optimizer} is not its learning rate times a direction"
+        return ""
+
     def settings(self, rate: float, options: Options) -> dict[str, Any]:
         """The arguments of its optimizer."""
         rates = {} if self.sets_rate else {"learning_rate": rate}
@@ -87,10 +102,9 @@ class Method:
         """A new trainer of a network; raise a TypeError if the user's function makes none."""
         params = net.collect_params()
         if self.make is None:
-            cls = TRAINERS.get(self.base, gluon.Trainer)
-            lock = {} if self.is_plain else {"lock_random": problem.is_random}
+            lock = {} if self.cls is gluon.Trainer else {"lock_random": problem.is_random}
             settings = self.settings(rate, options)
-            return cls(params, self.optimizer, settings, kvstore=None, **lock, **self.own)
+            return self.cls(params, self.optimizer, settings, kvstore=None, **lock, **self.own)
         found = self.make(params, rate)
         if not callable(getattr(found, "step", None)):
             kind = type(found).__name__
@@ -103,7 +117,7 @@ class Method:
             return ""
         if not self.steps:
             return SCIPY.format(**options)
-        cls = "gluon.Trainer" if self.is_plain else TRAINERS[self.base].__name__
+        cls = "gluon.Trainer" if self.cls is gluon.Trainer else self.cls.__name__
         own = "".join(f", {name}={value!r}" for name, value in self.own.items())
         text = (
             f"{cls}(net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own})"
@@ -113,7 +127,7 @@ class Method:
 
 
 def methods_of(
-    methods: Any, optimizer_params: Any, l2: float | None, snapshots: int
+    methods: Any, optimizer_params: Any, l2: float | None, prox: ProxArgument, snapshots: int
 ) -> list[Method]:
     """All methods that are named; raise if one is unknown. l2 is None where wd may be anything."""
     if isinstance(methods, str):
@@ -131,7 +145,8 @@ def methods_of(
                 its_own: Any = next((given[key] for key in keys if key in given), {})
                 method = replace(method, options=_options(its_own, method, l2))
             penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
-            found.append(replace(method, penalty=penalty))
+            own = {**method.own, **({} if prox is None else {"prox": prox})}
+            found.append(replace(method, penalty=penalty, own=own))
             used.update(keys)
         elif (
             callable(what) and name is not what and what not in (gluon.Trainer, *TRAINERS.values())
@@ -191,8 +206,10 @@ def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any
     return [{**own, **each} for each in several]
 
 
-def needs(trainer: Any) -> tuple[bool, bool]:
+def needs(method: Method, trainer: Any) -> tuple[bool, bool]:
     """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
+    if method.is_plain:
+        return False, False
     if isinstance(trainer, VarianceReducedTrainer):
         return trainer._method.needs_refresh, trainer._method.needs_table
     return hasattr(trainer, "update_full_grads"), False

@@ -18,6 +18,7 @@ from mxnet.gluon import Block
 
 from .. import _mxnet
 from ..passes.data import initialize
+from ..prox import Prox, ProxArgument, ProximalOperators
 from .data import Data
 
 MINIBATCHES = 20  # by which the time of a gradient is measured
@@ -36,6 +37,7 @@ class Problem:
     plain_epochs: int
     refresh_every: int
     l2: float
+    prox: ProxArgument = None
     # Of a new network, before all trainings:
     seconds_a_pass: float = 0.0  # of gradients, and the measurements after them
     first: dict[str, float] = field(default_factory=dict)  # what is measured
@@ -64,8 +66,16 @@ class Problem:
             rng = np.random.RandomState(seed)
             for p in trainable:
                 p.data()[:] = (BESIDE_ZERO * rng.normal(size=p.shape)).astype(_mxnet.dtype_of(p))
+        for p, operator in self.operators(net).items():
+            if operator.is_projection:
+                weight = _mxnet.classic(p.data())
+                operator(weight, 0.0).copyto(weight)
         mx.random.seed(seed)
         return net
+
+    def operators(self, net: Any) -> dict[Any, Prox]:
+        """The proximal operators of the parameters that have one."""
+        return ProximalOperators(self.prox, net.collect_params(), "sgd", {}).operators
 
     def check(self, seed: int) -> None:
         """Look at two networks and their losses; raise unless they can be used."""
@@ -136,11 +146,16 @@ class Problem:
             raise TypeError(f"measure {name!r} returned {what}, expected a number.") from error
 
     def loss(self, net: Any) -> float:
-        """The mean loss over the data when the network predicts, and the penalty."""
+        """The mean loss over the data when the network predicts, and all penalties."""
         with mx.autograd.pause(train_mode=False):
             losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
-            penalty = self.penalty(net).asnumpy().item() if self.l2 else 0.0
-        return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalty
+            parts = [self.penalty(net)] if self.l2 else []
+            for p, operator in self.operators(net).items():
+                parts += (
+                    [] if operator.is_projection else [operator.value(_mxnet.classic(p.data()))]
+                )
+        penalties = sum(part.asnumpy().item() for part in parts)
+        return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalties
 
     def penalty(self, net: Any) -> Any:
         """Half of l2 times the squared norm of all that is trained, as MXNet decays weights."""

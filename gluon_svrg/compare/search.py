@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, nan
 from time import perf_counter
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -37,6 +37,7 @@ class Search:
     objective: str
     sign: int  # -1 to maximize
     seconds: float = inf  # for all of it
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods, and why
     chosen: dict[str, list[Training]] = field(default_factory=dict)  # those of all seeds
     ended: BaseException | None = None  # what ended it early
     done: dict[Any, Training] = field(default_factory=dict)

@@ -103,7 +103,7 @@ class _Run:
         self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.found.options)
         self.goes_back = method.sets_rate
         takes_closure = "closure" in signature(trainer.step).parameters
-        refreshes, has_table = needs(trainer)
+        refreshes, has_table = needs(method, trainer)
         stores = method.base == STORED
         fixed = self.data.fixed(seed, method.name) if has_table or stores else None
         indexed, cost, mark = has_table, self.found.batch_size, 1
