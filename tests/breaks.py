@@ -178,7 +178,9 @@ BREAKS = {
         ("gradient + decays * weights", "gradient", "compare_engine penalty"),
         ("losses + self.problem", "losses + 0 * self.problem", "compare_engine penalty"),
     ],
-    "compare/methods.py": [("if method.is_plain:", "if False:", "compare_engine proximal")],
+    "compare/methods.py": [
+        ('if method.base not in ("", *TRAINERS):', "if False:", "compare_engine proximal")
+    ],
     "compare/problem.py": [
         ("parts += [] if operator", "parts += [] if True or operator", "compare_engine proximal"),
         ("operator(weight, 0.0).copyto(weight)", "pass", "compare_engine bounds"),
@@ -186,7 +188,7 @@ BREAKS = {
         ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),
     ],
     "compare/data.py": [
-        ("= batch_size or size or 2 **", "= 2 **", "compare_engine default_minibatch"),
+        ("= batch_size or size or large", "= large", "compare_engine default_minibatch"),
         ("one is None or other is None or", "other is not None and", "compare_engine one_more"),
     ],
     "compare/search.py": [

@@ -152,21 +152,20 @@ ROWS = """\
 
 @pytest.mark.parametrize("separator", ",;\t|")
 def test_a_file(separator, tmp_path, capsys):
+    """Numbers and dates are scaled; texts are inputs of 0 and 1."""
     path = tmp_path / "own.csv"
     path.write_text("\n" + ROWS.replace(",", separator), encoding="utf-8-sig")
     problem = compare.Problem(options_of(path, "--target", "price"))
     np.testing.assert_allclose(problem.y, scaled([10.5, 20, 30, 40.5, 50, 45])[:, 0])
-    expected = scaled(
-        [1.5, 2, 2.5, 5, -3, 4],
-        *([0, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0]),  # blue, red, missing
-        [1, 0, 1, 0, 1, 1],  # sold
-        [2020, 2022, 2021, 2025, 2020, 2024],
-        [0, 1, 0, 1, 1, 0],  # days
-    )
-    np.testing.assert_allclose(problem.X, np.c_[expected, np.ones(6)], atol=1e-12)
+    colors = [0, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0]  # blue, red, missing
+    numbers = scaled([1.5, 2, 2.5, 5, -3, 4]), scaled([1, 0, 1, 0, 1, 1])  # size, sold
+    expected = [numbers[0], np.transpose(colors), numbers[1]]
+    expected += [scaled([2020, 2022, 2021, 2025, 2020, 2024]), scaled([0, 1, 0, 1, 1, 0])]  # days
+    expected = np.concatenate([*expected, np.ones((6, 1))], axis=1)
+    np.testing.assert_allclose(problem.X, expected, atol=1e-12)
     assert capsys.readouterr().err == (
-        f"{path}: 6 of 7 rows, 7 inputs, no classes, 3 missing cells; left out: 'Unnamed: 0' "
-        "(no name); 'who' (6 texts in 6 rows); 'empty' (empty)\n"
+        f"{path}: 6 of 7 rows, 7 inputs, no classes, 3 missing cells; categories: 'color'; left "
+        "out: 'Unnamed: 0' (no name); 'who' (6 texts in 6 rows, as 'Ann'); 'empty' (empty)\n"
     )
 
 
@@ -186,26 +185,55 @@ def test_classes_and_numbers(tmp_path):
         np.testing.assert_allclose(problem.y, classes or scaled(cells)[:, 0])
 
 
-def test_reasons_and_compressed_files(tmp_path, capsys):
-    """Numbers with commas are read, and dates, as days."""
+def test_nothing_is_guessed(tmp_path, capsys):
+    """Numbers are what pandas reads as such, with --decimal; ISO dates are days; else texts."""
     days = ["2020-02-28", "2020-02-29", *(f"2020-03-{n:02}" for n in range(1, 8))]
-    cells = (f'{n}a,{day},"{n},5","{998 + n:,}",{n}.5\n' for n, day in enumerate(days))
+    times = [f"{day} 12:00:00+0{1 + n // 5}:00" for n, day in enumerate(days)]  # summer, winter
+    rows = enumerate(zip(days, times))
+    cells = (
+        f'{n}a,{day},{at},"{n},5","{998 + n:,}",0{n + 1}.0{n % 2 + 1}.2020,{n}.5\n'
+        for n, (day, at) in rows
+    )
     path = tmp_path / "own.csv.gz"
-    path.write_bytes(gzip.compress(f"x,day,price,sum,y\n{''.join(cells)}".encode()))
+    path.write_bytes(gzip.compress(f"x,day,at,price,sum,swapped,y\n{''.join(cells)}".encode()))
     X = compare.Problem(options_of(path, "--target", "y")).X
-    numbers = scaled(np.arange(9))
-    np.testing.assert_allclose(X, np.c_[numbers, numbers, numbers, np.ones(9)], atol=1e-12)
-    assert capsys.readouterr().err.endswith("; left out: 'x' (9 texts in 9 rows)\n")
+    hours = scaled([24 * n - n // 5 for n in range(9)])
+    np.testing.assert_allclose(X, np.c_[scaled(np.arange(9)), hours, np.ones(9)], atol=1e-12)
+    printed = capsys.readouterr().err
+    assert "'x' (9 texts in 9 rows, as '0a'); 'price' (9 texts in 9 rows, as '0,5'; dec" in printed
+    assert "as '0,5'; decimal commas need --decimal ','); 'sum' (9 texts" in printed
+    assert printed.endswith("; 'swapped' (9 texts in 9 rows, as '01.01.2020')\n")
+    path = tmp_path / "own.csv"
+    path.write_text("x;z;y\n0,5;1.5;1\n1;1.5;0,25\n1,5;2.5;3\n2;2.5;2\n")
+    problem = compare.Problem(options_of(path, "--target", "y", "--decimal", ","))
+    np.testing.assert_allclose(problem.y, scaled([1, 0.25, 3, 2])[:, 0])
+    np.testing.assert_allclose(problem.X[:, :1], scaled([0.5, 1, 1.5, 2]))
+    assert "categories: 'z'; left" in capsys.readouterr().err
+
+
+def test_none_and_na_are_classes(tmp_path, capsys):
+    path = tmp_path / "own.csv"
+    for names, classes in ((("None", "NA", "yes"), 3), (("None", "NA"), 2), (("1", "NA", "0"), 2)):
+        cells = "".join(f"{n}.5,{name}\n" for n, name in enumerate(5 * names))
+        path.write_text(f"x,y\n{cells}7,\n8,?\n")
+        problem = compare.Problem(options_of(path, "--target", "y"))
+        rows = 10 if "1" in names else 5 * len(names)
+        assert problem.classes == classes and len(problem.y) == rows
+        assert f"{rows} of {5 * len(names) + 2} rows" in capsys.readouterr().err
 
 
 BAD_FILES = {
     "no column": ("a,b\n1,2\n", r"own.csv has no column 'y': choose one from 'a', 'b'$"),
     "constant": ("a,y\n1,3\n2,3\n3,\n", r"target 'y' that nothing can learn: it is constant$"),
-    "names": ("a,y\n1,u\n2,v\n3,w\n", r"target 'y' .* it is text with 3 values in 3 rows$"),
+    "names": ("a,y\n1,u\n2,v\n3,w\n", r"target 'y' .* it is 3 texts in 3 rows, as 'u'$"),
     "empty": ("\n", r"cannot read own.csv as UTF-8 text: No columns to parse from file$"),
     "one": ("y\n1\n", r"own.csv has only one column, 'y'$"),
-    "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"Input X contains infinity or a value too large"),
-    "words": ("a,y\nsome,0\nother,1\n", r"left out: 'a' \(2 texts in 2 rows\)$"),
+    "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"own.csv has infinite numbers in 'a'$"),
+    "infinite target": ("a,y\n1,0\n2,inf\n3,0.5\n4,1\n", r"has infinite numbers in 'y'$"),
+    "sep": ("sep=;\na;b;y\n1;2;0\n2;3;1\n", r"cannot read own.csv .* the first line, 'sep=;"),
+    "comment": ("# of a shop\na;b;y\n1;2;0\n2;3;1\n", r"only one column, '# of a shop'$"),
+    "comma": ("a;y\n1;0,5\n2;1,5\n3;2\n", r"3 texts in 3 rows, as '0,5'; .* --decimal ','$"),
+    "words": ("a,y\nsome,0\nother,1\n", r"left out: 'a' \(2 texts in 2 rows, as 'some'\)$"),
     "latin-1": ("a,y\né,0\ne,1\n", r"cannot read own.csv as UTF-8 text: .* byte 0xe9"),
 }
 BAD_CALLS = {

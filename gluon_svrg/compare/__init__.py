@@ -118,7 +118,7 @@ def compare(
         When to end with what there is. Each method has an equal share of what is left.
     rivals : dict, optional
         What solvers of elsewhere need: ``{"newton-cholesky": {"loss": 0.74, "seconds": 0.6}}``,
-        with the objective in place of the loss, and perhaps with their ``code``.
+        with the objective in place of the loss.
     progress : bool, default True
         Whether to show a bar, and the expected time.
 
@@ -183,25 +183,31 @@ def compare(
         methods = METHODS[:-1]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
-    named = methods_of(methods, optimizer_params, penalty, prox, snapshots)
-    operators = problem.operators(problem.network(all_seeds[0])).values()
-    reasons = {each.name: each.lacks_prox(operators) for each in named if operators}
-    left_out = {name: why for name, why in reasons.items() if why}
-    known = [method for method in named if method.name not in left_out]
+    known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}
+    for method in known:  # mistakes must not wait for the first trainings
+        if not method.steps:
+            if problem.is_random:
+                raise ValueError(RANDOM)
+            left_out.update(
+                {} if prox is None else {method.name: "It takes no proximal operators."}
+            )
+            continue
+        net = problem.network(all_seeds[0])
+        try:
+            trainer = method.trainer(problem, net, 0.01, method.options[0])
+        except ValueError as error:
+            if prox is None:
+                raise
+            left_out[method.name] = str(error)
+            continue
+        refreshes, has_table = needs(method, trainer)
+        if has_table or method.base == STORED:
+            source.fixed(all_seeds[0], method.name)
+        if refreshes and passes <= plain_epochs + 1:
+            raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
+    known = [method for method in known if method.name not in left_out]
     if not known:
         raise ValueError(f"No method can have this prox: {left_out}.")
-    for method in known:  # mistakes must not wait for the first trainings
-        if not method.steps and problem.is_random:
-            raise ValueError(RANDOM)
-        if method.steps:
-            trainer = method.trainer(
-                problem, problem.network(all_seeds[0]), 0.01, method.options[0]
-            )
-            refreshes, has_table = needs(method, trainer)
-            if has_table or method.base == STORED:
-                source.fixed(all_seeds[0], method.name)
-            if refreshes and passes <= plain_epochs + 1:
-                raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
     sign, most = -1 if maximize else 1, inf if seconds is None else seconds
     start = problem.first[objective]
     if minimum is not None and sign * (start - minimum) <= 0:

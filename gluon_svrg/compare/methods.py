@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Mapping, Sequence
 
 from mxnet import gluon
 from mxnet.optimizer import Optimizer
@@ -12,7 +12,7 @@ from .. import _mxnet
 from .._arguments import near, whole
 from ..mars import MARSTrainer
 from ..preconditioner import Nystrom
-from ..prox import Prox, ProxArgument
+from ..prox import ProxArgument
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
 from ..schedule import Linear
@@ -37,10 +37,7 @@ PENALIZING = ("sgd", "nag", "adam")
 
 Options = Mapping[str, Any]
 
-SCIPY = (
-    "found = scipy.optimize.minimize(loss_and_gradient, weights, jac=True, method='L-BFGS-B', "
-    "options={{'maxcor': {memory}}})  # all of it: methods.md#l-bfgs in the guide"
-)
+SCIPY = "scipy.optimize.minimize with {{'maxcor': {memory}}}: see methods.md#l-bfgs in the guide"
 SHAPE = (
     'It has a dict for each optimizer or method, {"nag": {"momentum": 0.9}}, or a list of dicts, '
     'which are all tried: {"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}.'
@@ -75,23 +72,9 @@ class Method:
         return data.preconditioned_size if self.base == NYSTROM else data.size * self.steps
 
     @property
-    def is_plain(self) -> bool:
-        """Whether it needs nothing of this package."""
-        return self.base not in ("", *TRAINERS)
-
-    @property
     def cls(self) -> Any:
         """The class of its trainer; without a refresh, SVRG's is a plain optimizer with a prox."""
         return TRAINERS.get(self.base, SVRGTrainer if "prox" in self.own else gluon.Trainer)
-
-    def lacks_prox(self, operators: Iterable[Prox]) -> str:
-        """Why it cannot have proximal operators; empty where it can, or where the user makes it."""
-        if not self.steps:
-            return "it takes no proximal operators"
-        needs_rate = self.make is None and not all(each.is_projection for each in operators)
-        if needs_rate and not _mxnet.steps_along_gradient(self.optimizer):
-            return f"the step of {self.optimizer} is not its learning rate times a direction"
-        return ""
 
     def settings(self, rate: float, options: Options) -> dict[str, Any]:
         """The arguments of its optimizer."""
@@ -111,7 +94,7 @@ class Method:
             raise TypeError(f"{self.name!r} returned {kind}, expected a trainer with step(n).")
         return found
 
-    def code(self, rate: float, options: Options) -> str:
+    def code(self, rate: float, options: Options, size: int) -> str:
         """The code that makes its trainer; none for a function of the user's."""
         if self.make is not None:
             return ""
@@ -122,8 +105,8 @@ class Method:
         text = (
             f"{cls}(net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own})"
         )
-        falls = "  # the rate falls to 0 like half a cosine" if self.decays else ""
-        return f"trainer = {text}{falls}"
+        falls = "; the rate falls to 0 like half a cosine" if self.decays else ""
+        return f"trainer = {text}  # minibatches of {size}{falls}"
 
 
 def methods_of(
@@ -208,7 +191,7 @@ def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any
 
 def needs(method: Method, trainer: Any) -> tuple[bool, bool]:
     """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
-    if method.is_plain:
+    if method.base not in ("", *TRAINERS):  # a plain optimizer
         return False, False
     if isinstance(trainer, VarianceReducedTrainer):
         return trainer._method.needs_refresh, trainer._method.needs_table
