@@ -73,6 +73,100 @@ def test_the_minimum(name, decay):
         assert found["loss"] == pytest.approx(expected, rel=1e-10)
 
 
+def lowest_with_l1(X, y, decay, l1, is_class):
+    """By FISTA with restarts; the last weight is the bias, which has no penalty."""
+    X, has_penalty = np.c_[X, np.ones(len(X))], np.r_[np.ones(X.shape[1]), 0]
+    step = 1 / (np.linalg.eigvalsh(X.T @ X / len(X))[-1] + decay)
+    w = z = np.zeros(X.shape[1])
+    number = 1.0
+    for _ in range(20000):
+        p = 1 / (1 + np.exp(-X @ z)) if is_class else X @ z
+        moved = z - step * (X.T @ (p - y) / len(X) + decay * has_penalty * z)
+        new = np.sign(moved) * np.maximum(np.abs(moved) - step * l1 * has_penalty, 0)
+        number = 1.0 if (z - new) @ (new - w) > 0 else number
+        following = (1 + np.sqrt(1 + 4 * number**2)) / 2
+        z, w, number = new + (number - 1) / following * (new - w), new, following
+    losses = np.logaddexp(0, X @ w) - y * (X @ w) if is_class else (X @ w - y) ** 2 / 2
+    w = w[:-1]
+    return losses.mean() + decay / 2 * w @ w + l1 * np.abs(w).sum()
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.01])
+@pytest.mark.parametrize("name", ["diabetes", "breast_cancer"])
+def test_the_minimum_with_l1(name, decay):
+    problem = compare.Problem(options_of(name, "--weight-decay", decay, "--l1", 0.05))
+    found, is_class = problem.minimum(), name == "breast_cancer"
+    expected = lowest_with_l1(problem.X, problem.y, decay, 0.05, is_class)
+    assert found["loss"] == pytest.approx(expected, rel=1e-10)
+    assert found["solver"] == ("saga" if is_class else "coordinate descent")
+
+
+def test_a_solver_that_has_not_converged(capsys):
+    """Its loss is no minimum, but a row of the table."""
+    problem = compare.Problem(options_of("breast_cancer"))
+    found, whole = problem.minimum(limit=0.0), problem.minimum()
+    assert found["loss"] is None and found["reached"]["loss"] > whole["loss"] * (1 + 1e-9)
+    line = r"scikit-learn newton-cholesky has not converged in \S+ s: losses are compared"
+    assert re.match(line, capsys.readouterr().err)
+
+
+def test_a_wide_file(tmp_path):
+    """There a Hessian would take minutes and memory."""
+    rng = np.random.RandomState(0)
+    rows = np.c_[rng.normal(size=(60, 400)).round(6), rng.randint(4, size=60)]
+    path = tmp_path / "own.csv"
+    np.savetxt(path, rows, "%g", ",", header=",".join(map(str, range(401))), comments="")
+    found = compare.Problem(options_of(path, "--target", "400")).minimum()
+    assert found["solver"] == "newton-cg" and 0.01 < found["loss"] < np.log(4)
+
+
+def test_a_sparse_matrix_for_scikit_learn(call):
+    """Where most inputs are zeros, as those of categories."""
+    rng = np.random.RandomState(0)
+    rows = (f"{'abcdefgh'[n % 8]},{rng.normal():.4f},{n % 3 // 2}\n" for n in range(96))
+    Path("own.csv").write_text(f"x,z,y\n{''.join(rows)}")
+    status, printed, log = call("own.csv", "--target", "y", *SMALL[1:], "--methods", "svrg")
+    assert status == 0 and "scikit-learn newton-cholesky, sparse" in printed, log
+    problem = compare.Problem(options_of("own.csv", "--target", "y"))
+    assert problem.minimum()["loss"] == pytest.approx(
+        lowest_loss(problem.X, problem.y, 0.01, True), rel=1e-10
+    )
+
+
+def test_a_penalty_of_the_weights_alone(call):
+    """All find the same minimum, and who cannot have the penalty is left out."""
+    methods = ["--methods", "svrg+nag,lbfgs,adam", "--momenta", "0.9", "--passes", 60]
+    status, printed, log = call("breast_cancer", "--l1", 0.05, "--seeds", 1, *methods)
+    assert status == 0, log
+    saved = json.loads(Path("results/results.json").read_text())
+    assert [*saved["table"]] == ["svrg+nag", "scikit-learn saga"]
+    assert saved["table"]["svrg+nag"]["gap"] < 1e-7
+    assert "Left out: lbfgs." in printed and "Left out: adam." in printed
+    assert "plus 0.05 times |w|, without the bias\n" in printed
+    assert "prox={'.*weight': L1(strength=0.05)}" in printed
+
+
+@pytest.mark.parametrize("seconds", [(), ("--seconds", 60)])
+def test_an_interrupt_is_130(seconds, call, monkeypatch):
+    from gluon_svrg.compare import search, training
+
+    trained = []
+
+    def interrupted(*args):
+        if trained:
+            raise KeyboardInterrupt
+        trained.append(training.train(*args))
+
+    monkeypatch.setattr(search, "train", interrupted)
+    status, printed, _ = call(*SMALL, "--methods", "sgd,svrg", *seconds)
+    assert status == 130 and "Not trained: svrg." in printed
+
+
+def test_the_end_of_the_time_is_0(call):
+    status, printed, _ = call("diabetes", "--methods", "sgd", "--seconds", 1, "--passes", 50)
+    assert status == 0 and "It ended early, and not all was tried." in printed
+
+
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_several_classes_and_the_accuracy(name):
     """In float64, which losses of Gluon are not with MXNet 2.0."""

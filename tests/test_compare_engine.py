@@ -1,5 +1,6 @@
 """`gluon_svrg.compare`: equal starts, minibatches and gradients, the search, and what is said."""
 
+import functools
 import itertools
 import random
 import re
@@ -14,12 +15,14 @@ from kit import noticed, sequence
 from loops import backward
 from mxnet import autograd, gluon
 from problems import array, contexts
+from scipy.sparse import csr_matrix
 
 from gluon_svrg import SVRGTrainer
 from gluon_svrg.compare import compare, data, problem, search, training
 from gluon_svrg.compare.comparison import OF_FLOAT32
 from gluon_svrg.prox import L1, Box
 from gluon_svrg.schedule import Linear
+from gluon_svrg.trainer import VarianceReducedTrainer
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(100, 5))
@@ -305,10 +308,12 @@ def steps(monkeypatch):
     current = []
 
     def recording(self, batch_size, ignore_stale_grad=False):
-        row = {"size": batch_size, "rate": self.learning_rate, "trainer": self}
-        if isinstance(self, SVRGTrainer):
-            row.update(coefficient=self.coefficient, snapshots=self.num_snapshots)
-            row.update(lock=self.lock_random, passes=self.grad_evaluations / 100)
+        row = {"size": batch_size, "rate": self.learning_rate}
+        if isinstance(self, VarianceReducedTrainer):
+            row.update(snapshots=self.num_snapshots, lock=self.lock_random)
+            row["passes"] = self.grad_evaluations / 100  # with this step
+            row["cost"] = batch_size / 100 * (2 if self.has_snapshot else 1)
+            row["coefficient"] = getattr(self, "coefficient", None)
         found.setdefault(current[-1], []).append(row)
         step(self, batch_size, ignore_stale_grad)
 
@@ -540,6 +545,104 @@ def test_bounds():
     least = {"least": lambda net: net.weight.data().asnumpy().min()}
     found = regression(["svrg", "adam", "sgd"], prox=Box(0.25, 1), measure=least, **ONE_RATE)
     assert [*found.chosen] == ["svrg", "adam", "sgd"] and found.runs["least"].min() == 0.25
+
+
+EPOCH = 7  # steps of 16 samples
+
+
+@pytest.mark.parametrize(("plain_epochs", "every"), [(1, 1), (2, 1), (0, 2), (1, 3)])
+def test_when_refreshes_come(plain_epochs, every, steps):
+    settings = {**ONE_RATE, "passes": 18.5, "plain_epochs": plain_epochs, "refresh_every": every}
+    regression(["svrg", "sarah", "storm"], **settings)
+    for name in ("svrg", "sarah"):
+        for number, row in enumerate(steps[name]):
+            expected = (number // EPOCH - plain_epochs) // every + 1
+            assert row["snapshots"] == max(0, expected)
+        assert len(steps[name]) > 5 * EPOCH
+    assert not any(row["snapshots"] for row in steps["storm"])
+
+
+def test_the_coefficient_of_alpha_svrg(steps):
+    """It falls from 0.75 at the first snapshot to 0 after the last one."""
+    regression(["alpha-svrg", "svrg"], **{**ONE_RATE, "passes": 19, "refresh_every": 2})
+    rows = [row for row in steps["alpha-svrg"] if row["snapshots"]]
+    assert rows[-1]["snapshots"] == 4
+    for row in rows:
+        expected = 0.75 * (1 - (row["snapshots"] - 1) / 4)
+        assert row["coefficient"] == pytest.approx(expected, abs=1e-6)
+    assert {row["coefficient"] for row in steps["svrg"]} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["nag-decay", "svrg+nag-decay", "nag", "saga"])
+def test_the_rates_of_steps(name, steps):
+    """A rate that decays is half a cosine of the gradients so far, as a part of all."""
+    regression([name], **ONE_RATE)
+    before, rates = 0, []
+    for row in steps[name]:
+        before = row["passes"] - row["cost"] if "svrg" in name else before
+        rates.append(0.03 * (0.5 * (1 + np.cos(np.pi * before / 6)) if "decay" in name else 1))
+        before += row["size"] / 100
+    assert [row["rate"] for row in steps[name]] == pytest.approx(rates, rel=1e-6)
+    assert "decay" not in name or rates[-1] < 0.01 * rates[0]
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_the_lock_of_random_numbers(is_random, steps):
+    def loss_of(net, X, y):
+        return squares(net, DROP(X) if is_random else X, y)
+
+    names = ["svrg", "svrg-stored", "saga", "storm", "mars"]
+    regression(names, loss_of=loss_of, **ONE_RATE)
+    assert {row["lock"] for name in names for row in steps[name]} == {is_random}
+
+
+def test_the_order_of_minibatches(monkeypatch):
+    """Each comes once in an epoch; after the first one SAG draws them with replacement."""
+    found = {}
+    step = VarianceReducedTrainer.step
+
+    @functools.wraps(step)
+    def recording(self, *args, batch_index=None, **kwargs):
+        found.setdefault(type(self).__name__, []).append(batch_index)
+        return step(self, *args, batch_index=batch_index, **kwargs)
+
+    monkeypatch.setattr(VarianceReducedTrainer, "step", recording)
+    regression(["saga", "sag"], **{**ONE_RATE, "passes": 8})
+    for name, is_sag in (("SAGATrainer", False), ("SAGTrainer", True)):
+        epochs = np.reshape(found[name][: 7 * EPOCH], (7, EPOCH))
+        whole = [sorted(epoch) == [*range(EPOCH)] for epoch in epochs]
+        assert whole[0] and all(whole) != is_sag
+        assert len({tuple(epoch) for epoch in epochs}) == 7
+
+
+def test_lbfgs_has_the_time_of_the_slowest(clock):
+    class Slow(gluon.Trainer):
+        def step(self, batch_size):
+            clock.now += 0.02
+            super().step(batch_size)
+
+    def slow(params, rate):
+        return Slow(params, "sgd", {"learning_rate": rate}, kvstore=None)
+
+    def loss_of(net, X, y):  # a pass takes 0.07 seconds
+        clock.now += 0.0007 * len(X) if autograd.is_recording() else 0
+        return squares(net, X, y)
+
+    methods = {"slow": slow, "lbfgs": "lbfgs", "sgd": "sgd"}
+    found = regression(methods, loss_of=loss_of, **{**ONE_RATE, "passes": 4})
+    ends = {name: some[0].curve[-1]["seconds"] for name, some in found.chosen.items()}
+    assert ends["sgd"] == pytest.approx(0.28, abs=0.03) and ends["slow"] > ends["sgd"] + 0.5
+    assert ends["slow"] - 0.07 < ends["lbfgs"] < ends["slow"] + 0.07
+
+
+def test_the_verdict_is_of_the_smallest_gap_that_one_reaches():
+    found = regression(["sgd"], minimum=MINIMUM, gaps=[0.5, 1e-9], learning_rates=[0.03, 0.1])
+    assert found.verdict.startswith("First in seconds to a gap of 0.5 of the first one: sgd ")
+
+
+def test_sparse_arrays_of_scipy():
+    one, other = (regression(["svrg"], (inputs, Y), **ONE_RATE) for inputs in (X, csr_matrix(X)))
+    assert one.trainings[0].end["loss"] == other.trainings[0].end["loss"]
 
 
 def test_the_memory_of_lbfgs():

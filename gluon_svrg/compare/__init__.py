@@ -72,8 +72,9 @@ def compare(
     loss_of : callable
         ``loss_of(net, X, y)`` returns the loss of each sample.
     data : tuple of arrays, DataLoader, list of minibatches, or callable
-        Arrays of NumPy or MXNet, which are shuffled for each epoch; minibatches, which are read
-        once into arrays; or ``batches(seed, epoch)``, which returns the minibatches of an epoch.
+        Arrays of NumPy, MXNet or SciPy (sparse ones become dense), which are shuffled for each
+        epoch; minibatches, which are read once into arrays; or ``batches(seed, epoch)``, which
+        returns the minibatches of an epoch.
     methods : sequence of str, or dict
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer

@@ -124,7 +124,7 @@ def _arrays(data: Any) -> tuple[list[Any], int]:
     if isinstance(data, (*ARRAYS, Dataset)) or not hasattr(data, "__iter__"):
         raise TypeError(KINDS.format(type(data).__name__))
     if isinstance(data, (tuple, list)) and data and not all(map(_is_minibatch, data)):
-        return list(data), 0
+        return [each.toarray() if hasattr(each, "toarray") else each for each in data], 0
     batches = [arguments(batch) for batch in data]
     if not batches:
         raise ValueError(NO_DATA)

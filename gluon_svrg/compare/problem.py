@@ -149,12 +149,9 @@ class Problem:
         """The mean loss over the data when the network predicts, and all penalties."""
         with mx.autograd.pause(train_mode=False):
             losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
-            parts = [self.penalty(net)] if self.l2 else []
-            for p, operator in self.operators(net).items():
-                parts += (
-                    [] if operator.is_projection else [operator.value(_mxnet.classic(p.data()))]
-                )
-        penalties = sum(part.asnumpy().item() for part in parts)
+            penalties = self.penalty(net).asnumpy().item() if self.l2 else 0.0
+        for p, operator in self.operators(net).items():
+            penalties += float(operator.value(_mxnet.classic(p.data())))
         return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalties
 
     def penalty(self, net: Any) -> Any:
