@@ -10,8 +10,8 @@ from mxnet.optimizer import Optimizer
 
 from .. import _mxnet
 from .._arguments import near, whole
+from ..curvature.preconditioner import Nystrom
 from ..mars import MARSTrainer
-from ..preconditioner import Nystrom
 from ..prox import ProxArgument
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
