@@ -204,7 +204,7 @@ BREAKS = {
         ('if method.base not in ("", *TRAINERS):', "if False:", "compare_engine proximal"),
     ],
     "compare/problem.py": [
-        ("penalties += float(", "penalties += 0 * float(", "compare_engine proximal"),
+        ("penalties += number(", "penalties += 0 * number(", "compare_engine proximal"),
         ("operator(weight, 0.0).copyto(weight)", "pass", "compare_engine bounds"),
         ('p.grad_req = "write"', "pass", "compare_engine gradients_that_add"),
         ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),

@@ -140,7 +140,7 @@ class Problem:
         """A measure of a network; raise a TypeError if it is no number."""
         found: Any = self.measures[name](net)
         try:
-            return float(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
+            return number(found)
         except (TypeError, ValueError) as error:
             what = f"an array of shape {found.shape}" if hasattr(found, "shape") else repr(found)
             raise TypeError(f"measure {name!r} returned {what}, expected a number.") from error
@@ -151,13 +151,18 @@ class Problem:
             losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
             penalties = self.penalty(net).asnumpy().item() if self.l2 else 0.0
         for p, operator in self.operators(net).items():
-            penalties += float(operator.value(_mxnet.classic(p.data())))
+            penalties += number(operator.value(_mxnet.classic(p.data())))
         return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalties
 
     def penalty(self, net: Any) -> Any:
         """Half of l2 times the squared norm of all that is trained, as MXNet decays weights."""
         parts = [p.wd_mult * (p.data() ** 2).sum() for p in trainable_of(net)]
         return 0.5 * self.l2 * sum(parts)
+
+
+def number(found: Any) -> float:
+    """A number, or that in an array of one."""
+    return float(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
 
 
 def trainable_of(net: Any) -> list[Any]:
