@@ -20,6 +20,7 @@ from __future__ import annotations  # functions import the rest: --help must nee
 import argparse
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -36,7 +37,7 @@ BUNDLED = ("digits", "breast_cancer", "diabetes", "wine")
 TIGHT = 1e-10  # of a minimum, as a part of the loss: the table has gaps down to 1e-9
 MOST_WEIGHTS = 1000  # of newton-cholesky: with 4,000 it takes 10 s, and newton-cg 0.01
 LIMIT, SHARE = 60.0, 0.2  # seconds for scikit-learn, or their part of what the user allows
-ISO_DATE, DECIMAL_COMMA = r"\d{4}-\d\d-\d\d(?:[T ].*)?", r"[-+]?[\d.]*,\d+"
+ISO_DATE = r"\d{4}-\d\d-\d\d(?:[T ].*)?"
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -201,10 +202,9 @@ def as_days(cells: Any) -> Any:
 
 def described(cells: Any) -> str:
     """Why a column of texts is of no use."""
-    texts = cells.dropna().astype(str)
-    is_decimal = bool(texts.str.fullmatch(DECIMAL_COMMA).any())
-    text = f"{texts.nunique()} texts in {len(texts)} rows, as {texts.iloc[0]!r}"
-    return text + "; decimal commas need --decimal ','" * is_decimal
+    labels, example = cells.nunique(), str(cells.dropna().iloc[0])
+    hint = "; decimal commas need --decimal ','" * bool(re.fullmatch(r"-?[\d.]*,\d+", example))
+    return f"{labels} texts in {cells.count()} rows, as {example!r}{hint}"
 
 
 class Problem:
@@ -268,13 +268,10 @@ class Problem:
         from ..compare import compare
         from ..prox import L1
 
-        start, left = time.perf_counter(), options.seconds
-        minimum = self.minimum(SHARE * left if left else LIMIT)
-        if left:
-            left = min(left, max(1e-9, left + start - time.perf_counter()))
-        own, name = {}, f"scikit-learn {minimum['solver']}"
-        if any("nag" in name for name in options.methods):
-            own["nag"] = [{"momentum": momentum} for momentum in options.momenta]
+        start, seconds = time.perf_counter(), options.seconds
+        minimum = self.minimum(SHARE * seconds if seconds else LIMIT)
+        left = seconds and min(seconds, max(1e-9, seconds + start - time.perf_counter()))
+        momenta = {"nag": [{"momentum": momentum} for momentum in options.momenta]}
         return compare(
             self.new_net,
             self.loss_of,
@@ -288,11 +285,11 @@ class Problem:
             l2=self.decay,
             prox={".*weight": L1(self.l1)} if self.l1 else None,
             learning_rates=options.learning_rates,
-            optimizer_params=own,
+            optimizer_params=momenta if "nag" in str(options.methods) else {},
             plain_epochs=options.plain_epochs,
             refresh_every=options.update_freq,
             seconds=left,
-            rivals={name: minimum["reached"]} if minimum["solver"] else {},
+            rivals=minimum.get("rivals"),
         )
 
     def minimum(self, limit: float = LIMIT) -> dict[str, Any]:
@@ -318,13 +315,8 @@ class Problem:
         if not is_lowest:
             text = f"scikit-learn {solver} has not converged in {seconds:.3g} s"
             print(f"{text}: losses are compared, as the minimum is not known", file=sys.stderr)
-        reached = {"loss": loss, "seconds": seconds}
-        return {
-            **reached,
-            "loss": loss if is_lowest else None,
-            "solver": solver,
-            "reached": reached,
-        }
+        rivals = {f"scikit-learn {solver}": {"loss": loss, "seconds": seconds}}
+        return {"loss": loss if is_lowest else None, "solver": solver, "rivals": rivals}
 
     def solver(self) -> tuple[str, Any]:
         """The solver of scikit-learn that is best for this problem."""
@@ -347,17 +339,15 @@ class Problem:
         """The loss of a model of scikit-learn, and whether no other is lower by TIGHT."""
         import numpy as np
 
-        from ..compare.data import Data
-        from ..compare.problem import trainable_of
-        from ..compare.training import mean_gradient
+        from ..compare import data, problem, training
 
-        net, data = self.new_net(), Data((self.X, self.y), 1, 0)
-        data.put_on(net)
+        net, rows = self.new_net(), data.Data((self.X, self.y), 1, 0)
+        rows.put_on(net)
         net.weight.data()[:] = model.coef_.reshape(net.weight.shape)
         if self.l1:
             net.bias.data()[:] = np.reshape(model.intercept_, net.bias.shape)
-        parameters, w = trainable_of(net), model.coef_.ravel()
-        loss, slope = mean_gradient(partial(self.loss_of, net), parameters, data)
+        w, parameters = model.coef_.ravel(), problem.trainable_of(net)
+        loss, slope = training.mean_gradient(partial(self.loss_of, net), parameters, rows)
         loss += self.decay / 2 * w @ w + self.l1 * np.abs(w).sum()
         of_w = slope[: len(w)] + self.decay * w + self.l1 * np.sign(w)
         slope[: len(w)] = np.where(w, of_w, np.sign(of_w) * np.maximum(np.abs(of_w) - self.l1, 0))

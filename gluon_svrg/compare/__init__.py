@@ -186,22 +186,16 @@ def compare(
     penalty = l2 if l2 or objective == "loss" else None
     known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}
     for method in known:  # mistakes must not wait for the first trainings
-        if not method.steps:
-            if problem.is_random:
-                raise ValueError(RANDOM)
-            left_out.update(
-                {} if prox is None else {method.name: "It takes no proximal operators."}
-            )
-            continue
-        net = problem.network(all_seeds[0])
+        if not method.steps and problem.is_random:
+            raise ValueError(RANDOM)
         try:
-            trainer = method.trainer(problem, net, 0.01, method.options[0])
+            net, options = problem.network(all_seeds[0]), method.options[0]
+            refreshes, has_table = needs(method, method.trainer(problem, net, 0.01, options))
         except ValueError as error:
             if prox is None:
                 raise
             left_out[method.name] = str(error)
             continue
-        refreshes, has_table = needs(method, trainer)
         if has_table or method.base == STORED:
             source.fixed(all_seeds[0], method.name)
         if refreshes and passes <= plain_epochs + 1:
@@ -214,8 +208,9 @@ def compare(
     if minimum is not None and sign * (start - minimum) <= 0:
         raise ValueError(f"minimum is {minimum:g}, and a new network is there already: {start:g}.")
     search = Search(problem, known, all_seeds, rates, objective, sign, most, left_out)
+    search.minimum, search.gaps, search.rivals = minimum, steps, rivals or {}
     search.run(progress)
-    return Comparison(search, minimum, steps, rivals or {})
+    return Comparison(search)
 
 
 def _numbers(given: Any, name: str) -> set[float]:

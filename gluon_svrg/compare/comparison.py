@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from math import inf, isfinite, isnan, nan
-from typing import TYPE_CHECKING, Any, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -32,13 +32,7 @@ class Comparison:
     Parameters
     ----------
     search : Search
-        All trainings.
-    minimum : float, optional
-        The best possible objective.
-    gaps : sequence of float
-        Distances to it, as parts of the first one, the largest first.
-    rivals : dict
-        What solvers of elsewhere reach.
+        All trainings, and what they are compared with.
 
     Attributes
     ----------
@@ -51,17 +45,11 @@ class Comparison:
         Whether an interrupt, or the end of the time, ended it early.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        minimum: float | None,
-        gaps: Sequence[float],
-        rivals: Mapping[str, Mapping[str, Any]],
-    ) -> None:
+    def __init__(self, search: Search) -> None:
         self.trainings, self.chosen = [*search.done.values()], search.chosen
         self.interrupted, self._search = search.ended is not None, search
         self._all = {**self.chosen}  # and a training of each rival
-        for name, row in rivals.items():
+        for name, row in search.rivals.items():
             end = {"data_passes": nan, **row}
             self._all[name] = [Training(name, nan, {}, 0, 0, inf, curve=[end])]
         self._notes = [f"Left out: {name}. {why}" for name, why in search.left_out.items()]
@@ -69,7 +57,7 @@ class Comparison:
         start, sign = search.problem.first[search.objective], search.sign
         is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
-        self._minimum = minimum
+        self._minimum, minimum, gaps = search.minimum, search.minimum, search.gaps
         best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
         if minimum is not None and sign * minimum - best > max(
             10 * self._least, gaps[-1] * abs(start - minimum)
@@ -81,14 +69,14 @@ class Comparison:
             name: np.array([self._curve(each)[each.place] for each in trainings])
             for name, trainings in self._all.items()
         }
-        self._order = sorted(
-            self.chosen, key=lambda n: (np.median(self._ends[n]), max(self._ends[n]))
-        )
-        lowest, self._form = self._ends[self._order[0]], ".6g" if self._minimum is None else ".2g"
+        lowest = min(
+            (np.median(each), max(each)) for n, each in self._ends.items() if n in self.chosen
+        )[1]
+        self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
         self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
-        if not any(max(lowest) <= level for level in self._levels.values()):
-            self._levels[f"{self._what} {self._shown(max(lowest)):{self._form}}"] = max(lowest)
+        if not any(lowest <= level for level in self._levels.values()):
+            self._levels[f"{self._what} {self._shown(lowest):{self._form}}"] = lowest
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -181,7 +169,7 @@ class Comparison:
         methods = {method.name: method for method in self._search.methods}
         untrained = ", ".join(name for name in methods if name not in self.chosen)
         said = [*self._notes, *([f"Not trained: {untrained}."] if untrained else [])]
-        if not any(isfinite(np.median(self._ends[name])) for name in self._order):
+        if not any(isfinite(np.median(self._ends[name])) for name in self.chosen):
             return "\n".join([*said, "All methods diverged at all rates that were tried."])
         table = self.table()
         text = [each for each in self._levels if table[f"passes to {each}"].notna().any()][-1]
@@ -222,7 +210,7 @@ class Comparison:
         minus = "" if self._minimum is None else f": {self._search.objective} - minimum"
         panels[0].set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
         panels[0].set(xlim=(0, 1.02 * self._search.problem.passes))
-        if np.isfinite(self._ends[self._order[0]]).any():
+        if any(np.isfinite(self._ends[name]).any() for name in self.chosen):
             panels[0].set_yscale("log" if np.concatenate(curves).min() > 0 else "linear")
             panels[1].set_xscale("log")
         panels[1].set(xlabel="seconds of one training, without its search")

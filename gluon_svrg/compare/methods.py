@@ -82,8 +82,12 @@ class Method:
         return {**rates, **options, **self.penalty}
 
     def trainer(self, problem: Problem, net: Any, rate: float, options: Options) -> Any:
-        """A new trainer of a network; raise a TypeError if the user's function makes none."""
+        """A new trainer of a network, None for L-BFGS; raise if the user's function makes none."""
         params = net.collect_params()
+        if not self.steps:
+            if "prox" in self.own:
+                raise ValueError("It takes no proximal operators.")
+            return None
         if self.make is None:
             lock = {} if self.cls is gluon.Trainer else {"lock_random": problem.is_random}
             settings = self.settings(rate, options)
@@ -102,11 +106,9 @@ class Method:
             return SCIPY.format(**options)
         cls = "gluon.Trainer" if self.cls is gluon.Trainer else self.cls.__name__
         own = "".join(f", {name}={value!r}" for name, value in self.own.items())
-        text = (
-            f"{cls}(net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own})"
-        )
+        arguments = f"net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own}"
         falls = "; the rate falls to 0 like half a cosine" if self.decays else ""
-        return f"trainer = {text}  # minibatches of {size}{falls}"
+        return f"trainer = {cls}({arguments})  # minibatches of {size}{falls}"
 
 
 def methods_of(

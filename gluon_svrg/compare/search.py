@@ -38,6 +38,9 @@ class Search:
     sign: int  # -1 to maximize
     seconds: float = inf  # for all of it
     left_out: Mapping[str, str] = field(default_factory=dict)  # methods, and why
+    minimum: float | None = None  # of the objective
+    gaps: Sequence[float] = ()  # parts of the first distance to it, the largest first
+    rivals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # solvers of elsewhere
     chosen: dict[str, list[Training]] = field(default_factory=dict)  # those of all seeds
     ended: BaseException | None = None  # what ended it early
     done: dict[Any, Training] = field(default_factory=dict)
