@@ -210,7 +210,7 @@ BREAKS = {
         ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),
     ],
     "compare/data.py": [
-        ("= batch_size or size or large", "= large", "compare_engine default_minibatch"),
+        ("= batch_size or size or 2 **", "= 2 **", "compare_engine default_minibatch"),
         ("one is None or other is None or", "other is not None and", "compare_engine one_more"),
     ],
     "compare/search.py": [

@@ -55,13 +55,11 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add("--decimal", default=".", help=f"the decimal point of the file, as ',' {shown}")
     text = (
         "trainers, as svrg, svrg-stored, saga, mars, alone or with an optimizer, as svrg+nag; "
-        "svrg-nystrom, which searches nothing; "
-        "plain optimizers, as sgd, nag, adam: with -decay the rate falls to 0 like half a "
-        f"cosine; lbfgs {shown}"
+        "svrg-nystrom, which searches nothing; plain optimizers, as sgd, nag, adam: with -decay "
+        f"the rate falls to 0 like half a cosine; lbfgs {shown}"
     )
-    add(
-        "--methods", type=names, default="sgd,nag-decay,lbfgs,svrg,svrg+nag,svrg-nystrom", help=text
-    )
+    some = "sgd,nag-decay,lbfgs,svrg,svrg+nag,svrg-nystrom"
+    add("--methods", type=names, default=some, help=text)
     text = "to try with each method; by default factors of about 3 until the best is no end"
     add("--learning-rates", type=numbers, help=text)
     add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")

@@ -72,22 +72,20 @@ def compare(
     loss_of : callable
         ``loss_of(net, X, y)`` returns the loss of each sample.
     data : tuple of arrays, DataLoader, list of minibatches, or callable
-        Arrays of NumPy, MXNet or SciPy (sparse ones become dense), which are shuffled for each
-        epoch; minibatches, which are read once into arrays; or ``batches(seed, epoch)``, which
-        returns the minibatches of an epoch.
+        Arrays of NumPy, MXNet or SciPy (dense ones are made), shuffled for each epoch; minibatches,
+        read once into arrays; or ``batches(seed, epoch)``, which returns those of an epoch.
     methods : sequence of str, or dict
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
         cosine. ``svrg-nystrom`` sets its own rate and momentum. A dict has such names, or functions
-        of the parameters and a learning rate that
-        return a trainer. By default several, L-BFGS where losses are not random.
+        of the parameters and a rate that return a trainer. By default several, L-BFGS where losses
+        are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
-        Samples in a minibatch of arrays, for all methods. By default that of a DataLoader; of
-        arrays a power of two, so that an epoch has 128 steps or more (32 to 1,024 samples), and
-        about 32 for ``svrg-nystrom`` (16 to 8,192).
+        Samples in a minibatch of arrays, for all methods. By default that of a DataLoader, or from
+        32 to 1,024: an epoch has 128 steps or more where it can. ``svrg-nystrom`` has about 32.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional
@@ -103,9 +101,8 @@ def compare(
     l2 : float, default 0
         Half of it times the squared norm of all weights is in the loss of all methods.
     prox : Prox or dict, optional
-        Penalties and bounds of `gluon_svrg.prox` for all methods, as an operator or by patterns of
-        names: ``{".*weight": L1(0.01)}``. Their values are in the loss. Methods that cannot have
-        them are left out; functions of yours pass them to their trainers themselves.
+        Penalties and bounds of all methods, as for `SVRGTrainer`, which are in the loss. Methods
+        that cannot have them are left out; functions of yours pass them to trainers themselves.
     learning_rates : float or sequence of float, optional
         The only rates to try.
     optimizer_params : dict, optional

@@ -57,10 +57,10 @@ class Comparison:
         start, sign = search.problem.first[search.objective], search.sign
         is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
-        self._minimum, minimum, gaps = search.minimum, search.minimum, search.gaps
+        self._minimum = minimum = search.minimum
         best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
         if minimum is not None and sign * minimum - best > max(
-            10 * self._least, gaps[-1] * abs(start - minimum)
+            10 * self._least, search.gaps[-1] * abs(start - minimum)
         ):
             self._minimum, found = None, f"{search.objective} is {sign * best:.6g} at best"
             self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {found}.")
@@ -74,7 +74,7 @@ class Comparison:
         )[1]
         self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
-        self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
+        self._levels = {f"{gap:g}": gap * first for gap in search.gaps if self._minimum is not None}
         if not any(lowest <= level for level in self._levels.values()):
             self._levels[f"{self._what} {self._shown(lowest):{self._form}}"] = lowest
 

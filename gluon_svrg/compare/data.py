@@ -52,9 +52,8 @@ class Data:
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
         # About 32 steps an epoch took the fewest seconds, or 1.1 times as many; 16 are needed.
-        large = 2 ** round(log2(min(max(16, self.n / 32), 8192)))
-        large = min(large, 2 ** int(log2(max(1, self.n / 16))))
-        self.preconditioned_size = batch_size or size or large
+        few = min(max(min(16, self.n / 23), self.n / 32), 8192)
+        self.preconditioned_size = batch_size or size or 2 ** round(log2(max(1, few)))
         self._columns = [_checked(each, number) for number, each in enumerate(given)]
         width = prod(self._columns[0][0].shape[1:]) if given else 1
         self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
