@@ -71,7 +71,7 @@ def nystrom(
         floor = max(float(S[-1]), float(S.sum()) / entries)
     else:
         floor = _damping(S, entries / ENTRIES_PER_DIRECTION)
-    rho = max(decay + floor, shift, 1e-14 * float(S[0]))
+    rho = float(max(decay + floor, shift, 1e-14 * S[0]))
     return NystromApproximation(U, S, rho), rho == rounding
 
 

@@ -28,7 +28,7 @@ from .direction import LAG, SLOTS, Direction, as_sums
 from .nystrom import NystromApproximation
 from .probe import Probe
 from .proximal import Penalty, proximal_point, values_needed
-from .step_size import DEFAULT, StepSizeController, Sums
+from .step_size import DEFAULT, StepSizeController
 
 LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
 TINY = 1e-300
@@ -156,7 +156,7 @@ class Preconditioner:
         self.per_sample = per_sample
         self.decays = self._checked_decays()
         self.penalty.factor = 1 / (per_sample or 1.0)
-        self._direction = Direction(self._network, self.decays)
+        self._direction = Direction(self._network, self.decays, bool(self.penalty))
         self._upload()
 
     def _checked_decays(self) -> np.ndarray:
@@ -237,7 +237,7 @@ class Preconditioner:
 
     def read(self, *, is_refresh: bool = False) -> None:
         """Learn from all steps but the last ones; at a refresh from all."""
-        lag = 0 if is_refresh or self.controller.epoch_length < LEAST_STEPS else LAG
+        lag = 0 if is_refresh or 0 < self.controller.epoch_length < LEAST_STEPS else LAG
         while len(self._pending) > lag:
             step, *self._pending = self._pending
             sums = as_sums(step.products.asnumpy(), step.rise_of_penalty)
@@ -261,25 +261,25 @@ class Preconditioner:
         """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
         is_number = not isinstance(entries, NDArray)
         most = max(entries, self._most) if is_number else mx.nd.maximum(entries[:1], self._most)
-        products = self._direction.apply(entries, most, scale, self.controller.step_bound)
+        bound = self.controller.step_bound
+        products, gathered = self._direction.apply(entries, most, scale, bound)
         z, rise = None, 0.0
         if self.penalty and self.controller.rate:
-            z, rise = self._proximal(as_sums(products.asnumpy()))
+            z, rise = self._proximal(gathered.asnumpy().ravel().astype("float64"))
         return Step(products, rise, entries, most, scale, z)
 
-    def _proximal(self, sums: Sums) -> tuple[np.ndarray | None, float]:
+    def _proximal(self, gathered: np.ndarray) -> tuple[np.ndarray | None, float]:
         """Replace the direction by that of the proximal gradient; its point, and h(w) - h(s)."""
-        controller, w = self.controller, self._weights(self._network)
-        u, rate = vector(self._network.live[0]), float(np.float32(controller.rate))
-        factor, at_snapshot = sums.shortened(controller.step_bound, bool(self._snapshot)), 0.0
+        controller, size = self.controller, len(self.decays)
+        u, w, products = np.split(gathered, [size, 2 * size])
+        factor = as_sums(products).shortened(controller.step_bound, bool(self._snapshot))
         if not np.isfinite(factor):
             return None, 0.0
-        P, penalty = controller.P, self.penalty
-        z = proximal_point(w - rate * u, rate * factor, P, penalty, w)
+        rate = float(np.float32(controller.rate))  # as the optimizer has it
+        z = proximal_point(w - rate * u, rate * factor, controller.P, self.penalty, w)
         self._direction.replace((w - z) / rate)
-        if self._snapshot:
-            at_snapshot = self._snapshot[2]
-        return z, penalty.value(w) - at_snapshot
+        at_snapshot = self._snapshot[2] if self._snapshot else 0.0
+        return z, self.penalty.value(w) - at_snapshot
 
     def before_update(self, step: Step) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
@@ -401,8 +401,10 @@ class Preconditioner:
         loss, (s, slope, _) = self._objective(full.mean_loss, method.point), new._snapshot
         ratio = None
         if self._snapshot is None:
-            if self.start is None:  # this is the start
-                controller.resketch_at, controller.first_loss = DEFAULT.resketch_at, loss
+            if self.start is None:
+                controller.first_loss = loss
+            if self.start is None or (self._weights(self.start) == s).all():
+                controller.resketch_at = DEFAULT.resketch_at
         elif controller.data_changed:
             controller.first_loss, controller.loss = inf, loss
         else:
@@ -415,7 +417,8 @@ class Preconditioner:
                     for w, g in ((s, slope), (last, last_slope))
                 )
                 ratio = next(slopes) / min(next(slopes), -TINY)
-        controller.loss, controller.mean_loss = min(loss, controller.loss), full.mean_loss
+        controller.loss = min(loss, controller.loss, controller.first_loss)
+        controller.mean_loss = full.mean_loss
         controller.entries, controller.is_refused = full.all_entries, False
         controller.refresh(len(s), ratio)
         return new
@@ -476,7 +479,7 @@ class Preconditioner:
             return np.concatenate(states.in_order(self._network, value), axis=-1)
         if isinstance(value, dict):
             return TUPLES[name](**{key: self._restored(key, each) for key, each in value.items()})
-        return value
+        return np.array(value) if isinstance(value, np.ndarray) else value  # that can be written to
 
     def _learned(self, state: dict[str, Any]) -> StepSizeController:
         """The controller of a state; an exception where that cannot be."""
