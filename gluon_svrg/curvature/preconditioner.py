@@ -482,7 +482,9 @@ class Preconditioner:
             return np.concatenate(states.in_order(self._network, value), axis=-1)
         if isinstance(value, dict):
             return TUPLES[name](**{key: self._restored(key, each) for key, each in value.items()})
-        return np.array(value) if isinstance(value, np.ndarray) else value  # that can be written to
+        if isinstance(value, np.ndarray):
+            return np.array(value) if value.ndim else value.item()
+        return value
 
     def _learned(self, state: dict[str, Any]) -> StepSizeController:
         """The controller of a state; an exception where that cannot be."""
