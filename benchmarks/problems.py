@@ -1,12 +1,14 @@
 """Convex problems with their exact minima, in NumPy and as Gluon networks.
 
-The mean over n rows of ``loss(W x, y) + l2 / 2 * |W|^2``. In most a column of x is 1, whose weight
-is penalized as well. Small data are float64, large ones float32.
+The mean over n rows of ``loss(W x, y) + l2 / 2 * |W|^2``, and perhaps a penalty that a trainer
+applies. In most a column of x is 1, whose weight is penalized as well. Small data are float64,
+large ones float32.
 """
 
 from __future__ import annotations
 
 from functools import cached_property, lru_cache
+from math import inf
 from typing import Any, Callable
 
 import mxnet as mx
@@ -14,18 +16,22 @@ import numpy as np
 import pandas as pd
 from mxnet import gluon
 from scipy.optimize import minimize
+from scipy.sparse import csr_matrix
 from sklearn import datasets
+from sklearn.kernel_approximation import RBFSampler
 
-L1_PENALTY = 3e-4  # of the flights with one
+from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
+
 BLOCK = 65_536  # rows whose outputs are computed at once
+Blocks = list  # of inputs and targets, each of so many rows at most
+FEW = 0.1  # a larger part that is not zero is quicker in a dense array
 
 
 class Problem:
     """A linear model of rows X and targets y, whose weights have the shape (outputs, columns).
 
     The kind is ``logistic`` (targets 0 and 1), ``softmax`` (0, 1, ...), ``ridge``, ``huber`` or
-    ``poisson``. The penalty l2 is 1/n where it is not given. An L1 penalty is no part of the loss
-    of the network: a trainer adds it.
+    ``poisson``. The l2 is 1/n where it is not given. The penalty is no part of the network's loss.
     """
 
     def __init__(
@@ -36,13 +42,17 @@ class Problem:
         y: np.ndarray,
         dtype: str = "float32",
         l2: float | None = None,
-        l1: float = 0.0,
+        penalty: Prox | None = None,
     ) -> None:
         self.name, self.kind, self.dtype = name, kind, dtype
         self.X, self.y = np.ascontiguousarray(X, dtype), np.asarray(y, dtype)
         self.n, columns = self.X.shape
-        self.l2, self.l1 = 1 / self.n if l2 is None else l2, l1
+        self.l2, self.penalty = 1 / self.n if l2 is None else l2, penalty
+        self.l1 = getattr(penalty, "l1", penalty.strength if isinstance(penalty, L1) else 0.0)
+        self.whole_l2 = self.l2 + getattr(penalty, "l2", 0.0)
         self.shape = (int(self.y.max()) + 1 if kind == "softmax" else 1, columns)
+        is_sparse = np.count_nonzero(self.X) < FEW * self.X.size
+        self.suited = csr_matrix(self.X) if is_sparse else self.X  # what is quickest in NumPy
 
     def losses(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The losses of rows, and their derivatives by the outputs, of shape (outputs, rows)."""
@@ -66,47 +76,78 @@ class Problem:
             losses, slopes = 0.5 * error**2, error
         return losses, slopes[None]
 
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The rows and their targets in pieces."""
+        cuts = [slice(start, start + BLOCK) for start in range(0, self.n, BLOCK)]
+        return [(self.suited[cut], self.y[cut]) for cut in cuts]
+
+    def value(self, weight: np.ndarray) -> float:
+        """The penalty of a weight in float64; infinite outside of bounds."""
+        if isinstance(self.penalty, Box):
+            is_inside = (weight == np.clip(weight, self.penalty.low, self.penalty.high)).all()
+            return 0.0 if is_inside else inf
+        if isinstance(self.penalty, GroupLasso):
+            return self.penalty.strength * np.linalg.norm(weight, axis=0).sum()
+        return self.l1 * np.abs(weight).sum()
+
     def objective(self, weight: np.ndarray) -> float:
         """The mean loss and the penalties; outputs are computed in the dtype of the weight."""
-        total, flat = 0.0, weight.astype("float64").ravel()
-        for start in range(0, self.n, BLOCK):
-            some = slice(start, start + BLOCK)
-            outputs = weight.reshape(self.shape) @ self.X[some].T
-            total += self.losses(outputs.astype("float64"), self.y[some])[0].sum()
-        return float(total / self.n + 0.5 * self.l2 * flat @ flat + self.l1 * np.abs(flat).sum())
+        total, weight = 0.0, weight.reshape(self.shape)
+        for X, y in self.blocks:
+            total += self.losses((X @ weight.T).T.astype("float64"), y)[0].sum()
+        weight = weight.astype("float64")
+        return float(total / self.n + 0.5 * self.whole_l2 * (weight**2).sum() + self.value(weight))
+
+    def smooth(self, weight: np.ndarray, blocks: Blocks) -> tuple[float, np.ndarray]:
+        """The objective but for what is not smooth, and its gradient, from data in float64."""
+        total, slope = 0.0, self.whole_l2 * weight
+        for X, y in blocks:
+            losses, slopes = self.losses((X @ weight.T).T, y)
+            total, slope = total + losses.sum(), slope + (X.T @ slopes.T).T / self.n
+        return total / self.n + 0.5 * self.whole_l2 * (weight**2).sum(), slope
 
     @cached_property
     def solution(self) -> np.ndarray:
         """Where the objective is lowest, by L-BFGS in float64.
 
-        It searches where the columns have no correlation. With an L1 penalty it searches the
-        positive and the negative parts of the weights, which have bounds.
+        It searches where the columns have no correlation. With a penalty it searches weights in
+        their bounds; their positive and negative parts, which have bounds; or, for groups, factors
+        ``u v`` with one number v for each group: the least ``(|u|^2 + v^2) / 2`` is ``|u v|``.
         """
-        X, y, n = self.X.astype("float64"), self.y.astype("float64"), self.n
-        back = np.eye(X.shape[1])  # from what is searched to the weights
-        if not self.l1:
-            back = np.linalg.inv(np.linalg.cholesky(X.T @ X / n + self.l2 * back))
-            X = X @ back.T
+        (outputs, columns), penalty, bounds = self.shape, self.penalty, None
+        blocks = [(X.astype("float64"), y.astype("float64")) for X, y in self.blocks]
+        start, back = np.zeros(self.shape), np.eye(columns)  # from what is searched to the weights
+        if isinstance(penalty, GroupLasso):
+            start = np.random.RandomState(0).uniform(0.5, 1, (outputs + 1, columns))
+        elif isinstance(penalty, Box):
+            bounds = [(penalty.low, penalty.high)] * start.size
+        elif penalty:
+            start, bounds = np.zeros((2, *self.shape)), [(0, None)] * (2 * start.size)
+        else:
+            moments = self.whole_l2 * back + sum(X.T @ X for X, _ in blocks) / self.n
+            back = np.linalg.inv(np.linalg.cholesky(np.asarray(moments)))
 
-        def loss(found: np.ndarray) -> tuple[float, np.ndarray]:
-            found = found.reshape(self.shape)
-            weight = found @ back
-            losses, slopes = self.losses(found @ X.T, y)
-            with_l2 = losses.mean() + 0.5 * self.l2 * (weight**2).sum()
-            return with_l2, (slopes @ X / n + self.l2 * weight @ back.T).ravel()
+        def weight_of(x: np.ndarray) -> np.ndarray:
+            if isinstance(penalty, GroupLasso):
+                return x[:-1] * x[-1]
+            return x[0] - x[1] if self.l1 else x @ back
 
-        def of_parts(parts: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = loss(parts[0::2] - parts[1::2])
-            slopes = np.stack([slope + self.l1, self.l1 - slope], axis=1).ravel()
-            return value + self.l1 * parts.sum(), slopes
+        def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+            x = x.reshape(start.shape)
+            value, slope = self.smooth(weight_of(x), blocks)
+            if isinstance(penalty, GroupLasso):
+                value += penalty.strength * 0.5 * (x**2).sum()
+                slopes = np.concatenate([slope * x[-1], (slope * x[:-1]).sum(axis=0)[None]])
+                return value, (slopes + penalty.strength * x).ravel()
+            if self.l1:
+                return value + self.l1 * x.sum(), np.stack([slope, -slope]).ravel() + self.l1
+            return value, (slope @ back.T).ravel()
 
-        settings: Any = {"jac": True, "method": "L-BFGS-B"}
-        settings["options"] = {"ftol": 0, "gtol": 1e-11, "maxcor": 100, "maxiter": 9999}
-        start = np.zeros(np.prod(self.shape) * (2 if self.l1 else 1))
-        if self.l1:
-            start = minimize(of_parts, start, bounds=[(0, None)] * len(start), **settings).x
-            return (start[0::2] - start[1::2]).reshape(self.shape)
-        return minimize(loss, start, **settings).x.reshape(self.shape) @ back
+        options = {"ftol": 0, "gtol": 1e-11, "maxcor": 100, "maxiter": 9999, "maxfun": 99999}
+        settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": options}
+        weight = weight_of(minimize(evaluate, start.ravel(), **settings).x.reshape(start.shape))
+        return np.where(np.abs(weight) < 1e-10, 0, weight) if penalty else weight
 
     @cached_property
     def minimum(self) -> float:
@@ -175,12 +216,16 @@ class Model(gluon.HybridBlock):
 @lru_cache(maxsize=1)
 def problem(name: str, rows: int | None = None) -> Problem:
     """A problem by its name, with all rows or so many of them, drawn at random."""
-    kind, X, y, *own = MAKERS[name](name)
-    settings = dict(zip(("dtype", "l2", "l1"), own))
+    base, settings = VARIANTS.get(name, (name, {}))
+    kind, X, y, *own = MAKERS[base](base)
+    settings = {**dict(zip(("dtype", "l2"), own)), **settings}
     some = np.random.RandomState(0).permutation(len(y))[:rows]
     X, y = np.asarray(X)[some], np.asarray(y)[some]
     if kind == "softmax":
         y = np.unique(y, return_inverse=True)[1]  # a few rows may lack a class
+    if settings.pop("units", False):  # those of the columns: from 10^-1.5 to 10^1.5
+        X = X * 10 ** np.random.RandomState(3).uniform(-1.5, 1.5, X.shape[1])
+        X /= np.sqrt((X**2).mean(axis=0)).max()
     return Problem(name, kind, X, y, **settings)
 
 
@@ -205,10 +250,6 @@ def _of_sklearn(name: str) -> tuple:
     return kind, _with_one(X / 16 if name == "digits" else _standard(X)), y, "float64"
 
 
-def _strong_digits(_: str) -> tuple:
-    return (*_of_sklearn("digits"), 0.01)
-
-
 def _heavy(_: str) -> tuple:
     """Like housing data: skewed columns, outliers, a log-normal target."""
     random = np.random.RandomState(3)
@@ -218,6 +259,14 @@ def _heavy(_: str) -> tuple:
     X = _standard(X)
     y = _standard(X @ random.randn(8) + np.exp(random.randn(len(X))))[:, 0]
     return "ridge", _with_one(X), y, "float64"
+
+
+def _student(_: str) -> tuple:
+    """Rows with Student's t of 1.5 degrees of freedom: a few are far from all others."""
+    random = np.random.RandomState(0)
+    X, weight = random.standard_t(1.5, (20_000, 30)), random.randn(30) / 5
+    y = X @ weight + random.randn(len(X))
+    return "ridge", _with_one(X / np.sqrt((X**2).mean(axis=0))), y / y.std()
 
 
 def _classification(_: str) -> tuple:
@@ -248,7 +297,7 @@ def _flights(name: str) -> tuple:
     delay = table["dep_delay"]
     table = table.assign(squared=delay.clip(-60, 120) ** 2)
     numbers, groups = ["distance", "air_time", "hour", "minute"], ["carrier", "dest", "month"]
-    if name in ("late", "L1", "Huber"):
+    if name in ("late", "Huber"):
         numbers, groups = ["dep_delay", "squared", *numbers], ["origin", *groups]
     elif name == "ridge":
         numbers = ["dep_delay", *numbers]
@@ -261,8 +310,15 @@ def _flights(name: str) -> tuple:
         return "ridge", X, _standard(table["arr_delay"])[:, 0]
     if name == "Huber":
         return "huber", X, table["arr_delay"] / 15
-    late = table["arr_delay"] > 15
-    return ("logistic", X, late, "float32", *((0.0, L1_PENALTY) if name == "L1" else ()))
+    return "logistic", X, table["arr_delay"] > 15
+
+
+def _kernel(name: str) -> tuple:
+    """Random Fourier features of the numbers of flights: dense, and correlated."""
+    kind, X, y = _flights("late")
+    count = 2_000 if name == "kernel, 2000" else 500
+    features = RBFSampler(gamma="scale", n_components=count, random_state=0)
+    return kind, features.fit_transform(X[:, :6].astype("float32")), y
 
 
 def _of_r(name: str) -> tuple:
@@ -288,11 +344,19 @@ def _of_r(name: str) -> tuple:
     if name == "BudgetItaly":
         y = _standard(table.pop("income"))[:, 0]
         return "ridge", _with_one(_standard(table)), y, "float64"
-    counts = {"DoctorContacts": "mdu", "OFP": "ofp", "VietNamI": "pharvis"}[name]
+    counts = {"DoctorContacts": "mdu", "VietNamI": "pharvis"}.get(name, "ofp")
     y = table.pop(counts)
     table = table.drop(columns=["ofnp", "opp", "opnp", "emr", "commune"], errors="ignore")
     dtype = "float64" if name == "OFP" else "float32"
     return "poisson", _with_one(_standard(table)), y, dtype
+
+
+def _randhie(_: str) -> tuple:
+    """Visits to doctors, and the plan of the insurance."""
+    from statsmodels.datasets import randhie
+
+    table = randhie.load_pandas().data
+    return "poisson", _with_one(_standard(table.drop(columns="mdvis"))), table["mdvis"]
 
 
 def _mnist(_: str) -> tuple:
@@ -304,12 +368,26 @@ def _mnist(_: str) -> tuple:
 
 MAKERS: dict[str, Callable[[str], tuple]] = {
     **dict.fromkeys(("diabetes", "breast_cancer", "wine", "digits"), _of_sklearn),
-    "digits, 0.01": _strong_digits,
     "heavy": _heavy,
+    "student": _student,
     "made": _classification,
     **dict.fromkeys(("huber", "poisson"), _rotated),
-    **dict.fromkeys(("late", "L1", "Huber", "ridge", "origin"), _flights),
+    **dict.fromkeys(("late", "Huber", "ridge", "origin"), _flights),
+    **dict.fromkeys(("kernel", "kernel, 2000"), _kernel),
     **dict.fromkeys(("InstEval", "BudgetFood", "BudgetItaly", "DoctorContacts"), _of_r),
     **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept"), _of_r),
+    "RandHIE": _randhie,
     "mnist": _mnist,
+}
+#: Problems with the data of others.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits, 0.01": ("digits", {"l2": 0.01}),
+    "digits, groups": ("digits", {"penalty": GroupLasso(0.01, axis=1)}),
+    "diabetes, L1": ("diabetes", {"l2": 0.0, "penalty": L1(0.1)}),
+    "diabetes, elastic net": ("diabetes", {"l2": 0.0, "penalty": ElasticNet(0.1, 0.1)}),
+    "diabetes, from 0": ("diabetes", {"penalty": Box(0, inf)}),
+    "OFP, L1": ("OFP", {"l2": 0.0, "penalty": L1(0.05)}),
+    "OFP, units": ("OFP", {"l2": 1e-8, "units": True}),
+    "L1": ("late", {"l2": 0.0, "penalty": L1(3e-4)}),
+    "InstEval, L1": ("InstEval", {"l2": 0.0, "penalty": L1(1e-4)}),
 }

@@ -13,9 +13,8 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 from mxnet import autograd
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.compare import compare
-from gluon_svrg.prox import L1
 
 from . import peers
 from .problems import Model, Problem
@@ -45,7 +44,7 @@ def trained(
     plain_epochs: int = 1,
     most: float = np.inf,
 ) -> dict[str, Any]:
-    """The record of a training, which ends a pass after it is at the goal.
+    """The record of a training, which ends a pass after it is at the goal: a part of the first gap.
 
     The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations. A
     search tells how many passes are enough: `most`.
@@ -53,12 +52,15 @@ def trained(
     found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
     found.update(method=method, seed=seed, minibatch=minibatch, rate=rate, momentum=momentum)
     found.update(budget=np.max(budget).item(), first_gap=float(f"{problem.first_gap:.6g}"))
-    if isinstance(budget, (int, float)):
+    goal *= problem.first_gap
+    of_network = isinstance(budget, (int, float))
+    X = problem.X if of_network else peers.inputs(problem, method)
+    found["storage"] = peers.storage(X)
+    if of_network:
         how = {"passes": min(budget, max(most, plain_epochs + 3)), "plain_epochs": plain_epochs}
         points = _by_engine(problem, found, goal, how)
     else:
-        solver = method.replace("sklearn ", "")
-        points = list(peers.fitted(problem, solver, budget, seed, goal))
+        points = list(peers.fitted(problem, method, budget, seed, goal))
     *_, (_, seconds, end) = points
     found.update(end=float(f"{end:.3g}"), seconds=float(f"{seconds:.3g}"))
     return {**found, "passes_seconds_gap": lowest(points)}
@@ -100,23 +102,25 @@ def _by_engine(
         is_there = found <= goal
         return found
 
-    def with_l1(params: Any, rate: float) -> SVRGTrainer:
+    def with_penalty(params: Any, rate: float) -> SVRGTrainer:
         settings = {"learning_rate": rate, "momentum": which["momentum"]}
-        own = {"prox": L1(problem.l1), "lock_random": False, "kvstore": None}
-        return SVRGTrainer(params, "nag", settings, **own)
+        own: dict = {"prox": problem.penalty, "lock_random": False, "kvstore": None}
+        if method == "Nystrom":
+            settings, own["preconditioner"] = {}, Nystrom()
+        return SVRGTrainer(params, "nag", {"wd": problem.l2, **settings}, **own)
 
     if method in MEMORIES:
         options = {"lbfgs": {"memory": MEMORIES[method]}}
-    elif "nag" in METHODS[method] and not problem.l1:
+    elif "nag" in METHODS[method] and not problem.penalty:
         options = {"nag": {"momentum": which["momentum"]}}
     found = compare(
         lambda: Model(problem),
         loss_of,
         (problem.X, problem.y),
-        methods={method: with_l1 if problem.l1 else METHODS[method]},
-        batch_size=which["minibatch"],
+        methods={method: with_penalty if problem.penalty else METHODS[method]},
+        batch_size=which["minibatch"] or None,
         seeds=[which["seed"]],
-        l2=problem.l2,
+        l2=0.0 if problem.penalty else problem.l2,
         learning_rates=[rate or 1],
         optimizer_params=options,
         measure={"gap": gap, "processor": clock.start},
@@ -181,9 +185,9 @@ def lowest(points: Iterable[Sequence[float]]) -> list[list[float]]:
 
 
 def to(entry: dict[str, Any], level: float, what: int = 0) -> float:
-    """Data passes (0) or seconds (1) until the gap is no larger than a level; inf if never."""
-    reached = (point[what] for point in entry["passes_seconds_gap"] if point[2] <= level)
-    return float(next(reached, np.inf))
+    """Data passes (0) or seconds (1) until the gap is at a part of the first one; inf if never."""
+    goal = level * entry["first_gap"]
+    return float(next((p[what] for p in entry["passes_seconds_gap"] if p[2] <= goal), np.inf))
 
 
 def median(entries: Sequence[dict], level: float, what: int = 0) -> float:
