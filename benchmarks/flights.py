@@ -76,24 +76,16 @@ def run(quick: bool, only: Sequence[str] = ()) -> Records:
     for name, rows, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):
         if quick:
             rows, budget = 1_000, 3 if isinstance(budget, int) else [2]
-        plain_epochs = int(method == NYSTROM)  # before the first refresh
-        settings = {"goal": LEVELS[-1], "minibatch": minibatch, "plain_epochs": plain_epochs}
-        train = partial(_train, name, rows, method, budget, settings)
+        train = partial(trained, problem(name, rows), method, budget, LEVELS[-1])
+        settings: dict = {"minibatch": minibatch, "plain_epochs": int(method == NYSTROM)}
         axes = [RATES, MOMENTA]
         axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
-        found = best(train, axes, start, 0, LEVELS[-1])
+        found = best(partial(train, **settings), axes, start, LEVELS[-1])
         records.append(found)
         if (method == NYSTROM or (name == "late" and method in (SVRG, STORED))) and not quick:
-            place = [found[key] for key in ("rate", "momentum")]
-            records += [train(*place, seed=seed) for seed in SEEDS[1:]]
+            settings.update(rate=found["rate"], momentum=found["momentum"])
+            records += [train(seed=seed, **settings) for seed in SEEDS[1:]]
     return records
-
-
-def _train(
-    name: str, rows: int, method: str, budget: Any, settings: dict, *place: float, **more: Any
-) -> dict[str, Any]:
-    own = dict(zip(("rate", "momentum"), place))
-    return trained(problem(name, rows), method, budget, **settings, **own, **more)
 
 
 # --- what is shown -----------------------------------------------------------------------------

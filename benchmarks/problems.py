@@ -48,7 +48,7 @@ class Problem:
         self.X, self.y = np.ascontiguousarray(X, dtype), np.asarray(y, dtype)
         self.n, columns = self.X.shape
         self.l2, self.penalty = 1 / self.n if l2 is None else l2, penalty
-        self.l1 = getattr(penalty, "l1", penalty.strength if isinstance(penalty, L1) else 0.0)
+        self.l1 = getattr(penalty, "l1", getattr(penalty, "strength", 0.0))
         self.whole_l2 = self.l2 + getattr(penalty, "l2", 0.0)
         self.shape = (int(self.y.max()) + 1 if kind == "softmax" else 1, columns)
         is_sparse = np.count_nonzero(self.X) < FEW * self.X.size
@@ -87,9 +87,7 @@ class Problem:
         if isinstance(self.penalty, Box):
             is_inside = (weight == np.clip(weight, self.penalty.low, self.penalty.high)).all()
             return 0.0 if is_inside else inf
-        if isinstance(self.penalty, GroupLasso):
-            return self.penalty.strength * np.linalg.norm(weight, axis=0).sum()
-        return self.l1 * np.abs(weight).sum()
+        return self.l1 * np.linalg.norm(weight, axis=0).sum()  # of groups: of one weight with L1
 
     def objective(self, weight: np.ndarray) -> float:
         """The mean loss and the penalties; outputs are computed in the dtype of the weight."""
@@ -111,43 +109,36 @@ class Problem:
     def solution(self) -> np.ndarray:
         """Where the objective is lowest, by L-BFGS in float64.
 
-        It searches where the columns have no correlation. With a penalty it searches weights in
-        their bounds; their positive and negative parts, which have bounds; or, for groups, factors
-        ``u v`` with one number v for each group: the least ``(|u|^2 + v^2) / 2`` is ``|u v|``.
+        It searches where the columns have no correlation; within bounds; or, with penalties, for
+        factors ``u v`` with one number v for each group: the least ``(|u|^2 + v^2) / 2`` for a
+        product is its norm.
         """
-        (outputs, columns), penalty, bounds = self.shape, self.penalty, None
         blocks = [(X.astype("float64"), y.astype("float64")) for X, y in self.blocks]
-        start, back = np.zeros(self.shape), np.eye(columns)  # from what is searched to the weights
-        if isinstance(penalty, GroupLasso):
-            start = np.random.RandomState(0).uniform(0.5, 1, (outputs + 1, columns))
-        elif isinstance(penalty, Box):
-            bounds = [(penalty.low, penalty.high)] * start.size
-        elif penalty:
-            start, bounds = np.zeros((2, *self.shape)), [(0, None)] * (2 * start.size)
+        (outputs, columns), start, bounds = self.shape, np.zeros(self.shape), None
+        back = np.eye(columns)  # from what is searched to the weights
+        if isinstance(self.penalty, Box):
+            bounds = [(self.penalty.low, self.penalty.high)] * start.size
+        elif self.l1:
+            start = np.eye(outputs + 1)[:, -1:].repeat(columns, axis=1)  # u = 0, v = 1
         else:
             moments = self.whole_l2 * back + sum(X.T @ X for X, _ in blocks) / self.n
             back = np.linalg.inv(np.linalg.cholesky(np.asarray(moments)))
 
         def weight_of(x: np.ndarray) -> np.ndarray:
-            if isinstance(penalty, GroupLasso):
-                return x[:-1] * x[-1]
-            return x[0] - x[1] if self.l1 else x @ back
+            return x[:-1] * x[-1] if self.l1 else x @ back
 
         def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
             x = x.reshape(start.shape)
             value, slope = self.smooth(weight_of(x), blocks)
-            if isinstance(penalty, GroupLasso):
-                value += penalty.strength * 0.5 * (x**2).sum()
-                slopes = np.concatenate([slope * x[-1], (slope * x[:-1]).sum(axis=0)[None]])
-                return value, (slopes + penalty.strength * x).ravel()
-            if self.l1:
-                return value + self.l1 * x.sum(), np.stack([slope, -slope]).ravel() + self.l1
-            return value, (slope @ back.T).ravel()
+            if not self.l1:
+                return value, (slope @ back.T).ravel()
+            slopes = np.vstack([slope * x[-1], (slope * x[:-1]).sum(axis=0)]) + self.l1 * x
+            return value + 0.5 * self.l1 * (x**2).sum(), slopes.ravel()
 
         options = {"ftol": 0, "gtol": 1e-11, "maxcor": 100, "maxiter": 9999, "maxfun": 99999}
         settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": options}
         weight = weight_of(minimize(evaluate, start.ravel(), **settings).x.reshape(start.shape))
-        return np.where(np.abs(weight) < 1e-10, 0, weight) if penalty else weight
+        return np.where(np.abs(weight) < 1e-10, 0, weight) if self.l1 else weight
 
     @cached_property
     def minimum(self) -> float:
@@ -219,7 +210,7 @@ def problem(name: str, rows: int | None = None) -> Problem:
     base, settings = VARIANTS.get(name, (name, {}))
     kind, X, y, *own = MAKERS[base](base)
     settings = {**dict(zip(("dtype", "l2"), own)), **settings}
-    some = np.random.RandomState(0).permutation(len(y))[:rows]
+    some = np.random.RandomState(0).permutation(len(y))[: rows or settings.pop("rows", None)]
     X, y = np.asarray(X)[some], np.asarray(y)[some]
     if kind == "softmax":
         y = np.unique(y, return_inverse=True)[1]  # a few rows may lack a class
@@ -388,6 +379,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "diabetes, from 0": ("diabetes", {"penalty": Box(0, inf)}),
     "OFP, L1": ("OFP", {"l2": 0.0, "penalty": L1(0.05)}),
     "OFP, units": ("OFP", {"l2": 1e-8, "units": True}),
+    "late, 100,000": ("late", {"rows": 100_000}),
+    "late, 30,001": ("late", {"rows": 30_001}),
     "L1": ("late", {"l2": 0.0, "penalty": L1(3e-4)}),
     "InstEval, L1": ("InstEval", {"l2": 0.0, "penalty": L1(1e-4)}),
 }

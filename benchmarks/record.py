@@ -16,7 +16,7 @@ import numpy as np
 import gluon_svrg
 
 Records = list  # of dict, one for each thing that was measured
-PACKAGES = ("mxnet", "numpy", "scipy", "scikit-learn", "skglm")  # skglm perhaps
+PACKAGES = ["mxnet", "numpy", "scipy", "scikit-learn", *["skglm"] * bool(find_spec("skglm"))]
 
 
 def save(
@@ -41,7 +41,7 @@ def save(
         "versions": {
             "gluon_svrg": gluon_svrg.__version__,
             "python": platform.python_version(),
-            **{package: version(package) for package in PACKAGES if _is_there(package)},
+            **{package: version(package) for package in PACKAGES},
         },
         "processors": len(os.sched_getaffinity(0)),
     }
@@ -56,10 +56,6 @@ def save(
     lines = ",\n".join(map(json.dumps, records))
     path.write_text(f'{json.dumps(run)[:-1]}, "records": [\n{lines}\n]}}\n')
     return path
-
-
-def _is_there(package: str) -> bool:
-    return package != "skglm" or find_spec(package) is not None
 
 
 def load(name: str, folder: Path) -> dict[str, Records]:

@@ -140,23 +140,22 @@ def best(
     train: Callable[..., dict],
     axes: Sequence[Sequence[float]],
     start: Sequence[float],
-    what: int,
     level: float,
 ) -> dict:
-    """Search a grid from a point on, until no neighbour is better, also along two axes at once.
+    """Search rates and momenta from a point on, until no neighbour is better, also along both axes.
 
-    Fewer passes (0) or seconds (1) to a level are better, then a lower gap at the end, then lower
-    values. Where passes count, no training makes more than the best before it. The record of the
-    best has what the search took, itself included.
+    Fewer passes to a level are better, then a lower gap at the end, then lower values. No training
+    makes more than the best before it. The record of the best has what the search took, itself
+    included.
     """
     done: dict[tuple, dict] = {}
 
     def merit(place: tuple) -> tuple:
         if place not in done:
+            rate, momentum = (axis[k] for axis, k in zip(axes, place))
             most = min((to(entry, level) for entry in done.values()), default=np.inf)
-            values = [axis[k] for axis, k in zip(axes, place)]
-            done[place] = train(*values, most=np.inf if what else most)
-        return to(done[place], level, what), done[place]["end"], place
+            done[place] = train(rate=rate, momentum=momentum, most=most)
+        return to(done[place], level), done[place]["end"], place
 
     place = tuple(axis.index(value) for axis, value in zip(axes, start))
     while True:
