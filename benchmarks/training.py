@@ -33,34 +33,28 @@ METHODS.update(dict.fromkeys(MEMORIES, "lbfgs"))
 
 
 def trained(
-    problem: Problem,
-    method: str,
-    budget: float | Sequence[int],
-    goal: float,
-    seed: int = 0,
-    rate: float = 0.0,
-    momentum: float = 0.0,
-    minibatch: int = 1024,
-    plain_epochs: int = 1,
-    most: float = np.inf,
+    problem: Problem, method: str, budget: float | Sequence[int], goal: float, **how: Any
 ) -> dict[str, Any]:
     """The record of a training, which ends a pass after it is at the goal: a part of the first gap.
 
     The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations. A
     search tells how many passes are enough: `most`.
     """
+    how = {"seed": 0, "rate": 0.0, "momentum": 0.0, "minibatch": 1024, "most": np.inf, **how}
+    how.setdefault("plain_epochs", 1)
     found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
-    found.update(method=method, seed=seed, minibatch=minibatch, rate=rate, momentum=momentum)
-    found.update(budget=np.max(budget).item(), first_gap=float(f"{problem.first_gap:.6g}"))
+    found.update({key: how[key] for key in ("seed", "minibatch", "rate", "momentum")})
+    found.update(method=method, budget=np.max(budget).item())
+    found["first_gap"] = float(f"{problem.first_gap:.6g}")
     goal *= problem.first_gap
-    of_network = isinstance(budget, (int, float))
-    X = problem.X if of_network else peers.inputs(problem, method)
-    found["storage"] = peers.storage(X)
-    if of_network:
-        how = {"passes": min(budget, max(most, plain_epochs + 3)), "plain_epochs": plain_epochs}
-        points = _by_engine(problem, found, goal, how)
+    if isinstance(budget, (int, float)):
+        found["storage"] = peers.storage(problem.X)
+        passes = min(budget, max(how["most"], how["plain_epochs"] + 3))
+        lengths = {"passes": passes, "plain_epochs": how["plain_epochs"]}
+        points = _by_engine(problem, found, goal, lengths)
     else:
-        points = list(peers.fitted(problem, method, budget, seed, goal))
+        found["storage"] = peers.storage(peers.inputs(problem, method))
+        points = list(peers.fitted(problem, method, budget, how["seed"], goal))
     *_, (_, seconds, end) = points
     found.update(end=float(f"{end:.3g}"), seconds=float(f"{seconds:.3g}"))
     return {**found, "passes_seconds_gap": lowest(points)}
@@ -98,7 +92,7 @@ def _by_engine(
         nonlocal is_there
         if is_there:
             raise FloatingPointError("This ends a training, as if it had diverged.")
-        found = problem.gap(net.weight)
+        found = problem.gap(net.linear.weight.data().asnumpy())
         is_there = found <= goal
         return found
 
