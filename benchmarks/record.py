@@ -59,13 +59,7 @@ def save(
 
 
 def load(name: str, folder: Path) -> dict[str, Records]:
-    """The records of all runs of a benchmark in a folder, by the version of MXNet.
-
-    Raises
-    ------
-    ValueError
-        If one of them was a quick one, whose figures mean nothing.
-    """
+    """The records of all runs of a benchmark in a folder, by the version of MXNet."""
     runs = {}
     for path in sorted(folder.glob(f"{name}-mxnet-*.json")):
         run = json.loads(path.read_text())

