@@ -32,7 +32,7 @@ from .kvstore import job as _job
 
 if TYPE_CHECKING:
     from .mars import MARSTrainer as MARSTrainer
-    from .preconditioner import Nystrom as Nystrom
+    from .curvature.preconditioner import Nystrom as Nystrom
     from .saga import SAGATrainer as SAGATrainer
     from .saga import SAGTrainer as SAGTrainer
     from .sarah import SARAHTrainer as SARAHTrainer
@@ -44,7 +44,7 @@ __version__ = "0.6.0"
 #: Where each public name is defined.
 _MODULES = {
     "MARSTrainer": "mars",
-    "Nystrom": "preconditioner",
+    "Nystrom": "curvature.preconditioner",
     "SAGATrainer": "saga",
     "SAGTrainer": "saga",
     "SARAHTrainer": "sarah",

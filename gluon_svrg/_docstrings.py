@@ -14,9 +14,9 @@ def trainer(cls: T) -> T:
     """Complete docstring and signature of a trainer by its base class; `**own` is its method's."""
     base: Any = cls.__mro__[1]
     method: Any = cls._method_class  # type: ignore[attr-defined]
-    shared, own = (inspect.signature(f).parameters for f in (base.__init__, method.__init__))
+    shared, own = (inspect.signature(f).parameters for f in (base.__init__, method))
     names = [*shared.values()][1:-1]
-    names += [p.replace(kind=p.KEYWORD_ONLY) for p in [*own.values()][1:]]
+    names += [p.replace(kind=p.KEYWORD_ONLY) for p in own.values()]
     cls.__signature__ = inspect.Signature(names)  # type: ignore[attr-defined]
     summary, sections = _sections(cls)
     _, inherited = _sections(base)

@@ -8,8 +8,9 @@ the penalty. With the step ``t`` of the last update, each weight becomes::
 So weights become exactly zero, or stay inside a box, as by no penalty inside the loss.
 
 The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: so far
-does one gradient move a weight in total. Files of `save_states` do not store the operator. Wrong
-arguments raise a TypeError or a ValueError.
+does one gradient move a weight in total. With a preconditioner, the operator is a part of the
+direction instead, in the metric of the preconditioner, and nothing needs to be tuned. Files of
+`save_states` do not store the operator. Wrong arguments raise a TypeError or a ValueError.
 """
 
 from __future__ import annotations
@@ -53,6 +54,13 @@ class Prox:
     ...         return weight / mx.nd.maximum(mx.nd.norm(weight), 1)
     >>> UnitBall()(mx.nd.array([0.0, 4.0]), 0.1).asnumpy().tolist()
     [0.0, 1.0]
+    >>> class Ridge(Prox):
+    ...     def __call__(self, weight, step):
+    ...         return weight / (1 + step)
+    ...     def value(self, weight):
+    ...         return (weight**2).sum() / 2
+    >>> Ridge().value(mx.nd.array([0.0, 4.0])).asscalar().item()
+    8.0
     """
 
     is_projection = False
@@ -72,6 +80,36 @@ class Prox:
         NDArray
             The new values, of the same shape and dtype.
         """
+        raise NotImplementedError
+
+    def value(self, weight: NDArray) -> Any:
+        """Compute the penalty of a weight: a preconditioner and `compare` need it.
+
+        Parameters
+        ----------
+        weight : NDArray
+            The weight, an array of the classic interface.
+
+        Returns
+        -------
+        float or NDArray
+            The penalty, a number or an array of one number. That of a projection is 0.
+
+        Raises
+        ------
+        NotImplementedError
+            If a subclass that is no projection does not define it.
+        """
+        if self.is_projection:
+            return 0.0
+        raise NotImplementedError(
+            f"{type(self).__name__} needs a method value(self, weight) that returns its penalty, "
+            "such as abs(weight).sum(): objectives are compared with it. If the result of the "
+            "operator is independent of the step, set is_projection = True instead."
+        )
+
+    def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
+        """Multiply directions, along the first axis, by the derivative at a weight (in NumPy)."""
         raise NotImplementedError
 
 
@@ -106,6 +144,12 @@ class L1(Prox):
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         return _soft(weight, step * self.strength)
 
+    def value(self, weight: NDArray) -> Any:
+        return self.strength * abs(weight).sum()
+
+    def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
+        return directions * (result != 0)
+
 
 @dataclass(frozen=True)
 class ElasticNet(Prox):
@@ -139,6 +183,12 @@ class ElasticNet(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         return _soft(weight, step * self.l1) / (1 + step * self.l2)
+
+    def value(self, weight: NDArray) -> Any:
+        return self.l1 * abs(weight).sum() + self.l2 / 2 * (weight**2).sum()
+
+    def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
+        return directions * (result != 0) / (1 + step * self.l2)
 
 
 @dataclass(frozen=True)
@@ -178,11 +228,23 @@ class GroupLasso(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         least = max(step * self.strength, _LEAST)
-        inside = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
-        norm = (weight**2).sum(axis=inside, keepdims=True).sqrt() if inside else weight.abs()
         # Not max(1 - least / norm, 0): a norm of zero would give NaN where `least` is zero.
-        share = least / mx.nd.maximum(norm, max(least, 1e-30))
-        return mx.nd.broadcast_mul(weight, 1 - share)
+        return weight * (1 - least / _clipped(self._norms(weight), max(least, 1e-30), inf))
+
+    def value(self, weight: NDArray) -> Any:
+        return self.strength * self._norms(weight).sum()
+
+    def _norms(self, weight: Any) -> Any:
+        """The norm of each group, with as many axes as the weight."""
+        inside = tuple(axis for axis in range(weight.ndim) if axis != self.axis)
+        return (weight**2).sum(axis=inside, keepdims=True) ** 0.5 if inside else abs(weight)
+
+    def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
+        norms = self._norms(weight).clip(_LEAST, None)
+        unit, share = weight / norms, np.minimum(step * self.strength / norms, 1)
+        inside = tuple(1 + axis for axis in range(weight.ndim) if axis != self.axis)
+        along = (directions * unit).sum(axis=inside, keepdims=True) * unit if inside else directions
+        return (1 - share) * directions + np.where(share < 1, share, 0) * along
 
 
 @dataclass(frozen=True)
@@ -221,13 +283,26 @@ class Box(Prox):
             raise ValueError(f"{self} holds no number: low must not be above high.")
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
-        return mx.nd.minimum(mx.nd.maximum(weight, float(self.low)), float(self.high))
+        return _clipped(weight, float(self.low), float(self.high))
+
+    def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
+        return directions * (weight == result)
 
 
 def _soft(weight: NDArray, least: float) -> NDArray:
     """Compute ``sign(w) * max(|w| - least, 0)``, as w minus w clipped to ``[-least, least]``."""
     least = max(least, _LEAST)
-    return weight - mx.nd.maximum(mx.nd.minimum(weight, least), -least)
+    return weight - _clipped(weight, -least, least)
+
+
+def _clipped(weight: Any, low: float, high: float) -> Any:
+    """The nearest numbers between bounds. Operators take arrays of NumPy, too: a preconditioner's.
+
+    MXNet's ``clip`` has bounds in float32.
+    """
+    if isinstance(weight, np.ndarray):
+        return np.clip(weight, low, high)
+    return mx.nd.minimum(mx.nd.maximum(weight, low), high)
 
 
 #: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.
@@ -244,6 +319,11 @@ class ProximalOperators:
             if not operator.is_projection:
                 _check_optimizer(operator, optimizer, settings)
             _check_parameter(operator, parameter)
+
+    def take(self) -> dict[Parameter, Prox]:
+        """The operators, for a preconditioner, and none are left here."""
+        operators, self.operators = self.operators, {}
+        return operators
 
     def note_moving(self, parameters: Sequence[Parameter]) -> None:
         """Note which weights the optimizer is about to move: those with fresh gradients."""

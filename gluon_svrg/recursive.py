@@ -43,7 +43,7 @@ class Recursive(Method):
             copy(live.total, sums, 1 / live.total_scale)
         return Mean(sums, entries)
 
-    def before_update(self) -> None:
+    def before_update(self, following: Any) -> None:
         """Copy the weights, which are about to move, to the next reference."""
         if self._other is not None:
             self._other.move()

@@ -364,16 +364,17 @@ class Coefficient:
         schedule: Any = self._schedule
         if not callable(schedule):
             schedule = float(schedule)
-        elif hasattr(schedule, "__name__"):
-            schedule = "function"
+        else:
+            is_function = hasattr(schedule, "__name__")
+            schedule = "function" if is_function else saving.by_attributes(schedule)
         return {"schedule": schedule, "coefficient": self.value}
 
     def problems(self, state: Any) -> Iterator[str]:
         saved, live = state["schedule"], self.state()["schedule"]
-        if isinstance(saved, saving.SavedObject) and not isinstance(live, (float, str)):
-            yield from saving.object_problems(saved, live, "the coefficient")
-        elif type(saved) is not type(live):
+        if type(saved) is not type(live):
             yield "its coefficient was of another kind: pass a number, function or schedule as then"
+        elif isinstance(saved, saving.SavedObject):
+            yield from saving.object_problems(saved, self._schedule, "the coefficient")
 
     def assign(self, state: dict[str, Any]) -> None:
         schedule = state["schedule"]

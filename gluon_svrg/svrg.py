@@ -15,25 +15,17 @@ from __future__ import annotations
 
 from typing import Any, Iterator
 
-from mxnet.ndarray import NDArray
-
 from . import saving
 from ._docstrings import trainer
+from .curvature.preconditioner import Nystrom, Preconditioned
 from .passes import states
 from .passes.combine import assign
 from .passes.estimate import AS_IT_IS, Terms
 from .passes.full_pass import FullGradient
-from .passes.live_gradients import LiveGradients
 from .passes.method import Method
 from .passes.rows import NO_ROW, Row, TakenAt
-from .preconditioner import Nystrom, Preconditioner, check_arguments
 from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
-
-NEEDS_COEFFICIENT = (
-    "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."
-)
-
 
 class SVRG(Method):
     """The snapshot, the full gradient there, and the coefficient, which is rounded to float32."""
@@ -43,39 +35,10 @@ class SVRG(Method):
     keeps_weights = keeps_frozen = keeps_mean = True
     mean_key = "full_grads"
 
-    def __init__(self, coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) -> None:
+    def __init__(self, coefficient: Schedule = 1.0) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
         self.table: list[Row] | None = None  # r - c mu of all minibatches
-        if preconditioner is None:
-            return
-        if not isinstance(preconditioner, Nystrom):
-            kind = type(preconditioner).__name__
-            raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
-        self.preconditioner = Preconditioner(self, preconditioner.rank)
-        self.moves = self.replaces_grads = self.needs_closure = True
-        self.settings = self.saved_with = (repr(preconditioner),)
-
-    def check_arguments(
-        self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
-    ) -> None:
-        """Raise unless the preconditioner can set the pace of the optimizer."""
-        if self.preconditioner is not None:
-            check_arguments(optimizer, settings, compression_params)
-            if self.coefficient.state()["schedule"] != 1.0:
-                raise ValueError(NEEDS_COEFFICIENT)
-
-    def bind(self) -> None:
-        """Bind to new arrays of the parameters."""
-        super().bind()
-        if self.preconditioner is not None:
-            self.preconditioner.bind(self)
-
-    def discard(self) -> None:
-        """Forget the snapshot, and what the preconditioner has learned."""
-        super().discard()
-        if self.preconditioner is not None:
-            self.preconditioner = Preconditioner(self, self.preconditioner.curvature.rank)
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
@@ -102,24 +65,8 @@ class SVRG(Method):
             for count, grads, sums in zip(row.counts, row.grads, full.mean.sums):
                 assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
-        if self.preconditioner is not None:
-            self.preconditioner = self.preconditioner.refreshed(self, full)
         self.table = full.rows or None
         self.taken_at = TakenAt.now(self.point) if self.point and full.rows else None
-
-    # With a preconditioner, the state moves with each step.
-
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
-        """Replace the reduced gradients by the direction; what was learned from them."""
-        return self.preconditioner.hand_over(entries, scale)
-
-    def before_update(self) -> None:
-        """Set the optimizer's learning rate and momentum."""
-        self.preconditioner.set_pace()
-
-    def moved(self, live: LiveGradients) -> None:
-        """Keep what was learned; an interrupt can repeat this."""
-        self.preconditioner.moved(live.following)
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
@@ -150,6 +97,16 @@ class SVRG(Method):
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
             self.taken_at = TakenAt(self.point, table["outside"])
+
+
+class PreconditionedSVRG(Preconditioned, SVRG):
+    """SVRG whose estimate becomes the direction of a preconditioner."""
+
+
+def _method(coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) -> SVRG:
+    if preconditioner is None:
+        return SVRG(coefficient)
+    return PreconditionedSVRG(coefficient, preconditioner)
 
 
 @trainer
@@ -208,7 +165,7 @@ class SVRGTrainer(VarianceReducedTrainer):
     """
 
     _method: SVRG
-    _method_class = SVRG
+    _method_class = staticmethod(_method)
 
     @property
     def coefficient(self) -> float:
@@ -217,8 +174,7 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     @coefficient.setter
     def coefficient(self, value: Schedule) -> None:
-        if self._method.preconditioner is not None and value != 1:
-            raise ValueError(NEEDS_COEFFICIENT)
+        self._method.check_coefficient(value)
         self._method.coefficient.change(value, max(self.num_snapshots - 1, 0))
 
     def set_learning_rate(self, lr: float) -> None:
@@ -234,9 +190,5 @@ class SVRGTrainer(VarianceReducedTrainer):
         RuntimeError
             With a preconditioner, which sets it.
         """
-        if self._method.preconditioner is not None:
-            raise RuntimeError(
-                "The preconditioner sets the learning rate, anew at each refresh. Leave "
-                "set_learning_rate() out, or the preconditioner."
-            )
+        self._method.check_rate_is_free()
         super().set_learning_rate(lr)

@@ -22,7 +22,7 @@ from .kvstore.kvstore_trainer import KVStoreTrainer
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import Columns, copy_rows, norm
-from .passes.data import arguments, check_data, initialize, one_pass
+from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate
 from .passes.full_pass import NOT_FINITE, FullGradient, full_gradient
 from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
@@ -34,7 +34,6 @@ from .passes.rows import Row
 from .passes.watch import Watch
 from .prox import ProxArgument, ProximalOperators
 
-LAG = 4  # steps until their sums are read, for which nothing has to wait then
 NOT_CORRECTED = (
     "{name}() needs {method} gradients: pass step(batch_size, {given}), or call "
     "correct_grads({given}) before. For the plain optimizer use gluon.Trainer, or with SVRG and "
@@ -142,11 +141,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
-        if prox is not None and method.preconditioner is not None:
-            raise ValueError(
-                "prox does not work with a preconditioner: its step would differ from weight to "
-                "weight. Leave one of them out."
-            )
         why = name if method.moves else "A prox" if prox is not None else ""
         super().__init__(
             params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
@@ -154,10 +148,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         method.network = self._network = Network(self._all_parameters)
         method.optimizer = self.optimizer
         if method.preconditioner is not None:
-            method.preconditioner.set_pace()  # without a momentum, its states do not fit
+            method.take_operators(self._prox.take())
         self._held = _Held(method, LiveGradients(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
-        kind = " with ".join((type(method).__name__, *method.saved_with))
+        kind = " with ".join((method.name, *method.saved_with))
         self._files = saving.StateFiles(kind, self._network.parameters, params)
         self._here: Point | None = None  # the current weights; replaced with the network's arrays
         self._block: Any = None  # of `at_snapshot`
@@ -318,24 +312,24 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _measure(self, closure: Callable[[], Loss]) -> None:
         """Learn from the last steps, go back where they led away, and measure the curvature."""
         found, network = self._method.preconditioner, self._network
-        found.read(LAG)
-        if found.curvature.is_lost:
-            self._go_back()
-        if found.curvature.job is None:
+        found.read()
+        if found.controller.has_diverged:
+            self._roll_back()
+        if found.controller.probe is None:
             return
         seed = self._lock.next_seed()  # with other dropout masks, a difference would say nothing
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
             self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
-        if not found.curvature.L:
+        if not found.controller.L:
             _mxnet.forget_momentum(self._all_updaters)
 
-    def _go_back(self) -> None:
+    def _roll_back(self) -> None:
         """Go on from the weights of the snapshot, or of the start, and more slowly."""
         method, network = self._method, self._network
         point = method.point or method.preconditioner.start
         copy_rows(point.weights + point.frozen, network.weights + network.frozen_values)
         _mxnet.forget_momentum(self._all_updaters)
-        method.preconditioner.go_back()
+        method.preconditioner.roll_back()
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
@@ -422,7 +416,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self._live.awaits_reduction:
             raise RuntimeError(
                 "update() needs allreduce_grads() before, even on one device: there "
-                f"{type(self._method).__name__} takes its mean gradient."
+                f"{self._method.name} takes its mean gradient."
             )
         self._check_intact("update")
         self._move(super().update, batch_size, ignore_stale_grad)
@@ -465,7 +459,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
         if self._live.following is not None:
-            self._method.before_update()
+            self._method.before_update(self._live.following)
+
+    def _on_update_end(self) -> None:
+        """Give the optimizer back what the method has changed of it."""
+        self._method.after_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
@@ -514,7 +512,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         method = self._method
         if self._live.stage == NOTHING and (self._is_in_force() or method.needs_closure):
             given = "closure=..., batch_index=..." if method.needs_table else "closure=..."
-            what = type(method).__name__
+            what = method.name
             raise RuntimeError(NOT_CORRECTED.format(name=name, method=what, given=given))
         self._live.check_intact(name)
 
@@ -639,55 +637,35 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
-            found, at_start = self._method.preconditioner, []  # type: Any, list[float]
+            compared, found = None, self._method.preconditioner
             if found is not None:
                 found.check_decays()
-                found.read(0)
-            if found is not None and found.start is not None:
-                batches = self._also_at(found.start, closure, batches, at_start)
+                found.read(is_refresh=True)
+                compared = found.compared_at(self._lock.locked)
             stack.enter_context(network.grads_kept())
-            scale = self._loss_scale.value
-            full = full_gradient(
-                network, closure, batches, self._lock, scale, done, keeps_rows=keeps_rows
-            )
-            if at_start:
-                (total,) = self._workers.sum_numbers([sum(at_start)])
-                found.begin_at(total / full.all_entries)
+            scale, kept = self._loss_scale.value, {"keeps_rows": keeps_rows, "compared": compared}
+            full = full_gradient(network, closure, batches, self._lock, scale, done, **kept)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
-        goes_back = found is not None and not found.accepts(full)
-        if goes_back:
-            self._go_back()
-            if not self._method.has_state:  # the full gradient at the start is not known yet
-                self._progress.grad_evaluations += full.entries
-                found.start = None
-                return self._refresh(closure, data, progress, keeps_rows)
+        accepted = found is None or found.accepts(full, self._lock.locked)
+        if not accepted:
+            self._roll_back()
         elif not np.isfinite(full.norm):
             raise FloatingPointError(NOT_FINITE)
-        self._held = self._after(full, alpha, goes_back)
-        if found is not None:
-            self._method.preconditioner.set_pace()
-        return found.curvature.mean_loss if goes_back else full.mean_loss
+        self._held = self._after(full, alpha, accepted)
+        if found is None:
+            return full.mean_loss
+        self._method.preconditioner.set_rate_and_momentum()
+        return self._method.preconditioner.controller.mean_loss
 
-    def _also_at(
-        self,
-        point: Point,
-        closure: Callable[..., Loss],
-        batches: Iterable[Any],
-        found: list[float],
-    ) -> Iterator[Any]:
-        """Compute the losses of all batches at a point, too."""
-        for batch in batches:  # without a backward, statistics of BatchNorm do not move
-            _, losses = losses_at(point, closure, arguments(batch), None)
-            found.append(losses.total)
-            yield batch
-
-    def _after(self, full: FullGradient, alpha: float | None, goes_back: bool) -> _Held:
+    def _after(self, full: FullGradient, alpha: float | None, accepted: bool) -> _Held:
         """What is held after a refresh, apart from what is held now."""
         method, progress = copy(self._method), copy(self._progress)
-        if not goes_back:
+        if accepted:
             method.refresh(full)
             progress.num_snapshots += 1
+        else:
+            method.refuse()
         if alpha is not None:
             method.coefficient = copy(method.coefficient)
             method.coefficient.set(alpha)
@@ -703,6 +681,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         }
         if method.preconditioner is not None:
             line.update(method.preconditioner.end_epoch())
+        if not accepted:  # the line is of the snapshot, as the last one
+            line["mean_loss"] = method.preconditioner.controller.mean_loss
+            line["gradient_norm"] = (progress.history or [{"gradient_norm": None}])[-1][
+                "gradient_norm"
+            ]
         progress.history = [*progress.history, line]
         return _Held(method, LiveGradients(method, self._network), progress)
 
@@ -818,7 +801,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if not method.needs_table and method.terms(None, {}) is AS_IT_IS:
             raise RuntimeError(
                 f"{name}() needs gradients to compare with: as it is set up here, "
-                f"{type(method).__name__} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
+                f"{method.name} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
                 "or vectors alone without include_vectors)."
             )
         return method
@@ -850,8 +833,10 @@ class VarianceReducedTrainer(KVStoreTrainer):
         A dict for each refresh, with ``data_passes`` (gradient evaluations so far, divided by the
         loss entries of the pass) and ``steps`` so far, ``mean_loss`` and ``gradient_norm`` (of the
         full gradient) at the snapshot, ``learning_rate``, and ``coefficient`` (or None). With a
-        preconditioner, there are also ``momentum``, ``curvature`` (L), ``noise`` (N), and
-        ``went_back``: how often, since the last refresh, weights went back to the snapshot.
+        preconditioner, there are also ``momentum``, ``objective`` (the mean loss with weight decay
+        and penalties), ``curvature`` (L), ``noise`` (N), and ``went_back``: how often, since the
+        last refresh, weights went back to the snapshot. After a refresh that the preconditioner
+        has refused, the line is of the snapshot to which they went back.
         """
         return [dict(line) for line in self._progress.history]
 
@@ -889,7 +874,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError
-            If an optimizer or schedule has an attribute that is no plain data.
+            If an attribute of an optimizer, scheduler or schedule cannot be saved, see `register`.
         OSError
             If the file cannot be written.
 
@@ -912,7 +897,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         fname : str or path
-            The file, which cannot run code. Parameters are matched by name.
+            The file. Parameters are matched by name. It cannot run code, but a file that somebody
+            crafted may use up the memory, or raise any other exception.
 
         Raises
         ------
@@ -959,8 +945,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         schedule : object
-            Its attributes are saved, and must be plain data. Several of one class are known by
-            their settings, or else by the order in which they were registered.
+            Its attributes are saved, except functions. They must be numbers, strings, None, arrays
+            of NumPy or MXNet, or lists, tuples and dicts of these; or schedules like itself.
+            Several of one class are known by their settings, or else by their order.
 
         Raises
         ------

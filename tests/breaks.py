@@ -28,6 +28,7 @@ BREAKS = {
         ("self.replaces_grads = ", "", "preconditioner errors"),
         ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
         ("max(self.num_snapshots - 1, 0)", "self.num_snapshots", "schedule snapshot_in_force"),
+        ("(self, self.preconditioner.curvature.rank)", "(self, 50)", "resume rank_after_a_discard"),
     ],
     "saga.py": [
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
@@ -62,6 +63,7 @@ BREAKS = {
     "passes/direction.py": [
         ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
         ("(u, factor), decay)", "(u, factor), 0 * v)", "preconditioner by_hand"),
+        (" = {**self.given, **new}", ".update(new)", "interrupts_and_threads a_preconditioner"),
     ],
     # A step and a refresh
     "passes/states.py": [
@@ -141,15 +143,30 @@ BREAKS = {
     "saving/files.py": [
         ("if method != self._method:", "if False:", "files formats_methods_and_parts"),
         ("if self._problems(self.waiting, parts,", "if (lambda *_: 0)(", "resume cast_after"),
+        ('("method", "preconditioner"):', '("method",):', "resume waits_is_discarded"),
     ],
-    "saving/objects.py": [("common.index(max(common))", "0", "schedule remembered")],
+    "saving/objects.py": [
+        ("common.index(max(common))", "0", "schedule remembered"),
+        ("elif _has_object(value):", "elif False:", "files containers_of_0_6"),
+        ("assign_object(value, getattr(live, name))", "pass", "saved_optimizers of_ones_own"),
+    ],
+    "saving/values.py": [
+        ('encoded.get("order", "C")', '"C"', "saved_optimizers of_ones_own"),
+        ('and not hasattr(value, "__name__")', "", "saved_optimizers is_its_attributes"),
+        (
+            "elif type(value) in (list, tuple):",
+            "elif kind in _CONTAINERS:",
+            "saved_optimizers not_s",
+        ),
+    ],
     "saving/optimizer.py": [
         ("{**others, **restored(row)}", "restored(row)", "saved_optimizers by_name"),
         ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'"),
     ],
     "saving/pickles.py": [
         ("if name not in [*_ARRAYS,", "if [] and name in [", "crafted_files crafted_pickles"),
-        ("def get_extension", "def no_extension", "crafted_files extensions"),
+        ('.startswith("EXT")', '.startswith("no")', "crafted_files extensions"),
+        ("content = pickletools.optimize(content)", "pass", "crafted_files extensions"),
         ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
     ],
     # What surrounds the trainers

@@ -244,37 +244,48 @@ class Nystrom:
     """SVRG whose preconditioner sets the rate and the momentum; P is a whole matrix.
 
     ``mean(w, batches)`` returns the mean loss over minibatches, its gradient, and their entries.
-    Vectors have all weights, `decays` the weight decay of each. Only the optimizer 'sgd' is no NAG.
+    Vectors have all weights, `decays` the weight decay of each. With the optimizer 'sgd' there is
+    no NAG. `penalty` has a value, and `soft` in the metric of a matrix, see `L1InMetric`.
     """
 
-    def __init__(self, mean, weights, decays, rank, eps, optimizer):
+    def __init__(self, mean, weights, decays, rank, eps, optimizer, settings, penalty=None):
         self.mean, self.w, self.decays, self.rank = mean, np.array(weights), decays, rank
-        self.eps, self.optimizer, size = eps, optimizer, len(weights)
-        self.P, self.m = np.eye(size), np.zeros(size)
-        self.L, self.N, self.T, self.first_rate, self.momentum = 0.0, 0.0, 0.3, 0.0, 0.98
+        self.eps, self.optimizer, self.k, size = eps, optimizer, settings, len(weights)
+        self.penalty = penalty or L1InMetric(np.zeros(size))
+        self.P, self.m, self.rows = np.eye(size), np.zeros(size), []
+        self.L, self.N, self.T, self.first_rate = 0.0, 0.0, settings.first_budget, 0.0
+        self.momentum = 1 - settings.least_damping
         self.s, self.start = None, self.w.copy()  # where to go back to: the snapshot, or the start
         self.refreshes = self.again = self.measurements = self.backs = 0
         self.made = self.planned = 0  # steps since the last refresh, and before it
-        self.longest = 0.0  # of the measured gradients
+        self.longest = self.most = 0.0  # of the measured gradients; entries of a minibatch
+        self.loss = self.first_loss = np.inf
         self.steps, self.secants, self.rises, self.along = [], [], [], 0.0
-        self.last, self.before, self.noise = None, 0.0, 0.0
+        self.last, self.before, self.noise, self.z = None, 0.0, 0.0, None
+        self.refused = self.changed = self.has_P = False
+        self.all = 0
         self.begin()
 
     def objective(self, w, batches):
-        """The mean loss with the weight decay, and its gradient."""
+        """The mean loss with the weight decay and the penalty, and its gradient without that."""
         loss, gradient, _ = self.mean(w, batches)
-        return loss + self.decays @ w**2 / 2, gradient + self.decays * w
+        value = loss + self.decays @ w**2 / 2 + self.penalty.value(w)
+        return value, gradient + self.decays * w
 
     @property
     def rate(self):
-        left = 1 - self.made / self.planned if self.planned else 1
-        return self.first_rate * max(left, 0.1)
+        """It falls from refresh to refresh, and rises again if there is none."""
+        if not self.planned:
+            return self.first_rate
+        place = self.made / self.planned % 2
+        return self.first_rate * max(min(abs(1 - place), 1), self.k.least_rate)
 
     def set_pace(self):
         """Set the rate and the momentum, and forget what the last steps have told."""
         at_most = self.T / self.N if self.N else np.inf
-        self.first_rate = min(0.5 / self.L, at_most) if self.L else 0.0
-        self.momentum = 1 - np.clip(self.first_rate * self.N / self.T, 0.02, 1 - 1e-6)
+        self.first_rate = min(self.k.stable / self.L, at_most) if self.L else 0.0
+        damping = self.first_rate * self.N / self.T
+        self.momentum = 1 - np.clip(damping, self.k.least_damping, self.k.most_damping)
         self.before, self.rises, self.secants, self.last = self.L, [], [], None
         self.noise = self.along = 0.0
 
@@ -284,7 +295,7 @@ class Nystrom:
         random, size = np.random.RandomState(self.measurements), len(self.w)
         z = random.randn(size)
         rank = min(self.rank, size, max(1, int(np.sqrt(entries / 16)))) if entries else 0
-        self.z, self.Q = z / np.linalg.norm(z), None
+        self.beside, self.Q = z / np.linalg.norm(z), None
         if rank:
             self.Q, self.Y, self.sampled = np.linalg.qr(random.randn(size, rank))[0], 0.0, 0
             self.wanted = entries / 4 / (rank + 1)
@@ -292,7 +303,7 @@ class Nystrom:
 
     def measure(self, batch):
         step = self.eps ** (1 / 3) * max(1, np.linalg.norm(self.w))
-        at, count = self.w + step * self.z, self.mean(self.w, [batch])[2]
+        at, count = self.w + step * self.beside, self.mean(self.w, [batch])[2]
         self.longest = max(self.longest, np.linalg.norm(self.objective(at, [batch])[1]))
 
         def product(u):
@@ -307,7 +318,7 @@ class Nystrom:
                 self.find_metric(self.Y / self.sampled)
             return
         values, V = np.linalg.eigh(self.P)
-        root, v = V @ np.diag(values**-0.5) @ V.T, self.z
+        root, v = V @ np.diag(values**-0.5) @ V.T, self.beside
         for number in range(3):
             found = root @ (product(root @ v) + self.decays * (root @ v))
             if number == 0:
@@ -315,7 +326,7 @@ class Nystrom:
             self.highest, v = max(self.highest, v @ found), found / np.linalg.norm(found)
         if len(self.products) == 2:
             a, c = self.products
-            noise, along = (a - c) @ (a - c), self.z @ (a + c)
+            noise, along = (a - c) @ (a - c), self.beside @ (a + c)
             self.N = noise / along if 0 < noise < 2 * self.highest * along else 2 * self.highest
             self.L, self.is_measuring = max(self.L, self.highest), False
             self.set_pace()
@@ -327,43 +338,71 @@ class Nystrom:
         B = Y + nu * self.Q
         S, U = np.linalg.eigh(B @ np.linalg.inv(core + nu * np.eye(rank)) @ B.T)
         S, U = np.maximum(S[-rank:] - nu, 0), U[:, -rank:]
-        rest = self.decays.max() + max(S.min(), S.sum() / self.sampled)
-        self.P = U @ np.diag(S) @ U.T + max(rest, nu) * np.eye(len(self.w))
-        self.Q, self.L, self.m, self.steps = None, 0.0, 0 * self.m, []
+        rest = max(S.min(), S.sum() / self.sampled)
+        if rank == len(self.w):  # as many effective directions as the entries can tell
+            rest = 0.0
+            if (S > 0).sum() > self.sampled / 10:
+                many = np.geomspace(S.max() * 1e-16, S.sum(), 10**6)
+                effective = (S / (S + many[:, None])).sum(axis=1)
+                rest = np.interp(-self.sampled / 10, -effective, many)
+        rho = max(self.decays.max() + rest, nu, 1e-14 * S.max())
+        self.P = U @ np.diag(S) @ U.T + rho * np.eye(len(self.w))
+        self.P = self.P + sum(np.outer(row, row) for row in self.rows)
+        self.has_P, self.Q, self.L, self.m, self.steps = True, None, 0.0, 0 * self.m, []
         self.set_pace()
 
-    def step(self, *batches):
-        self.learn(4)
-        if len(self.rises) == 8 and np.mean(self.rises) > max(0, self.first_loss - self.loss):
-            self.go_back()
+    def step(self, *batches, size=None):
+        self.learn(4 if self.planned >= 16 else 0)
+        if self.has_diverged:
+            self.go_back(diverged=True)
         for batch in batches:
             if self.is_measuring:
                 self.measure(batch)
-        v = self.objective(self.w, batches)[1]
+        count = self.mean(self.w, batches)[2]
+        self.most = max(self.most, count)
+        share = count / self.most
+        v = share * self.mean(self.w, batches)[1] + self.decays * self.w
         if self.s is None:
-            u = v * min(1, self.longest / np.linalg.norm(v))
+            factor = min(1, self.longest / np.linalg.norm(v))
         else:
-            d, move = v - self.objective(self.s, batches)[1], self.w - self.s
-            solved, u = np.linalg.solve(self.P, d), np.linalg.solve(self.P, d + self.full)
-            if self.L and d @ move > 0:
-                u *= min(1, self.L * (d @ move) / (d @ solved))
-            self.steps.append((d, move))
-        rate, momentum = rounded(self.rate), rounded(self.momentum)
+            v = v - share * self.mean(self.s, batches)[1] + self.full - self.decays * self.s
+            d, move = v - self.full, self.w - self.s
+            secant = d @ np.linalg.solve(self.P, d) / (d @ move) if d @ move > 0 else 0.0
+            factor = min(1, self.L / secant) if self.L and secant else 1.0
+            increase = self.penalty.value(self.w) - self.penalty.value(self.s)
+            self.steps.append((d, move, self.full @ move + increase))
+        u, rate = factor * np.linalg.solve(self.P, v), rounded(self.rate)
+        momentum, before = rounded(self.momentum), self.z
+        if rate:
+            x, strength = self.w - rate * u, rounded(self.rate) * factor
+            self.z = self.penalty.soft(x, strength, self.P, self.w)
+            u = (self.w - self.z) / rate
         self.m = momentum * self.m - rate * u
-        moved = self.m if self.optimizer == "sgd" else momentum * self.m - rate * u
-        if self.optimizer == "nag of 1.9.1":  # its state has the decay of weights that have moved
-            self.m = self.m - rate * self.decays * moved
-        self.w, self.made = self.w + moved, self.made + 1
+        self.w = self.w + (self.m if self.optimizer == "sgd" else momentum * self.m - rate * u)
+        if before is not None:
+            settled = (self.penalty.strengths > 0) & (self.z == 0) & (before == 0)
+            self.w = np.where(settled, 0.0, self.w)
+        self.made += 1
+        if self.is_measuring and size and self.made + self.refreshes == 1 and count != size:
+            self.decays, self.penalty = self.decays * size / count, self.penalty.times(size / count)
+            self.begin(self.all)
+            if self.s is not None:
+                self.loss = self.first_loss = self.objective(self.s, self.data)[0]
 
     def learn(self, lag):
         """Learn from all steps but the last ones."""
         while len(self.steps) > lag:
-            (d, move), *self.steps = self.steps
-            self.rises = [*self.rises, self.full @ move + d @ move / 2][-8:]
+            (d, move, slope), *self.steps = self.steps
+            secant = d @ np.linalg.solve(self.P, d) / (d @ move) if d @ move > 0 else 0.0
+            if self.has_P and secant > 2 * self.L > 0:
+                row = d / np.sqrt(d @ move * self.L)
+                self.P, self.rows = self.P + np.outer(row, row), [*self.rows, row][-self.rank :]
+                self.last, self.steps = None, []
+                return
+            self.rises = [*self.rises, slope + d @ move / 2][-8:]
             last, self.last = self.last, d
-            if d @ move <= 0 or move @ move <= 1e-12 * (self.s @ self.s):
+            if d @ move <= 0 or move @ move <= (16 * self.eps) ** 2 * (self.s @ self.s):
                 continue
-            secant = d @ np.linalg.solve(self.P, d) / (d @ move)
             self.secants.append(secant)
             if secant > 4 * self.L > 0:
                 self.last = None
@@ -372,39 +411,93 @@ class Nystrom:
                 self.along += d @ move
             if secant > self.L > 0:
                 self.L = min(secant, 4 * self.L)
-                self.first_rate = min(self.first_rate, 0.5 / self.L)
+                self.first_rate = min(self.first_rate, self.k.stable / self.L)
 
-    def go_back(self):
+    @property
+    def has_diverged(self):
+        return self.s is not None and sum(self.rises) / 8 > self.first_loss - self.loss
+
+    def go_back(self, diverged=False):
+        if diverged:
+            self.rows = []
+            self.begin(self.all)
         self.w, self.m, self.steps = self.start if self.s is None else self.s, 0 * self.m, []
-        self.T, self.L = max(self.T / 4, 0.1), max(self.L, 4 * self.before)
-        self.backs += 1
+        self.T, self.L = max(self.T / 4, self.k.least_budget), max(self.L, 4 * self.before)
+        self.backs, self.z = self.backs + 1, None
         if self.along:
-            self.N = max(self.N, self.noise / self.along)
+            self.N = min(max(self.N, self.noise / self.along), 2 * self.L)
         self.set_pace()
 
     def refresh(self, batches):
         self.learn(0)
         loss, slope = self.objective(self.w, batches)
+        there = self.objective(self.start if self.s is None else self.s, batches)[0]
         if self.s is None:
-            self.loss = self.objective(self.start, batches)[0]
-        if loss > self.loss + 8 * self.eps * abs(self.loss):
-            self.go_back()
-            if self.s is None:
-                self.refresh(batches)
-            else:
-                self.made, self.planned = 0, self.made
+            self.first_loss = known = there
+        else:
+            known, changed = self.loss, self.all != self.mean(self.w, batches)[2]
+            if self.refused or self.changed:
+                changed, known = changed or abs(there - known) > 1e-5 * abs(known), there
+            self.changed = changed
+        if self.has_diverged or (loss > known + 8 * self.eps * abs(known) and not self.changed):
+            self.go_back(self.has_diverged)
+            self.refused, self.made, self.planned, self.most = True, 0, self.made, 0.0
             return
+        is_stale = False
         if self.s is None:
-            self.first_loss, self.again = self.loss, 2 if (self.w == self.start).all() else 0
-        elif (self.w != self.s).any():
+            self.again = 2 if (self.w == self.start).all() else 0
+        elif self.changed:
+            self.first_loss, self.loss = np.inf, loss
+        else:
+            if self.first_loss == np.inf:
+                self.first_loss = self.loss
             way = self.w - self.s
-            goes_on = slope @ way / (self.full @ way) > 0.05
-            self.T = min(3 * self.T, 3) if goes_on else max(self.T / 2, 0.1)
+            if way.any():
+                now, then = self.penalty.least(self.w, slope), self.penalty.least(self.s, self.full)
+                ratio = now @ way / (then @ way)
+                is_stale = ratio > 0.9 and 3 * self.T > self.k.most_budget and not self.is_measuring
+                up, down = min(3 * self.T, 3), max(self.T / 2, 0.1)
+                self.T = up if ratio > 0.05 else down
         if self.secants:
             self.L = max(np.quantile(self.secants, 0.9), self.L / 4)
-            self.N = self.noise / self.along if self.along else self.N
-        self.s, self.full, self.loss = self.w, slope, min(loss, self.loss)
-        if self.refreshes in (0, self.again):
-            self.begin(self.mean(self.w, batches)[2])
+            self.N = min(self.noise / self.along, 2 * self.L) if self.along else self.N
+        self.s, self.full, self.loss, self.refused = self.w, slope, min(loss, self.loss), False
+        self.data, self.all = batches, self.mean(self.w, batches)[2]
+        self.rows = [] if is_stale else self.rows
+        if self.refreshes in (0, self.again) or is_stale:
+            self.begin(self.all)
         self.refreshes, self.made, self.planned = self.refreshes + 1, 0, self.made
+        self.most = 0.0
         self.set_pace()
+
+
+class L1InMetric:
+    """sum of strength |w|, by coordinate descent in the metric of a matrix."""
+
+    def __init__(self, strengths):
+        self.strengths = strengths
+
+    def times(self, factor):
+        return L1InMetric(self.strengths * factor)
+
+    def value(self, w):
+        return self.strengths @ np.abs(w)
+
+    def least(self, w, g):
+        """The shortest subgradient of the objective."""
+        soft = np.sign(g) * np.maximum(np.abs(g) - self.strengths, 0)
+        return np.where(w != 0, g + self.strengths * np.sign(w), soft)
+
+    def soft(self, x, step, P, guess):
+        """The z with the least (z - x)'P(z - x) / 2 + step * value(z)."""
+        if not self.strengths.any():
+            return x
+        z = guess.copy()
+        for _ in range(10_000):
+            before = z.copy()
+            for i in range(len(z)):
+                left = z[i] - P[i] @ (z - x) / P[i, i]
+                z[i] = np.sign(left) * max(abs(left) - step * self.strengths[i] / P[i, i], 0)
+            if np.abs(z - before).max() <= 1e-15 * np.abs(z).max():
+                break
+        return z

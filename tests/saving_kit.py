@@ -5,15 +5,47 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, everything, sequence
+from kit import assert_unchanged, everything, make, sequence
 from mxnet import gluon
-from problems import array
+from problems import Dense, array
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import Nystrom, SAGATrainer, SVRGTrainer
+from gluon_svrg.schedule import EverySteps, Linear
 
 DATA = Path(__file__).parent / "data"
 GENERATION = mx.__version__[0]
 OTHER = {"1": "2", "2": "1"}[GENERATION]
+
+#: Trainings of which version 0.6.0 has written a file, see `data/write_0_6.py`.
+PROBLEM = Dense("regression", hidden=(2,), seed=3)
+BATCHES = PROBLEM.batches(5)
+OF_0_6 = {
+    "svrg": lambda: {
+        "settings": {
+            "momentum": 0.9,
+            "lr_scheduler": mx.lr_scheduler.PolyScheduler(20, 0.1, warmup_steps=3),
+        },
+        "coefficient": Linear(0.75, 4),
+    },
+    "saga": lambda: {"cls": SAGATrainer, "optimizer": "adam"},
+    "nystrom": lambda: {"optimizer": "nag", "settings": {}, "preconditioner": Nystrom(2)},
+}
+
+
+def play_0_6(name, moves, load=None):
+    """A training with a refresh before step 3."""
+    _, loss_of, trainer = make(PROBLEM, "float32", **OF_0_6[name]())
+    schedule = EverySteps(4, 2)
+    trainer.register(schedule)
+    if load is not None:
+        trainer.load_states(load)
+    for number in moves:
+        if number == 3 and name != "saga":
+            trainer.update_full_grads(loss_of, BATCHES)
+        row = {"batch_index": number % 5} if name == "saga" else {}
+        trainer.step(5, closure=lambda: loss_of(BATCHES[number % 5]), **row)
+        schedule.due(trainer)
+    return trainer
 
 
 class Training:
@@ -106,10 +138,15 @@ def both_go_on(one, other, steps=3):
 
 
 class Chain(mx.lr_scheduler.LRScheduler):
+    """A scheduler with two others and a list, in its attributes."""
+
     def __init__(self, *steps):
         super().__init__(base_lr=0.1)
-        self.parts = [mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps]
-        self.more = {"last": (1, self.parts[-1])}
+        self.first, self.second = (
+            mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps
+        )
+        self.asked = []
 
     def __call__(self, num_update):
-        return sum(scheduler(num_update) for scheduler in self.parts)
+        self.asked = [num_update]
+        return self.first(num_update) + self.second(num_update)

@@ -1,4 +1,4 @@
-"""Pickles of `gluon.Trainer`, and crafted ones: nothing runs, and nothing takes all memory."""
+"""Pickles that were crafted to run code, or to crash MXNet's own reader, are refused."""
 
 import copyreg
 import os
@@ -49,9 +49,6 @@ def with_attribute(name):
 
 OPTIMIZER = pickle.dumps(mx.optimizer.SGD(), 4)[2:-1]
 RAW = bytes(mx.nd.ones((4,)).__getstate__()["handle"])
-LARGE = RAW[:12] + struct.pack("<q", 10**6) + RAW[20:32] + bytes(4 * 10**6)
-PUT, GET = b"r\xff\xff\xff\xff", b"j\xff\xff\xff\xff"  # a value aside, and take it again
-PAIRS = b"N" + (PUT + GET + b"\x86") * 60  # 2 ** 60 values
 
 
 def states(value, optimizer=OPTIMIZER):
@@ -68,16 +65,9 @@ PICKLES = [
     (states(mxnet_array(RAW[:12] + b"\xff" * 6 + b"\0\0" + RAW[20:])), "damaged"),
     (states(mxnet_array(RAW[:8] + b"\xff\xff\xff\x7f" + RAW[12:])), "damaged"),
     (states(mxnet_array(row_sparse(3, 7))), "damaged"),
-    (states(mxnet_array(row_sparse(2**28, 0))), "more than a gigabyte"),
-    (states(b"(" + mxnet_array(LARGE) + PUT + GET * 20_000 + b"t"), "more than a gigabyte"),
-    (states(PAIRS), "more than a gigabyte"),
-    (states(b"}" + PAIRS + b"Ns"), "key of type tuple"),
-    (states(b"}(N" + b"\x85" * 200_000 + b"Nu"), "key of type tuple"),
-    (states(b"(" + PAIRS + b"\x91"), "key of type tuple"),
-    (states(b"\x96" + struct.pack("<Q", 2**40)), "damaged"),
     (states(named("mxnet.ndarray.ndarray", "NDArray") + b"N\x85R"), "damaged"),
-    (states(b"]" + PUT + GET + b"a"), "damaged"),  # contains itself
-    (states(b"I" + b"1" * 10**6 + b"\n"), "damaged"),
+    (states(b"]q\xffh\xffa"), "damaged"),  # contains itself
+    (states(b"Pos.system\n"), "persistent"),
     (states(named("os", "system") + text("true") + b"\x85R"), "it contains os.system"),
     (states(text("os") + text("system") + b"\x93" + text("true") + b"\x85R"), "contains os.system"),
     (states(named("builtins", "eval") + text("1") + b"\x85R"), "builtins.eval.*could run code"),
@@ -96,13 +86,22 @@ def test_crafted_pickles(tmp_path):
         refused(run, content, tmp_path / "states", message)
 
 
-def test_codes_of_extensions_are_refused(tmp_path):
+CODE = b"\x82\xf0"  # of an extension
+
+
+def test_codes_of_extensions_are_refused(tmp_path, monkeypatch):
     """Python keeps what a code stands for, and would not ask an unpickler again."""
+    monkeypatch.chdir(tmp_path)
+    run, path = Training(), tmp_path / "states"
     copyreg.add_extension("posix", "system", 240)
     try:
-        assert pickle.loads(b"\x80\x02\x82\xf0.") is os.system
-        harm = b"\x82\xf0" + text(f"touch {tmp_path / 'owned'}") + b"\x85R"
-        refused(Training(), states(harm), tmp_path / "states", "the code of an extension, 240")
+        assert pickle.loads(b"\x80\x02" + CODE + b".") is os.system
+        harm = CODE + text("touch owned") + b"\x85R"
+        refused(run, states(harm), path, "the code of an extension, 240")
+        # A frame ends after two of six bytes. Python drops these and reads six more; `genops` does
+        # not, and takes the code for a part of the second value.
+        frame = b"\x80\x04\x95" + struct.pack("<Q", 4) + b"U\x06ab"
+        refused(run, frame + b"cdef" + b"U%c" % len(harm) + harm + b".", path)
     finally:
         copyreg.remove_extension("posix", "system", 240)
     assert not (tmp_path / "owned").exists()

@@ -14,10 +14,10 @@ import pytest
 from jobs import start
 from kit import assert_unchanged
 from mxnet import gluon
-from saving_kit import DATA, GENERATION, OTHER, Chain, Training, refused
+from saving_kit import DATA, GENERATION, OF_0_6, OTHER, Chain, Training, play_0_6, refused
 
 from gluon_svrg import SAGATrainer, SVRGTrainer, saving
-from gluon_svrg.saving import file_format
+from gluon_svrg.saving import file_format, values
 from gluon_svrg.saving.parameters import Description, match
 
 
@@ -93,6 +93,37 @@ def test_momentum_and_master_copy_of_this_mxnet_alone(dtype, name):
     layer.weight.data()._fresh_grad = True
     trainer.step(1)
     np.testing.assert_array_equal(layer.weight.data().asnumpy(), np.full((3, 5), -1.5))
+
+
+@pytest.mark.parametrize("name", OF_0_6)
+def test_files_of_0_6_0(name, tmp_path):
+    """Training goes on from them, and they say the same when they are saved again."""
+    path, again = DATA / f"0.6.0-{name}-mxnet{GENERATION}.states", tmp_path / "again"
+    play_0_6(name, [], path).save_states(again)
+    then, now = (file_format.unpack(file.read_bytes()) for file in (path, again))
+    if name != "nystrom":  # later versions may keep more of the curvature
+        assert then[1] == now[1]
+        assert_unchanged(then[2], now[2])
+    trainer = play_0_6(name, range(5, 9), path)
+    assert trainer.optimizer.num_update == 9 and trainer.inner_steps == (9 if name == "saga" else 6)
+
+
+def test_objects_in_containers_of_0_6(run, content, tmp_path):
+    """Sets still load. Schedulers in a list do not, and the message says so."""
+    header, parts, arrays = file_format.unpack(content)
+    states = {name: values.decode(part, arrays, range(4)) for name, part in parts.items()}
+    own = states["optimizer"]["attributes"].attributes
+    own["own"] = [{"x": saving.SavedObject("PolyScheduler", {})}]
+    file_format.write(tmp_path / "states", header, states)
+    message = "its own contains objects, which this version does not load"
+    refused(run, (tmp_path / "states").read_bytes(), tmp_path / "states", message)
+    for kind, found in (("set", {4, "y"}), ("frozenset", frozenset("z"))):
+        assert values.decode({"kind": kind, "items": list(found)}, [], []) == found
+        run.optimizer.own = found
+        run.save_as_gluon(tmp_path / "states")
+        run.optimizer.own = None
+        run.load(tmp_path / "states")
+        assert run.optimizer.own == found
 
 
 MOMENTUM = {"momentum": 0.9}

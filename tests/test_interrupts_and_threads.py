@@ -100,6 +100,31 @@ class Begun(Play):
         return content, modes, [each.tobytes() for each in arrays]
 
 
+def test_an_interrupted_refresh_of_a_preconditioner():
+    """The next steps still have the old snapshot, as after an error in the pass."""
+    ends = []
+    for is_late in (False, True):
+        net, loss_of, trainer = kit.make(
+            PROBLEM, optimizer="nag", settings={}, preconditioner=gluon_svrg.Nystrom(2)
+        )
+
+        def refresh(closure=loss_of, trainer=trainer):
+            trainer.update_full_grads(closure, BATCHES)
+
+        refresh()
+        for number in (0, 1, 0, 1, 0, "refresh", 1, 0, 1, 0, 1, 0):
+            if number != "refresh":
+                index = BATCHES[number]
+                trainer.step(len(index), closure=lambda: loss_of(index))
+            elif is_late:
+                assert interrupted(1, refresh, ["end_epoch"])
+            else:
+                with pytest.raises(KeyError):
+                    refresh(kit.failing(loss_of, 1))
+        ends.append([trainer.learning_rate, *values(net)])
+    assert_unchanged(*ends)
+
+
 STRIDE = 37
 IN_MOVED = ("_on_updated", "move", "settle", "moved", "drop")  # after the weights have moved
 MANY = [pytest.param(first, marks=pytest.mark.slow) for first in range(2, STRIDE + 1)]

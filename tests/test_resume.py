@@ -10,9 +10,10 @@ from kit import assert_unchanged
 from loops import plain_step
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
-from problems import Dense, values
+from problems import Dense, parameters, values
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import Nystrom, SVRGTrainer
+from gluon_svrg.schedule import Linear
 
 OPTIMIZERS = {
     "sgd": {"learning_rate": 0.05, "momentum": 0.9},
@@ -188,6 +189,56 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
     assert resumed.trainer.snapshot is None
 
 
+WIDE = Dense("classification", hidden=(5,), samples=205, seed=42)  # so many, for a rank of 3
+
+
+def with_curvature(rank=2, **kwargs):
+    """A network, a refresh and a number of steps as functions, and the trainer."""
+    kwargs.update(optimizer="nag", settings={}, preconditioner=Nystrom(rank))
+    net, loss_of, trainer = kit.make(WIDE, **kwargs)
+    batches = WIDE.batches(20)
+
+    def refresh():
+        trainer.update_full_grads(loss_of, batches)
+
+    def steps(count):
+        for index in batches[:count]:
+            trainer.step(len(index), closure=lambda: loss_of(index))
+
+    return net, refresh, steps, trainer
+
+
+def test_curvature_that_waits_is_discarded(tmp_path):
+    """Nothing of it is left for parameters that are initialized later."""
+    _, refresh, steps, straight = with_curvature()
+    refresh()
+    steps(3)
+    straight.save_states(tmp_path / "states")
+    _, refresh, steps, trainer = with_curvature(deferred=True)
+    trainer.load_states(tmp_path / "states")
+    trainer.discard_snapshot()
+    steps(1)
+    assert not trainer.has_snapshot
+    refresh()
+    steps(3)
+    assert trainer.num_snapshots == 2
+
+
+def test_the_rank_after_a_discard():
+    """It is that of the argument."""
+    first, refresh, steps, trainer = with_curvature(rank=2)
+    refresh()
+    steps(5)
+    trainer.discard_snapshot()
+    second, *others = with_curvature(rank=2)
+    for p, other in zip(parameters(first), parameters(second)):
+        other.set_data(p.data())
+    for _refresh, _steps in ((refresh, steps), others[:2]):
+        _refresh()
+        _steps(10)
+    assert_unchanged(values(first), values(second))
+
+
 def test_a_cast_after_loading(tmp_path):
     """What waits fits no more: each step says so, until all of it is discarded."""
     straight, resumed = Run(), Run()
@@ -232,8 +283,12 @@ def test_schedules_resume(tmp_path):
             run.play(["refresh", 0, 1, 2, 3])
         assert straight.trainer.learning_rate < 0.2
         assert_unchanged(straight.everything(), resumed.everything())
-    with pytest.raises(ValueError, match="its coefficient was of another kind"):
-        Run().trainer.load_states(tmp_path / "states")
+    for coefficient, message in (
+        (1.0, "its coefficient was of another kind"),
+        (Linear(1.0, 3), "the coefficient was Falling and is Linear here"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            Run(coefficient=coefficient).trainer.load_states(tmp_path / "states")
 
 
 # MXNet's KVStore.load_optimizer_states leaves its file open.

@@ -32,6 +32,9 @@ class OpenTrainer(Trainer):
     def _on_update(self) -> None:
         """Called before the optimizer moves the weights; the update can still fail."""
 
+    def _on_update_end(self) -> None:
+        """Called after that, also where the update has failed or was skipped."""
+
     def _on_updated(self) -> None:
         """Called when the optimizer has moved the weights, not where AMP has skipped the update."""
 
@@ -78,6 +81,7 @@ class OpenTrainer(Trainer):
             super()._update(ignore_stale_grad)  # raises if a gradient is stale
         finally:
             self._amp_loss_scaler = scaler
+            self._on_update_end()
         self._on_updated()
 
     def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:

@@ -11,7 +11,7 @@ from mxnet.optimizer import Optimizer
 from .. import _mxnet
 from .._arguments import near, whole
 from ..mars import MARSTrainer
-from ..preconditioner import Nystrom
+from ..curvature.preconditioner import Nystrom
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
 from ..schedule import Linear

@@ -47,6 +47,7 @@ class FullGradient(NamedTuple):
     mean: Mean  # in the memory of the pass; over as many entries as a first minibatch has
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
+    compared_loss: float | None  # the mean loss at another point, if that was wanted
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
@@ -63,17 +64,19 @@ def full_gradient(
     workers: Any,
     *,
     keeps_rows: bool,
+    compared: Point | None = None,
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`.
+    This overwrites the live gradients: call it inside `Network.grads_kept`. The losses are also
+    computed at a point to compare with, with the same random numbers if they are locked.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
     weights = list(chain(*network.weights))
     squares = sums_of_squares(weights)
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
     queue: list[Recorded] = []  # minibatches whose losses the device may still compute
-    loss = 0.0  # the sum of those before
+    loss = compared_loss = 0.0  # the sum of those before; that at the other point
     rows: list[tuple[Columns, Recorded, int | None]] = []  # gradients, losses and seed of each
     for number, batch in enumerate(batches):
         inputs, is_first = arguments(batch), number == 0
@@ -82,13 +85,16 @@ def full_gradient(
         with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
-                seed = lock.new_seed() if is_first or looks or keeps_rows else None
+                is_own = is_first or looks or keeps_rows or compared is not None
+                seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
                 if earlier is None:
                     break
                 if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
                     break
+        if compared is not None:  # without a backward, statistics of BatchNorm do not move
+            compared_loss += losses_at(compared, closure, inputs, seed)[1].total
         if is_first:
             network.check_hidden()
             shape = first_shape(inputs, recorded)
@@ -112,16 +118,18 @@ def full_gradient(
     for before, after in zip(squares, sums_of_squares(weights)):
         if not np.allclose(before.asnumpy(), after.asnumpy(), ROUNDING, 0, equal_nan=True):
             raise RuntimeError(ASSIGNED)
-    sums = workers.reach([entries, loss, together, 1, *reached])
+    numbers = entries, loss, together, 1, compared_loss, compared is not None
+    sums = workers.reach([*map(float, numbers), *reached])
     network.sum_everywhere(total, workers.sum)
     together = sums[2] / sums[3] or 1.0  # the same on all workers
     for column in total:
         assign([column], (0, ((together / (sums[0] * scale), 0),)))
     size = norm(total[0]) / together
     mean, mean_loss = Mean(total, together), float(sums[1] / sums[0])
-    reached = [count > 0 for count in sums[4:]]
+    there = float(sums[4] / sums[0]) if sums[5] == sums[3] else None
+    reached = [count > 0 for count in sums[6:]]
     kept = [
         Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
-    return FullGradient(mean, size, mean_loss, reached, int(sums[0]), entries, shape, kept)
+    return FullGradient(mean, size, mean_loss, there, reached, int(sums[0]), entries, shape, kept)

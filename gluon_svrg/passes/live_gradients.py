@@ -153,7 +153,7 @@ class LiveGradients:
             distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
             size = max(norm([then]), self._largest / scale)
             if distance > ROUNDING[_mxnet.dtype_name(now)] * size:
-                method = type(self._method).__name__
+                method = self._method.name
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:

@@ -7,7 +7,8 @@ A trainer calls, in this order::
     terms(batch_index, rows)  before each minibatch: v = a g + b r + k c m
     row(found, batch_index)   when v is computed: what to keep of the minibatch
     next_state(live, ...)     when v is summed over devices and workers
-    before_update()           just before the optimizer moves the weights
+    before_update(following)  just before the optimizer moves the weights
+    after_update()            when it has, or has failed
     moved(live)               after it has moved them: the next state takes effect
 
 Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
@@ -51,6 +52,11 @@ class Method:
     optimizer: Any  # from the trainer, too
     preconditioner: Any = None  # what sets the rate and the momentum of the optimizer, if any
 
+    @property
+    def name(self) -> str:
+        """The name in messages and in files."""
+        return type(self).__name__
+
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
         self.saved_with: tuple[str, ...] = ()  # those without which no file fits
@@ -85,6 +91,12 @@ class Method:
             )
         return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
 
+    def check_coefficient(self, value: Any) -> None:
+        """Raise if the coefficient cannot be set to a value."""
+
+    def check_rate_is_free(self) -> None:
+        """Raise if the learning rate cannot be set."""
+
     #: Whether the method keeps anything that belongs to the parameters' arrays.
     has_state: Any = property(attrgetter("in_objective"))
     #: Whether there is a reference to compare a minibatch's gradient with.
@@ -97,6 +109,10 @@ class Method:
         if self.keeps_mean:
             self.mean = full.mean
         self.in_objective = full.reached
+
+    def refuse(self) -> None:
+        """A refresh goes back to the snapshot: forget what belongs to the last one's minibatches."""
+        self.table, self.taken_at = None, None
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
@@ -129,8 +145,11 @@ class Method:
         """
         return None
 
-    def before_update(self) -> None:
+    def before_update(self, following: Any) -> None:
         """Complete the next state with the weights, just before the optimizer moves them."""
+
+    def after_update(self) -> None:
+        """Undo what `before_update` has changed of the optimizer; it can be called again."""
 
     def moved(self, live: Any) -> None:
         """Let the next state take effect; it can be called again after an interrupt."""

@@ -2,7 +2,7 @@
 
 This package knows no trainer, only parts, each with two methods, or three::
 
-    state()           plain data: numbers, strings, containers, arrays, schedulers, ByParameter
+    state()           plain data: numbers, strings, containers, arrays, ByParameter, SavedObject
     problems(state)   descriptions of what does not fit, if anything can; changes nothing
     assign(state)     takes over the state
 

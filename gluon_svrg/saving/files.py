@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from math import prod
 from pathlib import Path
 from typing import Any, Mapping, Sequence
 
@@ -94,8 +93,7 @@ class StateFiles:
             return states, [was for _, was in sorted(zip(positions, then))]
         if not content.startswith(b"\x80"):
             raise ValueError("it is no file of states, neither of SVRGTrainer nor of gluon.Trainer")
-        entries = sum(max(0, prod(p.shape or [0])) for p in self._parameters)
-        states, optimizer, generation = pickles.loads(content, entries)
+        states, optimizer, generation = pickles.loads(content)
         self._check_origin(generation, self._method)
         found = settings(optimizer, self._parameters)
         return {"optimizer": found, "optimizer_states": {"states": states}}, []

@@ -23,49 +23,38 @@ def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
         is_taken = name in vars(live) or callable(of_class) or hasattr(of_class, "__get__")
         if is_taken and name not in here:
             yield f"{where} has an attribute {name!r} that a {now} cannot have"
-        yield from _differences(value, here.get(name), f"its {name}")
+        if isinstance(value, SavedObject) or is_object(here.get(name)):
+            yield from object_problems(value, here.get(name), f"its {name}")
+        elif _has_object(value):
+            yield f"its {name} contains objects, which this version does not load"
 
 
 def assign_object(saved: SavedObject, live: Any) -> None:
     """Assign attributes in which `object_problems` has found nothing."""
-    here = vars(live)
     for name, value in saved.attributes.items():
-        setattr(live, name, restored(value, here.get(name)))
+        if isinstance(value, SavedObject):  # it is not created, but assigned to the one here
+            assign_object(value, getattr(live, name))
+        else:
+            setattr(live, name, restored(value))
 
 
-def restored(value: Any, live: Any = None) -> Any:
-    """Convert a value of a file for use; objects are not created, but taken from ``live``."""
+def restored(value: Any) -> Any:
+    """Convert a value of a file for use."""
     if isinstance(value, SavedArray):
         if value.kind in ("nd", "np"):
             array = mx.nd.array(np.array(value), dtype=value.dtype)
             return array.as_np_ndarray() if value.kind == "np" else array.tostype(value.stype)
         return np.array(value)[()] if value.kind == "scalar" else np.array(value)
-    if isinstance(value, SavedObject):
-        assign_object(value, live)
-        return live
-    inside = _inside(live)
     if isinstance(value, dict):
-        return {key: restored(item, inside.get(key)) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return type(value)(restored(item, inside.get(n)) for n, item in enumerate(value))
-    return value
+        return {key: restored(item) for key, item in value.items()}
+    return type(value)(map(restored, value)) if isinstance(value, (list, tuple)) else value
 
 
-def _differences(value: Any, live: Any, where: str) -> Iterator[str]:
-    """Describe where a saved object has no counterpart here, or an object here has none."""
-    if isinstance(value, SavedObject) or is_object(live):
-        yield from object_problems(value, live, where)
-    else:
-        then, now = _inside(value), _inside(live)
-        for key in {**then, **now}:
-            yield from _differences(then.get(key), now.get(key), f"{where[:99]}[{key!r:.40}]")
-
-
-def _inside(value: Any) -> dict[Any, Any]:
-    """The items of a container by key or place."""
-    if isinstance(value, (list, tuple)):
-        return dict(enumerate(value))
-    return value if isinstance(value, dict) else {}
+def _has_object(value: Any) -> bool:
+    """Whether there is a saved object in a container."""
+    items = value.values() if isinstance(value, dict) else value
+    is_container = isinstance(value, (dict, list, tuple))
+    return isinstance(value, SavedObject) or (is_container and any(map(_has_object, items)))
 
 
 class Registered:

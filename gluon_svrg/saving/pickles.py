@@ -1,17 +1,17 @@
 """Reading the pickles of `gluon.Trainer.save_states` without running them.
 
 A pickle is a program. Whatever it names is replaced by a stand-in here, which notes what it would
-have been called with; nothing is called or imported.
+have been called with; nothing is called or imported. A crafted pickle can still use up the memory.
 """
 
 from __future__ import annotations
 
 import io
 import pickle
+import pickletools
 import re
 import struct
-from math import prod
-from typing import Any, ClassVar, Iterator
+from typing import Any, Iterator
 
 import numpy as np
 from mxnet.lr_scheduler import LRScheduler
@@ -19,25 +19,26 @@ from mxnet.optimizer import Optimizer
 
 from .values import NOT_SAVED, SavedArray, SavedObject, is_key, saved_array
 
-#: How many bytes the content of a file may take beyond its own length, and a value takes of them.
-_MOST_BYTES, _BYTES_OF_A_VALUE = 2**30, 4000
 #: What makes arrays, by name, with their kind; and what is in these.
 _ARRAYS = {"NDArray": "nd", "RowSparseNDArray": "nd", "ndarray": "np", "_reconstruct": "numpy",
            "scalar": "scalar", "bytearray": "", "dtype": ""}  # fmt: skip
 _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8", 7: "|b1"}
 
 
-def loads(content: bytes, entries: int) -> tuple[dict[Any, Any], SavedObject, str]:
-    """Read the states by index, the optimizer, and the first number of MXNet's version.
-
-    The parameters have so many entries: a sparse state may be as large as that when it is dense.
-    """
+def loads(content: bytes) -> tuple[dict[Any, Any], SavedObject, str]:
+    """Read the states by index, the optimizer, and the first number of MXNet's version."""
     try:
+        # Frames are made anew: where one ends inside an argument, Python's unpickler skips the rest
+        # of the argument, and so runs other operations than those that `genops` lists.
+        content = pickletools.optimize(content)
+        for opcode, code, _ in pickletools.genops(content):
+            if opcode.name.startswith("EXT"):  # for a code that Python knows, no class is looked up
+                raise ValueError(f"it has the code of an extension, {code}, which no MXNet writes")
         found = _Unpickler(io.BytesIO(content)).load()
         is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], _StandIn)
         if not is_pair or "begin_num_update" not in found[1].state:
             raise ValueError("it is a pickle, but not of the states of a gluon.Trainer")
-        states, optimizer = _Reader(_MOST_BYTES + len(content) + 64 * entries).value(found)
+        states, optimizer = map(_value, found)
         return states, optimizer, "2" if "use_fused_step" in found[1].state else "1"
     except Exception as error:
         raise ValueError(f"it is damaged, or not of MXNet: {error!s:.500}") from error
@@ -58,40 +59,8 @@ class _StandIn:
         self.state = state
 
 
-def _checked(code: bytes, hashed: slice) -> Any:
-    """An operation, before which the values on the stack are checked that it would hash."""
-
-    def load(unpickler: Any) -> None:
-        list(map(_key, unpickler.stack[hashed]))
-        _Base.dispatch[code[0]](unpickler)
-
-    return load
-
-
-_Base: Any = pickle._Unpickler
-_KEYS = slice(None, None, 2)
-
-
-class _Unpickler(_Base):
-    """Makes plain containers, and stand-ins for all else.
-
-    Python's own in C hashes keys before anyone can look at them: with nested tuples, that takes
-    forever, or ends the process.
-    """
-
-    dispatch: ClassVar[Any] = {
-        **_Base.dispatch,
-        pickle.SETITEM[0]: _checked(pickle.SETITEM, slice(-2, -1)),
-        pickle.SETITEMS[0]: _checked(pickle.SETITEMS, _KEYS),
-        pickle.DICT[0]: _checked(pickle.DICT, _KEYS),
-        pickle.ADDITEMS[0]: _checked(pickle.ADDITEMS, slice(None)),
-        pickle.FROZENSET[0]: _checked(pickle.FROZENSET, slice(None)),
-        pickle.BYTEARRAY8[0]: None,  # it would take as many bytes as a file says
-    }
-
-    def get_extension(self, code: int) -> None:
-        """Refuse it: Python may remember from elsewhere what a code stands for."""
-        raise ValueError(f"it has the code of an extension, {code}, which MXNet does not write")
+class _Unpickler(pickle.Unpickler):
+    """Makes plain containers, and stand-ins for all else; it refuses persistent ids by itself."""
 
     def find_class(self, module: str, name: str) -> Any:
         """A stand-in for an array, an optimizer or a scheduler, by its name; nothing else."""
@@ -103,12 +72,6 @@ class _Unpickler(_Base):
         return type(name, (_StandIn,), {})
 
 
-def _key(value: Any) -> Any:
-    if not is_key(value):
-        raise ValueError(f"it has a value or key of type {type(value).__name__}")
-    return value
-
-
 def _names(cls: Any) -> Iterator[str]:
     """The names of a class and its subclasses that are already defined."""
     yield cls.__qualname__
@@ -116,74 +79,66 @@ def _names(cls: Any) -> Iterator[str]:
         yield from _names(subclass)
 
 
-class _Reader:
-    """Converts what a pickle has made. What that shares is there many times, so bytes count."""
+def _key(value: Any) -> Any:
+    if not is_key(value):
+        raise ValueError(f"it has a value or key of type {type(value).__name__}")
+    return value
 
-    def __init__(self, bytes_left: int) -> None:
-        self._bytes_left = bytes_left
 
-    def value(self, value: Any) -> Any:
-        """A value of numbers, strings, containers, arrays and objects."""
-        self._count(_BYTES_OF_A_VALUE)
-        if isinstance(value, (list, tuple)):
-            return type(value)(map(self.value, value))
-        if isinstance(value, dict):
-            return {_key(key): self.value(item) for key, item in value.items()}
-        if isinstance(value, (set, frozenset)):
-            return type(value)(map(_key, value))
-        if not isinstance(value, _StandIn):
-            return _key(value)
-        name = type(value).__name__
-        if _ARRAYS.get(name):
-            return self._array(value, _ARRAYS[name])
-        attributes = {key: item for key, item in value.state.items() if key not in NOT_SAVED}
-        return SavedObject(name.rpartition(".")[2], self.value(attributes))
+def _value(value: Any) -> Any:
+    """Convert what a pickle has made to numbers, strings, containers, arrays and objects."""
+    if isinstance(value, (list, tuple, set, frozenset)):
+        return type(value)(map(_value, value))
+    if isinstance(value, dict):
+        return {_key(key): _value(item) for key, item in value.items()}
+    if not isinstance(value, _StandIn):
+        return _key(value)
+    name = type(value).__name__
+    if _ARRAYS.get(name):
+        return _array(value, _ARRAYS[name])
+    attributes = {key: item for key, item in value.state.items() if key not in NOT_SAVED}
+    return SavedObject(name.rpartition(".")[2], _value(attributes))
 
-    def _array(self, made: _StandIn, kind: str) -> SavedArray:
-        if kind in ("nd", "np"):
-            return self._of_mxnet(self._bytes(made.state["handle"]), kind)
-        dtype, *_, content = made.arguments if kind == "scalar" else made.state[2:]
-        shape, in_fortran = ((), False) if kind == "scalar" else made.state[1:4:2]
-        name = dtype.state[1] + dtype.arguments[0]
-        if not re.fullmatch(r"[<>|=][biuf][1248]", name):
-            raise ValueError("it has an array of a dtype that is no number")
-        order: Any = "F" if in_fortran else "C"
-        array: Any = np.ndarray(shape, np.dtype(name), self._bytes(content), order=order)
-        return saved_array(array, kind)
 
-    def _of_mxnet(self, content: bytes, kind: str) -> SavedArray:
-        """An array as MXNet writes it; a sparse one becomes dense. MXNet's own reader can crash."""
-        file = io.BytesIO(content)
+def _array(made: _StandIn, kind: str) -> SavedArray:
+    if kind in ("nd", "np"):
+        return _of_mxnet(_bytes(made.state["handle"]), kind)
+    dtype, *_, content = made.arguments if kind == "scalar" else made.state[2:]
+    shape, in_fortran = ((), False) if kind == "scalar" else made.state[1:4:2]
+    name = dtype.state[1] + dtype.arguments[0]
+    if not re.fullmatch(r"[<>|=][biuf][1248]", name):
+        raise ValueError("it has an array of a dtype that is no number")
+    order: Any = "F" if in_fortran else "C"
+    return saved_array(np.ndarray(shape, np.dtype(name), _bytes(content), order=order), kind)
 
-        def take(layout: str) -> tuple[int, ...]:
-            return struct.unpack(f"<{layout}", file.read(struct.calcsize(f"<{layout}")))
 
-        magic, stype = take("Ii")
-        if magic not in (0xF993FAC9, 0xF993FACA) or stype not in (0, 1):
-            raise ValueError("it has an array in a form that no MXNet from 1.5 to 2.0 writes")
-        if stype:  # MXNet writes this shape before it is known; that of the indices is right
-            take(f"{take('i')[0]}q")
-        shape = take(f"{take('i')[0]}q")
-        dtype = np.dtype(_DTYPES[take("iii")[2]])  # after the device
-        if not stype:
-            return saved_array(np.ndarray(shape, dtype, content, file.tell()), kind)
-        index_dtype = np.dtype(_DTYPES[take("i")[0]])
-        (rows,) = take(f"{take('i')[0]}q")
-        self._count(prod(shape) * dtype.itemsize)
-        dense = np.zeros(shape, dtype)
-        values: Any = np.ndarray((rows, *shape[1:]), dtype, file.read(rows * dense[:1].nbytes))
-        dense[np.ndarray((rows,), index_dtype, file.read())] = values
-        return saved_array(dense, kind, "row_sparse")
+def _of_mxnet(content: bytes, kind: str) -> SavedArray:
+    """An array as MXNet writes it; a sparse one becomes dense. MXNet's own reader can crash."""
+    file = io.BytesIO(content)
 
-    def _bytes(self, value: Any) -> bytes:
-        """Bytes, or those of a bytearray."""
-        found = value.arguments[0] if isinstance(value, _StandIn) else value
-        if type(found) is not bytes:
-            raise ValueError("it has an array without content")
-        self._count(len(found))
-        return found
+    def take(layout: str) -> tuple[int, ...]:
+        return struct.unpack(f"<{layout}", file.read(struct.calcsize(f"<{layout}")))
 
-    def _count(self, size: int) -> None:
-        self._bytes_left -= size
-        if self._bytes_left < 0:
-            raise ValueError("its values would take more than a gigabyte beyond states")
+    magic, stype = take("Ii")
+    if magic not in (0xF993FAC9, 0xF993FACA) or stype not in (0, 1):
+        raise ValueError("it has an array in a form that no MXNet from 1.5 to 2.0 writes")
+    if stype:  # MXNet writes this shape before it is known; that of the indices is right
+        take(f"{take('i')[0]}q")
+    shape = take(f"{take('i')[0]}q")
+    dtype = np.dtype(_DTYPES[take("iii")[2]])  # after the device
+    if not stype:
+        return saved_array(np.ndarray(shape, dtype, content, file.tell()), kind)
+    index_dtype = np.dtype(_DTYPES[take("i")[0]])
+    (rows,) = take(f"{take('i')[0]}q")
+    dense = np.zeros(shape, dtype)
+    values: Any = np.ndarray((rows, *shape[1:]), dtype, file.read(rows * dense[:1].nbytes))
+    dense[np.ndarray((rows,), index_dtype, file.read())] = values
+    return saved_array(dense, kind, "row_sparse")
+
+
+def _bytes(value: Any) -> bytes:
+    """Bytes, or those of a bytearray."""
+    found = value.arguments[0] if isinstance(value, _StandIn) else value
+    if type(found) is not bytes:
+        raise ValueError("it has an array without content")
+    return found

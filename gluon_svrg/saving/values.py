@@ -5,9 +5,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple, Sequence
 
 import numpy as np
-from mxnet.lr_scheduler import LRScheduler
 from mxnet.ndarray import NDArray
-from mxnet.optimizer import Optimizer
 
 from .. import _mxnet
 
@@ -16,6 +14,7 @@ NOT_SAVED = ("param_dict", "sym_info", "allow_np_array", "aggregate_num", "use_f
 MAX_DEPTH = 60  # of containers and objects in one another
 
 _SCALARS = (bool, int, float, str, type(None))
+#: What a file can have; only those of 0.6 have sets.
 _CONTAINERS: dict[str, Any] = {cls.__name__: cls for cls in (list, tuple, set, frozenset)}
 
 
@@ -48,10 +47,8 @@ def by_attributes(value: Any) -> SavedObject:
 
 
 def is_object(value: Any) -> bool:
-    """Whether a value is saved by its attributes: a scheduler, or a callable that has some."""
-    return isinstance(value, (Optimizer, LRScheduler, SavedObject)) or (
-        callable(value) and hasattr(value, "__dict__") and not hasattr(value, "__name__")
-    )
+    """Whether an attribute is saved by its own attributes: a scheduler, and not a function."""
+    return callable(value) and hasattr(value, "__dict__") and not hasattr(value, "__name__")
 
 
 def is_key(value: Any) -> bool:
@@ -81,12 +78,16 @@ def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> 
     if isinstance(value, np.ndarray) and not value.dtype.hasobject:
         array = value if isinstance(value, SavedArray) else value.view(SavedArray)
         arrays.append(np.asarray(array, order="C"))
-        return {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
+        found = {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
+        return {**found, "order": "F"} if array.flags.fnc else found  # sums depend on the layout
     if depth > MAX_DEPTH:
         kind = f"{kind} that contains itself, or is nested more than {MAX_DEPTH} deep"
-    elif is_object(value):
-        kind, pairs = value if isinstance(value, SavedObject) else by_attributes(value)
-        items = [[k, encode(v, arrays, f"{kind}.{k}", depth + 1)] for k, v in pairs.items()]
+    elif isinstance(value, SavedObject):
+        kind, pairs = value
+        items = [
+            [k, encode(by_attributes(v) if is_object(v) else v, arrays, f"{kind}.{k}", depth + 1)]
+            for k, v in pairs.items()
+        ]
         return {"kind": "object", "class": kind, "attributes": items}
     elif isinstance(value, dict) and all(map(is_key, value)):
         items = [
@@ -94,13 +95,13 @@ def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> 
             for key, item in value.items()
         ]
         return {"kind": "parameters" if type(value) is ByParameter else "dict", "items": items}
-    elif type(value) in (list, tuple) or (kind in _CONTAINERS and all(map(is_key, value))):
+    elif type(value) in (list, tuple):
         items = [encode(item, arrays, f"{where}[...]", depth + 1) for item in value]
         return {"kind": kind, "items": items}
     raise TypeError(
         f"{where[:200]} is a {kind}, which cannot be saved. An optimizer, a scheduler or a "
-        "schedule is saved by its attributes: numbers, strings, arrays, and containers of these "
-        "and of schedulers, with numbers and strings as keys."
+        "schedule is saved by its attributes: numbers, strings, None, arrays, schedulers, and "
+        "lists, tuples and dicts of all these but schedulers, with numbers and strings as keys."
     )
 
 
@@ -110,7 +111,8 @@ def decode(encoded: Any, arrays: Sequence[np.ndarray], positions: Sequence[int])
         return encoded
     kind = encoded["kind"]
     if "array" in encoded:
-        return saved_array(arrays[encoded["array"]], kind, encoded["stype"])
+        array = np.asarray(arrays[encoded["array"]], order=encoded.get("order", "C"))
+        return saved_array(array, kind, encoded["stype"])
     if kind in _CONTAINERS:
         return _CONTAINERS[kind](decode(item, arrays, positions) for item in encoded["items"])
     pairs = encoded["attributes" if kind == "object" else "items"]

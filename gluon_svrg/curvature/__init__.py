@@ -1,0 +1,6 @@
+"""Curvature: the preconditioner, and the learning rate and momentum that follow from it.
+
+`nystrom` has the matrix P, `probe` what is measured with mini-batches, `step_size` the controller,
+and `proximal` penalties in the metric of P: all four in NumPy. `direction` applies P on the device,
+and `preconditioner` connects them to the parameters of a trainer.
+"""

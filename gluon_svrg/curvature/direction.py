@@ -1,0 +1,184 @@
+"""The direction on the device, and the products that tell of the curvature, in one call.
+
+::
+
+    v = V / b + (1 - C / b) mu + wd w       C: entries of this mini-batch, b: the most of any
+    d = v - slope,   move = w - s           slope: the full gradient and the decay at the snapshot s
+    solved = P^-1 d = d / rho - T'T d       T: the directions of P, scaled
+    u = P^-1 v = solved + P^-1 slope
+    f = min(1, L d move / d solved)         where d move > 0; else 1: it shortens steps of more
+    f = min(1, bound / |v|)                 without a snapshot, and then P is the identity
+    grads = f u                             or 0, where that is not finite
+
+V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
+corrects mu by its share. Without a snapshot mu is 0. The products are read some steps later, so
+that nothing waits.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from math import prod
+from typing import Any
+
+import mxnet as mx
+import numpy as np
+from mxnet.ndarray import CachedOp, NDArray
+
+from .. import _mxnet
+from ..passes.columns import columns, copy_rows
+from ..passes.network import Network
+from .step_size import Sums
+
+LAG = 4  # steps until their products are read
+SLOTS = LAG + 2  # arrays of products and of d in turn: those that wait, the last, and the next
+
+
+@lru_cache(maxsize=8)
+def _compiled(
+    shapes: tuple[tuple[int, ...], ...],
+    rho: float | None,
+    has_decay: bool,
+    has_snapshot: bool,
+    is_short: bool,
+) -> tuple[CachedOp, list[str]]:
+    """The operator, and the names of its inputs. Without a rho, P is the identity."""
+    F, given = mx.sym, mx.sym.Variable
+
+    def one_row(letter: str) -> Any:
+        rows = [F.reshape(given(f"{letter}{n}"), shape=(1, -1)) for n in range(len(shapes))]
+        return F.concat(*rows, dim=1) if len(rows) > 1 else rows[0]
+
+    def inverse(x: Any) -> Any:
+        if rho is None:
+            return x
+        inside = F.dot(x, given("T"), transpose_b=True)
+        return F.linalg_gemm(inside, given("T"), x, alpha=-1.0, beta=1 / rho)
+
+    weights = one_row("w") if has_decay or has_snapshot else None
+    v = F.broadcast_mul(one_row("g"), given("per_entry"))
+    if is_short:
+        v = F.broadcast_add(v, F.broadcast_mul(given("mu"), given("rest")))
+    if has_decay:
+        v = F.broadcast_add(v, F.broadcast_mul(weights, given("wd")))
+    if has_snapshot:
+        move, d = F.broadcast_sub(weights, given("s")), F.broadcast_sub(v, given("slope"))
+        solved = inverse(d)
+        u = F.broadcast_add(solved, given("solved_slope"))
+        right = F.concat(d, move, given("slope"), given("last_d"), dim=0)
+        sums = F.dot(F.concat(solved, move, dim=0), right, transpose_b=True)
+        squared, _, _, _, along, *_ = F.split(F.reshape(sums, shape=(1, -1)), num_outputs=8, axis=1)
+        along = F.relu(along)
+        factor = F.minimum(F.broadcast_div(F.broadcast_mul(along, given("bound")), squared), 1.0)
+        factor, found = F.where(along, factor, given("one")), [sums, d]
+    else:
+        u = inverse(v)
+        squared = F.dot(v, v, transpose_b=True)
+        factor = F.minimum(F.broadcast_div(given("bound"), F.sqrt(squared)), 1.0)
+        found = [squared]
+    is_finite = F.reshape(squared < float(np.finfo("float32").max), shape=(1,))
+    direction = F.where(is_finite, F.broadcast_mul(u, factor), given("zero"))
+    ends = np.cumsum([0, *map(prod, shapes)]).tolist()
+    parts = [direction]
+    if len(shapes) > 1:
+        parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
+    graph = F.Group([*(F.reshape(x, shape=shape) for x, shape in zip(parts, shapes)), *found])
+    flags = [("static_alloc", True), ("forward_bulk_size", 200)]
+    return CachedOp(graph, flags), graph.list_inputs()
+
+
+class Direction:
+    """The direction of a network, with what stays from step to step."""
+
+    def __init__(self, network: Network, decays: np.ndarray) -> None:
+        self._grads, *self._others = network.live
+        self._weights = columns(network.weights)[0]
+        self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
+        self.given: dict[str, NDArray] = {}
+        self._rho: float | None = None
+        self._has_decay = bool(decays.any())
+        self.upload(wd=decays, zero=0 * decays, one=[1.0])
+
+    def upload(self, rho: float | None = None, **rows: Any) -> None:
+        """Put inputs on the device, vectors or several as rows; copies of this object keep theirs.
+
+        All d are zero after that.
+        """
+        new = {name: self._row(values) for name, values in rows.items()}
+        self.given, self._rho = {**self.given, **new}, rho or self._rho
+        self._calls: dict[Any, Any] = {}
+        self._slot = 0
+        self._d = [self._row(np.zeros(self.given["wd"].shape)) for _ in range(SLOTS)]
+
+    def _row(self, values: Any) -> NDArray:
+        rows = np.atleast_2d(np.asarray(values, self._dtype))
+        return _mxnet.to_ndarray(rows, self._device)
+
+    def d(self, steps_before: int) -> NDArray:
+        """The d of an earlier step: 1 for the last one that was kept."""
+        return self._d[(self._slot - steps_before) % SLOTS]
+
+    def apply(
+        self, entries: float | NDArray, most: float | NDArray, scale: float, bound: float
+    ) -> NDArray:
+        """Overwrite reduced gradients, of so many loss entries, with the direction; its products.
+
+        The gradients are scaled. The entries, and the most of any mini-batch, are numbers, or
+        arrays with one number first. The bound is L, or without a snapshot one of a norm.
+        """
+        vary, has_snapshot = isinstance(entries, NDArray), "s" in self.given
+        is_short = has_snapshot and (vary or entries < most)
+        key = None if vary else (entries, most), scale, bound, self._slot
+        if key not in self._calls:
+            if len(self._calls) > 64:
+                self._calls.clear()
+            self._calls[key] = self._prepared(bound or float(np.finfo("float32").max), is_short)
+            if not vary:
+                self._calls[key][1][:] = 1 / (most * scale)
+                self._calls[key][2][:] = 1 - entries / most
+        call, per_entry, rest, sums, _ = self._calls[key]
+        if isinstance(entries, NDArray) and isinstance(most, NDArray):
+            per_entry[:] = (1 / (most * scale)).as_in_context(self._device)
+            rest[:] = (1 - entries[:1] / most).as_in_context(self._device)
+        call()
+        copy_rows([self._grads] * len(self._others), self._others)
+        return sums
+
+    def replace(self, direction: np.ndarray) -> None:
+        """Overwrite the gradients on all devices with another direction."""
+        ends = np.cumsum([array.size for array in self._grads])[:-1]
+        for array, piece in zip(self._grads, np.split(direction, ends)):
+            array[:] = piece.reshape(array.shape)
+        copy_rows([self._grads] * len(self._others), self._others)
+
+    def _prepared(self, bound: float, is_short: bool) -> tuple[Any, NDArray, NDArray, NDArray, Any]:
+        """A call, with the arrays of its numbers, of its products, and all others."""
+        grads, given, has_snapshot = self._grads, self.given, "s" in self.given
+        shapes = tuple(array.shape for array in grads)
+        kind = self._rho, self._has_decay, has_snapshot, is_short
+        operator, names = _compiled(shapes, *kind)
+        per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
+        arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
+        sums = self._row(np.zeros((2, 4) if has_snapshot else 1))
+        outputs = [*grads, sums]
+        if has_snapshot:
+            arrays["last_d"] = self.d(1)
+            outputs.append(self._d[self._slot])
+        for letter, column in (("g", grads), ("w", self._weights)):
+            arrays.update((f"{letter}{n}", array) for n, array in enumerate(column))
+        inputs = [arrays[name].handle.value for name in names]
+        handles = [array.handle.value for array in outputs]
+        call = _mxnet.prepared(operator, self._device, inputs, handles)
+        return call, per_entry, rest, sums, (arrays, outputs)
+
+    def keep(self) -> None:
+        """The last step was made: the next one compares with it."""
+        self._slot = (self._slot + 1) % SLOTS
+
+
+def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:
+    """The products of a step by their names."""
+    if products.size == 1:
+        return Sums(float(products.ravel()[0]))
+    (squared, _, _, cross), (along, moved, slope, _) = products.tolist()
+    return Sums(squared, cross, along, moved, slope + rise_of_penalty)

@@ -1,0 +1,86 @@
+"""P, an approximation of the Hessian H from its products with a few vectors [1]_.
+
+::
+
+    Y = H Q,   Y (Q'Y)^-1 Y' = U S U',   P = U S U' + rho I,   P^-1 v = v / rho + U b U'v
+
+Q has random orthonormal columns. rho stands for the curvature in all other directions.
+
+Later P learns from single rows of the data that the sketch has not seen. The gradient difference
+d of a step with such a row has a large secant. P + d d' / (L d'(w - s)) has one of at most L there.
+
+.. [1] Z. Frangella, P. Rathore, S. Zhao and M. Udell, "PROMISE: Preconditioned Stochastic
+   Optimization Methods by Incorporating Scalable Curvature Estimates", JMLR 25(346), 2024.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Sequence
+
+import numpy as np
+
+ENTRIES_PER_DIRECTION = 10  # of a sketch, for each effective direction where P has all of them
+ROUNDING = 10  # of the products Y, in units of their dtype's rounding
+
+
+class NystromApproximation(NamedTuple):
+    """P = U S U' + rho I. The vectors of U are in rows, here and in all of this package."""
+
+    U: np.ndarray  # orthonormal directions
+    S: np.ndarray  # the curvature along each, above rho
+    rho: float  # the curvature in all other directions
+
+    def product(self, v: np.ndarray) -> np.ndarray:
+        """Multiply a vector by P."""
+        return self.rho * v + (self.S * (self.U @ v)) @ self.U
+
+    def apply_inverse(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
+        """Multiply a vector by a power of the inverse of P."""
+        return v * self.rho**-power + (self.inverse_factors(power) * (self.U @ v)) @ self.U
+
+    def inverse_factors(self, power: float = 1.0) -> np.ndarray:
+        """The eigenvalues of the power of the inverse along U, less that of all others."""
+        return (self.S + self.rho) ** -power - self.rho**-power
+
+    def with_rows(self, rows: Sequence[np.ndarray]) -> NystromApproximation:
+        """P + sum of row' row, by the singular values of a matrix with one row more for each."""
+        if not len(rows):
+            return self
+        roots = np.vstack([self.U * np.sqrt(self.S)[:, None], *rows])
+        _, sizes, U = np.linalg.svd(roots, full_matrices=False)
+        return NystromApproximation(U, sizes**2, self.rho)
+
+
+def nystrom(
+    Q: np.ndarray, Y: np.ndarray, entries: float, decay: float, eps: float
+) -> tuple[NystromApproximation, bool]:
+    """P from the mean of the products over some loss entries, and whether rounding limits rho.
+
+    Curvature below zero counts as zero. Without weight decay, rho follows from how much so few
+    entries can tell. Where P has fewer directions than there are weights, rho is the mean curvature
+    that an entry adds: it stands for what is unknown. Where P has all directions, it leaves as many
+    effective ones, sum S / (S + rho), as the entries can tell.
+    """
+    values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
+    rounding = ROUNDING * eps * float(np.linalg.norm(Y, 2))
+    shift = max(rounding, -1.1 * float(values[0]))
+    root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
+    _, sizes, U = np.linalg.svd(root, full_matrices=False)
+    S = np.maximum(sizes**2 - shift, 0)
+    if len(S) < Q.shape[1]:
+        floor = max(float(S[-1]), float(S.sum()) / entries)
+    else:
+        floor = _damping(S, entries / ENTRIES_PER_DIRECTION)
+    rho = max(decay + floor, shift, 1e-14 * float(S[0]))
+    return NystromApproximation(U, S, rho), rho == rounding
+
+
+def _damping(S: np.ndarray, effective: float) -> float:
+    """The rho for which sum S / (S + rho) is the number of effective directions; or 0."""
+    low, high = 1e-16 * float(S[0]), float(S.sum())
+    if (S > 0).sum() <= effective:
+        return 0.0
+    for _ in range(60):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if (S / (S + middle)).sum() > effective else (low, middle)
+    return high

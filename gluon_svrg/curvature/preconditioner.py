@@ -1,0 +1,652 @@
+"""A preconditioner of a trainer: the controller, with the arrays of the parameters on the device.
+
+The trainer asks it four things: is there something to measure in this step; what becomes of the
+reduced gradient; may a refresh take this snapshot; and what follows from one.
+"""
+
+from __future__ import annotations
+
+from copy import copy
+from dataclasses import dataclass
+from math import inf, prod
+from typing import Any, Callable, Iterator, NamedTuple
+
+import numpy as np
+import mxnet as mx
+from mxnet.ndarray import NDArray
+
+from .. import _arguments, _mxnet, saving
+from ..passes import states
+from ..passes.closure import Loss
+from ..passes.columns import vector
+from ..passes.estimate import differentiate
+from ..passes.full_pass import NOT_FINITE, FullGradient
+from ..passes.network import Network
+from ..passes.points import Point
+from ..passes.watch import warn
+from .direction import LAG, SLOTS, Direction, as_sums
+from .nystrom import NystromApproximation
+from .probe import Probe
+from .proximal import Penalty, proximal_point, values_needed
+from .step_size import DEFAULT, StepSizeController, Sums
+
+LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
+TINY = 1e-300
+VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_z")  # of all weights, in rows
+#: What a controller has of these kinds.
+TUPLES: dict[str, Any] = {"P": NystromApproximation, "probe": Probe}
+#: Attributes of the controller by their names in files of version 0.6.
+NAMES_IN_0_6 = {
+    "probe": "job",
+    "probes": "measurements",
+    "noise_budget": "trust",
+    "rollbacks": "backs",
+    "L_at_reset": "before",
+    "secant_sum": "along",
+    "loss_increases": "rises",
+    "epoch_length": "planned",
+    "resketch_at": "again",
+}
+
+LEFT_OUT = (
+    "The gradient of a mini-batch is not finite (NaN or infinity), and its step was left out. Are "
+    "the data finite? Further ones are left out without a warning; after four in a row the weights "
+    "go back to the snapshot."
+)
+FEW_STEPS = (
+    "An epoch has {steps:.3g} steps, and a preconditioner needs {least} or more to learn the "
+    "curvature. Use mini-batches of about {best} loss entries, a 32nd of the data."
+)
+NEEDS_COEFFICIENT = (
+    "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."
+)
+UNITS = (
+    "The curvature along some weights is below the rounding of {dtype}, so they move slowly. Are "
+    "there inputs in units of very different sizes? Standardize them: subtract the mean of each, "
+    "and divide by its standard deviation. Or cast the network and the data to float64."
+)
+
+
+@dataclass(frozen=True)
+class Nystrom:
+    """A preconditioner that learns the curvature of the loss from gradients [1]_.
+
+    An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
+    the Hessian, as differences of gradients of the closure: in the first two steps, and in the
+    first ones after the first refresh, with about a quarter of the data.
+
+    Parameters
+    ----------
+    rank : int, default 50
+        How many directions it knows, at most: fewer where there are few weights or loss entries. It
+        keeps so many times the parameters' memory. With 0 it sets the rate and the momentum alone.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``rank`` is no whole number, or is negative.
+
+    References
+    ----------
+    .. [1] Z. Frangella, P. Rathore, S. Zhao and M. Udell, "PROMISE: Preconditioned Stochastic
+       Optimization Methods by Incorporating Scalable Curvature Estimates", JMLR 25(346), 2024.
+
+    Examples
+    --------
+    >>> from gluon_svrg import Nystrom
+    >>> Nystrom(rank=20)
+    Nystrom(rank=20)
+    """
+
+    rank: int = 50
+
+    def __post_init__(self) -> None:
+        _arguments.whole(self.rank, "rank", 0)
+
+
+class Step(NamedTuple):
+    """A step whose direction is known."""
+
+    products: NDArray  # on the device, see `direction`
+    rise_of_penalty: float  # above that of the snapshot
+    entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
+    most: Any  # the most of any since the refresh
+    scale: float  # of the gradients
+    z: np.ndarray | None  # the proximal point, where there are penalties
+
+
+class Preconditioner:
+    """The controller of a `Nystrom`, and what it needs to know of a trainer's parameters."""
+
+    def __init__(self, method: Any, rank: int, operators: Any) -> None:
+        self.controller, self._method, self._operators = StepSizeController(rank), method, operators
+        self._direction: Any = None  # known when it is bound
+        self.start: Point | None = None  # the weights before the first step, until a refresh
+        self.per_sample: float | None = None  # loss entries of a sample; known at the first update
+        self._pending: list[Step] = []  # the last steps, not read yet
+        self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
+        self._last_z: np.ndarray | None = None
+        self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
+        self._rounding = 0.0  # of squared moves
+        self._wd: float | None = None  # the optimizer's, during an update
+        self._warned: set[str] = set()  # shared by all copies
+
+    _network = property(lambda self: self._method.network)
+    _optimizer = property(lambda self: self._method.optimizer)
+
+    @property
+    def _sizes(self) -> list[int]:
+        """Of the trainable parameters."""
+        return [prod(p.shape) for p in states.parameters(self._network).values()]
+
+    def bind(self, method: Any) -> None:
+        """Bind to new arrays of the parameters; raise if they cannot be one vector."""
+        network, self._method = method.network, method
+        if method.point is None:  # all that was learned belongs to other arrays
+            fresh = Preconditioner(method, self.controller.rank, self._operators)
+            vars(self).update(vars(fresh), _warned=self._warned)
+        self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
+        self.penalty = Penalty(self._operators, network.trainable)
+        self._set_scale(self.per_sample)
+        if method.point is None:
+            self.controller.begin(len(self.decays))
+
+    def _set_scale(self, per_sample: float | None) -> None:
+        """Divide decays and penalties, which belong to a sample, by the loss entries of one."""
+        self.per_sample = per_sample
+        self.decays = self._checked_decays()
+        self.penalty.factor = 1 / (per_sample or 1.0)
+        self._direction = Direction(self._network, self.decays)
+        self._upload()
+
+    def _checked_decays(self) -> np.ndarray:
+        """The weight decay of each weight; raise if the parameters cannot be one vector."""
+        _check_parameters(self._network)
+        decays = [self._optimizer.wd * p.wd_mult for p in self._network.trainable]
+        wide = np.asarray(decays, "float32").astype("float64") / (self.per_sample or 1.0)
+        return np.repeat(wide, self._sizes)
+
+    def check_decays(self) -> None:
+        """Raise a ValueError if the weight decay is another one than that of the last steps."""
+        if (self._checked_decays() != self.decays).any():
+            raise ValueError(
+                "The weight decay has changed, and with it the loss whose curvature the "
+                "preconditioner knows. Call discard_snapshot() after such a change."
+            )
+
+    def _upload(self) -> None:
+        """Give the device what was learned, and the snapshot."""
+        upload, P = self._direction.upload, self.controller.P
+        if P is not None:
+            upload(P.rho, T=np.sqrt(-P.inverse_factors())[:, None] * P.U)
+        self._snapshot, self.controller.squared = None, None
+        if self._method.point is not None:
+            s, mu = self._weights(self._method.point), self._method.mean.vector()
+            slope = mu + self.decays * s
+            solved_slope = self.controller.apply_inverse(slope)
+            upload(s=s, mu=mu, slope=slope, solved_slope=solved_slope)
+            self._snapshot = s, slope, self.penalty.value(s)
+            self._rounding = (DEFAULT.move_rounding * self._eps) ** 2 * float(s @ s)
+
+    def _weights(self, there: Any) -> np.ndarray:
+        """The weights of a network or of a point. Waits for them."""
+        return vector(row[0] for row in there.weights)
+
+    def _objective(self, mean_loss: float, there: Any) -> float:
+        """The mean loss with the weight decay and the penalties."""
+        with np.errstate(over="ignore", invalid="ignore"):  # of weights far away
+            w = self._weights(there)
+            return mean_loss + float(self.decays @ w**2) / 2 + self.penalty.value(w)
+
+    def _warn_once(self, message: str, **values: Any) -> None:
+        if message not in self._warned:
+            self._warned.add(message)
+            warn(message.format(**values))
+
+    # --- is there something to measure in this step? ---------------------------------------------
+
+    def measure(self, closure: Callable[[], Loss], seed: int, workers: Any) -> int:
+        """Measure with a mini-batch, inside `Network.grads_kept`; the entries differentiated."""
+        network, controller, P = self._network, self.controller, self.controller.P
+        if self.start is None and not controller.refreshes:
+            self.start = Point.copied(network, frozen=True)
+        point, ends = Point.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
+        differentiated = 0
+
+        def mean_gradient(weights: np.ndarray) -> tuple[np.ndarray, float]:
+            nonlocal differentiated
+            for row, piece in zip(point.weights, np.split(weights, ends)):
+                for array in map(_mxnet.classic, row):
+                    array[:] = piece.reshape(array.shape)
+            recorded, _ = differentiate(point, closure, (), seed, 1.0)
+            differentiated += recorded.entries
+            (entries,) = workers.sum_numbers([recorded.entries])
+            network.sum_everywhere(network.live, workers.sum_arrays)
+            return vector(network.live[0]) / max(entries, 1.0), entries
+
+        if controller.measure(mean_gradient, self._weights(network), self.decays, self._eps):
+            self._warn_once(UNITS, dtype=_mxnet.dtype_of(network.trainable[0]))
+        if controller.P is not P:
+            self._forget_steps()
+        return differentiated
+
+    def _forget_steps(self) -> None:
+        """P has changed, and with it the products of the last steps."""
+        self._pending = []
+        self._upload()
+
+    def read(self, *, is_refresh: bool = False) -> None:
+        """Learn from all steps but the last ones; at a refresh from all."""
+        lag = 0 if is_refresh or self.controller.epoch_length < LEAST_STEPS else LAG
+        while len(self._pending) > lag:
+            step, *self._pending = self._pending
+            sums = as_sums(step.products.asnumpy(), step.rise_of_penalty)
+            if self.controller.is_outlier(sums):
+                d = self._direction.d(len(self._pending) + 1).asnumpy().ravel()
+                self.controller.learn(d.astype("float64"), sums)
+                self._forget_steps()
+            else:
+                self.controller.read(sums, self._rounding)
+                if self.controller.failures:
+                    self._warn_once(LEFT_OUT)
+
+    def roll_back(self) -> None:
+        """Slow down; the weights are those of the snapshot again, or of the start."""
+        self._pending, self._last_z = [], None
+        self.controller.roll_back(len(self.decays))
+
+    # --- what becomes of the reduced gradient? ---------------------------------------------------
+
+    def apply(self, entries: float | NDArray, scale: float) -> Step:
+        """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
+        is_number = not isinstance(entries, NDArray)
+        most = max(entries, self._most) if is_number else mx.nd.maximum(entries[:1], self._most)
+        products = self._direction.apply(entries, most, scale, self.controller.step_bound)
+        z, rise = None, 0.0
+        if self.penalty and self.controller.rate:
+            z, rise = self._proximal(as_sums(products.asnumpy()))
+        return Step(products, rise, entries, most, scale, z)
+
+    def _proximal(self, sums: Sums) -> tuple[np.ndarray | None, float]:
+        """Replace the direction by that of the proximal gradient; its point, and h(w) - h(s)."""
+        controller, w = self.controller, self._weights(self._network)
+        u, rate = vector(self._network.live[0]), float(np.float32(controller.rate))
+        factor, at_snapshot = sums.shortened(controller.step_bound, bool(self._snapshot)), 0.0
+        if not np.isfinite(factor):
+            return None, 0.0
+        P, penalty = controller.P, self.penalty
+        z = proximal_point(w - rate * u, rate * factor, P, penalty, w)
+        self._direction.replace((w - z) / rate)
+        if self._snapshot:
+            at_snapshot = self._snapshot[2]
+        return z, penalty.value(w) - at_snapshot
+
+    def before_update(self, step: Step) -> None:
+        """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
+        optimizer, controller = self._optimizer, self.controller
+        if self.per_sample is None:
+            self._learn_scale(step)
+        self._wd = optimizer.wd
+        self.set_rate_and_momentum()
+        optimizer.rescale_grad, optimizer.wd = 1.0, 0.0
+
+    def after_update(self) -> None:
+        """Give the optimizer its weight decay back, also where the update has failed."""
+        if self._wd is not None:
+            self._optimizer.wd, self._wd = self._wd, None
+
+    def set_rate_and_momentum(self) -> None:
+        """Those of the next step."""
+        self._optimizer.lr = self.controller.rate
+        self._optimizer.momentum = self.controller.momentum
+
+    def _learn_scale(self, step: Step) -> None:
+        """From the first update, in which no weight moves: the batch size says what a sample is."""
+        entries = float(np.ravel(getattr(step.entries, "asnumpy", lambda: step.entries)())[0])
+        per_sample = entries * self._optimizer.rescale_grad * step.scale
+        if not per_sample:
+            return
+        if abs(per_sample - 1) < 1e-6:
+            self.per_sample = 1.0
+            return
+        controller, point = self.controller, self._method.point
+        self._set_scale(per_sample)
+        controller.begin(len(self.decays), controller.entries)  # 0 before a refresh
+        if point is not None:
+            controller.loss = controller.first_loss = self._objective(controller.mean_loss, point)
+
+    def commit(self, step: Step) -> None:
+        """A step was made: keep what it tells, once; an interrupt can repeat this."""
+        z = self._last_z if step.z is None else step.z
+        self._settle(z)
+        if not any(step is each for each in self._pending):
+            self._pending = [*self._pending, step]
+            self.controller.steps += 1
+            self._most, self._last_z = step.most, z
+            self._direction.keep()
+
+    def _settle(self, z: np.ndarray | None) -> None:
+        """Put weights inside their bounds; those are 0 that z has as 0 for the second time.
+
+        With momentum, the weights are beside z.
+        """
+        zeros = None if z is None or self._last_z is None else (z == 0) & (self._last_z == 0)
+        for parameter, part in zip(self.penalty.parameters, self.penalty.parts):
+            weights = list(map(_mxnet.classic, _mxnet.data(parameter)))
+            if part.operator.is_projection:
+                for weight in weights:
+                    part.operator(weight, 0.0).copyto(weight)
+            elif zeros is not None and zeros[part.place].any():
+                kept = 1 - zeros[part.place].reshape(part.shape).astype(part.dtype)
+                for weight in weights:
+                    weight *= _mxnet.to_ndarray(kept, _mxnet.device_of(weight))
+
+    # --- may a refresh take this snapshot? -------------------------------------------------------
+
+    def compared_at(self, draws: bool) -> Point | None:
+        """Where a refresh computes the loss, too: where that at the snapshot is not comparable.
+
+        Or at the start. A closure that draws random numbers has other losses at each refresh.
+        """
+        if self._snapshot is None:
+            return self.start
+        controller = self.controller
+        is_needed = draws or controller.is_refused or controller.data_changed
+        return self._method.point if is_needed else None
+
+    def accepts(self, full: FullGradient, draws: bool) -> bool:
+        """Whether a refresh may take a snapshot; False if the weights must go back.
+
+        A rise of the loss is one on the same data, with the same random numbers. Where the data
+        have changed, the weights as they are become the snapshot.
+        """
+        controller, point = self.controller, self._method.point or self.start
+        if point is None:
+            return True  # there is no way back
+        if controller.has_diverged or not np.isfinite(self._weights(self._network)).all():
+            self._note_start(full)
+            return False
+        if not np.isfinite(full.norm + full.mean_loss):
+            raise FloatingPointError(NOT_FINITE)
+        self._note_start(full)
+        loss, known = self._objective(full.mean_loss, self._network), controller.loss
+        controller.data_changed = False
+        if self._snapshot is None:
+            known = controller.first_loss
+        else:
+            changed = full.all_entries != (controller.entries or full.all_entries)
+            if full.compared_loss is not None:
+                now = self._objective(full.compared_loss, point)
+                changed |= not draws and abs(now - known) > DEFAULT.same_data * abs(known)
+                known = now
+            if changed or (draws and controller.is_refused):
+                controller.data_changed = changed
+                return True
+        return loss <= known + DEFAULT.loss_rounding * self._eps * abs(known)
+
+    def _note_start(self, full: FullGradient) -> None:
+        """The loss at the start, above which a training must not end."""
+        if self._snapshot is None and full.compared_loss is not None:
+            self.controller.first_loss = self._objective(full.compared_loss, self.start)
+            self.controller.mean_loss = full.compared_loss
+
+    # --- what follows from a refresh? ------------------------------------------------------------
+
+    def refreshed(self, method: Any, full: FullGradient) -> Preconditioner:
+        """What follows from a new snapshot of a method; this object stays as it is."""
+        new = copy(self)
+        new.controller, new._direction = copy(self.controller), copy(self._direction)
+        new.start, new._pending, controller, new._method = None, [], new.controller, method
+        new._upload()
+        loss, (s, slope, _) = self._objective(full.mean_loss, method.point), new._snapshot
+        ratio = None
+        if self._snapshot is None:
+            if self.start is None:  # this is the start
+                controller.resketch_at, controller.first_loss = DEFAULT.resketch_at, loss
+        elif controller.data_changed:
+            controller.first_loss, controller.loss = inf, loss
+        else:
+            if controller.first_loss == inf:
+                controller.first_loss = controller.loss
+            last, last_slope, _ = self._snapshot
+            if (s != last).any():  # without a step, nothing has been learned
+                slopes = (
+                    float(self.penalty.least_subgradient(w, g) @ (s - last))
+                    for w, g in ((s, slope), (last, last_slope))
+                )
+                ratio = next(slopes) / min(next(slopes), -TINY)
+        controller.loss, controller.mean_loss = min(loss, controller.loss), full.mean_loss
+        controller.entries, controller.is_refused = full.all_entries, False
+        controller.refresh(len(s), ratio)
+        return new
+
+    def end_epoch(self) -> dict[str, float]:
+        """Count steps anew, after a refresh; a part of a line of `history`."""
+        controller = self.controller
+        rollbacks, controller.rollbacks = controller.rollbacks, 0
+        controller.epoch_length, controller.steps = controller.steps, 0
+        most, self._most = self._most, 0.0
+        most = float(most.asscalar() if isinstance(most, NDArray) else most)
+        if most and controller.entries and controller.entries < LEAST_STEPS * most:
+            steps, best = controller.entries / most, max(controller.entries // BEST_STEPS, 1)
+            self._warn_once(FEW_STEPS, steps=steps, least=LEAST_STEPS, best=best)
+        return {
+            "learning_rate": controller.rate,
+            "momentum": controller.momentum,
+            "objective": min(controller.loss, controller.first_loss),
+            "curvature": controller.L,
+            "noise": controller.N,
+            "went_back": rollbacks,
+        }
+
+    # --- a part of a file ------------------------------------------------------------------------
+
+    def state(self) -> dict[str, Any] | None:
+        """All that was learned, with vectors by parameter; None before the first step."""
+        if self._direction is None:
+            return None
+        start, most = self.start, self._most
+        pending = [
+            {"products": step.products.asnumpy(), "rise": step.rise_of_penalty}
+            for step in self._pending
+        ]
+        ring = np.concatenate([self._direction.d(n + 1).asnumpy() for n in range(SLOTS - 1)])
+        return {
+            **{name: self._saved(name, value) for name, value in vars(self.controller).items()},
+            "pending": pending,
+            "ring": self._saved("ring", ring if self._snapshot else None),
+            "start": start and states.point_state(self._network, start),
+            "per_sample": self.per_sample,
+            "most": most.asnumpy() if isinstance(most, NDArray) else most,
+            "last_z": self._saved("last_z", self._last_z),
+        }
+
+    def _saved(self, name: str, value: Any) -> Any:
+        """A value as plain data, with vectors in pieces by parameter."""
+        if isinstance(value, (NystromApproximation, Probe)):
+            return {key: self._saved(key, each) for key, each in value._asdict().items()}
+        if name not in VECTORS or value is None:
+            return value
+        pieces = np.split(value, np.cumsum(self._sizes)[:-1], axis=-1)
+        return states.by_number(self._network, pieces)
+
+    def _restored(self, name: str, value: Any) -> Any:
+        """The inverse of `_saved`; an exception where that cannot be."""
+        if isinstance(value, saving.ByParameter):
+            return np.concatenate(states.in_order(self._network, value), axis=-1)
+        if isinstance(value, dict):
+            return TUPLES[name](**{key: self._restored(key, each) for key, each in value.items()})
+        return value
+
+    def _learned(self, state: dict[str, Any]) -> StepSizeController:
+        """The controller of a state; an exception where that cannot be."""
+        found = StepSizeController(self.controller.rank)
+        for name in vars(found):
+            setattr(found, name, self._restored(name, state[name]))
+        return found
+
+    def problems(self, state: dict[str, Any]) -> Iterator[str]:
+        """Tell why a state cannot be assigned; so does an exception, as where a part is missing."""
+        if not all(map(_mxnet.has_data, self._network.parameters)):
+            return  # it is asked again when they are initialized
+        state = _of_this_version(state)
+        self._learned(state)
+        names = ("pending", "ring", "start", "per_sample", "most", "last_z")
+        _, ring, start, _, _, last_z = (state[name] for name in names)
+        for name, value in (("ring", ring), ("last_z", last_z)):
+            self._restored(name, value)
+        if start is not None:
+            parameters = states.parameters(self._network)
+            yield from saving.array_problems(start["weights"], "start", parameters)
+
+    def assign(self, state: dict[str, Any]) -> None:
+        """Take over a state, after that of the method."""
+        state = _of_this_version(state)
+        self.controller, start = self._learned(state), state["start"]
+        self.start = start and states.to_point(self._network, **start)
+        self._set_scale(state["per_sample"])
+        self.controller.squared = state["squared"]
+        if state["ring"] is not None:
+            for n, d in enumerate(self._restored("ring", state["ring"])):
+                self._direction.d(n + 1)[:] = d
+        most = state["most"]
+        self._most = mx.nd.array(most, dtype=most.dtype) if isinstance(most, np.ndarray) else most
+        self._last_z = self._restored("last_z", state["last_z"])
+        self._pending = [
+            Step(mx.nd.array(x, dtype=x.dtype), each["rise"], None, None, 1.0, None)
+            for each in state["pending"]
+            for x in [each["products"]]
+        ]
+
+
+def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
+    """A state with the names of this version, and what version 0.6 had not."""
+    if "job" not in state:
+        return state
+    last_d = state["last_d"]
+    new = {
+        "ring": last_d,
+        "pending": [{"products": products, "rise": 0.0} for products in state["pending"]],
+        "per_sample": 1.0,
+        "most": 0.0,
+        "last_z": None,
+    }
+    new.update({name: state[was] for name, was in NAMES_IN_0_6.items()})
+    added = vars(StepSizeController(0)).keys() - state.keys() - new.keys()
+    defaults = {name: getattr(StepSizeController(0), name) for name in added}
+    return {**state, **defaults, **new}
+
+
+class Preconditioned:
+    """What a preconditioner changes of `SVRG`, in front of that class."""
+
+    moves = replaces_grads = needs_closure = True
+    name = "SVRG"
+    network: Any
+    optimizer: Any
+
+    def __init__(self, coefficient: Any, preconditioner: Nystrom) -> None:
+        super().__init__(coefficient)  # type: ignore[call-arg]
+        if not isinstance(preconditioner, Nystrom):
+            kind = type(preconditioner).__name__
+            raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
+        self.preconditioner = Preconditioner(self, preconditioner.rank, {})
+        self.settings = self.saved_with = (repr(preconditioner),)
+
+    def check_arguments(
+        self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
+    ) -> None:
+        """Raise unless the preconditioner can set rate and momentum of the optimizer."""
+        check_arguments(optimizer, settings, compression_params)
+        self.check_coefficient(self.coefficient.state()["schedule"])
+
+    def take_operators(self, operators: Any) -> None:
+        """Let penalties and bounds be a part of the direction."""
+        values_needed(operators.values())
+        self.preconditioner = Preconditioner(self, self.preconditioner.controller.rank, operators)
+        self.preconditioner.set_rate_and_momentum()  # without a momentum, its states do not fit
+
+    def check_coefficient(self, value: Any) -> None:
+        """Raise a ValueError for another coefficient than 1."""
+        if value != 1:
+            raise ValueError(NEEDS_COEFFICIENT)
+
+    def check_rate_is_free(self) -> None:
+        """Raise a RuntimeError: the learning rate is not the user's."""
+        raise RuntimeError(
+            "The preconditioner sets the learning rate, anew at each refresh. Leave "
+            "set_learning_rate() out, or the preconditioner."
+        )
+
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Any:
+        """As for SVRG; while a refused refresh has left no table, from two gradients."""
+        if self.table is None and self.preconditioner.controller.is_refused:
+            batch_index = None
+        return super().terms(batch_index, rows)
+
+    def refuse(self) -> None:
+        super().refuse()
+        self.preconditioner.controller.is_refused = True
+
+    def bind(self) -> None:
+        super().bind()
+        self.preconditioner.bind(self)
+
+    def discard(self) -> None:
+        """Forget the snapshot, and what the preconditioner has learned."""
+        super().discard()
+        self.take_operators(self.preconditioner._operators)
+
+    def refresh(self, full: FullGradient) -> None:
+        super().refresh(full)
+        self.preconditioner = self.preconditioner.refreshed(self, full)
+
+    def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
+        """Replace the reduced gradients by the direction; what was learned from them."""
+        return self.preconditioner.apply(entries, scale)
+
+    def before_update(self, step: Step) -> None:
+        self.preconditioner.before_update(step)
+
+    def after_update(self) -> None:
+        self.preconditioner.after_update()
+
+    def moved(self, live: Any) -> None:
+        """Keep what was learned; an interrupt can repeat this."""
+        self.preconditioner.commit(live.following)
+
+
+def _check_parameters(network: Network) -> None:
+    """Raise if the gradients of all parameters cannot be one vector with one rate."""
+    dtypes = sorted({_mxnet.dtype_of(p) for p in network.trainable})
+    if dtypes not in (["float32"], ["float64"]):
+        raise TypeError(
+            "A preconditioner needs parameters of one dtype, float32 or float64, got "
+            f"{' and '.join(dtypes)}. Cast the network, or leave the preconditioner out."
+        )
+    for parameter in network.trainable:
+        if parameter.lr_mult != 1 or _mxnet.is_sparse(parameter):
+            raise ValueError(
+                f"{parameter.name} is sparse or has an lr_mult, and a preconditioner moves all "
+                "parameters together. Change that, or leave the preconditioner out."
+            )
+
+
+def check_arguments(optimizer: Any, settings: Any, compression_params: Any) -> None:
+    """Raise unless a preconditioner can set the pace of an optimizer."""
+    cls, given = _mxnet.class_of(optimizer), dict(settings or {})
+    if cls not in _mxnet.PLAIN_OPTIMIZERS:
+        name = optimizer if cls is None else cls.__name__
+        raise ValueError(
+            f"A preconditioner needs the optimizer 'nag' or 'sgd', got {name}: others scale the "
+            "direction once more."
+        )
+    default = cls()
+    for name, attribute in (("learning_rate", "lr"), ("momentum", "momentum")):
+        own = getattr(optimizer, attribute, None)
+        if name in given or own not in (None, getattr(default, attribute)):
+            raise ValueError(f"A preconditioner sets the {name} itself. Leave {name} out.")
+    given.update(compression_params=compression_params)
+    for name in ("lr_scheduler", "clip_gradient", "compression_params"):
+        if given.get(name) or getattr(optimizer, name, None):
+            raise ValueError(f"A preconditioner does not work with {name}. Leave one of them out.")

@@ -1,0 +1,159 @@
+"""Penalties in the metric of P: the proximal gradient is the direction [1]_.
+
+The objective is F(w) + h(w), and h has a proximal operator. With the weights w, the direction
+u = P^-1 v and the step t, the optimizer gets (w - z) / t in place of u::
+
+    x = w - t u,    z = argmin  (z - x)'P(z - x) / 2 + t h(z)
+
+With momentum this is FISTA's step, z its iterate and w the point beside it. As P = U S U' + rho I,
+z is the Euclidean operator at x - R'b / rho, where R = S^1/2 U and b = R (z - x): as many equations
+as U has rows, which a semismooth Newton method solves in two or three iterations.
+
+.. [1] S. Becker, J. Fadili and P. Ochs, "On Quasi-Newton Forward-Backward Splitting: Proximal
+   Calculus and Convergence", SIAM Journal on Optimization 29(4), 2019.
+"""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, Iterable, NamedTuple, Sequence
+
+import mxnet as mx
+import numpy as np
+
+from .. import _mxnet, prox
+from .nystrom import NystromApproximation
+
+TOLERANCE = 1e-3  # of b, relative to its norm
+MOST_ITERATIONS = 30
+TINY = 1e-300
+
+
+class Part(NamedTuple):
+    """The weights of one parameter, and their operator."""
+
+    operator: prox.Prox
+    place: slice  # in vectors of all weights
+    shape: tuple[int, ...]
+    device: Any
+    dtype: str
+
+    @property
+    def is_ours(self) -> bool:
+        """Whether the operator takes arrays of NumPy, and has a derivative."""
+        return type(self.operator).__module__ == prox.__name__
+
+    def __call__(self, weights: np.ndarray, step: float) -> np.ndarray:
+        """The operator, of an array in the parameter's shape."""
+        if self.is_ours:
+            return self.operator(weights, step)  # type: ignore[arg-type, return-value]
+        return self.operator(self._on_device(weights), step).asnumpy().astype("float64")
+
+    def derivative(
+        self, weights: np.ndarray, result: np.ndarray, step: float, directions: np.ndarray
+    ) -> np.ndarray:
+        """Directions, along the first axis, times the derivative of the operator."""
+        if self.is_ours:
+            return self.operator._derivative(weights, result, step, directions)
+        h = float(np.finfo(self.dtype).eps) ** 0.5 * (1 + np.abs(weights).max())
+        return np.stack([(self(weights + h * each, step) - result) / h for each in directions])
+
+    def value(self, weights: np.ndarray) -> float:
+        """The penalty."""
+        found: Any = self.operator.value(weights if self.is_ours else self._on_device(weights))
+        return float(found.asnumpy().item() if hasattr(found, "asnumpy") else found)
+
+    def _on_device(self, weights: np.ndarray) -> Any:
+        return mx.nd.array(weights, ctx=self.device, dtype=self.dtype)
+
+
+class Penalty:
+    """The sum of the penalties of all parameters that have an operator, times a factor."""
+
+    def __init__(self, operators: Any, parameters: Sequence[Any]) -> None:
+        self.factor = 1.0
+        self.parameters = [p for p in parameters if p in operators]
+        sizes = [prod(p.shape) for p in parameters]
+        ends = np.cumsum([0, *sizes]).tolist()
+        self.parts = [
+            Part(
+                operators[p],
+                slice(start, end),
+                p.shape,
+                _mxnet.device_of(_mxnet.data(p)[0]),
+                _mxnet.dtype_of(p),
+            )
+            for p, start, end in zip(parameters, ends, ends[1:])
+            if p in operators
+        ]
+
+    def __bool__(self) -> bool:
+        return bool(self.parts)
+
+    def value(self, weights: np.ndarray) -> float:
+        """h, without the projections."""
+        each = ((part, weights[part.place].reshape(part.shape)) for part in self.parts)
+        return self.factor * sum(p.value(w) for p, w in each if not p.operator.is_projection)
+
+    def apply(self, weights: np.ndarray, step: float) -> np.ndarray:
+        """The Euclidean operator: the minimum of (z - w)'(z - w) / 2 + step h(z)."""
+        found = weights.copy()
+        for part in self.parts:
+            piece = weights[part.place].reshape(part.shape)
+            found[part.place] = part(piece, self.factor * step).ravel()
+        return found
+
+    def derivative(
+        self, weights: np.ndarray, result: np.ndarray, step: float, directions: np.ndarray
+    ) -> np.ndarray:
+        """The operator's derivative at weights, with a known result, times directions in rows."""
+        found = directions.copy()
+        for part in self.parts:
+            w, z = (each[part.place].reshape(part.shape) for each in (weights, result))
+            rows = directions[:, part.place].reshape(-1, *part.shape)
+            given = w, z, self.factor * step, rows
+            found[:, part.place] = part.derivative(*given).reshape(len(rows), -1)
+        return found
+
+    def least_subgradient(self, weights: np.ndarray, gradient: np.ndarray) -> np.ndarray:
+        """The shortest sum of the gradient of F and a subgradient of h: by a small step."""
+        eps = max((np.finfo(part.dtype).eps for part in self.parts), default=1e-16)
+        step = eps**0.5 * (1 + np.abs(weights).max()) / max(np.abs(gradient).max(), TINY)
+        return (weights - self.apply(weights - step * gradient, step)) / step
+
+
+def proximal_point(
+    x: np.ndarray, step: float, P: NystromApproximation | None, penalty: Penalty, guess: np.ndarray
+) -> np.ndarray:
+    """The z that minimizes (z - x)'P(z - x) / 2 + step h(z), from a guess on."""
+    if P is None:
+        return penalty.apply(x, step)
+    R, step = np.sqrt(P.S)[:, None] * P.U, step / P.rho
+
+    def residual(b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        v = x - b @ R / P.rho
+        z = penalty.apply(v, step)
+        left = b - R @ (z - x)
+        return v, z, left, float(np.linalg.norm(left))
+
+    b = R @ (guess - x)
+    v, z, left, size = residual(b)
+    for _ in range(MOST_ITERATIONS):
+        if size <= TOLERANCE * float(np.linalg.norm(b)) + TINY:
+            break
+        J = np.eye(len(b)) + penalty.derivative(v, z, step, R) @ R.T / P.rho
+        change, part, before = np.linalg.solve(J, -left), 1.0, size
+        while True:
+            v, z, left, size = residual(b + part * change)
+            if size < (1 - 0.1 * part) * before or part < 1e-3:
+                break
+            part /= 2
+        b = b + part * change
+    return z
+
+
+def values_needed(operators: Iterable[prox.Prox]) -> None:
+    """Raise a NotImplementedError if a penalty has no value."""
+    for operator in operators:
+        if not operator.is_projection and type(operator).value is prox.Prox.value:
+            operator.value(mx.nd.zeros((1,)))
