@@ -327,7 +327,7 @@ class Nystrom:
         if len(self.products) == 2:
             a, c = self.products
             noise, along = (a - c) @ (a - c), self.beside @ (a + c)
-            self.N = noise / along if 0 < noise < 2 * self.highest * along else 2 * self.highest
+            self.N = min(noise / along if along > 0 else np.inf, 2 * self.highest)
             self.L, self.is_measuring = max(self.L, self.highest), False
             self.set_pace()
 
@@ -352,7 +352,7 @@ class Nystrom:
         self.set_pace()
 
     def step(self, *batches, size=None):
-        self.learn(4 if self.planned >= 16 else 0)
+        self.learn(0 if 0 < self.planned < 16 else 4)
         if self.has_diverged:
             self.go_back(diverged=True)
         for batch in batches:
@@ -455,7 +455,7 @@ class Nystrom:
             if way.any():
                 now, then = self.penalty.least(self.w, slope), self.penalty.least(self.s, self.full)
                 ratio = now @ way / (then @ way)
-                is_stale = ratio > 0.9 and 3 * self.T > self.k.most_budget and not self.is_measuring
+                is_stale = ratio > 0.9 and self.k.most_budget < 3 * self.T and not self.is_measuring
                 up, down = min(3 * self.T, 3), max(self.T / 2, 0.1)
                 self.T = up if ratio > 0.05 else down
         if self.secants:

@@ -16,16 +16,18 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
-from gluon_svrg.preconditioner import Curvature, nystrom
-from gluon_svrg.prox import L1
+from gluon_svrg.curvature.nystrom import nystrom
+from gluon_svrg.curvature.step_size import DEFAULT, StepSizeController
+from gluon_svrg.prox import L1, Prox
 
 REGRESSION = Dense("regression", samples=205, features=6, seed=3)
 CLASSES = Dense("classification", samples=205, seed=4)
 LAYERS = Dense("classification", hidden=(4,), samples=205, seed=5)  # not convex
 STEEP = Dense("regression", samples=205, features=1, seed=3)
 STEEP.X *= 20  # along one of two weights
+RARE = Dense("regression", samples=205, features=6, seed=3)
+RARE.X *= np.where(np.arange(205) % 50 == 7, 30, 1)[:, None]
 BATCHES = CLASSES.batches(9)  # 205 = 22 * 9 + 7
-NAG = "nag" if hasattr(mx.gluon.Parameter, "list_device") else "nag of 1.9.1"
 
 
 class Run:
@@ -41,8 +43,8 @@ class Run:
             self.loss_of = problem.closure(net, dtype, devices, split_at([0.3]))
 
     @property
-    def curvature(self):
-        return self.trainer._method.preconditioner.curvature
+    def controller(self):
+        return self.trainer._method.preconditioner.controller
 
     def refresh(self, **kwargs):
         return self.trainer.update_full_grads(self.loss_of, self.batches, **kwargs)
@@ -77,9 +79,11 @@ class Pair(Run):
     """A trainer and its twin, from the same weights; `how` tells how an update is made."""
 
     def __init__(self, problem=REGRESSION, optimizer="nag", how="step", *, rank=50, size=None,
-                 dtype="float64", devices=None):  # fmt: skip
+                 dtype="float64", devices=None, l1=0.0, wd=0.05):  # fmt: skip
         self.how, self.size, net = how, size, problem.network(dtype, devices)
-        kwargs = {"settings": {"wd": 0.05}, "preconditioner": Nystrom(rank)}
+        kwargs = {"settings": {"wd": wd}, "preconditioner": Nystrom(rank)}
+        if l1:
+            kwargs["prox"] = {net[0].weight: L1(l1)}
         super().__init__(problem, net, dtype, devices, optimizer=optimizer, **kwargs)
         if how == "means":
             loss_of, self.loss_of = self.loss_of, lambda index: loss_of(index).mean()
@@ -103,11 +107,13 @@ class Pair(Run):
             total = sum(counts)
             return sum(losses) / total, sum(map(self.vector, grads)) / total, total
 
-        decays = [np.full(p.shape, p.wd_mult * oracle.rounded(0.05)) for p in parameters(net)]
-        optimizer, eps = NAG if optimizer == "nag" else optimizer, float(np.finfo(dtype).eps)
+        decays = [np.full(p.shape, oracle.rounded(p.wd_mult * wd)) for p in parameters(net)]
+        l1s = [np.full(p.shape, l1 * (p is net[0].weight)) for p in parameters(net)]
+        about = rank, float(np.finfo(dtype).eps), optimizer, DEFAULT
         self.make_twin = lambda: oracle.Nystrom(
-            mean, self.vector(values(net)), self.vector(decays), rank, eps, optimizer
-        )
+            mean, self.vector(values(net)), self.vector(decays), *about,
+            oracle.L1InMetric(self.vector(l1s)),
+        )  # fmt: skip
         self.twin = self.make_twin()
 
     def vector(self, arrays):
@@ -138,7 +144,7 @@ class Pair(Run):
             self.trainer.step(size, closure=lambda: self.loss_of(*batches), **row)
         if self.how == "add":
             kit.clear(self.net)
-        self.twin.step(*batches)
+        self.twin.step(*batches, size=1 if self.how == "means" and not self.size else size)
 
     def epoch(self, count=23):
         together = 2 if self.how == "add" else 1
@@ -146,14 +152,14 @@ class Pair(Run):
             self.step(*range(first, min(first + together, count)))
 
     def check(self, tolerance):
-        """Weights on each device, rate, momentum, L, N, trust and P."""
-        found, twin = self.curvature, self.twin
+        """Weights on each device, rate, momentum, L, N, noise budget and P."""
+        found, twin = self.controller, self.twin
         for device in self.devices or [None]:
             assert distance([self.vector(values(self.net, device))], [twin.w]) < tolerance
-        numbers = found.rate, self.trainer.optimizer.momentum, found.L, found.N, found.trust
+        numbers = found.rate, self.trainer.optimizer.momentum, found.L, found.N, found.noise_budget
         expected = twin.rate, twin.momentum, twin.L, twin.N, twin.T
         np.testing.assert_allclose(numbers, expected, 10 * tolerance)
-        P = [found.P(e, -1.0) if found.P else e for e in np.eye(len(twin.w))]
+        P = [found.P.product(e) if found.P else e for e in np.eye(len(twin.w))]
         assert distance(P, twin.P) < 10 * tolerance
 
     def train(self, epochs=5, plain=True, tolerance=1e-8):
@@ -181,6 +187,7 @@ def test_trajectory(problem, tolerance, optimizer, plain):
     Pair(problem, optimizer).train(plain=plain, tolerance=tolerance)
 
 
+@pytest.mark.filterwarnings("ignore:An epoch has")  # where two mini-batches make one step
 @pytest.mark.parametrize(
     "settings",
     [
@@ -188,6 +195,11 @@ def test_trajectory(problem, tolerance, optimizer, plain):
         {"rank": 2},
         {"problem": STEEP},
         {"how": "scaled"},
+        {"l1": 0.02},
+        {"l1": 0.02, "optimizer": "sgd", "devices": TWO},
+        {"l1": 0.02, "how": "halves", "size": 1},
+        {"problem": RARE},
+        {"wd": 40.0},
         *({"how": how, "devices": TWO} for how in ("step", "halves", "add", "stored")),
         *({"how": how, "size": size} for how in ("step", "means") for size in (1, 1000)),
         *({"problem": problem, "dtype": "float32"} for problem in (REGRESSION, CLASSES)),
@@ -195,7 +207,7 @@ def test_trajectory(problem, tolerance, optimizer, plain):
 )
 def test_trajectory_in_every_way(settings):
     """The direction depends on the loss entries of a minibatch, and not on the batch size."""
-    Pair(**settings).train(tolerance=5e-4 if "dtype" in settings else 1e-8)
+    Pair(**settings).train(tolerance=5e-4 if "dtype" in settings else 1e-7)
 
 
 @pytest.mark.parametrize(
@@ -222,16 +234,17 @@ def test_trajectory_by_hand(backs, script):
 
 def test_curvature_downward():
     """P has rho there, which is above it."""
-    P = nystrom(np.eye(2), np.diag([3.0, -1.0]), 10.0, 0.0, 1e-16)
+    P, is_limited = nystrom(np.eye(2), np.diag([3.0, -1.0]), 10.0, 0.0, 1e-16)
     np.testing.assert_allclose([*P.S, P.rho], [3.0, 0.0, 1.1], atol=1e-9)
+    assert not is_limited
 
 
 @pytest.mark.parametrize("entries, rank", [(9, 1), (205, 3), (10**6, 5)])
 def test_rank(entries, rank):
     """A sketch has four entries for each vector in a quarter of the data, if it can."""
-    curvature = Curvature(50)
-    curvature.begin(5, entries)
-    assert curvature.job.Q.shape == (rank, 5)
+    controller = StepSizeController(50)
+    controller.begin(5, entries)
+    assert controller.probe.Q.shape == (rank, 5)
 
 
 def test_at_the_minimum():
@@ -254,9 +267,9 @@ def test_going_back(when, devices):
         pair.epoch()
         lowest, start = pair.refresh(), values(pair.net)
         pair.epoch(11)
-        for each in (pair.curvature, pair.twin):  # then L is kept, and N learned
+        for each in (pair.controller, pair.twin):  # then L is kept, and N learned
             each.L, each.N = 10 * each.L, each.N / 10
-    taken, L = pair.trainer.num_snapshots, pair.curvature.before
+    taken, L = pair.trainer.num_snapshots, pair.controller.L_at_reset
     if when == "in mid-epoch":
         pair.jump(10.0)
         for _ in range(14):
@@ -270,10 +283,10 @@ def test_going_back(when, devices):
         assert (pair.trainer.inner_steps, pair.trainer.history[-1]["went_back"]) == (0, 1)
     if when == "at a refresh":
         assert (loss, pair.trainer.num_snapshots) == (lowest, taken)
-        assert pair.trainer.history[-1]["mean_loss"] > 10 * loss
-        assert pair.curvature.L >= 4 * L
+        assert pair.trainer.history[-1]["mean_loss"] == lowest
+        assert pair.controller.L >= 4 * L
     pair.train(plain=when != "before the first refresh")
-    assert pair.curvature.loss < pair.curvature.first_loss
+    assert pair.controller.loss < pair.controller.first_loss
 
 
 def test_a_step_that_fails():
@@ -281,7 +294,7 @@ def test_a_step_that_fails():
     pair = Pair()
     pair.train(3)
     part = pair.trainer._method.preconditioner
-    part.moved(part._pending[-1])  # as an interrupt repeats it
+    part.commit(part._pending[-1])  # as an interrupt repeats it
     with pytest.raises(ZeroDivisionError):
         pair.trainer.step(kit.Indivisible(9), closure=lambda: pair.loss_of(BATCHES[4]))
     pair.train(2, plain=False)
@@ -303,7 +316,7 @@ def test_a_layer_that_is_frozen_no_more():
     run.play([3])
     run.net[0].weight.grad_req = "write"
     run.play(["jump", "refresh", 5])
-    assert run.curvature.P.U.shape == (3, 35)
+    assert run.controller.P.U.shape == (3, 35)
 
 
 def test_refreshes_in_large_chunks():
@@ -317,26 +330,47 @@ def test_refreshes_in_large_chunks():
 
 @pytest.mark.parametrize("actions", [[3], [3, "refresh", 11]])
 def test_a_gradient_that_is_not_finite(actions):
-    """Weights that it has spoiled go back some steps later, without a refresh."""
+    """Its step is left out, with one warning; after four in a row the weights go back."""
+    run, plain = (Run(net=CLASSES.network()) for _ in range(2))
+    for each in (run, plain):
+        each.play(actions)
+    loss_of = run.loss_of
+    for count in (1, 2, 4):
+        run.loss_of = lambda index: np.nan * loss_of(index)
+        with kit.noticed() as texts:
+            run.play([count])
+            run.loss_of = loss_of
+            run.play([6])
+        assert [text[:29] for text in texts] == ["The gradient of a mini-batch i"[:29]] * (
+            count == 1
+        )
+        assert run.controller.rollbacks == (count == 4)
+        plain.play([6])
+        if count == 1:
+            assert distance(values(run.net), values(plain.net)) < 0.2
+
+
+@pytest.mark.parametrize("actions", [[3], [3, "refresh", 3]])
+def test_a_full_gradient_that_is_not_finite(actions):
+    """It is told, and nothing changes, before the first snapshot as well."""
     run = Run(net=CLASSES.network())
     run.play(actions)
-    loss_of = run.loss_of
-    run.loss_of = lambda index: np.nan * loss_of(index)
-    run.play([1])
-    assert np.isnan(values(run.net)[0]).all()
+    loss_of, before = run.loss_of, run.everything()
+    run.loss_of = lambda index: (np.nan if index[0] == 9 else 1.0) * loss_of(index)
+    with pytest.raises(FloatingPointError, match=r"full gradient is not finite.*Nothing was"):
+        run.refresh()
+    assert_unchanged(before, run.everything())
     run.loss_of = loss_of
-    run.play([6])
-    assert np.isfinite(values(run.net)[0]).all() and run.curvature.backs == 1
+    run.play([23, "refresh"])
 
 
-@pytest.mark.parametrize("factor", [1e200, np.inf])
-def test_all_values_go_back(factor):
+def test_all_values_go_back():
     """The statistics of BatchNorm, too."""
     run = Run()
     parameters = [*run.net.collect_params().values()]
     before = [p.data().asnumpy() for p in parameters]
     run.play([3])
-    run.jump(factor)
+    run.jump(np.inf)
     run.refresh()
     assert_unchanged(before, [p.data().asnumpy() for p in parameters])
 
@@ -347,16 +381,16 @@ def test_all_values_go_back(factor):
         ([3], 3 * 9 + 2 * 4 * 9),  # four gradients for three products, of two minibatches
         ([3, "refresh"], 99 + 205),
         ([3, "refresh", 5], 304 + 5 * 2 * 9 + 2 * 4 * 9 + 2 * 4 * 9),  # and a sketch of rank 3
-        ([3, "jump", "refresh"], 99 + 2 * 205),
+        ([3, "jump", "refresh"], 99 + 205),
     ],
 )
 def test_all_gradients_are_counted(actions, entries):
     run = Run(net=CLASSES.network(), lock_random=False)
     run.play(actions)
     assert run.trainer.grad_evaluations == entries
-    run.loss_of = kit.counted(run.loss_of)
+    run.loss_of, start = kit.counted(run.loss_of), run.trainer._method.preconditioner.start
     run.refresh()
-    assert len(run.loss_of.calls) == 23 * (1 if "refresh" in actions else 2)
+    assert len(run.loss_of.calls) == 23 * (1 if start is None else 2)  # compared with the start
 
 
 #: What is done before a file is written.
@@ -399,7 +433,7 @@ def nan_like(value):
 #: What a state has in the place of its own.
 CRAFTED = [
     lambda state: {"P": {**state["P"], "z": 0.0}},
-    lambda state: {"start": {"weights": nan_like(state["last_d"]), "frozen": {}}},
+    lambda state: {"start": {"weights": nan_like(state["P"]["U"]), "frozen": {}}},
 ]
 
 
@@ -427,6 +461,11 @@ def test_what_does_not_fit_changes_nothing(tmp_path, monkeypatch):
 
 SGD, SCHEDULER = mx.optimizer.SGD, mx.lr_scheduler.FactorScheduler(3)
 SPARSE, ON_2 = Words("sparse gradient", 205), int(IS_NUMPY_LIKE)  # MXNet 2.0 has no sparse arrays
+
+
+class WithoutValue(Prox):
+    def __call__(self, weight, step):
+        return weight / (1 + step)
 
 
 def play(change=lambda run: None, steps=16, **kwargs):
@@ -468,7 +507,9 @@ def change_too_early():
         (ValueError, "'dist_async' never reduces", lambda: Run(kvstore="dist_async")),
         (ValueError, "needs coefficient=1", lambda: Run(coefficient=0.5)),
         (ValueError, "needs coefficient=1", lambda: setattr(Run().trainer, "coefficient", 0.5)),
-        (ValueError, "prox does not work with a precond", lambda: Run(prox=L1(0.1))),
+        (NotImplementedError, "needs a method value", lambda: Run(prox=WithoutValue())),
+        (ValueError, "sets the learning_rate", lambda: Run(optimizer=SGD(learning_rate=0.3))),
+        (ValueError, "sets the momentum", lambda: Run(optimizer=mx.optimizer.NAG(momentum=0.5))),
         (RuntimeError, "Leave set_learning_rate", lambda: Run().trainer.set_learning_rate(1)),
         (RuntimeError, r"step\(\) needs SVRG grad", lambda: Run().trainer.step(9)),
         (RuntimeError, r"grads\(\) needs SVRG gr", lambda: Run().trainer.allreduce_grads()),
@@ -519,11 +560,11 @@ def test_flat_minibatches(rank, before, steps):
     run.flat = lambda: setattr(run, "loss_of", lambda index: 0 * loss_of(index))
     run.curved = lambda: setattr(run, "loss_of", loss_of)
     run.play(before)
-    L, P = run.curvature.L, run.curvature.P
+    L, P = run.controller.L, run.controller.P
     run.play([steps, "flat", 23])
-    found = run.curvature
+    found = run.controller
     expected = L * (P.S[0] + P.rho) / found.P.rho if steps else L
-    assert 0 < expected == pytest.approx(found.L) and found.job is None
+    assert 0 < expected == pytest.approx(found.L) and found.probe is None
     assert (found.P is P) == (not steps)
 
 
@@ -552,9 +593,10 @@ def test_networks(name, lock, hybridize):
     run.batches = problem.batches(41)
     with kit.noticed() as texts:
         run.play([5, "refresh"] * 4)
+    texts = [text for text in texts if not text.startswith("An epoch has 5 steps")]
     losses = [line["mean_loss"] for line in run.trainer.history]
     assert np.isfinite(losses).all() and losses[-1] <= 1.4
-    L, rho = run.trainer.history[0]["curvature"], run.curvature.P.rho
+    L, rho = run.trainer.history[0]["curvature"], run.controller.P.rho
     assert L < 2.5 and rho < 8  # other masks in each gradient would look like curvature
     assert [text[:10] for text in texts] == ["The losses"] * (name == "dropout" and lock == "auto")
 
@@ -588,6 +630,9 @@ LOSSES = {
 NO_RATE = "No direction was found|gradients beside the .* not finite|full gradient is not finite"
 
 
+@pytest.mark.filterwarnings(
+    "ignore:An epoch has 5 steps", "ignore:The (curvature along|gradient of)"
+)
 @example("shifted", "Huber", 0.0, 0, 8, "sgd", 0)  # at the start, minibatches are flat
 @given(
     rows=st.sampled_from([*ROWS]),

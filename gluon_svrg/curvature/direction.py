@@ -41,8 +41,12 @@ def _compiled(
     has_decay: bool,
     has_snapshot: bool,
     is_short: bool,
+    gathers: bool,
 ) -> tuple[CachedOp, list[str]]:
-    """The operator, and the names of its inputs. Without a rho, P is the identity."""
+    """The operator, and the names of its inputs. Without a rho, P is the identity.
+
+    It may gather the direction, the weights and the products in one row, to be read at once.
+    """
     F, given = mx.sym, mx.sym.Variable
 
     def one_row(letter: str) -> Any:
@@ -55,7 +59,7 @@ def _compiled(
         inside = F.dot(x, given("T"), transpose_b=True)
         return F.linalg_gemm(inside, given("T"), x, alpha=-1.0, beta=1 / rho)
 
-    weights = one_row("w") if has_decay or has_snapshot else None
+    weights = one_row("w") if has_decay or has_snapshot or gathers else None
     v = F.broadcast_mul(one_row("g"), given("per_entry"))
     if is_short:
         v = F.broadcast_add(v, F.broadcast_mul(given("mu"), given("rest")))
@@ -78,6 +82,8 @@ def _compiled(
         found = [squared]
     is_finite = F.reshape(squared < float(np.finfo("float32").max), shape=(1,))
     direction = F.where(is_finite, F.broadcast_mul(u, factor), given("zero"))
+    if gathers:
+        found.append(F.concat(direction, weights, F.reshape(found[0], shape=(1, -1)), dim=1))
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
     parts = [direction]
     if len(shapes) > 1:
@@ -90,7 +96,8 @@ def _compiled(
 class Direction:
     """The direction of a network, with what stays from step to step."""
 
-    def __init__(self, network: Network, decays: np.ndarray) -> None:
+    def __init__(self, network: Network, decays: np.ndarray, gathers: bool) -> None:
+        self._gathers = gathers
         self._grads, *self._others = network.live
         self._weights = columns(network.weights)[0]
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
@@ -120,8 +127,10 @@ class Direction:
 
     def apply(
         self, entries: float | NDArray, most: float | NDArray, scale: float, bound: float
-    ) -> NDArray:
-        """Overwrite reduced gradients, of so many loss entries, with the direction; its products.
+    ) -> tuple[NDArray, NDArray]:
+        """Overwrite reduced gradients, of so many loss entries, with the direction.
+
+        It returns the products, and what was gathered.
 
         The gradients are scaled. The entries, and the most of any mini-batch, are numbers, or
         arrays with one number first. The bound is L, or without a snapshot one of a norm.
@@ -136,40 +145,45 @@ class Direction:
             if not vary:
                 self._calls[key][1][:] = 1 / (most * scale)
                 self._calls[key][2][:] = 1 - entries / most
-        call, per_entry, rest, sums, _ = self._calls[key]
+        call, per_entry, rest, products, gathered, _ = self._calls[key]
         if isinstance(entries, NDArray) and isinstance(most, NDArray):
             per_entry[:] = (1 / (most * scale)).as_in_context(self._device)
             rest[:] = (1 - entries[:1] / most).as_in_context(self._device)
         call()
         copy_rows([self._grads] * len(self._others), self._others)
-        return sums
+        return products, gathered
 
     def replace(self, direction: np.ndarray) -> None:
-        """Overwrite the gradients on all devices with another direction."""
+        """Overwrite the gradients on all devices with another direction. Does not wait for them."""
         ends = np.cumsum([array.size for array in self._grads])[:-1]
-        for array, piece in zip(self._grads, np.split(direction, ends)):
-            array[:] = piece.reshape(array.shape)
-        copy_rows([self._grads] * len(self._others), self._others)
+        pieces = np.split(direction.astype(self._dtype), ends)
+        rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
+        columns = [self._grads, *self._others]
+        copy_rows([rows] * len(columns), columns)
 
-    def _prepared(self, bound: float, is_short: bool) -> tuple[Any, NDArray, NDArray, NDArray, Any]:
-        """A call, with the arrays of its numbers, of its products, and all others."""
+    def _prepared(self, bound: float, is_short: bool) -> tuple[Any, ...]:
+        """A call, with the arrays of its numbers and of its products, and all others."""
         grads, given, has_snapshot = self._grads, self.given, "s" in self.given
         shapes = tuple(array.shape for array in grads)
-        kind = self._rho, self._has_decay, has_snapshot, is_short
+        kind = self._rho, self._has_decay, has_snapshot, is_short, self._gathers
         operator, names = _compiled(shapes, *kind)
         per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
         arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
-        sums = self._row(np.zeros((2, 4) if has_snapshot else 1))
-        outputs = [*grads, sums]
+        products = self._row(np.zeros((2, 4) if has_snapshot else 1))
+        size = 2 * given["wd"].size + products.size
+        gathered = self._row(np.zeros(size if self._gathers else 0))
+        outputs = [*grads, products]
         if has_snapshot:
             arrays["last_d"] = self.d(1)
             outputs.append(self._d[self._slot])
+        if self._gathers:
+            outputs.append(gathered)
         for letter, column in (("g", grads), ("w", self._weights)):
             arrays.update((f"{letter}{n}", array) for n, array in enumerate(column))
         inputs = [arrays[name].handle.value for name in names]
         handles = [array.handle.value for array in outputs]
         call = _mxnet.prepared(operator, self._device, inputs, handles)
-        return call, per_entry, rest, sums, (arrays, outputs)
+        return call, per_entry, rest, products, gathered, (arrays, outputs)
 
     def keep(self) -> None:
         """The last step was made: the next one compares with it."""
@@ -180,5 +194,5 @@ def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:
     """The products of a step by their names."""
     if products.size == 1:
         return Sums(float(products.ravel()[0]))
-    (squared, _, _, cross), (along, moved, slope, _) = products.tolist()
+    squared, _, _, cross, along, moved, slope, _ = products.ravel().tolist()
     return Sums(squared, cross, along, moved, slope + rise_of_penalty)

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Any, Callable, Iterator, NamedTuple
 
-import numpy as np
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _arguments, _mxnet, saving
@@ -21,6 +21,7 @@ from ..passes.closure import Loss
 from ..passes.columns import vector
 from ..passes.estimate import differentiate
 from ..passes.full_pass import NOT_FINITE, FullGradient
+from ..passes.method import Method
 from ..passes.network import Network
 from ..passes.points import Point
 from ..passes.watch import warn
@@ -28,7 +29,7 @@ from .direction import LAG, SLOTS, Direction, as_sums
 from .nystrom import NystromApproximation
 from .probe import Probe
 from .proximal import Penalty, proximal_point, values_needed
-from .step_size import DEFAULT, StepSizeController, Sums
+from .step_size import DEFAULT, StepSizeController
 
 LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
 TINY = 1e-300
@@ -156,7 +157,7 @@ class Preconditioner:
         self.per_sample = per_sample
         self.decays = self._checked_decays()
         self.penalty.factor = 1 / (per_sample or 1.0)
-        self._direction = Direction(self._network, self.decays)
+        self._direction = Direction(self._network, self.decays, bool(self.penalty))
         self._upload()
 
     def _checked_decays(self) -> np.ndarray:
@@ -237,7 +238,7 @@ class Preconditioner:
 
     def read(self, *, is_refresh: bool = False) -> None:
         """Learn from all steps but the last ones; at a refresh from all."""
-        lag = 0 if is_refresh or self.controller.epoch_length < LEAST_STEPS else LAG
+        lag = 0 if is_refresh or 0 < self.controller.epoch_length < LEAST_STEPS else LAG
         while len(self._pending) > lag:
             step, *self._pending = self._pending
             sums = as_sums(step.products.asnumpy(), step.rise_of_penalty)
@@ -259,31 +260,33 @@ class Preconditioner:
 
     def apply(self, entries: float | NDArray, scale: float) -> Step:
         """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
-        is_number = not isinstance(entries, NDArray)
-        most = max(entries, self._most) if is_number else mx.nd.maximum(entries[:1], self._most)
-        products = self._direction.apply(entries, most, scale, self.controller.step_bound)
+        if isinstance(entries, NDArray):
+            most = mx.nd.maximum(entries[:1], self._most)
+        else:
+            most = max(entries, self._most)
+        bound = self.controller.step_bound
+        products, gathered = self._direction.apply(entries, most, scale, bound)
         z, rise = None, 0.0
         if self.penalty and self.controller.rate:
-            z, rise = self._proximal(as_sums(products.asnumpy()))
+            z, rise = self._proximal(gathered.asnumpy().ravel().astype("float64"))
         return Step(products, rise, entries, most, scale, z)
 
-    def _proximal(self, sums: Sums) -> tuple[np.ndarray | None, float]:
+    def _proximal(self, gathered: np.ndarray) -> tuple[np.ndarray | None, float]:
         """Replace the direction by that of the proximal gradient; its point, and h(w) - h(s)."""
-        controller, w = self.controller, self._weights(self._network)
-        u, rate = vector(self._network.live[0]), float(np.float32(controller.rate))
-        factor, at_snapshot = sums.shortened(controller.step_bound, bool(self._snapshot)), 0.0
+        controller, size = self.controller, len(self.decays)
+        u, w, products = np.split(gathered, [size, 2 * size])
+        factor = as_sums(products).shortened(controller.step_bound, bool(self._snapshot))
         if not np.isfinite(factor):
             return None, 0.0
-        P, penalty = controller.P, self.penalty
-        z = proximal_point(w - rate * u, rate * factor, P, penalty, w)
+        rate = float(np.float32(controller.rate))  # as the optimizer has it
+        z = proximal_point(w - rate * u, rate * factor, controller.P, self.penalty, w)
         self._direction.replace((w - z) / rate)
-        if self._snapshot:
-            at_snapshot = self._snapshot[2]
-        return z, penalty.value(w) - at_snapshot
+        at_snapshot = self._snapshot[2] if self._snapshot else 0.0
+        return z, self.penalty.value(w) - at_snapshot
 
     def before_update(self, step: Step) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
-        optimizer, controller = self._optimizer, self.controller
+        optimizer = self._optimizer
         if self.per_sample is None:
             self._learn_scale(step)
         self._wd = optimizer.wd
@@ -401,8 +404,10 @@ class Preconditioner:
         loss, (s, slope, _) = self._objective(full.mean_loss, method.point), new._snapshot
         ratio = None
         if self._snapshot is None:
-            if self.start is None:  # this is the start
-                controller.resketch_at, controller.first_loss = DEFAULT.resketch_at, loss
+            if self.start is None:
+                controller.first_loss = loss
+            if self.start is None or (self._weights(self.start) == s).all():
+                controller.resketch_at = DEFAULT.resketch_at
         elif controller.data_changed:
             controller.first_loss, controller.loss = inf, loss
         else:
@@ -415,7 +420,8 @@ class Preconditioner:
                     for w, g in ((s, slope), (last, last_slope))
                 )
                 ratio = next(slopes) / min(next(slopes), -TINY)
-        controller.loss, controller.mean_loss = min(loss, controller.loss), full.mean_loss
+        controller.loss = min(loss, controller.loss, controller.first_loss)
+        controller.mean_loss = full.mean_loss
         controller.entries, controller.is_refused = full.all_entries, False
         controller.refresh(len(s), ratio)
         return new
@@ -476,6 +482,8 @@ class Preconditioner:
             return np.concatenate(states.in_order(self._network, value), axis=-1)
         if isinstance(value, dict):
             return TUPLES[name](**{key: self._restored(key, each) for key, each in value.items()})
+        if isinstance(value, np.ndarray):
+            return np.array(value) if value.ndim else value.item()
         return value
 
     def _learned(self, state: dict[str, Any]) -> StepSizeController:
@@ -537,13 +545,10 @@ def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, **defaults, **new}
 
 
-class Preconditioned:
-    """What a preconditioner changes of `SVRG`, in front of that class."""
+class Preconditioned(Method):
+    """What a preconditioner changes of SVRG: a base before that class."""
 
     moves = replaces_grads = needs_closure = True
-    name = "SVRG"
-    network: Any
-    optimizer: Any
 
     def __init__(self, coefficient: Any, preconditioner: Nystrom) -> None:
         super().__init__(coefficient)  # type: ignore[call-arg]
@@ -560,11 +565,12 @@ class Preconditioned:
         check_arguments(optimizer, settings, compression_params)
         self.check_coefficient(self.coefficient.state()["schedule"])
 
-    def take_operators(self, operators: Any) -> None:
+    def take_operators(self, operators: Any) -> Any:
         """Let penalties and bounds be a part of the direction."""
         values_needed(operators.values())
         self.preconditioner = Preconditioner(self, self.preconditioner.controller.rank, operators)
         self.preconditioner.set_rate_and_momentum()  # without a momentum, its states do not fit
+        return {}
 
     def check_coefficient(self, value: Any) -> None:
         """Raise a ValueError for another coefficient than 1."""
