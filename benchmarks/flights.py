@@ -55,10 +55,11 @@ PLANS: list[tuple[str, str, Any, float, float, int]] = [
     *(("origin", name, 200, 0, 0, 1024) for name in MEMORIES),
     ("origin", NEWTON, (8,), 0, 0, 0),
     ("kernel", NYSTROM, 150, 0, 0, 0),
-    ("kernel", SGD, 60, 10, 0.99, 1024),
+    ("kernel", SGD, 40, 0.1, 0.99, 1024),
     ("kernel", LBFGS, 600, 0, 0, 0),
     *(("kernel", f"{NEWTON}{dtype}", range(4, 10), 0, 0, 0) for dtype in ("", ", float64")),
-    ("kernel, 2000", NYSTROM, 100, 0, 0, 0),
+    ("kernel, 2000", NYSTROM, 150, 0, 0, 0),
+    ("kernel, 2000", LBFGS, 300, 0, 0, 0),
     *((name, method, 400, 0, 0, 0) for name in SIZES for method in (NYSTROM, *MEMORIES)),
     *((name, NEWTON, range(4, 13), 0, 0, 0) for name in SIZES),
 ]
