@@ -636,14 +636,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
-            compared, found = None, self._method.preconditioner
+            origin, compares, found = None, False, self._method.preconditioner
             if found is not None:
                 found.check_decays()
                 found.read(is_refresh=True)
-                compared = found.compared_at(self._lock.locked)
+                origin, compares = found.origin, found.compares(self._lock.locked)
             stack.enter_context(network.grads_kept())
-            about = batches, self._lock, self._loss_scale.value, done, keeps_rows, compared
-            full = full_gradient(network, closure, *about)
+            about = self._lock, self._loss_scale.value, done, keeps_rows, origin, compares
+            full = full_gradient(network, closure, batches, *about)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
         accepted = found is None or found.accepts(full, self._lock.locked)
