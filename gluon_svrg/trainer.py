@@ -333,11 +333,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
     ) -> Estimate:
-        """Add an estimate to the gradients that accumulate, or leave it alone."""
-        accumulating = self._network.accumulating
+        """Compute an estimate with its random numbers; add it to gradients that accumulate."""
+        here, accumulating = self._here, self._network.accumulating
+        assert here is not None
         before = list(map(NDArray.copy, accumulating))
         try:
-            found = self._estimate(closure, terms, scale)
+            with self._seed_of(closure, terms.reference) as seed:
+                found = estimate(here, closure, terms, seed, scale)
             row = None if index is None else self._method.row(found, index)
             self._live.hold(found, terms, row, scale, is_half=name != "step")
         except BaseException:
@@ -350,24 +352,22 @@ class VarianceReducedTrainer(KVStoreTrainer):
             grad += value
         return found
 
-    def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
-        """Compute an estimate, with the random numbers that belong to it."""
-        lock, here, row = self._lock, self._here, terms.reference
-        assert here is not None
-        if not isinstance(row, Row):
-            if lock.mode == "auto" and row is not None and not self._progress.compared:
-                seed = self._compare_losses(closure, row)
-            else:
-                seed = lock.new_seed() if lock.locked else None
-            return estimate(here, closure, terms, seed, scale)
-        try:
+    @contextmanager
+    def _seed_of(self, closure: Callable[[], Loss], reference: Any) -> Iterator[int | None]:
+        """The seed of the passes of a step, if its random numbers are locked."""
+        lock = self._lock
+        if isinstance(reference, Row):
             if lock.mode is not False and self._method.taken_at is not None:
-                self._method.taken_at.check(row, closure)
-            seed = lock.new_seed() if row.seed is None else row.seed
-            return estimate(here, closure, terms, seed, scale)
-        finally:
-            if row.seed is not None:
-                mx.random.seed(lock.next_seed())  # what is drawn next is not the same each time
+                self._method.taken_at.check(reference, closure)
+            try:
+                yield lock.new_seed() if reference.seed is None else reference.seed
+            finally:
+                if reference.seed is not None:
+                    mx.random.seed(lock.next_seed())  # what is drawn next is not the same each time
+        elif lock.mode == "auto" and reference is not None and not self._progress.compared:
+            yield self._compare_losses(closure, reference)
+        else:
+            yield lock.new_seed()
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
@@ -466,7 +466,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
-        self._live.move()
+        self._live.commit()
         if self._prox.operators:
             self._prox.apply(self._network.parameters, self.optimizer)
 
@@ -531,7 +531,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             # An interrupt has ended the last call, or this is another thread's.
             network.come_back()
             _mxnet.end_notes()
-            self._live.settle()
+            if self._live.stage == MOVED:
+                self._live.commit()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""

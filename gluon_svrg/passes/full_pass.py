@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import chain
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 
 from .closure import Loss, Recorded, total_loss
-from .columns import Columns, Mean, norm, sums_of_squares, zeros_like
+from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
 from .data import NO_DATA, arguments
 from .estimate import differentiate
@@ -26,15 +25,6 @@ from .watch import first_shape
 REPEATED = 3
 #: The number of minibatches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
-#: How far the sum of the squares of an array may differ when it is computed again.
-ROUNDING = 1e-5
-ASSIGNED = (
-    "The closure has assigned values to a parameter (Parameter.set_data or param.data()[:] = ...): "
-    "at other weights, that would be lost, or damage the snapshot. Assign before step(), not in "
-    "the forward pass, or use grad_req='null' for a state that the forward pass changes. The "
-    "weights are as the closure has left them; nothing else has changed."
-)
-
 NOT_FINITE = (
     "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot held "
     "before is still in force. Is a learning rate too high, or are data not finite?"
@@ -74,8 +64,6 @@ def full_gradient(
     not finite always is, where there is an origin.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
-    weights = list(chain(*network.weights))
-    squares = sums_of_squares(weights)
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
     queue: list[tuple[Recorded, Any]] = []  # what the device may still compute, with its inputs
     fault: list[bool] = []  # whether a loss is not finite at the origin either
@@ -128,9 +116,6 @@ def full_gradient(
         raise ValueError(NO_DATA)
     network.check_hidden()
     loss += added(queue)
-    for before, after in zip(squares, sums_of_squares(weights)):
-        if not np.allclose(before.asnumpy(), after.asnumpy(), ROUNDING, 0, equal_nan=True):
-            raise RuntimeError(ASSIGNED)
     numbers = entries, loss, together, 1, compared_loss, compares, any(fault)
     sums = workers.reach([*map(float, numbers), *reached])
     network.sum_everywhere(total, workers.sum)
