@@ -334,12 +334,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
     ) -> Estimate:
         """Compute an estimate with its random numbers; add it to gradients that accumulate."""
-        here, accumulating = self._here, self._network.accumulating
+        here, accumulating, reference = self._here, self._network.accumulating, terms.reference
         assert here is not None
         before = list(map(NDArray.copy, accumulating))
         try:
-            with self._seed_of(closure, terms.reference) as seed:
-                found = estimate(here, closure, terms, seed, scale)
+            seed = self._seed_of(closure, reference)
+            found = estimate(here, closure, terms, seed, scale)
             row = None if index is None else self._method.row(found, index)
             self._live.hold(found, terms, row, scale, is_half=name != "step")
         except BaseException:
@@ -348,26 +348,23 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if terms is AS_IT_IS:
                 self._network.put_marks_back()
             raise
+        finally:
+            if isinstance(reference, Row) and reference.seed is not None:
+                mx.random.seed(self._lock.next_seed())  # the next draws are not the same each time
         for grad, value in zip(accumulating, before):
             grad += value
         return found
 
-    @contextmanager
-    def _seed_of(self, closure: Callable[[], Loss], reference: Any) -> Iterator[int | None]:
+    def _seed_of(self, closure: Callable[[], Loss], reference: Any) -> int | None:
         """The seed of the passes of a step, if its random numbers are locked."""
         lock = self._lock
         if isinstance(reference, Row):
             if lock.mode is not False and self._method.taken_at is not None:
                 self._method.taken_at.check(reference, closure)
-            try:
-                yield lock.new_seed() if reference.seed is None else reference.seed
-            finally:
-                if reference.seed is not None:
-                    mx.random.seed(lock.next_seed())  # what is drawn next is not the same each time
-        elif lock.mode == "auto" and reference is not None and not self._progress.compared:
-            yield self._compare_losses(closure, reference)
-        else:
-            yield lock.new_seed()
+            return lock.new_seed() if reference.seed is None else reference.seed
+        if lock.mode == "auto" and reference is not None and not self._progress.compared:
+            return self._compare_losses(closure, reference)
+        return lock.new_seed() if lock.locked else None
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
@@ -462,7 +459,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_update_end(self) -> None:
         """Give the optimizer back what the method has changed of it."""
-        self._method.after_update()
+        if self._live.following is not None:
+            self._method.after_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
