@@ -131,6 +131,16 @@ def test_what_two_minibatches_tell():
     np.testing.assert_allclose(found.momentum, 1 - found.rate / 0.3, rtol=1e-8)
 
 
+def test_flat_minibatches_after_a_sketch():
+    """L follows from what is known: the largest curvature in the old metric, of rho in the new."""
+    found = started(L=2.0, rank=4, entries=64.0)
+    found.learn(np.arange(4.0), Sums(9.0, 0, 1.0, 1.0))
+    P = [found.P.product(e) for e in np.eye(4)]
+    found.begin(4, 64.0)
+    measured(found, [np.diag([1.0, 2, 3, 4]), *[np.zeros((4, 4))] * 20])
+    np.testing.assert_allclose(found.L, 2 * np.linalg.eigvalsh(P)[-1] / found.P.rho)
+
+
 # --- the controller ------------------------------------------------------------------------------
 
 
