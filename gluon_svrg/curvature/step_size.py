@@ -146,7 +146,7 @@ class StepSizeController:
             if probe.Y.any():  # otherwise all is flat, and P stays
                 Y, decay = probe.Y / probe.entries, float(decays.max())
                 P, is_limited = nystrom(probe.Q, Y, probe.entries, decay, eps)
-                bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
+                bound *= float((1.0 if self.P is None else self.P.S.max() + self.P.rho) / P.rho)
                 self.P, self.L = P if self.rows is None else P.with_rows(self.rows), 0.0
                 self._reset()
             self.probe = Probe(probe.z, bound=bound)
