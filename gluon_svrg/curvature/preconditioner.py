@@ -79,8 +79,10 @@ class Nystrom:
     Parameters
     ----------
     rank : int, default 50
-        How many directions it knows, at most: fewer where there are few weights or loss entries. It
-        keeps so many times the parameters' memory. With 0 it sets the rate and the momentum alone.
+        How many directions it measures, at most: fewer where there are few weights or loss entries.
+        It keeps twice as many vectors of all weights at most, on the device in their dtype and on
+        the host in float64, and on the host twice as many while it measures. With 0 it sets the
+        rate and the momentum alone.
 
     Raises
     ------
@@ -345,9 +347,9 @@ class Preconditioner:
                 for weight in weights:
                     part.operator(weight, 0.0).copyto(weight)
             elif zeros is not None and zeros[part.place].any():
-                kept = 1 - zeros[part.place].reshape(part.shape).astype(part.dtype)
+                kept = mx.nd.from_numpy((~zeros[part.place]).reshape(part.shape).astype(part.dtype))
                 for weight in weights:
-                    weight *= _mxnet.to_ndarray(kept, _mxnet.device_of(weight))
+                    weight *= kept.as_in_context(_mxnet.device_of(weight))
 
     # --- may a refresh take this snapshot? -------------------------------------------------------
 
