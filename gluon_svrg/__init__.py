@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .storm import STORMTrainer as STORMTrainer
     from .svrg import SVRGTrainer as SVRGTrainer
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 #: Where each public name is defined.
 _MODULES = {
