@@ -9,14 +9,8 @@ from pathlib import Path
 
 from . import convergence, costs, curvature, documents, flights, memory, pays, record
 
-BENCHMARKS = {
-    "flights": flights,
-    "curvature": curvature,
-    "convergence": convergence,
-    "costs": costs,
-    "memory": memory,
-    "pays": pays,
-}
+MODULES = (flights, curvature, convergence, costs, memory, pays)
+BENCHMARKS = {module.__name__.partition(".")[2]: module for module in MODULES}
 
 
 def main() -> int:
@@ -26,6 +20,12 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="only to see that it works")
     parser.add_argument(
         "--output", type=Path, default=Path("results"), help="the folder of the records"
+    )
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        metavar="PROBLEM",
+        help="flights, curvature: some problems, whose records replace those in the file",
     )
     parser.add_argument(
         "--baseline", type=Path, help="costs: a folder with another version of gluon_svrg, as well"
@@ -40,9 +40,11 @@ def main() -> int:
     settings: dict = {}
     if benchmark is costs:
         settings["baseline"] = options.baseline
+    elif options.only:
+        settings["only"] = options.only
     options.output.mkdir(parents=True, exist_ok=True)
     records = benchmark.run(options.quick, **settings)
-    path = record.save(options.name, records, options.quick, options.output)
+    path = record.save(options.name, records, options.quick, options.output, options.only)
     for name, text in benchmark.tables({version("mxnet"): records}).items():
         print(f"{name}:\n\n{text}\n")
     print(f"wrote {path}")

@@ -61,11 +61,12 @@ def _measured(name: str, quick: bool) -> Iterator[dict[str, Any]]:
     goal = LEVELS[-1] * case.first_gap
     for method, solver in SKLEARN.items():
         points = list(peers.fitted(case, solver, [4] if quick else range(1, 100), 0, goal))
-        entry = {"problem": name, "method": method}
-        for what, place in (("passes", 0), ("seconds", 1)):
-            levels = [level * case.first_gap for level in LEVELS]
-            entry[what] = [_told(to({"passes_seconds_gap": points}, e, place)) for e in levels]
-        yield entry
+        entry = {"passes_seconds_gap": points, "first_gap": case.first_gap}
+        values = {
+            what: [_told(to(entry, level, place)) for level in LEVELS]
+            for place, what in enumerate(("passes", "seconds"))
+        }
+        yield {"problem": name, "method": method, **values}
 
 
 def _told(value: float) -> float | None:

@@ -1,94 +1,89 @@
 """327,346 flights: passes and seconds to a minimum where the data are large.
 
 Linear models tell from what is known at a departure whether a flight arrives more than 15 minutes
-late (``late``, and ``L1`` with that penalty), how late (``Huber``), and where a flight started
-(``origin``). SVRG with a preconditioner finds its own rate and momentum. Each rival has its best
-setting: no rate, momentum or size of the minibatches beside it is better, and the record has what
-the search took. L-BFGS has two memories. Seconds are of the processor, data are float32.
+late (``late``, and ``L1`` with that penalty; ``kernel`` from random Fourier features of the
+numbers), how late (``Huber``), and where a flight started (``origin``). SVRG with a preconditioner
+finds its own rate and momentum. Each rival has its best setting: no rate, momentum or size of the
+minibatches beside it is better, and the record has what the search took. L-BFGS has two memories.
+Seconds are of the processor, data are float32. Gaps are parts of that of zero weights.
 """
 
 from __future__ import annotations
 
 from functools import partial
-from itertools import product
-from typing import Any, Iterator, Mapping
+from importlib.util import find_spec
+from typing import Any, Iterator, Mapping, Sequence
 
 from tqdm import tqdm
 
+from .peers import NEWTON, SKGLM
 from .problems import problem
 from .record import Records, as_text
 from .training import MEMORIES, RATES, best, median, number, trained
 
-ROWS = 327_346
 LEVELS = (1e-3, 1e-5, 1e-6)
 SEEDS = (0, 1, 2)  # of SVRG on `late`, and of all without a search; the first one for the rest
 MOMENTA = [0.5, 0.9, 0.97, 0.99, 0.995, 0.998, 0.999]
-#: Parts of the rows, and the minibatches that `compare` has for so many.
-DEFAULTS = {1_000: 32, 3_000: 32, 10_000: 64, 30_000: 128, 100_000: 512}
+SIZES = [f"late, {rows:,}" for rows in (1_000, 3_000, 10_000, 30_000, 100_000)]
 
 NYSTROM, SVRG, STORED = "Nystrom", "SVRG, nag", "SVRG, nag, stored"
-NEWTON = "sklearn newton-cholesky"
-#: Problem, rows, method, data passes (of scikit-learn: after how many iterations it is looked at);
-#: rate and momentum where the search begins, and the minibatch.
-PLANS: list[tuple[str, int, str, Any, float, float, int]] = [
-    *(("late", ROWS, NYSTROM, 40, 0, 0, size) for size in (1024, 4096)),
-    ("late", ROWS, SVRG, 18, 3, 0.99, 1024),
-    ("late", ROWS, SVRG, 33, 10, 0.97, 4096),
-    ("late", ROWS, STORED, 12, 3, 0.99, 1024),
-    ("late", ROWS, "SGD, nag, falling", 12, 3, 0.9, 1024),
-    ("late", ROWS, "SGD, nag, falling", 24, 3, 0.9, 1024),
-    ("late", ROWS, "Adam, falling", 24, 0.3, 0, 1024),
-    *(("late", ROWS, name, 220, 0, 0, 1024) for name in MEMORIES),
-    ("late", ROWS, NEWTON, range(4, 9), 0, 0, 0),
-    ("late", ROWS, "sklearn sag", (4, 10), 0, 0, 0),
-    ("L1", ROWS, SVRG, 15, 1, 0.97, 1024),
-    ("L1", ROWS, "sklearn saga", (4, 10), 0, 0, 0),
-    ("L1", ROWS, "sklearn liblinear", (5, 10, 20, 40), 0, 0, 0),
-    ("Huber", ROWS, NYSTROM, 60, 0, 0, 1024),
-    ("Huber", ROWS, SVRG, 48, 0.3, 0.998, 1024),
-    *(("Huber", ROWS, name, 350, 0, 0, 1024) for name in MEMORIES),
-    ("origin", ROWS, NYSTROM, 60, 0, 0, 1024),
-    ("origin", ROWS, SVRG, 30, 3, 0.995, 1024),
-    *(("origin", ROWS, name, 200, 0, 0, 1024) for name in MEMORIES),
-    ("origin", ROWS, NEWTON, (8,), 0, 0, 0),
-    *(("late", rows, name, 400, 0, 0, 1024) for rows, name in product(DEFAULTS, MEMORIES)),
-    *(("late", rows, NEWTON, range(4, 13), 0, 0, 0) for rows in DEFAULTS),
-    *(("late", rows, NYSTROM, 100, 0, 0, size) for rows, size in DEFAULTS.items()),
+SGD, LBFGS = "SGD, nag, falling", next(iter(MEMORIES))
+#: Problem, method, data passes (of scikit-learn: after how many iterations it is looked at);
+#: rate and momentum where the search begins, and the minibatch, 0 for that of `compare`.
+PLANS: list[tuple[str, str, Any, float, float, int]] = [
+    *(("late", NYSTROM, 60, 0, 0, size) for size in (1024, 4096, 0)),
+    ("late", SVRG, 18, 3, 0.99, 1024),
+    ("late", SVRG, 33, 10, 0.97, 4096),
+    ("late", STORED, 12, 3, 0.99, 1024),
+    ("late", SGD, 12, 3, 0.9, 1024),
+    ("late", SGD, 24, 3, 0.9, 1024),
+    ("late", "Adam, falling", 24, 0.3, 0, 1024),
+    *(("late", name, 220, 0, 0, 1024) for name in MEMORIES),
+    ("late", NEWTON, range(4, 10), 0, 0, 0),
+    ("late", "sklearn newton-cg", range(4, 10), 0, 0, 0),
+    ("late", "sklearn lbfgs", (50, 100, 200, 400), 0, 0, 0),
+    ("late", "sklearn sag", (4, 10, 20), 0, 0, 0),
+    *(("L1", NYSTROM, 40, 0, 0, size) for size in (1024, 4096)),
+    ("L1", SVRG, 15, 1, 0.97, 1024),
+    ("L1", "sklearn saga", (4, 10, 20), 0, 0, 0),
+    ("L1", "sklearn liblinear", (10, 15, 20, 30, 40), 0, 0, 0),
+    *[("L1", SKGLM, range(3, 11), 0, 0, 0)] * bool(find_spec(SKGLM)),
+    ("Huber", NYSTROM, 60, 0, 0, 1024),
+    ("Huber", SVRG, 48, 0.3, 0.998, 1024),
+    *(("Huber", name, 350, 0, 0, 1024) for name in MEMORIES),
+    ("origin", NYSTROM, 60, 0, 0, 1024),
+    ("origin", SVRG, 30, 3, 0.995, 1024),
+    *(("origin", name, 200, 0, 0, 1024) for name in MEMORIES),
+    ("origin", NEWTON, (8,), 0, 0, 0),
+    ("kernel", NYSTROM, 150, 0, 0, 0),
+    ("kernel", SGD, 60, 10, 0.99, 1024),
+    ("kernel", LBFGS, 600, 0, 0, 0),
+    *(("kernel", f"{NEWTON}{dtype}", range(4, 10), 0, 0, 0) for dtype in ("", ", float64")),
+    ("kernel, 2000", NYSTROM, 100, 0, 0, 0),
+    *((name, method, 400, 0, 0, 0) for name in SIZES for method in (NYSTROM, *MEMORIES)),
+    *((name, NEWTON, range(4, 13), 0, 0, 0) for name in SIZES),
 ]
 PROBLEMS = dict.fromkeys(name for name, *_ in PLANS)
 
 
-def run(quick: bool) -> Records:
-    """Train everything on everything: a record per training."""
+def run(quick: bool, only: Sequence[str] = ()) -> Records:
+    """Train everything on everything, or on some problems: a record per training."""
     records: Records = []
-    plans = [plan for plan in PLANS if plan[1] == ROWS] if quick else PLANS
-    for name, rows, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):
+    plans = [plan for plan in PLANS if plan[0] in (only or PROBLEMS)]
+    for name, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):
         if quick:
-            rows, budget = 1_000, 3 if isinstance(budget, int) else [2]
-        train = partial(_train, name, rows, method, budget, minibatch)
+            budget = 3 if isinstance(budget, int) else [2]
+        case = problem(name, 1_000 if quick else None)
+        train = partial(trained, case, method, budget, LEVELS[-1])
+        settings: dict = {"minibatch": minibatch, "plain_epochs": int(method == NYSTROM)}
         axes = [RATES, MOMENTA]
         axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
-        found = best(train, axes, start, 0, LEVELS[2])
+        found = best(partial(train, **settings), axes, start, LEVELS[-1])
         records.append(found)
         if (method == NYSTROM or (name == "late" and method in (SVRG, STORED))) and not quick:
-            place = [found[key] for key in ("rate", "momentum")]
-            records += [train(*place, seed=seed) for seed in SEEDS[1:]]
+            settings.update(rate=found["rate"], momentum=found["momentum"])
+            records += [train(seed=seed, **settings) for seed in SEEDS[1:]]
     return records
-
-
-def _train(
-    name: str,
-    rows: int,
-    method: str,
-    budget: Any,
-    minibatch: int,
-    rate: float,
-    momentum: float,
-    **more: Any,
-) -> dict[str, Any]:
-    settings = {"rate": rate, "momentum": momentum, "minibatch": minibatch, **more}
-    settings["plain_epochs"] = int(method == NYSTROM)  # before the first refresh
-    return trained(problem(name, rows), method, budget, LEVELS[-1], **settings)
 
 
 # --- what is shown -----------------------------------------------------------------------------
@@ -97,94 +92,52 @@ def _train(
 def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     """A table of all methods, one by size, and single numbers of the first run."""
     records = next(iter(runs.values()))
-    found = {
-        "flights": as_text(list(_rows(runs))),
-        "flights by size": as_text(list(_by_size(runs))),
-    }
-    ours = _some(records, "late", method=SVRG, minibatch=1024)
-    found["flights: search"] = _search(ours[0])
-    compared = {
-        f"no search, {size}": {"method": NYSTROM, "minibatch": size} for size in (1024, 4096)
-    }
-    compared.update({"tuned": {"method": SVRG, "minibatch": 1024}, "newton": {"method": NEWTON}})
-    compared["L-BFGS"] = {"method": next(iter(MEMORIES))}
-    for what, (unit, digits) in enumerate((("passes", ".0f"), ("seconds", ".2g"))):
-        each = {
-            who: median(_some(records, "late", **key), LEVELS[-1], what)
-            for who, key in compared.items()
-        }
-        for who, value in each.items():
-            found[f"flights: {who}, {unit}"] = number(value, digits)
-            for rival in ("L-BFGS", "newton"):
-                found[f"flights: {rival} over {who}, {unit}"] = number(each[rival] / value, ".2g")
-    found["flights: headline"] = (
+    numbers = {}
+    compared = {f"no search, {size}": (NYSTROM, {"minibatch": size}) for size in (1024, 4096)}
+    compared["tuned"] = (SVRG, {"minibatch": 1024})
+    compared.update({"newton": (NEWTON, {}), "L-BFGS": (LBFGS, {})})
+    for who, (method, key) in compared.items():
+        some = _some(records, "late", method=method, **key)
+        numbers[f"{who}, passes"] = number(median(some, LEVELS[-1]))
+        numbers[f"{who}, seconds"] = number(median(some, LEVELS[-1], 1), ".2g")
+    numbers["headline"] = (
         "{no search, 4096, passes} passes and {no search, 4096, seconds} s. `newton-cholesky` of "
         "scikit-learn needs {newton, seconds} s, L-BFGS {L-BFGS, passes} passes and "
         "{L-BFGS, seconds} s"
-    ).format(**{name.partition(": ")[2]: text for name, text in found.items()})
-    return found
-
-
-def _search(entry: Mapping[str, Any]) -> str:
-    """What the search of the best setting took."""
-    if entry.get("trainings", 1) == 1:
-        return ""
-    return f"{entry['trainings']} trainings, {entry['search_seconds']:.2g} s"
-
-
-def _rival(records: Records, level: float, rows: int) -> Records:
-    """L-BFGS with the memory that is quicker to a level."""
-    each = [_some(records, "late", rows=rows, method=name) for name in MEMORIES]
-    return min(each, key=lambda entries: median(entries, level, 1))
+    ).format(**numbers)
+    texts = {f"flights: {name}": text for name, text in numbers.items()}
+    main = [name for name in PROBLEMS if name not in SIZES]
+    shown = {"flights": _rows(runs, main), "flights by size": _rows(runs, SIZES)}
+    return {**texts, **{name: as_text(list(rows)) for name, rows in shown.items()}}
 
 
 def _some(records: Records, name: str, **key: Any) -> Records:
-    """Those of a problem, with all rows if nothing else is said."""
-    key = {"problem": name, "rows": max(entry["rows"] for entry in records), **key}
-    return [entry for entry in records if key.items() <= entry.items()]
+    """Those of a problem."""
+    return [entry for entry in records if {"problem": name, **key}.items() <= entry.items()]
 
 
-def _rows(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
+def _rows(runs: Mapping[str, Records], names: Sequence[str]) -> Iterator[dict[str, str]]:
     """A row for each problem, method, minibatch and budget: medians over the seeds."""
     first = next(iter(runs.values()))
-    for name in PROBLEMS:
+    for name in names:
         for entry in _some(first, name, seed=SEEDS[0]):
-            names = ["method", "minibatch", *["budget"] * ("falling" in entry["method"])]
-            key = {name: entry[name] for name in names}
+            same = ["method", "minibatch", *["budget"] * ("falling" in entry["method"])]
+            key = {key: entry[key] for key in same}
             each = {version: _some(records, name, **key) for version, records in runs.items()}
             method = entry["method"].replace(", nag", "").replace("falling", "{budget} passes")
             method = method.replace(NYSTROM, "SVRG, no search")
             method += ", {minibatch} rows" * (entry["minibatch"] not in (0, 1024))
+            search = "{trainings} trainings, {search_seconds:.2g} s"
             yield {
                 "problem": name,
                 "method": method.format(**entry),
+                "storage": entry.get("storage", ""),
                 "rate, momentum": f"{entry['rate']:g}, {entry['momentum']:g}" * (entry["rate"] > 0),
                 "passes": _three(_some(first, name, **key), 0, ".0f"),
                 **{f"s, {version}": _three(entries, 1, ".2g") for version, entries in each.items()},
-                "search": _search(entry),
+                "search": search.format(**entry) if entry.get("trainings", 1) > 1 else "",
             }
 
 
 def _three(entries: Records, what: int, digits: str) -> str:
     return "/".join(number(median(entries, level, what), digits) for level in LEVELS)
-
-
-def _by_size(runs: Mapping[str, Records]) -> Iterator[dict[str, str]]:
-    """Passes and seconds to the middle level."""
-    first, level = next(iter(runs.values())), LEVELS[1]
-    for rows in sorted({entry["rows"] for entry in first}):
-        row: dict[str, str] = {}
-        for version, records in runs.items():
-            size = {"minibatch": DEFAULTS.get(rows, 1024)}
-            compared = [
-                _some(records, "late", rows=rows, method=NYSTROM, **size),
-                _rival(records, level, rows),
-                _some(records, "late", rows=rows, method=NEWTON),
-            ]
-            passes, seconds = (
-                "/".join(number(median(entries, level, what), digits) for entries in compared)
-                for what, digits in enumerate((".0f", ".2g"))
-            )
-            row = row or {"flights": f"{rows:,}", **size, "passes": passes}
-            row[f"s, {version}"] = seconds
-        yield row

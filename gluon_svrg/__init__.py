@@ -31,8 +31,8 @@ from typing import TYPE_CHECKING, Any
 from .kvstore import job as _job
 
 if TYPE_CHECKING:
-    from .mars import MARSTrainer as MARSTrainer
     from .curvature.preconditioner import Nystrom as Nystrom
+    from .mars import MARSTrainer as MARSTrainer
     from .saga import SAGATrainer as SAGATrainer
     from .saga import SAGTrainer as SAGTrainer
     from .sarah import SARAHTrainer as SARAHTrainer

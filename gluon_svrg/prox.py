@@ -320,11 +320,6 @@ class ProximalOperators:
                 _check_optimizer(operator, optimizer, settings)
             _check_parameter(operator, parameter)
 
-    def take(self) -> dict[Parameter, Prox]:
-        """The operators, for a preconditioner, and none are left here."""
-        operators, self.operators = self.operators, {}
-        return operators
-
     def note_moving(self, parameters: Sequence[Parameter]) -> None:
         """Note which weights the optimizer is about to move: those with fresh gradients."""
         self._moving = {}

@@ -6,6 +6,8 @@ both anew, and they take effect when the optimizer has moved the weights.
 
 from __future__ import annotations
 
+from typing import Any
+
 from mxnet.ndarray import NDArray
 
 from .passes.columns import Columns, Mean

@@ -103,8 +103,10 @@ class SVRG(Method):
 class PreconditionedSVRG(Preconditioned, SVRG):
     """SVRG whose estimate becomes the direction of a preconditioner."""
 
+    name = "SVRG"
 
-def _method(coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) -> SVRG:
+
+def _svrg(coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) -> SVRG:
     if preconditioner is None:
         return SVRG(coefficient)
     return PreconditionedSVRG(coefficient, preconditioner)
@@ -166,7 +168,7 @@ class SVRGTrainer(VarianceReducedTrainer):
     """
 
     _method: SVRG
-    _method_class = staticmethod(_method)
+    _method_class = staticmethod(_svrg)  # type: ignore[assignment]
 
     @property
     def coefficient(self) -> float:

@@ -147,8 +147,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         )
         method.network = self._network = Network(self._all_parameters)
         method.optimizer = self.optimizer
-        if method.preconditioner is not None:
-            method.take_operators(self._prox.take())
+        self._prox.operators = method.take_operators(self._prox.operators)
         self._held = _Held(method, LiveGradients(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
         kind = " with ".join((method.name, *method.saved_with))
@@ -643,8 +642,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 found.read(is_refresh=True)
                 compared = found.compared_at(self._lock.locked)
             stack.enter_context(network.grads_kept())
-            scale, kept = self._loss_scale.value, {"keeps_rows": keeps_rows, "compared": compared}
-            full = full_gradient(network, closure, batches, self._lock, scale, done, **kept)
+            about = batches, self._lock, self._loss_scale.value, done, keeps_rows, compared
+            full = full_gradient(network, closure, *about)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
         accepted = found is None or found.accepts(full, self._lock.locked)
@@ -681,11 +680,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         }
         if method.preconditioner is not None:
             line.update(method.preconditioner.end_epoch())
-        if not accepted:  # the line is of the snapshot, as the last one
-            line["mean_loss"] = method.preconditioner.controller.mean_loss
-            line["gradient_norm"] = (progress.history or [{"gradient_norm": None}])[-1][
-                "gradient_norm"
-            ]
+        if not accepted:  # the line is of the snapshot, as the one before
+            earlier = progress.history[-1:] if method.has_state else []
+            line["gradient_norm"] = earlier[0]["gradient_norm"] if earlier else None
         progress.history = [*progress.history, line]
         return _Held(method, LiveGradients(method, self._network), progress)
 

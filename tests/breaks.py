@@ -187,6 +187,9 @@ BREAKS = {
         ("estimator.trainer.epoch_count.epochs += 1", "pass", "estimator loop_by_hand"),
     ],
     "compare/training.py": [
+        ("since % self.problem.refresh_every", "since % 1", "compare_engine refreshes_come"),
+        ("(1 + cos(pi * part))", "(1 + cos(pi * part / 2))", "compare_engine rates_of_steps"),
+        ('method.base == "sag" and epoch > 0', "False", "compare_engine order_of_minibatches"),
         ("len(batch[0]) if mx", "1 if mx", "compare_engine equal_gradients[4-sgd"),
         ("self.done + cost / 2", "self.done - cost", "compare_engine equal_gradients[4-svrg"),
         ("raise FloatingPointError(", "print(", "compare_engine divergence"),
@@ -195,28 +198,47 @@ BREAKS = {
         ("gradient + decays * weights", "gradient", "compare_engine penalty"),
         ("losses + self.problem", "losses + 0 * self.problem", "compare_engine penalty"),
     ],
+    "compare/methods.py": [
+        ("Linear(0.75, snapshots)", "Linear(0.75, 3 * snapshots)", "compare_engine coefficient"),
+        ('"lock_random": problem.is_random', '"lock_random": False', "compare_engine lock_of"),
+        ('if method.base not in ("", *TRAINERS):', "if False:", "compare_engine proximal"),
+    ],
     "compare/problem.py": [
+        ("penalties += number(", "penalties += 0 * number(", "compare_engine proximal"),
+        ("operator(weight, 0.0).copyto(weight)", "pass", "compare_engine bounds"),
         ('p.grad_req = "write"', "pass", "compare_engine gradients_that_add"),
         ("if not any(p.data()", "if False and any(p.data()", "compare_engine beside_zero"),
     ],
     "compare/data.py": [
+        ("= batch_size or size or 2 **", "= 2 **", "compare_engine default_minibatch"),
         ("one is None or other is None or", "other is not None and", "compare_engine one_more"),
     ],
     "compare/search.py": [
+        ("method.batch_size(self.problem.data)", "10", "compare_engine default_minibatch"),
         ("for each in near if", "for each in () if", "compare_engine 'edge or seed'"),
         ("(firsts[rate] <= worst and", "(False and", "compare_engine 'edge or seed'"),
         ("np.median(np.where(", "np.min(np.where(", "compare_engine 'edge or seed'"),
+        ('max((end["seconds"]', 'min((end["seconds"]', "compare_engine time_of_the_slowest"),
         ("number -= 1  #", "pass  #", "compare_engine search_is_counted"),
         ("/ (len(order) - place), end", ", end", "compare_engine budget"),
     ],
     "compare/comparison.py": [
-        ("if min(ends[name]) <= max(ends[best])", "", "compare_engine worse_and_equal"),
+        ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
         ("self._curve(each) <= level", "self._curve(each) >= level", "compare_engine minimum"),
         ("self._minimum, self._least)", "self._minimum, 0.0)", "compare_engine smallest_gap"),
         ("and e not in some]", "]", "compare_engine search_is_counted"),
-        ("(free or quick)[0]", "quick[0]", "compare_engine rivals"),
     ],
-    "commands/compare.py": [("seeds=range(options.seed,", "seeds=range(0,", "compare momentum")],
+    "commands/compare.py": [
+        ("seeds=range(options.seed,", "seeds=range(0,", "compare momentum"),
+        ("loss if is_lowest else None", "loss", "compare converged"),
+        ("return 130 if", "return 0 if", "compare interrupt"),
+        ("frame[target] = texts[target]", "pass", "compare none_and_na"),
+        ("utc=True, ", "", "compare nothing_is_guessed"),
+        ('{".*weight": L1(self.l1)}', "L1(self.l1)", "compare weights_alone"),
+        ("self.l1 * np.sign(w)", "0 * w", "compare minimum_with_l1"),
+        ("net.bias.wd_mult = 0.0", "pass", "compare weights_alone"),
+        ("] > MOST_WEIGHTS", "] > 1e9", "compare wide_file"),
+    ],
 }
 
 

@@ -455,7 +455,7 @@ class Nystrom:
             if way.any():
                 now, then = self.penalty.least(self.w, slope), self.penalty.least(self.s, self.full)
                 ratio = now @ way / (then @ way)
-                is_stale = ratio > 0.9 and 3 * self.T > self.k.most_budget and not self.is_measuring
+                is_stale = ratio > 0.9 and self.k.most_budget < 3 * self.T and not self.is_measuring
                 up, down = min(3 * self.T, 3), max(self.T / 2, 0.1)
                 self.T = up if ratio > 0.05 else down
         if self.secants:

@@ -1,5 +1,6 @@
 """`gluon_svrg.compare`: equal starts, minibatches and gradients, the search, and what is said."""
 
+import functools
 import itertools
 import random
 import re
@@ -14,11 +15,14 @@ from kit import noticed, sequence
 from loops import backward
 from mxnet import autograd, gluon
 from problems import array, contexts
+from scipy.sparse import csr_matrix
 
 from gluon_svrg import SVRGTrainer
-from gluon_svrg.compare import Comparison, compare, data, problem, search, training
+from gluon_svrg.compare import compare, data, problem, search, training
 from gluon_svrg.compare.comparison import OF_FLOAT32
+from gluon_svrg.prox import L1, Box
 from gluon_svrg.schedule import Linear
+from gluon_svrg.trainer import VarianceReducedTrainer
 
 RNG = np.random.RandomState(0)
 X = RNG.normal(size=(100, 5))
@@ -188,7 +192,6 @@ def test_a_known_minimum_and_a_callable():
     assert np.isnan(table.loc["sgd", "passes to 1e-05"])
     assert table.loc["lbfgs", "passes to 1e-05"] < table.loc["svrg", "passes to 1e-05"] < 60
     assert np.allclose(table["gap"], table["loss"] - MINIMUM, atol=1e-6)
-    assert "Worse in each seed: sgd" in found.verdict
     assert "to 0.001 and so on: until the gap is that part of the first one" in str(found)
     assert "First in passes: lbfgs 5; svrg " in found.verdict
     with pytest.raises(ValueError, match="'saga' keeps the gradient of each minibatch"):
@@ -201,15 +204,17 @@ def plain(params, rate, wd=0.0):
     return gluon.Trainer(params, "sgd", {"learning_rate": rate, "wd": wd}, kvstore=None)
 
 
-def test_worse_and_equal():
+def test_the_verdict():
+    """Who is first, of those that get there, and the code of the first one; nothing else."""
     found = regression({"sgd": "sgd", "decayed": partial(plain, wd=1.0)}, seeds=3)
-    assert "Worse in each seed: decayed" in found.verdict
-    assert "Not there: decayed." in found.verdict
-    found = regression({"mine": plain, "sgd": "sgd"})
-    assert "The seeds do not tell it from sgd, 0.0" in found.verdict
+    assert re.fullmatch(
+        r"First in seconds to loss 0\.0\d+: sgd \S+ s\.\nFirst in passes: sgd \S+\.\n"
+        r"In your own program, sgd:\ntrainer = gluon\.Trainer\(.*\)  # minibatches of 16",
+        found.verdict,
+    )
     assert str(found).endswith(found.verdict) and "gap" not in str(found)
-    assert "chance" not in found.verdict
-    assert "With one seed all this can be chance." in regression(["sgd", "nag"], **ONE_RATE).verdict
+    found = regression({"mine": plain}, **ONE_RATE)
+    assert "own program" not in found.verdict and "First in passes: mine" in found.verdict
 
 
 @pytest.mark.parametrize("name", ["svrg+nag", "alpha-svrg", "nag-decay"])
@@ -297,6 +302,31 @@ class Clock:
 
 
 @pytest.fixture
+def steps(monkeypatch):
+    """What each trainer has in each of its steps, in a list for each name of a method."""
+    found, step, train = {}, gluon.Trainer.step, training.train
+    current = []
+
+    def recording(self, batch_size, ignore_stale_grad=False):
+        row = {"size": batch_size, "rate": self.learning_rate}
+        if isinstance(self, VarianceReducedTrainer):
+            row.update(snapshots=self.num_snapshots, lock=self.lock_random)
+            row["passes"] = self.grad_evaluations / 100  # with this step
+            row["cost"] = batch_size / 100 * (2 if self.has_snapshot else 1)
+            row["coefficient"] = getattr(self, "coefficient", None)
+        found.setdefault(current[-1], []).append(row)
+        step(self, batch_size, ignore_stale_grad)
+
+    def named(problem, method, *args):
+        current.append(method.name)
+        train(problem, method, *args)
+
+    monkeypatch.setattr(gluon.Trainer, "step", recording)
+    monkeypatch.setattr(search, "train", named)
+    return found
+
+
+@pytest.fixture
 def clock(monkeypatch):
     clock = Clock()
     for module in (problem, search, training):
@@ -316,13 +346,13 @@ def test_first_in_seconds_and_in_passes(clock):
     slowest = max(each.curve[-1]["seconds"] for each in found.chosen["svrg-stored+nag"])
     assert slowest == pytest.approx(0.01 * 7 * 12, abs=0.3)  # the measure takes no time
     assert ends["lbfgs"]["data_passes"] > 12 and ends["lbfgs"]["seconds"] < slowest + 0.1
-    assert f"lbfgs goes on, to gap {OF_FLOAT32:.2g} after " in found.verdict
     lines = found.verdict.splitlines()
     a, b = rival["seconds to 0.001"], ours["seconds to 0.001"]
     text = f"a gap of 0.001 of the first one: lbfgs {a:.3g} s; svrg-stored+nag {b:.3g} s."
     assert lines[0] == f"First in seconds to {text}"
-    assert "lbfgs is first, without variance reduction: save the trouble." in lines
-    assert lines[-1].startswith("found = scipy.optimize.minimize(") and "'maxcor': 30" in lines[-1]
+    assert lines[-1].startswith(
+        "scipy.optimize.minimize with {'maxcor': 30}: see methods.md#l-bfgs"
+    )
 
 
 def test_the_search_is_counted():
@@ -335,7 +365,6 @@ def test_the_search_is_counted():
     assert table.loc["sgd", "search passes"] == sum(end["data_passes"] for end in others)
     seconds = sum(end["seconds"] for end in others)
     assert table.loc["sgd", "search seconds"] == seconds
-    assert f"Searches: sgd {len(others)} trainings ({seconds:.3g} s)." in found.verdict
     assert table.loc["lbfgs", "search trainings"] == 0
     apart = runs[~runs.chosen].groupby(["learning_rate", "options", "seed"]).ngroups
     assert apart == len(others) and runs[runs.chosen].seed.nunique() == 2
@@ -348,18 +377,14 @@ def test_the_search_is_counted():
 
 @pytest.mark.parametrize("seconds", [1e-4, 1e4])
 def test_rivals(seconds):
-    rivals = {"newton": {"loss": MINIMUM, "seconds": seconds, "code": "fit(X, y)"}}
+    rivals = {"newton": {"loss": MINIMUM, "seconds": seconds}}
     rivals["far"] = {"loss": 1.0, "seconds": 0.0}
     found = regression(["svrg+nag"], rivals=rivals, minimum=MINIMUM, gaps=1e-2)
     assert found.table().loc["newton", "seconds to 0.01"] == seconds
     assert np.isnan(found.table().loc["far", "seconds to 0.01"]) and found.plot()
     is_first = "to a gap of 0.01 of the first one: newton 0.0001 s; svrg+nag" in found.verdict
-    assert is_first == found.verdict.endswith("In your own program, newton:\nfit(X, y)")
     assert is_first == (seconds < 1)
-    slowest = max(found._when("svrg+nag", "seconds", found._levels["0.01"]))
-    rivals["newton"]["seconds"] = slowest  # as the seeds overlap with it, it is as quick
-    found = Comparison(found._search, MINIMUM, [1e-2], rivals)
-    assert "newton is as quick as svrg+nag, without variance reduction" in found.verdict
+    assert "In your own program, svrg+nag:\ntrainer = SVRGTrainer(" in found.verdict
 
 
 def test_a_budget_in_seconds(clock, capsys):
@@ -390,17 +415,6 @@ def test_seeds_that_overlap():
     """One of two seeds gets to the gap: the median is no number, and none is said."""
     found = regression({"lucky": lucky, "sgd": "sgd"}, learning_rates=0.1, seeds=[0, 1])
     assert "nan" not in found.verdict and "inf" not in found.verdict
-
-
-def test_as_many_digits_as_seeds_tell_apart():
-    methods = {"near": lambda params, rate: plain(params, rate * (1 - 1e-4)), "sgd": "sgd"}
-    found = regression(methods, **ONE_RATE)
-    (ours,), (other,) = found.chosen["sgd"], found.chosen["near"]
-    texts = re.findall(r"0\.\d+", found.verdict.partition("After 6 passes ")[2])
-    assert float(texts[0]) == pytest.approx(ours.end["loss"], abs=1e-5)
-    assert 0 < float(texts[1]) - float(texts[0]) < 1e-4
-    apart = other.end["loss"] - ours.end["loss"]
-    assert f"{apart:.2g} away" in found.verdict and texts[1] in str(found)
 
 
 def test_a_minimum_that_is_none():
@@ -448,8 +462,24 @@ def test_loaders_and_lists():
     for given in (loader, [*loader], iter(loader)):
         found = regression(["svrg"], given, **{**ONE_RATE, "batch_size": None})
         assert found.trainings[0].curve[-1]["loss"] == expected
-    for n, size in ((100, 32), (9000, 64), (20000, 128), (10**6, 1024)):
-        assert data.Data((np.zeros((n, 1)),), None, 0).size == size
+
+
+def test_the_default_minibatch(steps):
+    """A preconditioner has about 32 steps in an epoch, unless the user has said a size."""
+    sizes = [(1, 32, 1), (100, 32, 4), (300, 32, 16), (10**3, 32, 32), (9000, 64, 256)]
+    sizes += [(20000, 128, 512), (10**5, 512, 4096), (10**6, 1024, 8192)]
+    for n, size, own in sizes:
+        found = data.Data((np.zeros((n, 1)),), None, 0)
+        assert (found.size, found.preconditioned_size) == (size, own)
+    for given, sizes in ((None, (32, 4)), (6, (6, 6))):
+        found = regression(["svrg", "svrg-nystrom", "lbfgs"], **{**ONE_RATE, "batch_size": given})
+        assert found.table()["minibatch"].tolist()[:2] == [*sizes]
+        assert np.isnan(found.table()["minibatch"]["lbfgs"])
+        lines = re.search(r"^minibatch +(\d+) +(\d+) +-$", str(found), re.M)
+        assert tuple(map(int, lines.groups())) == sizes
+        for name, size in zip(("svrg", "svrg-nystrom"), sizes):
+            assert {each["size"] for each in steps[name]} == {size, 100 % size} - {0}
+        steps.clear()
 
 
 def test_one_more_minibatch_is_no_table():
@@ -475,6 +505,148 @@ def test_the_penalty_is_in_the_loss_of_all(name):
     two = regression(loss_of=penalized, **settings).trainings[0]
     np.testing.assert_allclose(one.of("loss"), two.of("loss")[: len(one.curve)], rtol=1e-4)
     assert one.options == two.options
+
+
+def lowest_lasso(strength, steps=3000):
+    """Weights and objective at the minimum, without a penalty of the bias, by ISTA in float64."""
+    inputs, w = np.c_[X, np.ones(100)], np.zeros(6)
+    for _ in range(steps):
+        w -= 0.3 * inputs.T @ (inputs @ w - Y) / 100
+        w[:5] = np.sign(w[:5]) * np.maximum(np.abs(w[:5]) - 0.3 * strength, 0)
+    return w, ((inputs @ w - Y) ** 2).mean() / 2 + strength * np.abs(w[:5]).sum()
+
+
+def test_proximal_operators(steps):
+    """Their penalty is in the objective of all; who cannot have them is left out."""
+    w, lowest = lowest_lasso(0.5)
+    zeros = {"zeros": lambda net: (net.weight.data().asnumpy() == 0).sum()}
+    settings = {"prox": {".*weight": L1(0.5)}, "minimum": lowest, "passes": 40, "measure": zeros}
+    settings.update(seeds=1, batch_size=5)
+    settings["new_net"] = partial(dense, in_units=5)
+    found = regression(
+        ["svrg+nag", "svrg-nystrom", "nag-decay", "sgd", "adam", "lbfgs"], **settings
+    )
+    assert [*found.chosen] == ["svrg+nag", "svrg-nystrom", "nag-decay", "sgd"]
+    assert not any(each["snapshots"] for each in steps["sgd"]) and steps["svrg+nag"]
+    table = found.table()
+    assert 0 < (w == 0).sum() == table["zeros"]["svrg+nag"]
+    for name in ("svrg+nag", "svrg-nystrom"):
+        assert table["gap"][name] == pytest.approx(OF_FLOAT32, rel=2)
+    assert table["gap"]["svrg+nag"] < table["gap"]["sgd"] < 0.1
+    assert re.match(
+        r"Left out: adam. L1\(strength=0.5\) needs an optimizer whose step is .*\n"
+        r"Left out: lbfgs. It takes no proximal operators.\n",
+        found.verdict,
+    )
+    with pytest.raises(ValueError, match=r"No method can have this prox: .*'lbfgs': 'It takes no"):
+        regression(["lbfgs"], **settings)
+    with pytest.raises(ValueError, match="which fits none of the trainer's parameters"):
+        regression(["sgd"], prox={"nothing": L1(0.5)})
+
+
+def test_bounds():
+    """All begin inside of them, and stay there."""
+    least = {"least": lambda net: net.weight.data().asnumpy().min()}
+    found = regression(["svrg", "adam", "sgd"], prox=Box(0.25, 1), measure=least, **ONE_RATE)
+    assert [*found.chosen] == ["svrg", "adam", "sgd"] and found.runs["least"].min() == 0.25
+
+
+EPOCH = 7  # steps of 16 samples
+
+
+@pytest.mark.parametrize(("plain_epochs", "every"), [(1, 1), (2, 1), (0, 2), (1, 3)])
+def test_when_refreshes_come(plain_epochs, every, steps):
+    settings = {**ONE_RATE, "passes": 18.5, "plain_epochs": plain_epochs, "refresh_every": every}
+    regression(["svrg", "sarah", "storm"], **settings)
+    for name in ("svrg", "sarah"):
+        for number, row in enumerate(steps[name]):
+            expected = (number // EPOCH - plain_epochs) // every + 1
+            assert row["snapshots"] == max(0, expected)
+        assert len(steps[name]) > 5 * EPOCH
+    assert not any(row["snapshots"] for row in steps["storm"])
+
+
+def test_the_coefficient_of_alpha_svrg(steps):
+    """It falls from 0.75 at the first snapshot to 0 after the last one."""
+    regression(["alpha-svrg", "svrg"], **{**ONE_RATE, "passes": 19, "refresh_every": 2})
+    rows = [row for row in steps["alpha-svrg"] if row["snapshots"]]
+    assert rows[-1]["snapshots"] == 4
+    for row in rows:
+        expected = 0.75 * (1 - (row["snapshots"] - 1) / 4)
+        assert row["coefficient"] == pytest.approx(expected, abs=1e-6)
+    assert {row["coefficient"] for row in steps["svrg"]} == {1.0}
+
+
+@pytest.mark.parametrize("name", ["nag-decay", "svrg+nag-decay", "nag", "saga"])
+def test_the_rates_of_steps(name, steps):
+    """A rate that decays is half a cosine of the gradients so far, as a part of all."""
+    regression([name], **ONE_RATE)
+    before, rates = 0, []
+    for row in steps[name]:
+        before = row["passes"] - row["cost"] if "svrg" in name else before
+        rates.append(0.03 * (0.5 * (1 + np.cos(np.pi * before / 6)) if "decay" in name else 1))
+        before += row["size"] / 100
+    assert [row["rate"] for row in steps[name]] == pytest.approx(rates, rel=1e-6)
+    assert "decay" not in name or rates[-1] < 0.01 * rates[0]
+
+
+@pytest.mark.parametrize("is_random", [False, True])
+def test_the_lock_of_random_numbers(is_random, steps):
+    def loss_of(net, X, y):
+        return squares(net, DROP(X) if is_random else X, y)
+
+    names = ["svrg", "svrg-stored", "saga", "storm", "mars"]
+    regression(names, loss_of=loss_of, **ONE_RATE)
+    assert {row["lock"] for name in names for row in steps[name]} == {is_random}
+
+
+def test_the_order_of_minibatches(monkeypatch):
+    """Each comes once in an epoch; after the first one SAG draws them with replacement."""
+    found = {}
+    step = VarianceReducedTrainer.step
+
+    @functools.wraps(step)
+    def recording(self, *args, batch_index=None, **kwargs):
+        found.setdefault(type(self).__name__, []).append(batch_index)
+        return step(self, *args, batch_index=batch_index, **kwargs)
+
+    monkeypatch.setattr(VarianceReducedTrainer, "step", recording)
+    regression(["saga", "sag"], **{**ONE_RATE, "passes": 8})
+    for name, is_sag in (("SAGATrainer", False), ("SAGTrainer", True)):
+        epochs = np.reshape(found[name][: 7 * EPOCH], (7, EPOCH))
+        whole = [sorted(epoch) == [*range(EPOCH)] for epoch in epochs]
+        assert whole[0] and all(whole) != is_sag
+        assert len({tuple(epoch) for epoch in epochs}) == 7
+
+
+def test_lbfgs_has_the_time_of_the_slowest(clock):
+    class Slow(gluon.Trainer):
+        def step(self, batch_size):
+            clock.now += 0.02
+            super().step(batch_size)
+
+    def slow(params, rate):
+        return Slow(params, "sgd", {"learning_rate": rate}, kvstore=None)
+
+    def loss_of(net, X, y):  # a pass takes 0.07 seconds
+        clock.now += 0.0007 * len(X) if autograd.is_recording() else 0
+        return squares(net, X, y)
+
+    methods = {"slow": slow, "lbfgs": "lbfgs", "sgd": "sgd"}
+    found = regression(methods, loss_of=loss_of, **{**ONE_RATE, "passes": 4})
+    ends = {name: some[0].curve[-1]["seconds"] for name, some in found.chosen.items()}
+    assert ends["sgd"] == pytest.approx(0.28, abs=0.03) and ends["slow"] > ends["sgd"] + 0.5
+    assert ends["slow"] - 0.07 < ends["lbfgs"] < ends["slow"] + 0.07
+
+
+def test_the_verdict_is_of_the_smallest_gap_that_one_reaches():
+    found = regression(["sgd"], minimum=MINIMUM, gaps=[0.5, 1e-9], learning_rates=[0.03, 0.1])
+    assert found.verdict.startswith("First in seconds to a gap of 0.5 of the first one: sgd ")
+
+
+def test_sparse_arrays_of_scipy():
+    one, other = (regression(["svrg"], (inputs, Y), **ONE_RATE) for inputs in (X, csr_matrix(X)))
+    assert one.trainings[0].end["loss"] == other.trainings[0].end["loss"]
 
 
 def test_the_memory_of_lbfgs():

@@ -12,6 +12,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 from .. import _arguments
 from ..passes.closure import takes
+from ..prox import ProxArgument
 from .comparison import TAKEN, Comparison
 from .data import Data
 from .methods import STORED, methods_of, needs
@@ -47,6 +48,7 @@ def compare(
     minimum: float | None = None,
     gaps: float | Sequence[float] = (1e-3, 1e-6, 1e-9),
     l2: float = 0.0,
+    prox: ProxArgument = None,
     learning_rates: float | Sequence[float] | None = None,
     optimizer_params: Mapping[str, Any] | None = None,
     plain_epochs: int = 1,
@@ -70,20 +72,20 @@ def compare(
     loss_of : callable
         ``loss_of(net, X, y)`` returns the loss of each sample.
     data : tuple of arrays, DataLoader, list of minibatches, or callable
-        Arrays of NumPy or MXNet, which are shuffled for each epoch; minibatches, which are read
-        once into arrays; or ``batches(seed, epoch)``, which returns the minibatches of an epoch.
+        Arrays of NumPy, MXNet or SciPy (dense ones are made), shuffled for each epoch; minibatches,
+        read once into arrays; or ``batches(seed, epoch)``, which returns those of an epoch.
     methods : sequence of str, or dict
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
         cosine. ``svrg-nystrom`` sets its own rate and momentum. A dict has such names, or functions
-        of the parameters and a learning rate that
-        return a trainer. By default several, L-BFGS where losses are not random.
+        of the parameters and a rate that return a trainer. By default several, L-BFGS where losses
+        are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
-        Samples in a minibatch of arrays. By default that of a DataLoader, or from 32 to 1,024, so
-        that an epoch has 128 steps or more where it can.
+        Samples in a minibatch of arrays, for all methods. By default that of a DataLoader, or from
+        32 to 1,024: an epoch has 128 steps or more where it can. ``svrg-nystrom`` has about 32.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional
@@ -98,6 +100,9 @@ def compare(
         Distances to the minimum, as parts of the first one, whose passes and seconds the table has.
     l2 : float, default 0
         Half of it times the squared norm of all weights is in the loss of all methods.
+    prox : Prox or dict, optional
+        Penalties and bounds of all methods, as for `SVRGTrainer`, which are in the loss. Methods
+        that cannot have them are left out; functions of yours pass them to trainers themselves.
     learning_rates : float or sequence of float, optional
         The only rates to try.
     optimizer_params : dict, optional
@@ -111,7 +116,7 @@ def compare(
         When to end with what there is. Each method has an equal share of what is left.
     rivals : dict, optional
         What solvers of elsewhere need: ``{"newton-cholesky": {"loss": 0.74, "seconds": 0.6}}``,
-        with the objective in place of the loss, and perhaps with their ``code``.
+        with the objective in place of the loss.
     progress : bool, default True
         Whether to show a bar, and the expected time.
 
@@ -160,7 +165,9 @@ def compare(
     source = Data(data, batch_size, all_seeds[0])
     if not takes(loss_of, (None, *source.first())):
         raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
-    problem = Problem(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2)
+    problem = Problem(
+        new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox
+    )
     if objective not in problem.measures:
         hint = _arguments.near(objective, problem.measures)
         raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
@@ -174,26 +181,33 @@ def compare(
         methods = METHODS[:-1]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
-    known = methods_of(methods, optimizer_params, penalty, snapshots)
+    known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}
     for method in known:  # mistakes must not wait for the first trainings
         if not method.steps and problem.is_random:
             raise ValueError(RANDOM)
-        if method.steps:
-            trainer = method.trainer(
-                problem, problem.network(all_seeds[0]), 0.01, method.options[0]
-            )
-            refreshes, has_table = needs(trainer)
-            if has_table or method.base == STORED:
-                source.fixed(all_seeds[0], method.name)
-            if refreshes and passes <= plain_epochs + 1:
-                raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
+        try:
+            net, options = problem.network(all_seeds[0]), method.options[0]
+            refreshes, has_table = needs(method, method.trainer(problem, net, 0.01, options))
+        except ValueError as error:
+            if prox is None:
+                raise
+            left_out[method.name] = str(error)
+            continue
+        if has_table or method.base == STORED:
+            source.fixed(all_seeds[0], method.name)
+        if refreshes and passes <= plain_epochs + 1:
+            raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
+    known = [method for method in known if method.name not in left_out]
+    if not known:
+        raise ValueError(f"No method can have this prox: {left_out}.")
     sign, most = -1 if maximize else 1, inf if seconds is None else seconds
     start = problem.first[objective]
     if minimum is not None and sign * (start - minimum) <= 0:
         raise ValueError(f"minimum is {minimum:g}, and a new network is there already: {start:g}.")
-    search = Search(problem, known, all_seeds, rates, objective, sign, most)
+    search = Search(problem, known, all_seeds, rates, objective, sign, most, left_out)
+    search.minimum, search.gaps, search.rivals = minimum, steps, rivals or {}
     search.run(progress)
-    return Comparison(search, minimum, steps, rivals or {})
+    return Comparison(search)
 
 
 def _numbers(given: Any, name: str) -> set[float]:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from itertools import count
 from math import inf, isfinite, isnan, nan
-from typing import TYPE_CHECKING, Any, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -22,7 +21,7 @@ COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56
 MARKERS = "o<^sDvPp"
 #: The columns of tables, or how they begin, after which no measure may be called.
 TAKEN = (
-    "method|learning.rate|options|seed|chosen|data_passes|seconds|loss|lowest|highest"
+    "method|learning.rate|options|minibatch|seed|chosen|data_passes|seconds|loss|lowest|highest"
     "|(passes|seconds) to .*|search .*"
 )
 
@@ -33,13 +32,7 @@ class Comparison:
     Parameters
     ----------
     search : Search
-        All trainings.
-    minimum : float, optional
-        The best possible objective.
-    gaps : sequence of float
-        Distances to it, as parts of the first one, the largest first.
-    rivals : dict
-        What solvers of elsewhere reach.
+        All trainings, and what they are compared with.
 
     Attributes
     ----------
@@ -52,27 +45,22 @@ class Comparison:
         Whether an interrupt, or the end of the time, ended it early.
     """
 
-    def __init__(
-        self,
-        search: Search,
-        minimum: float | None,
-        gaps: Sequence[float],
-        rivals: Mapping[str, Mapping[str, Any]],
-    ) -> None:
+    def __init__(self, search: Search) -> None:
         self.trainings, self.chosen = [*search.done.values()], search.chosen
         self.interrupted, self._search = search.ended is not None, search
         self._all = {**self.chosen}  # and a training of each rival
-        for name, row in rivals.items():
+        for name, row in search.rivals.items():
             end = {"data_passes": nan, **row}
-            self._all[name] = [Training(name, nan, {}, 0, inf, curve=[end])]
-        self._notes = ["It ended early, and not all was tried."] * self.interrupted
+            self._all[name] = [Training(name, nan, {}, 0, 0, inf, curve=[end])]
+        self._notes = [f"Left out: {name}. {why}" for name, why in search.left_out.items()]
+        self._notes += ["It ended early, and not all was tried."] * self.interrupted
         start, sign = search.problem.first[search.objective], search.sign
         is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
-        self._minimum = minimum
+        self._minimum = minimum = search.minimum
         best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
         if minimum is not None and sign * minimum - best > max(
-            10 * self._least, gaps[-1] * abs(start - minimum)
+            10 * self._least, search.gaps[-1] * abs(start - minimum)
         ):
             self._minimum, found = None, f"{search.objective} is {sign * best:.6g} at best"
             self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {found}.")
@@ -81,17 +69,14 @@ class Comparison:
             name: np.array([self._curve(each)[each.place] for each in trainings])
             for name, trainings in self._all.items()
         }
-        self._order = sorted(
-            self.chosen, key=lambda n: (np.median(self._ends[n]), max(self._ends[n]))
-        )
-        lowest, *rest = (self._ends[name] for name in self._order)
-        edges = [(max(lowest), min(ends)) for ends in rest if max(lowest) < min(ends) < inf]
-        digits = (n for n in count(4) if all(f"{a:.{n}g}" != f"{b:.{n}g}" for a, b in edges))
-        self._form = f".{next(digits)}g" if self._minimum is None else ".2g"
+        lowest = min(
+            (np.median(each), max(each)) for n, each in self._ends.items() if n in self.chosen
+        )[1]
+        self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
-        self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
-        if not any(max(lowest) <= level for level in self._levels.values()):
-            self._levels[f"{self._what} {self._text(max(lowest))}"] = max(lowest)
+        self._levels = {f"{gap:g}": gap * first for gap in search.gaps if self._minimum is not None}
+        if not any(lowest <= level for level in self._levels.values()):
+            self._levels[f"{self._what} {self._shown(lowest):{self._form}}"] = lowest
 
     @property
     def runs(self) -> pd.DataFrame:
@@ -110,8 +95,8 @@ class Comparison:
         Returns
         -------
         pandas.DataFrame
-            Learning rate and options; the passes and seconds to each gap, or to what the best
-            method reaches, NaN where most seeds do not; at equal passes the median, lowest and
+            Learning rate, options and minibatch; the passes and seconds to each gap, or to what the
+            best method reaches, NaN where most seeds do not; at equal passes the median, lowest and
             highest objective, or its distance to a known minimum, and medians of the loss, the
             measures and the seconds; what the search cost: the other trainings.
         """
@@ -119,6 +104,7 @@ class Comparison:
         for name, some in self._all.items():
             row: dict[str, Any] = {"learning rate": some[0].learning_rate}
             row["options"] = _listed(some[0].options)
+            row["minibatch"] = some[0].batch_size or nan
             for text, level in self._levels.items():
                 for what, key in (("passes", "data_passes"), ("seconds", "seconds")):
                     row[f"{what} to {text}"] = np.median(self._when(name, key, level))
@@ -145,9 +131,6 @@ class Comparison:
         """The objectives of what is minimized, or the gaps."""
         return values if self._minimum is not None else self._search.sign * values
 
-    def _text(self, value: float) -> str:
-        return f"{self._shown(value):{self._form}}"
-
     def _when(self, name: str, key: str, level: float) -> np.ndarray:
         """For each seed, the passes or seconds until what is minimized is at a level."""
         found = []
@@ -169,7 +152,7 @@ class Comparison:
         table = self.table().drop(columns="loss" if minus else [])
         forms = dict.fromkeys((self._what, "lowest", "highest"), self._form)
         for key, values in table.items():
-            is_count = "passes" in str(key) or "trainings" in str(key)
+            is_count = any(word in str(key) for word in ("passes", "trainings", "minibatch"))
             form = forms.get(str(key), "" if key == "options" else ".0f" if is_count else ".3g")
             table[key] = [f"{each:{form}}" if each == each else "-" for each in values]
         for name, (first, *_) in self.chosen.items():
@@ -182,73 +165,23 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Who is first in seconds and in passes, what the search cost, and the code to use."""
-        order = [name for name in self._order if isfinite(np.median(self._ends[name]))]
+        """Who is first in seconds and in passes, and the code to use."""
         methods = {method.name: method for method in self._search.methods}
-        table, untrained = self.table(), [name for name in methods if name not in self.chosen]
-        if not order:
-            return "\n".join([*self._notes, "All methods diverged at all rates that were tried."])
+        untrained = ", ".join(name for name in methods if name not in self.chosen)
+        said = [*self._notes, *([f"Not trained: {untrained}."] if untrained else [])]
+        if not any(isfinite(np.median(self._ends[name])) for name in self.chosen):
+            return "\n".join([*said, "All methods diverged at all rates that were tried."])
+        table = self.table()
         text = [each for each in self._levels if table[f"passes to {each}"].notna().any()][-1]
         goal = text if " " in text else f"a gap of {text} of the first one"
         seconds = table[f"seconds to {text}"].dropna().sort_values()
         passes = table[f"passes to {text}"].dropna().sort_values()
-        searches = table[table["search trainings"] > 0]
-        costs = searches["search seconds"].map(" trainings ({:.3g} s)".format)
-        costs = searches["search trainings"].astype(int).astype(str) + costs
-        said = [
-            *self._notes,
-            f"First in seconds to {goal}: {_listed(seconds, '; ', '.3g', ' s')}.",
-            f"First in passes: {_listed(passes, '; ', '.3g')}.",
-        ]
-        for form, names in (
-            ("Not there: {}.", [name for name in order if name not in seconds]),
-            ("Diverged: {}.", [name for name in self._order if name not in order]),
-            ("Not trained: {}.", untrained),
-            ("Searches: {}.", [f"{name} {cost}" for name, cost in costs.items()]),
-        ):
-            said += [form.format("; ".join(names))] if names else []
-        said += self._after_equal_passes(order)
-        times = {name: self._when(name, "seconds", self._levels[text]) for name in seconds.index}
-        quick = [name for name in times if min(times[name]) <= max(times[seconds.index[0]])]
-        free = [name for name in quick if name not in methods or methods[name].is_plain]
-        pick = (free or quick)[0]
-        if free and not all(methods[name].is_plain for name in order):
-            how = "first" if pick == quick[0] else f"as quick as {quick[0]}"
-            said.append(f"{pick} is {how}, without variance reduction: save the trouble.")
-        first = self._all[pick][0]
-        code: Any = first.curve[0].get("code")  # of a rival
-        if pick in methods:
-            code = methods[pick].code(first.learning_rate, first.options)
+        said.append(f"First in seconds to {goal}: {_listed(seconds, '; ', '.3g', ' s')}.")
+        said.append(f"First in passes: {_listed(passes, '; ', '.3g')}.")
+        pick = next(name for name in seconds.index if name in methods)
+        first = self.chosen[pick][0]
+        code = methods[pick].code(first.learning_rate, first.options, first.batch_size)
         return "\n".join([*said, *([f"In your own program, {pick}:\n{code}"] if code else [])])
-
-    def _after_equal_passes(self, order: Sequence[str]) -> Iterator[str]:
-        """Who is best after the passes that all have, and whether the seeds tell it from others."""
-        ends, (best, *rest) = self._ends, order
-        good = [name for name in rest if min(ends[name]) <= max(ends[best])]
-        is_less = self._minimum is not None or self._search.sign > 0
-        way, passes = "lowest" if is_less else "highest", self._search.problem.passes
-        yield f"After {passes:g} passes {best} is {way}: its {self._what} is {self._range(best)}."
-        for text, names in (
-            ("The seeds do not tell it from {}: their ranges overlap.", good),
-            ("Worse in each seed: {}.", [name for name in rest if name not in good]),
-        ):
-            if names:
-                yield text.format("; ".join(f"{name}, {self._range(name)}" for name in names))
-        for name in order:
-            if self.chosen[name][0].place < len(self.chosen[name][0].curve) - 1:
-                end, value = self.chosen[name][0].curve[-1], self._curve(self.chosen[name][0])[-1]
-                own = f"{end['data_passes']:.4g} passes and {end['seconds']:.3g} s"
-                yield f"{name} goes on, to {self._what} {self._text(value)} after {own}."
-        if len(self._all) > 1 and len(ends[best]) == 1:
-            yield "With one seed all this can be chance."
-
-    def _range(self, name: str) -> str:
-        """The median and the range; without a minimum, how far it is from the best one."""
-        ends, best = self._ends[name], self._ends[self._order[0]]
-        edges = sorted((self._shown(min(ends)), self._shown(max(ends))))
-        text = " ({:{form}} to {:{form}})".format(*edges, form=self._form) if len(ends) > 1 else ""
-        apart = np.median(ends) - np.median(best) if self._minimum is None else 0.0
-        return f"{self._text(np.median(ends))}{text}" + (f", {apart:.2g} away" if apart else "")
 
     def plot(self) -> Figure:
         """Draw the trainings at the best rates, by their passes and by their seconds.
@@ -277,7 +210,7 @@ class Comparison:
         minus = "" if self._minimum is None else f": {self._search.objective} - minimum"
         panels[0].set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
         panels[0].set(xlim=(0, 1.02 * self._search.problem.passes))
-        if np.isfinite(self._ends[self._order[0]]).any():
+        if any(np.isfinite(self._ends[name]).any() for name in self.chosen):
             panels[0].set_yscale("log" if np.concatenate(curves).min() > 0 else "linear")
             panels[1].set_xscale("log")
         panels[1].set(xlabel="seconds of one training, without its search")

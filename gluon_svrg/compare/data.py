@@ -51,6 +51,9 @@ class Data:
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
+        # About 32 steps an epoch took the fewest seconds, or 1.1 times as many; 16 are needed.
+        few = min(max(min(16, self.n / 23), self.n / 32), 8192)
+        self.preconditioned_size = batch_size or size or 2 ** round(log2(max(1, few)))
         self._columns = [_checked(each, number) for number, each in enumerate(given)]
         width = prod(self._columns[0][0].shape[1:]) if given else 1
         self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
@@ -76,10 +79,11 @@ class Data:
         values = np.unique(values) if values.size == self.n else np.zeros(0)
         return len(values) if np.array_equal(values, np.arange(1, len(values) + 1)) else 0
 
-    def batches(self, seed: int, epoch: int) -> Iterator[Batch]:
-        """The minibatches of an epoch."""
+    def batches(self, seed: int, epoch: int, size: int = 0) -> Iterator[Batch]:
+        """The minibatches of an epoch, of the default size if none is given."""
         if self.function is None:
-            return self._cut(np.random.RandomState([seed, epoch]).permutation(self.n), self.size)
+            order = np.random.RandomState([seed, epoch]).permutation(self.n)
+            return self._cut(order, size or self.size)
         given = self.function(seed, epoch)
         return ([x if isinstance(x, NDArray) else self.array(x) for x in batch] for batch in given)
 
@@ -120,7 +124,7 @@ def _arrays(data: Any) -> tuple[list[Any], int]:
     if isinstance(data, (*ARRAYS, Dataset)) or not hasattr(data, "__iter__"):
         raise TypeError(KINDS.format(type(data).__name__))
     if isinstance(data, (tuple, list)) and data and not all(map(_is_minibatch, data)):
-        return list(data), 0
+        return [each.toarray() if hasattr(each, "toarray") else each for each in data], 0
     batches = [arguments(batch) for batch in data]
     if not batches:
         raise ValueError(NO_DATA)

@@ -10,14 +10,16 @@ from mxnet.optimizer import Optimizer
 
 from .. import _mxnet
 from .._arguments import near, whole
-from ..mars import MARSTrainer
 from ..curvature.preconditioner import Nystrom
+from ..mars import MARSTrainer
+from ..prox import ProxArgument
 from ..saga import SAGATrainer, SAGTrainer
 from ..sarah import SARAHTrainer
 from ..schedule import Linear
 from ..storm import STORMTrainer
 from ..svrg import SVRGTrainer
 from ..trainer import VarianceReducedTrainer
+from .data import Data
 from .problem import Problem
 
 LBFGS, DECAY, NYSTROM, STORED = "lbfgs", "-decay", "svrg-nystrom", "svrg-stored"
@@ -35,10 +37,7 @@ PENALIZING = ("sgd", "nag", "adam")
 
 Options = Mapping[str, Any]
 
-SCIPY = (
-    "found = scipy.optimize.minimize(loss_and_gradient, weights, jac=True, method='L-BFGS-B', "
-    "options={{'maxcor': {memory}}})  # all of it: methods.md#l-bfgs in the guide"
-)
+SCIPY = "scipy.optimize.minimize with {{'maxcor': {memory}}}: see methods.md#l-bfgs in the guide"
 SHAPE = (
     'It has a dict for each optimizer or method, {"nag": {"momentum": 0.9}}, or a list of dicts, '
     'which are all tried: {"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}.'
@@ -68,10 +67,14 @@ class Method:
         """Whether it finds a rate by itself: one training a seed, no search."""
         return self.base in (LBFGS, NYSTROM)
 
+    def batch_size(self, data: Data) -> int:
+        """How many samples its minibatches have; 0 for L-BFGS, which has none."""
+        return data.preconditioned_size if self.base == NYSTROM else data.size * self.steps
+
     @property
-    def is_plain(self) -> bool:
-        """Whether it needs nothing of this package."""
-        return self.base not in ("", *TRAINERS)
+    def cls(self) -> Any:
+        """The class of its trainer; without a refresh, SVRG's is a plain optimizer with a prox."""
+        return TRAINERS.get(self.base, SVRGTrainer if "prox" in self.own else gluon.Trainer)
 
     def settings(self, rate: float, options: Options) -> dict[str, Any]:
         """The arguments of its optimizer."""
@@ -79,36 +82,37 @@ class Method:
         return {**rates, **options, **self.penalty}
 
     def trainer(self, problem: Problem, net: Any, rate: float, options: Options) -> Any:
-        """A new trainer of a network; raise a TypeError if the user's function makes none."""
+        """A new trainer of a network, None for L-BFGS; raise if the user's function makes none."""
         params = net.collect_params()
+        if not self.steps:
+            if "prox" in self.own:
+                raise ValueError("It takes no proximal operators.")
+            return None
         if self.make is None:
-            cls = TRAINERS.get(self.base, gluon.Trainer)
-            lock = {} if self.is_plain else {"lock_random": problem.is_random}
+            lock = {} if self.cls is gluon.Trainer else {"lock_random": problem.is_random}
             settings = self.settings(rate, options)
-            return cls(params, self.optimizer, settings, kvstore=None, **lock, **self.own)
+            return self.cls(params, self.optimizer, settings, kvstore=None, **lock, **self.own)
         found = self.make(params, rate)
         if not callable(getattr(found, "step", None)):
             kind = type(found).__name__
             raise TypeError(f"{self.name!r} returned {kind}, expected a trainer with step(n).")
         return found
 
-    def code(self, rate: float, options: Options) -> str:
+    def code(self, rate: float, options: Options, size: int) -> str:
         """The code that makes its trainer; none for a function of the user's."""
         if self.make is not None:
             return ""
         if not self.steps:
             return SCIPY.format(**options)
-        cls = "gluon.Trainer" if self.is_plain else TRAINERS[self.base].__name__
+        cls = "gluon.Trainer" if self.cls is gluon.Trainer else self.cls.__name__
         own = "".join(f", {name}={value!r}" for name, value in self.own.items())
-        text = (
-            f"{cls}(net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own})"
-        )
-        falls = "  # the rate falls to 0 like half a cosine" if self.decays else ""
-        return f"trainer = {text}{falls}"
+        arguments = f"net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own}"
+        falls = "; the rate falls to 0 like half a cosine" if self.decays else ""
+        return f"trainer = {cls}({arguments})  # minibatches of {size}{falls}"
 
 
 def methods_of(
-    methods: Any, optimizer_params: Any, l2: float | None, snapshots: int
+    methods: Any, optimizer_params: Any, l2: float | None, prox: ProxArgument, snapshots: int
 ) -> list[Method]:
     """All methods that are named; raise if one is unknown. l2 is None where wd may be anything."""
     if isinstance(methods, str):
@@ -126,7 +130,8 @@ def methods_of(
                 its_own: Any = next((given[key] for key in keys if key in given), {})
                 method = replace(method, options=_options(its_own, method, l2))
             penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
-            found.append(replace(method, penalty=penalty))
+            own = {**method.own, **({} if prox is None else {"prox": prox})}
+            found.append(replace(method, penalty=penalty, own=own))
             used.update(keys)
         elif (
             callable(what) and name is not what and what not in (gluon.Trainer, *TRAINERS.values())
@@ -186,8 +191,10 @@ def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any
     return [{**own, **each} for each in several]
 
 
-def needs(trainer: Any) -> tuple[bool, bool]:
+def needs(method: Method, trainer: Any) -> tuple[bool, bool]:
     """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
+    if method.base not in ("", *TRAINERS):  # a plain optimizer
+        return False, False
     if isinstance(trainer, VarianceReducedTrainer):
         return trainer._method.needs_refresh, trainer._method.needs_table
     return hasattr(trainer, "update_full_grads"), False

@@ -18,6 +18,7 @@ from mxnet.gluon import Block
 
 from .. import _mxnet
 from ..passes.data import initialize
+from ..prox import Prox, ProxArgument, ProximalOperators
 from .data import Data
 
 MINIBATCHES = 20  # by which the time of a gradient is measured
@@ -36,6 +37,7 @@ class Problem:
     plain_epochs: int
     refresh_every: int
     l2: float
+    prox: ProxArgument = None
     # Of a new network, before all trainings:
     seconds_a_pass: float = 0.0  # of gradients, and the measurements after them
     first: dict[str, float] = field(default_factory=dict)  # what is measured
@@ -64,8 +66,16 @@ class Problem:
             rng = np.random.RandomState(seed)
             for p in trainable:
                 p.data()[:] = (BESIDE_ZERO * rng.normal(size=p.shape)).astype(_mxnet.dtype_of(p))
+        for p, operator in self.operators(net).items():
+            if operator.is_projection:
+                weight = _mxnet.classic(p.data())
+                operator(weight, 0.0).copyto(weight)
         mx.random.seed(seed)
         return net
+
+    def operators(self, net: Any) -> dict[Any, Prox]:
+        """The proximal operators of the parameters that have one."""
+        return ProximalOperators(self.prox, net.collect_params(), "sgd", {}).operators
 
     def check(self, seed: int) -> None:
         """Look at two networks and their losses; raise unless they can be used."""
@@ -130,22 +140,29 @@ class Problem:
         """A measure of a network; raise a TypeError if it is no number."""
         found: Any = self.measures[name](net)
         try:
-            return float(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
+            return number(found)
         except (TypeError, ValueError) as error:
             what = f"an array of shape {found.shape}" if hasattr(found, "shape") else repr(found)
             raise TypeError(f"measure {name!r} returned {what}, expected a number.") from error
 
     def loss(self, net: Any) -> float:
-        """The mean loss over the data when the network predicts, and the penalty."""
+        """The mean loss over the data when the network predicts, and all penalties."""
         with mx.autograd.pause(train_mode=False):
             losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
-            penalty = self.penalty(net).asnumpy().item() if self.l2 else 0.0
-        return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalty
+            penalties = self.penalty(net).asnumpy().item() if self.l2 else 0.0
+        for p, operator in self.operators(net).items():
+            penalties += number(operator.value(_mxnet.classic(p.data())))
+        return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalties
 
     def penalty(self, net: Any) -> Any:
         """Half of l2 times the squared norm of all that is trained, as MXNet decays weights."""
         parts = [p.wd_mult * (p.data() ** 2).sum() for p in trainable_of(net)]
         return 0.5 * self.l2 * sum(parts)
+
+
+def number(found: Any) -> float:
+    """A number, or that in an array of one."""
+    return float(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
 
 
 def trainable_of(net: Any) -> list[Any]:

@@ -6,7 +6,7 @@ import sys
 from dataclasses import dataclass, field
 from math import inf, isfinite, isnan, nan
 from time import perf_counter
-from typing import Any, Sequence
+from typing import Any, Mapping, Sequence
 
 import numpy as np
 from tqdm.auto import tqdm
@@ -37,6 +37,10 @@ class Search:
     objective: str
     sign: int  # -1 to maximize
     seconds: float = inf  # for all of it
+    left_out: Mapping[str, str] = field(default_factory=dict)  # methods, and why
+    minimum: float | None = None  # of the objective
+    gaps: Sequence[float] = ()  # parts of the first distance to it, the largest first
+    rivals: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)  # solvers of elsewhere
     chosen: dict[str, list[Training]] = field(default_factory=dict)  # those of all seeds
     ended: BaseException | None = None  # what ended it early
     done: dict[Any, Training] = field(default_factory=dict)
@@ -54,10 +58,12 @@ class Search:
         end = perf_counter() + self.seconds
         with tqdm(total=sum(plans), bar_format=form, disable=not progress) as self._bar:
             if progress:
+                sizes = sorted({method.batch_size(problem.data) for method in order} - {0})
                 text = f"{sum(plans)} trainings of {problem.passes:g} passes by minibatches of "
+                text += " and ".join(map(str, sizes or [problem.data.n]))
                 time = f"{seconds / 60:.2g} minutes" if seconds > 60 else f"{seconds:.2g} seconds"
                 most = f", but no more than {self.seconds:g} seconds" * (self.seconds < seconds)
-                tqdm.write(f"{text}{problem.data.size}: about {time}{most}", file=sys.stderr)
+                tqdm.write(f"{text}: about {time}{most}", file=sys.stderr)
             for place, method in enumerate(order):
                 self._bar.total = self._bar.n + sum(plans[place:])
                 now = perf_counter()
@@ -125,9 +131,9 @@ class Search:
         if key not in self.done:
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
             self._bar.set_description(f"{text}, seed {seed}", refresh=False)
-            last = self.problem.data.size / self.problem.data.n  # the last step may end beyond
-            most = self.problem.passes + (last if method.steps else 0.0)
-            found = Training(method.name, rate, method.options[place], seed, most)
+            size = method.batch_size(self.problem.data)
+            most = self.problem.passes + size / self.problem.data.n  # the last step may end beyond
+            found = Training(method.name, rate, method.options[place], seed, size, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]
             steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.steps)
             ends = (each.curve[-1] for trainings in steppers for each in trainings)

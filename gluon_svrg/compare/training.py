@@ -38,6 +38,7 @@ class Training:
     learning_rate: float  # nan for a method that sets its own
     options: Options
     seed: int
+    batch_size: int  # 0 for L-BFGS
     passes: float  # that all methods have; L-BFGS may have made more
     diverged: bool = False
     curve: list[dict[str, float]] = field(default_factory=list)  # a row each data pass
@@ -102,10 +103,10 @@ class _Run:
         self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.found.options)
         self.goes_back = method.sets_rate
         takes_closure = "closure" in signature(trainer.step).parameters
-        refreshes, has_table = needs(trainer)
+        refreshes, has_table = needs(method, trainer)
         stores = method.base == STORED
         fixed = self.data.fixed(seed, method.name) if has_table or stores else None
-        indexed, cost, mark = has_table, self.data.size, 1
+        indexed, cost, mark = has_table, self.found.batch_size, 1
         for epoch in count():
             since, before = epoch - self.problem.plain_epochs, self.done
             is_due = since >= 0 and since % self.problem.refresh_every == 0
@@ -113,7 +114,7 @@ class _Run:
                 stored = {"store_grads": True} if stores else {}
                 trainer.update_full_grads(self.loss_of, fixed or self._whole(epoch), **stored)
                 indexed, before = has_table or stores, self.done
-            order: Any = enumerate(self.data.batches(seed, epoch))
+            order: Any = enumerate(self.data.batches(seed, epoch, self.found.batch_size))
             if fixed:
                 rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
                 # With replacement for SAG, which otherwise diverges at lower rates.
@@ -144,7 +145,7 @@ class _Run:
     def _whole(self, epoch: int) -> Iterable[Any]:
         """The data of a full gradient: large chunks, unless losses depend on their minibatch."""
         if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())):
-            return self.data.batches(self.found.seed, epoch)
+            return self.data.batches(self.found.seed, epoch, self.found.batch_size)
         return self.data.chunks()
 
     def by_lbfgs(self, seconds: float) -> None:

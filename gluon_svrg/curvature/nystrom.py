@@ -15,7 +15,7 @@ d of a step with such a row has a large secant. P + d d' / (L d'(w - s)) has one
 
 from __future__ import annotations
 
-from typing import NamedTuple, Sequence
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,11 +42,9 @@ class NystromApproximation(NamedTuple):
         """The eigenvalues of the power of the inverse along U, less that of all others."""
         return (self.S + self.rho) ** -power - self.rho**-power
 
-    def with_rows(self, rows: Sequence[np.ndarray]) -> NystromApproximation:
-        """P + sum of row' row, by the singular values of a matrix with one row more for each."""
-        if not len(rows):
-            return self
-        roots = np.vstack([self.U * np.sqrt(self.S)[:, None], *rows])
+    def with_rows(self, rows: np.ndarray) -> NystromApproximation:
+        """P + rows' rows, by the singular values of a matrix with one row more for each."""
+        roots = np.vstack([self.U * np.sqrt(self.S)[:, None], rows])
         _, sizes, U = np.linalg.svd(roots, full_matrices=False)
         return NystromApproximation(U, sizes**2, self.rho)
 

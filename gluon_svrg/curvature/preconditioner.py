@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from math import inf, prod
 from typing import Any, Callable, Iterator, NamedTuple
 
-import numpy as np
 import mxnet as mx
+import numpy as np
 from mxnet.ndarray import NDArray
 
 from .. import _arguments, _mxnet, saving
@@ -21,6 +21,7 @@ from ..passes.closure import Loss
 from ..passes.columns import vector
 from ..passes.estimate import differentiate
 from ..passes.full_pass import NOT_FINITE, FullGradient
+from ..passes.method import Method
 from ..passes.network import Network
 from ..passes.points import Point
 from ..passes.watch import warn
@@ -259,8 +260,10 @@ class Preconditioner:
 
     def apply(self, entries: float | NDArray, scale: float) -> Step:
         """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
-        is_number = not isinstance(entries, NDArray)
-        most = max(entries, self._most) if is_number else mx.nd.maximum(entries[:1], self._most)
+        if isinstance(entries, NDArray):
+            most = mx.nd.maximum(entries[:1], self._most)
+        else:
+            most = max(entries, self._most)
         bound = self.controller.step_bound
         products, gathered = self._direction.apply(entries, most, scale, bound)
         z, rise = None, 0.0
@@ -283,7 +286,7 @@ class Preconditioner:
 
     def before_update(self, step: Step) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
-        optimizer, controller = self._optimizer, self.controller
+        optimizer = self._optimizer
         if self.per_sample is None:
             self._learn_scale(step)
         self._wd = optimizer.wd
@@ -479,7 +482,9 @@ class Preconditioner:
             return np.concatenate(states.in_order(self._network, value), axis=-1)
         if isinstance(value, dict):
             return TUPLES[name](**{key: self._restored(key, each) for key, each in value.items()})
-        return np.array(value) if isinstance(value, np.ndarray) else value  # that can be written to
+        if isinstance(value, np.ndarray):
+            return np.array(value) if value.ndim else value.item()
+        return value
 
     def _learned(self, state: dict[str, Any]) -> StepSizeController:
         """The controller of a state; an exception where that cannot be."""
@@ -540,13 +545,10 @@ def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
     return {**state, **defaults, **new}
 
 
-class Preconditioned:
-    """What a preconditioner changes of `SVRG`, in front of that class."""
+class Preconditioned(Method):
+    """What a preconditioner changes of SVRG: a base before that class."""
 
     moves = replaces_grads = needs_closure = True
-    name = "SVRG"
-    network: Any
-    optimizer: Any
 
     def __init__(self, coefficient: Any, preconditioner: Nystrom) -> None:
         super().__init__(coefficient)  # type: ignore[call-arg]
@@ -563,11 +565,12 @@ class Preconditioned:
         check_arguments(optimizer, settings, compression_params)
         self.check_coefficient(self.coefficient.state()["schedule"])
 
-    def take_operators(self, operators: Any) -> None:
+    def take_operators(self, operators: Any) -> Any:
         """Let penalties and bounds be a part of the direction."""
         values_needed(operators.values())
         self.preconditioner = Preconditioner(self, self.preconditioner.controller.rank, operators)
         self.preconditioner.set_rate_and_momentum()  # without a momentum, its states do not fit
+        return {}
 
     def check_coefficient(self, value: Any) -> None:
         """Raise a ValueError for another coefficient than 1."""

@@ -46,7 +46,7 @@ class Part(NamedTuple):
     def __call__(self, weights: np.ndarray, step: float) -> np.ndarray:
         """The operator, of an array in the parameter's shape."""
         if self.is_ours:
-            return self.operator(weights, step)  # type: ignore[arg-type, return-value]
+            return self.operator(weights, step)
         return self.operator(self._on_device(weights), step).asnumpy().astype("float64")
 
     def derivative(

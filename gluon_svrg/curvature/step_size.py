@@ -146,7 +146,7 @@ class StepSizeController:
                 Y, decay = probe.Y / probe.entries, float(decays.max())
                 P, is_limited = nystrom(probe.Q, Y, probe.entries, decay, eps)
                 bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
-                self.P, self.L = P.with_rows(() if self.rows is None else self.rows), 0.0
+                self.P, self.L = P if self.rows is None else P.with_rows(self.rows), 0.0
                 self._reset()
             self.probe = Probe(probe.z, bound=bound)
         return is_limited
@@ -190,9 +190,8 @@ class StepSizeController:
         """Let P learn an outlier. The step says nothing else: L stays, and N leaves it out."""
         assert self.P is not None
         row = (d / (sums.along * self.L) ** 0.5)[None]
-        self.P = self.P.with_rows(row)
         rows = row if self.rows is None else np.concatenate([self.rows, row])
-        self.rows, self.squared = rows[-self.rank :], None
+        self.P, self.rows, self.squared = self.P.with_rows(row), rows[-self.rank :], None
 
     def read(self, sums: Sums, rounding: float) -> None:
         """Learn from the products of a step; a smaller move than the rounding tells nothing."""
@@ -247,7 +246,7 @@ class StepSizeController:
         self._reset()
 
     def refresh(self, size: int, slope_ratio: float | None) -> None:
-        """Take a new snapshot; the ratio is how much of the last epoch's slope remains, if known."""
+        """Take a new snapshot; the ratio is how much of an epoch's slope remains, if known."""
         is_stale = False
         if slope_ratio is not None:
             remains, most = slope_ratio > DEFAULT.slope_remains, DEFAULT.most_budget

@@ -62,9 +62,8 @@ def full_gradient(
     lock: RandomLock,
     scale: float,
     workers: Any,
-    *,
     keeps_rows: bool,
-    compared: Point | None = None,
+    compared: Point | None,
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 

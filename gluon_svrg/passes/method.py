@@ -50,12 +50,12 @@ class Method:
 
     network: Network  # its parameters, from the trainer
     optimizer: Any  # from the trainer, too
+    name: str  # in messages and files
     preconditioner: Any = None  # what sets the rate and the momentum of the optimizer, if any
 
-    @property
-    def name(self) -> str:
-        """The name in messages and in files."""
-        return type(self).__name__
+    def __init_subclass__(cls) -> None:
+        if "name" not in vars(cls):
+            cls.name = cls.__name__
 
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
@@ -76,6 +76,10 @@ class Method:
                 f"{trainer} cannot compress gradients: an error would stay forever in its mean "
                 "gradient. Leave compression_params out."
             )
+
+    def take_operators(self, operators: Any) -> Any:
+        """Take over proximal operators, if the method can; those that are left to the trainer."""
+        return operators
 
     def checked_index(self, index: Any, name: str, trainer: str) -> int:
         """The index of a minibatch as Python's own integer; raise if it cannot be one."""
@@ -111,7 +115,7 @@ class Method:
         self.in_objective = full.reached
 
     def refuse(self) -> None:
-        """A refresh goes back to the snapshot: forget what belongs to the last one's minibatches."""
+        """A refresh goes back to the snapshot, perhaps of other mini-batches: forget the table."""
         self.table, self.taken_at = None, None
 
     def discard(self) -> None:
