@@ -10,6 +10,7 @@ import logging
 import pkgutil
 import pydoc
 import re
+import runpy
 import sys
 from pathlib import Path
 
@@ -92,6 +93,18 @@ def test_public_names_are_in_the_reference():
     for name in PUBLIC:
         module, _, own = name.rpartition(".")
         assert classes & {name, *([own] if module == "gluon_svrg" else [module])}, name
+
+
+def test_the_reference_is_of_the_docstrings():
+    path = ROOT / ".github" / "docs" / "reference.py"
+    written = runpy.run_path(str(path))["text"]()
+    assert path.with_suffix(".md").read_text() == written, f"run python {name_of(path)}"
+
+
+def test_what_is_cited_is_this_version():
+    cited = (ROOT / ".github" / "CITATION.cff").read_text()
+    assert f"\nversion: {gluon_svrg.__version__}\n" in cited
+    assert f"## {gluon_svrg.__version__}\n" in HISTORY.read_text()
 
 
 def blocks(document, language="python"):
