@@ -101,6 +101,21 @@ def test_the_reference_is_of_the_docstrings():
     assert path.with_suffix(".md").read_text() == written, f"run python {name_of(path)}"
 
 
+def test_folders_and_the_way_of_a_step_are_of_the_code():
+    """A file has the names that follow it on the page; each file of the package has a line."""
+    guide = (ROOT / ".github" / "CONTRIBUTING.md").read_text().partition("## How a step runs")[2]
+    for file, names in re.findall(r"^\d\. `([\w/]+\.py)`: (.*?)(?=^\d\. |^$)", guide, re.M | re.S):
+        code = (ROOT / "gluon_svrg" / file).read_text()
+        for name in re.findall(r"`(\w+)`", names):
+            assert f"def {name}(" in code, f"{file}: {name}"
+    text = (ROOT / ".github" / "FOLDERS.md").read_text()
+    sections = re.findall(r"^## (gluon_svrg[\w/]*)(.*?)(?=^## )", text, re.M | re.S)
+    named = {f"{folder}/{f}" for folder, rows in sections for f in re.findall(r"`(\w+\.py)`", rows)}
+    files = {name_of(path) for path in (ROOT / "gluon_svrg").rglob("[!_]*.py")}
+    assert files <= named, files - named
+    assert {name for name in named if not (ROOT / name).exists()} == set()
+
+
 def test_what_is_cited_is_this_version():
     cited = (ROOT / ".github" / "CITATION.cff").read_text()
     assert f"\nversion: {gluon_svrg.__version__}\n" in cited
