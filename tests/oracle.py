@@ -263,7 +263,7 @@ class Nystrom:
         self.steps, self.secants, self.rises, self.along = [], [], [], 0.0
         self.last, self.before, self.noise, self.z = None, 0.0, 0.0, None
         self.refused = self.changed = self.has_P = False
-        self.all = 0
+        self.all = self.known = 0
         self.begin()
 
     def objective(self, w, batches):
@@ -348,6 +348,7 @@ class Nystrom:
         rho = max(self.decays.max() + rest, nu, 1e-14 * S.max())
         self.P = U @ np.diag(S) @ U.T + rho * np.eye(len(self.w))
         self.P = self.P + sum(np.outer(row, row) for row in self.rows)
+        self.known = min(rank + len(self.rows), len(self.w))
         self.has_P, self.Q, self.L, self.m, self.steps = True, None, 0.0, 0 * self.m, []
         self.set_pace()
 
@@ -394,7 +395,9 @@ class Nystrom:
         while len(self.steps) > lag:
             (d, move, slope), *self.steps = self.steps
             secant = d @ np.linalg.solve(self.P, d) / (d @ move) if d @ move > 0 else 0.0
-            if self.has_P and secant > 2 * self.L > 0:
+            has_room = self.known == len(self.w) or self.known < 2 * self.rank
+            if self.has_P and has_room and secant > 2 * self.L > 0:
+                self.known = min(self.known + 1, len(self.w))
                 row = d / np.sqrt(d @ move * self.L)
                 self.P, self.rows = self.P + np.outer(row, row), [*self.rows, row][-self.rank :]
                 self.last, self.steps = None, []

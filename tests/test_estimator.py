@@ -67,6 +67,7 @@ def test_as_a_loop_by_hand(devices, update_freq):
     assert estimator.trainer.num_snapshots == -(-5 // update_freq)
 
 
+@pytest.mark.filterwarnings("ignore:An epoch has")  # of a few mini-batches
 def test_a_preconditioner():
     def preconditioned(params, *_):
         return SVRGTrainer(params, "nag", {}, preconditioner=Nystrom())

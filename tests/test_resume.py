@@ -196,7 +196,7 @@ def with_curvature(rank=2, **kwargs):
     """A network, a refresh and a number of steps as functions, and the trainer."""
     kwargs.update(optimizer="nag", settings={}, preconditioner=Nystrom(rank))
     net, loss_of, trainer = kit.make(WIDE, **kwargs)
-    batches = WIDE.batches(20)
+    batches = WIDE.batches(12)
 
     def refresh():
         trainer.update_full_grads(loss_of, batches)

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 import time
+import warnings
 from itertools import count
 from pathlib import Path
 from types import SimpleNamespace
@@ -212,6 +213,7 @@ def preconditioned(kvstore="dist_sync", devices=1):
     """The rate and the momentum follow from sums over all workers, and are the same on all."""
     who, chosen = make_kvstore(kvstore)
     where = [mx.cpu(n) for n in range(devices)]
+    warnings.filterwarnings("ignore", "An epoch has")  # four mini-batches
     settings = {"optimizer": "nag", "settings": {"wd": 0.01}, "preconditioner": Nystrom()}
     net, loss_of, trainer = kit.make(PROBLEM, "float64", where, kvstore=chosen, **settings)
     scaler = kit.scale_losses(trainer)

@@ -43,10 +43,19 @@ class NystromApproximation(NamedTuple):
         return (self.S + self.rho) ** -power - self.rho**-power
 
     def with_rows(self, rows: np.ndarray) -> NystromApproximation:
-        """P + rows' rows, by the singular values of a matrix with one row more for each."""
-        roots = np.vstack([self.U * np.sqrt(self.S)[:, None], rows])
-        _, sizes, U = np.linalg.svd(roots, full_matrices=False)
-        return NystromApproximation(U, sizes**2, self.rho)
+        """P + rows' rows; each row that is no combination of the directions adds one."""
+        U, S = self.U, self.S
+        for row in rows:
+            inside = U @ row
+            rest = row - inside @ U
+            rest -= (U @ rest) @ U  # what rounding has left
+            size = float(np.linalg.norm(rest))
+            if size > 1e-8 * float(np.linalg.norm(row)):
+                U, S = np.vstack([U, rest / size]), np.append(S, 0.0)
+                inside = np.append(inside, size)
+            S, V = np.linalg.eigh(np.diag(S) + np.outer(inside, inside))
+            U = V.T @ U
+        return NystromApproximation(U, np.maximum(S, 0), self.rho)
 
 
 def nystrom(

@@ -439,6 +439,7 @@ class Preconditioner:
         return {
             "learning_rate": controller.rate,
             "momentum": controller.momentum,
+            "mean_loss": controller.mean_loss,
             "objective": min(controller.loss, controller.first_loss),
             "curvature": controller.L,
             "noise": controller.N,

@@ -181,8 +181,11 @@ class StepSizeController:
     # --- steps ---------------------------------------------------------------------------------
 
     def is_outlier(self, sums: Sums) -> bool:
-        """Whether P is to learn the gradient difference d of a step."""
+        """Whether P is to learn the gradient difference d of a step, if it has room."""
         if self.P is None or not self.refreshes or not (sums.along > 0 and self.L):
+            return False
+        known, size = self.P.U.shape
+        if 2 * self.rank <= known < size:
             return False
         return DEFAULT.outlier * self.L < sums.squared / sums.along < inf
 
