@@ -24,7 +24,7 @@ import numpy as np
 from .. import _mxnet, prox
 from .nystrom import NystromApproximation
 
-TOLERANCE = 1e-3  # of b, relative to its norm
+TOLERANCE = 1e-3  # of b, relative to its norm, or to this part of its first one: it may become 0
 MOST_ITERATIONS = 30
 TINY = 1e-300
 
@@ -138,8 +138,9 @@ def proximal_point(
 
     b = R @ (guess - x)
     v, z, left, size = residual(b)
+    least = TOLERANCE * float(np.linalg.norm(b))
     for _ in range(MOST_ITERATIONS):
-        if size <= TOLERANCE * float(np.linalg.norm(b)) + TINY:
+        if size <= TOLERANCE * max(float(np.linalg.norm(b)), least) + TINY:
             break
         J = np.eye(len(b)) + penalty.derivative(v, z, step, R) @ R.T / P.rho
         change, part, before = np.linalg.solve(J, -left), 1.0, size

@@ -48,6 +48,7 @@ class Settings:
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
     loss_rounding: float = 8.0  # of a mean loss, in units of its dtype's rounding
     move_rounding: float = 16.0  # of weights, relative to their norm, in the same units
+    drawn_rise: float = 0.1  # of the loss, relative to its fall, where closures draw masks
     same_data: float = 1e-5  # a loss on the same data, computed again, differs by less
 
 
@@ -145,7 +146,7 @@ class StepSizeController:
             if probe.Y.any():  # otherwise all is flat, and P stays
                 Y, decay = probe.Y / probe.entries, float(decays.max())
                 P, is_limited = nystrom(probe.Q, Y, probe.entries, decay, eps)
-                bound *= float((1.0 if self.P is None else self.P.S[0] + self.P.rho) / P.rho)
+                bound *= float((1.0 if self.P is None else self.P.S.max() + self.P.rho) / P.rho)
                 self.P, self.L = P if self.rows is None else P.with_rows(self.rows), 0.0
                 self._reset()
             self.probe = Probe(probe.z, bound=bound)
