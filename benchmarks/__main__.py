@@ -16,20 +16,14 @@ BENCHMARKS = {module.__name__.partition(".")[2]: module for module in MODULES}
 def main() -> int:
     """Run one benchmark, or write the documents."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
-    parser.add_argument("name", choices=[*BENCHMARKS, "tables"])
-    parser.add_argument("--quick", action="store_true", help="only to see that it works")
-    parser.add_argument(
-        "--output", type=Path, default=Path("results"), help="the folder of the records"
-    )
-    parser.add_argument(
-        "--only",
-        nargs="+",
-        metavar="PROBLEM",
-        help="flights, curvature: some problems, whose records replace those in the file",
-    )
-    parser.add_argument(
-        "--baseline", type=Path, help="costs: a folder with another version of gluon_svrg, as well"
-    )
+    add = parser.add_argument
+    add("name", choices=[*BENCHMARKS, "tables"])
+    add("--quick", action="store_true", help="only to see that it works")
+    add("--output", type=Path, default=Path("results"), help="the folder of the records")
+    text = "flights, curvature: some problems, whose records replace those in the file"
+    add("--only", nargs="+", metavar="PROBLEM", help=text)
+    text = "costs: a folder with another version of gluon_svrg, as well"
+    add("--baseline", type=Path, help=text)
     options = parser.parse_args()
     if options.name == "tables":
         for path in documents.write(options.output, BENCHMARKS):
@@ -37,11 +31,8 @@ def main() -> int:
         return 0
 
     benchmark = BENCHMARKS[options.name]
-    settings: dict = {}
-    if benchmark is costs:
-        settings["baseline"] = options.baseline
-    elif options.only:
-        settings["only"] = options.only
+    settings: dict = {"baseline": options.baseline} if benchmark is costs else {}
+    settings.update({"only": options.only} if options.only else {})
     options.output.mkdir(parents=True, exist_ok=True)
     records = benchmark.run(options.quick, **settings)
     path = record.save(options.name, records, options.quick, options.output, options.only)

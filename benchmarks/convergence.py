@@ -62,11 +62,8 @@ def _measured(name: str, quick: bool) -> Iterator[dict[str, Any]]:
     for method, solver in SKLEARN.items():
         points = list(peers.fitted(case, solver, [4] if quick else range(1, 100), 0, goal))
         entry = {"passes_seconds_gap": points, "first_gap": case.first_gap}
-        values = {
-            what: [_told(to(entry, level, place)) for level in LEVELS]
-            for place, what in enumerate(("passes", "seconds"))
-        }
-        yield {"problem": name, "method": method, **values}
+        passes, seconds = ([_told(to(entry, e, what)) for e in LEVELS] for what in (0, 1))
+        yield {"problem": name, "method": method, "passes": passes, "seconds": seconds}
 
 
 def _told(value: float) -> float | None:

@@ -91,16 +91,13 @@ def _measure(
     compared = {title: both for title, both in RATIOS.items() if both[0] in seconds}
     twice = [name for name in functions if "baseline" + name in functions]
     compared.update({f"{name} / baseline": (name, "baseline" + name) for name in twice})
+    medians = {key: float(f"{1e6 * np.median(values):.4g}") for key, values in seconds.items()}
     return {
         "network": name,
         "static_alloc": static_alloc,
         "versions": {prefix or "own": package.__version__ for prefix, package in packages.items()},
-        "microseconds": {
-            key: float(f"{1e6 * np.median(values):.4g}") for key, values in seconds.items()
-        },
-        "ratios": {
-            title: summary(seconds[own] / seconds[base]) for title, (own, base) in compared.items()
-        },
+        "microseconds": medians,
+        "ratios": {title: summary(seconds[a] / seconds[b]) for title, (a, b) in compared.items()},
     }
 
 

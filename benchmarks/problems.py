@@ -115,15 +115,12 @@ class Problem:
         ``(|u|^2 + v^2) / 2`` for a product is its norm.
         """
         blocks = [(X.astype("float64"), y.astype("float64")) for X, y in self.blocks]
-        (outputs, columns), bounds, tolerances = self.shape, None, [1e-11]
+        (outputs, columns), bounds, back = self.shape, None, np.eye(self.shape[1])
         start = weight = np.zeros(self.shape)
-        back = np.eye(columns)  # from what is searched to the weights
         if isinstance(self.penalty, Box):
             bounds = [(self.penalty.low, self.penalty.high)] * start.size
         elif self.l1:
             start = np.eye(outputs + 1)[:, -1:].repeat(columns, axis=1)  # u = 0, v = 1
-        else:
-            tolerances = [1e-2, 1e-4, 1e-11]
 
         def weight_of(x: np.ndarray) -> np.ndarray:
             return x[:-1] * x[-1] if self.l1 else x @ back
@@ -136,23 +133,22 @@ class Problem:
             slopes = np.vstack([slope * x[-1], (slope * x[:-1]).sum(axis=0)]) + self.l1 * x
             return value + 0.5 * self.l1 * (x**2).sum(), slopes.ravel()
 
-        options = {"ftol": 0, "maxcor": 100, "maxiter": 9999, "maxfun": 99999}
-        settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds}
-        for tolerance in tolerances:
+        options: Any = {"ftol": 0, "maxcor": 100, "maxiter": 9999, "maxfun": 99999}
+        settings: Any = {"jac": True, "method": "L-BFGS-B", "bounds": bounds, "options": options}
+        for options["gtol"] in [1e-11] if self.penalty else [1e-2, 1e-4, 1e-11]:
             if not self.penalty:
                 root = np.linalg.cholesky(self._curvature(weight, blocks))
                 start, back = weight @ root, np.linalg.inv(root)
-            settings["options"] = {**options, "gtol": tolerance}
-            found = minimize(evaluate, start.ravel(), **settings).x.reshape(start.shape)
-            weight = weight_of(found)
+            found = minimize(evaluate, start.ravel(), **settings).x
+            weight = weight_of(found.reshape(start.shape))
         return np.where(np.abs(weight) < 1e-10, 0, weight) if self.l1 else weight
 
     def _curvature(self, weight: np.ndarray, blocks: Blocks) -> np.ndarray:
         """The Hessian of a logistic loss; of others that of least squares."""
         hessian = self.whole_l2 * np.eye(self.shape[1])
         for X, y in blocks:
-            slopes, each = np.abs(self.losses((X @ weight.T).T, y)[1][0]), np.ones(len(y))
-            each = slopes * (1 - slopes) if self.kind == "logistic" else each
+            slopes = np.abs(self.losses((X @ weight.T).T, y)[1][0])
+            each = slopes * (1 - slopes) if self.kind == "logistic" else np.ones(len(y))
             hessian = np.asarray(hessian + X.T @ (diags(each) @ X) / self.n)
         return hessian
 

@@ -77,5 +77,7 @@ def summary(values: Sequence[float]) -> dict[str, float]:
 
 def as_text(rows: Sequence[dict[str, Any]]) -> str:
     """Write a table in Markdown; all rows have the keys of the first one."""
+    if not rows:
+        return ""
     head, *lines = (f"|{'|'.join(map(str, row))}|" for row in [rows[0], *map(dict.values, rows)])
     return "\n".join([head, "|---" * len(rows[0]) + "|", *lines])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from itertools import product
-from typing import Any, Callable, Iterable, Mapping, Sequence
+from typing import Any, Callable, Iterable, Sequence
 
 import numpy as np
 from mxnet import autograd
@@ -39,8 +39,8 @@ def trained(
     The budget is in data passes; for scikit-learn it is a sequence of numbers of iterations. A
     search tells how many passes are enough: `most`.
     """
-    how = {"seed": 0, "rate": 0.0, "momentum": 0.0, "minibatch": 1024, "most": np.inf, **how}
-    how.setdefault("plain_epochs", 1)
+    how = {"seed": 0, "rate": 0.0, "momentum": 0.0, "minibatch": 1024, **how}
+    plain_epochs, most = how.get("plain_epochs", 1), how.get("most", np.inf)
     found = {"problem": problem.name, "rows": problem.n, "weights": int(np.prod(problem.shape))}
     found.update({key: how[key] for key in ("seed", "minibatch", "rate", "momentum")})
     found.update(method=method, budget=np.max(budget).item())
@@ -48,9 +48,8 @@ def trained(
     goal *= problem.first_gap
     if isinstance(budget, (int, float)):
         found["storage"] = peers.storage(problem.X)
-        passes = min(budget, max(how["most"], how["plain_epochs"] + 3))
-        lengths = {"passes": passes, "plain_epochs": how["plain_epochs"]}
-        points = _by_engine(problem, found, goal, lengths)
+        passes = min(budget, max(most, plain_epochs + 3))
+        points = _by_engine(problem, found, goal, passes=passes, plain_epochs=plain_epochs)
     else:
         found["storage"] = peers.storage(peers.inputs(problem, method))
         points = list(peers.fitted(problem, method, budget, how["seed"], goal))
@@ -77,7 +76,7 @@ class _Clock:
 
 
 def _by_engine(
-    problem: Problem, which: dict[str, Any], goal: float, how: Mapping[str, Any]
+    problem: Problem, which: dict[str, Any], goal: float, **how: Any
 ) -> list[Sequence[float]]:
     method, rate, options = which["method"], which["rate"], {}  # type: str, float, dict
     clock, is_there = _Clock(), False

@@ -333,11 +333,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
     ) -> Estimate:
-        """Add an estimate to the gradients that accumulate, or leave it alone."""
-        accumulating = self._network.accumulating
+        """Compute an estimate with its random numbers; add it to gradients that accumulate."""
+        here, accumulating, reference = self._here, self._network.accumulating, terms.reference
+        assert here is not None
         before = list(map(NDArray.copy, accumulating))
         try:
-            found = self._estimate(closure, terms, scale)
+            seed = self._seed_of(closure, reference)
+            found = estimate(here, closure, terms, seed, scale)
             row = None if index is None else self._method.row(found, index)
             self._live.hold(found, terms, row, scale, is_half=name != "step")
         except BaseException:
@@ -346,28 +348,23 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if terms is AS_IT_IS:
                 self._network.put_marks_back()
             raise
+        finally:
+            if isinstance(reference, Row) and reference.seed is not None:
+                mx.random.seed(self._lock.next_seed())  # the next draws are not the same each time
         for grad, value in zip(accumulating, before):
             grad += value
         return found
 
-    def _estimate(self, closure: Callable[[], Loss], terms: Terms, scale: float) -> Estimate:
-        """Compute an estimate, with the random numbers that belong to it."""
-        lock, here, row = self._lock, self._here, terms.reference
-        assert here is not None
-        if not isinstance(row, Row):
-            if lock.mode == "auto" and row is not None and not self._progress.compared:
-                seed = self._compare_losses(closure, row)
-            else:
-                seed = lock.new_seed() if lock.locked else None
-            return estimate(here, closure, terms, seed, scale)
-        try:
+    def _seed_of(self, closure: Callable[[], Loss], reference: Any) -> int | None:
+        """The seed of the passes of a step, if its random numbers are locked."""
+        lock = self._lock
+        if isinstance(reference, Row):
             if lock.mode is not False and self._method.taken_at is not None:
-                self._method.taken_at.check(row, closure)
-            seed = lock.new_seed() if row.seed is None else row.seed
-            return estimate(here, closure, terms, seed, scale)
-        finally:
-            if row.seed is not None:
-                mx.random.seed(lock.next_seed())  # what is drawn next is not the same each time
+                self._method.taken_at.check(reference, closure)
+            return lock.new_seed() if reference.seed is None else reference.seed
+        if lock.mode == "auto" and reference is not None and not self._progress.compared:
+            return self._compare_losses(closure, reference)
+        return lock.new_seed() if lock.locked else None
 
     def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
@@ -462,11 +459,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _on_update_end(self) -> None:
         """Give the optimizer back what the method has changed of it."""
-        self._method.after_update()
+        if self._live.following is not None:
+            self._method.after_update()
 
     def _on_updated(self) -> None:
         """Let the method's next state take effect, and apply the proximal operators."""
-        self._live.move()
+        self._live.commit()
         if self._prox.operators:
             self._prox.apply(self._network.parameters, self.optimizer)
 
@@ -531,7 +529,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
             # An interrupt has ended the last call, or this is another thread's.
             network.come_back()
             _mxnet.end_notes()
-            self._live.settle()
+            if self._live.stage == MOVED:
+                self._live.commit()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""
@@ -636,14 +635,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
-            compared, found = None, self._method.preconditioner
+            origin, compares, found = None, False, self._method.preconditioner
             if found is not None:
                 found.check_decays()
                 found.read(is_refresh=True)
-                compared = found.compared_at(self._lock.locked)
+                origin, compares = found.origin, found.compares(self._lock.locked)
             stack.enter_context(network.grads_kept())
-            about = batches, self._lock, self._loss_scale.value, done, keeps_rows, compared
-            full = full_gradient(network, closure, *about)
+            about = self._lock, self._loss_scale.value, done, keeps_rows, origin, compares
+            full = full_gradient(network, closure, batches, *about)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
         accepted = found is None or found.accepts(full, self._lock.locked)

@@ -232,7 +232,7 @@ BREAKS = {
         ("seeds=range(options.seed,", "seeds=range(0,", "compare momentum"),
         ("loss if is_lowest else None", "loss", "compare converged"),
         ("return 130 if", "return 0 if", "compare interrupt"),
-        ("frame[target] = texts[target]", "pass", "compare none_and_na"),
+        ("frame[target] = pd.read_csv(path, **settings)[target]", "pass", "compare none_and_na"),
         ("utc=True, ", "", "compare nothing_is_guessed"),
         ('{".*weight": L1(self.l1)}', "L1(self.l1)", "compare weights_alone"),
         ("self.l1 * np.sign(w)", "0 * w", "compare minimum_with_l1"),

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything, failing, noticed
 from mxnet import autograd, gluon
-from problems import Dense, array, contexts, parameters, values
+from problems import Dense, array, contexts, parameters
 
 from gluon_svrg import SAGATrainer, SAGTrainer, SVRGTrainer
 from gluon_svrg.schedule import EveryEpochs
@@ -329,35 +329,6 @@ def test_parameters_that_were_frozen_then():
     trainer.update_full_grads(loss_of, BATCHES)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]))
     assert parameters(net)[0] in trainer.full_grads
-
-
-def set_data(parameter):
-    (value,) = parameter.list_data()
-    parameter.set_data(value / (value**2).sum() ** 0.5)
-
-
-def in_place(parameter):
-    parameter.data()[:] = parameter.data() / (parameter.data() ** 2).sum() ** 0.5
-
-
-@pytest.mark.parametrize("assign", [set_data, in_place])
-def test_a_forward_that_assigns_a_parameter(begun, assign):
-    """As spectral normalization does. A refresh finds it; without a snapshot, it may."""
-
-    def closure(*batch):
-        with autograd.pause():
-            assign(begun.net[0].weight)
-        return begun.loss_of(*(batch or begun.batches[0]))
-
-    before = {**everything(begun.trainer, begun.net), "parameter 0 [0]": 0}
-    with pytest.raises(RuntimeError, match="assign"):
-        begun.refresh(closure)
-    assert_unchanged(before, {**everything(begun.trainer, begun.net), "parameter 0 [0]": 0})
-    if begun.held:
-        begun.trainer.discard_snapshot()
-    begun.trainer.learning_rate = 0
-    begun.step(closure)
-    assert abs((values(begun.net)[0] ** 2).sum() - 1) < 1e-12
 
 
 def squares(begun, X, y):

@@ -140,8 +140,6 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
             first = f" after the first line, {separator.join(heads[separator])!r}"
             settings.update(sep=separator, index_col=False, decimal=decimal)
             frame = pd.read_csv(path, **settings)
-            # Texts such as None and NA may be classes: only empty cells and ? are none.
-            texts = pd.read_csv(path, dtype=str, keep_default_na=False, **settings)
     except (EOFError, OSError, ValueError, pd.errors.ParserWarning) as error:
         raise ValueError(
             f"cannot read {path} as UTF-8 text: {str(error).strip()}{first}"
@@ -152,7 +150,9 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
         lacks = "needs a --target" if target is None else f"has no column {target!r}"
         raise ValueError(f"{path} {lacks}: choose one from {', '.join(map(repr, frame))}")
     if frame[target].dtype == object or not frame[target].count():
-        frame[target] = texts[target]
+        # Texts such as None and NA may be classes: only empty cells and ? are none.
+        settings.update(usecols=[target], dtype=str, keep_default_na=False)
+        frame[target] = pd.read_csv(path, **settings)[target]
     rows = frame.dropna(subset=[target])
     rows = rows.assign(**{n: as_days(rows[n]) for n in rows.select_dtypes(exclude="number")})
     infinite = [n for n in rows.select_dtypes("number") if rows[n].isin((inf, -inf)).any()]

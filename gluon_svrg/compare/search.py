@@ -131,7 +131,7 @@ class Search:
         if key not in self.done:
             text = method.name + ("" if isnan(rate) else f", rate {rate:g}")
             self._bar.set_description(f"{text}, seed {seed}", refresh=False)
-            size = method.batch_size(self.problem.data) if method.steps else 0
+            size = method.batch_size(self.problem.data)
             most = self.problem.passes + size / self.problem.data.n  # the last step may end beyond
             found = Training(method.name, rate, method.options[place], seed, size, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]

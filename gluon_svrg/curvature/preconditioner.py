@@ -225,8 +225,13 @@ class Preconditioner:
             network.sum_everywhere(network.live, workers.sum_arrays)
             return vector(network.live[0]) / max(entries, 1.0), entries
 
-        if controller.measure(mean_gradient, self._weights(network), self.decays, self._eps):
-            self._warn_once(UNITS, dtype=_mxnet.dtype_of(network.trainable[0]))
+        try:
+            if controller.measure(mean_gradient, self._weights(network), self.decays, self._eps):
+                self._warn_once(UNITS, dtype=_mxnet.dtype_of(network.trainable[0]))
+        except FloatingPointError:
+            if not self._has_moved:
+                raise
+            controller.failures = DEFAULT.window  # the steps have led here
         if controller.P is not P:
             self._forget_steps()
         return differentiated
@@ -346,16 +351,19 @@ class Preconditioner:
 
     # --- may a refresh take this snapshot? -------------------------------------------------------
 
-    def compared_at(self, draws: bool) -> Point | None:
-        """Where a refresh computes the loss, too: where that at the snapshot is not comparable.
+    @property
+    def origin(self) -> Point | None:
+        """Where a rollback goes: the snapshot, or the start; None if there is neither."""
+        return self._method.point or self.start
 
-        Or at the start. A closure that draws random numbers has other losses at each refresh.
+    def compares(self, draws: bool) -> bool:
+        """Whether a refresh computes the loss at the origin as well, to compare with.
+
+        A closure that draws random numbers has other losses at each refresh.
         """
         if self._snapshot is None:
-            return self.start
-        controller = self.controller
-        is_needed = draws or controller.is_refused or controller.data_changed
-        return self._method.point if is_needed else None
+            return self.start is not None
+        return draws or self.controller.is_refused or self.controller.data_changed
 
     def accepts(self, full: FullGradient, draws: bool) -> bool:
         """Whether a refresh may take a snapshot; False if the weights must go back.
@@ -363,16 +371,17 @@ class Preconditioner:
         A rise of the loss is one on the same data, with the same random numbers. Where the data
         have changed, the weights as they are become the snapshot.
         """
-        controller, point = self.controller, self._method.point or self.start
+        controller, point, is_finite = self.controller, self.origin, np.isfinite(full.norm)
         if point is None:
             return True  # there is no way back
-        if controller.has_diverged or not np.isfinite(self._weights(self._network)).all():
-            self._note_start(full)
-            return False
-        if not np.isfinite(full.norm + full.mean_loss):
+        if not is_finite and not (full.is_data_finite and self._has_moved):
             raise FloatingPointError(NOT_FINITE)
-        self._note_start(full)
-        loss, known = self._objective(full.mean_loss, self._network), controller.loss
+        if self._snapshot is None and full.compared_loss is not None:
+            controller.first_loss = self._objective(full.compared_loss, point)
+            controller.mean_loss = full.compared_loss
+        if controller.has_diverged or not is_finite:
+            return False
+        loss, known, most = self._objective(full.mean_loss, self._network), controller.loss, 0.0
         controller.data_changed = False
         if self._snapshot is None:
             known = controller.first_loss
@@ -385,13 +394,14 @@ class Preconditioner:
             if changed or (draws and controller.is_refused):
                 controller.data_changed = changed
                 return True
-        return loss <= known + DEFAULT.loss_rounding * self._eps * abs(known)
+            if draws:
+                most = DEFAULT.drawn_rise * (controller.first_loss - controller.loss)
+        return loss <= known + max(DEFAULT.loss_rounding * self._eps * abs(known), most)
 
-    def _note_start(self, full: FullGradient) -> None:
-        """The loss at the start, above which a training must not end."""
-        if self._snapshot is None and full.compared_loss is not None:
-            self.controller.first_loss = self._objective(full.compared_loss, self.start)
-            self.controller.mean_loss = full.compared_loss
+    @property
+    def _has_moved(self) -> bool:
+        """Whether the weights are others than at the origin."""
+        return bool((self._weights(self._network) != self._weights(self.origin)).any())
 
     # --- what follows from a refresh? ------------------------------------------------------------
 

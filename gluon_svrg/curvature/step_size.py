@@ -48,6 +48,7 @@ class Settings:
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
     loss_rounding: float = 8.0  # of a mean loss, in units of its dtype's rounding
     move_rounding: float = 16.0  # of weights, relative to their norm, in the same units
+    drawn_rise: float = 0.1  # of the loss, relative to its fall, where closures draw masks
     same_data: float = 1e-5  # a loss on the same data, computed again, differs by less
 
 

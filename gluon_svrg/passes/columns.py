@@ -158,16 +158,6 @@ def norm(arrays: Iterable[NDArray]) -> float:
     return float(np.sqrt(sum(float(np.dot(x, x)) for x in wide)))
 
 
-def sums_of_squares(arrays: Iterable[NDArray]) -> list[NDArray]:
-    """The sums of the squares of arrays, on their devices. Does not wait for them."""
-    groups: dict[Any, list[NDArray]] = {}
-    for number, array in enumerate(map(dense, map(classic, arrays))):
-        # With more than 200 arrays, the operator would write beyond its memory.
-        kind = _mxnet.device_of(array), array.dtype, number // 100
-        groups.setdefault(kind, []).append(array if array.shape else array.reshape((1,)))
-    return [mx.nd.multi_sum_sq(*group, num_arrays=len(group)) for group in groups.values()]
-
-
 #: How far copies of one value may differ by rounding, relative to their norm.
 _ROUNDING = {"float16": 1e-3, "float64": 1e-14}
 

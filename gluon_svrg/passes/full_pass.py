@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from contextlib import nullcontext
-from itertools import chain
 from operator import or_
 from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 
 from .closure import Loss, Recorded, total_loss
-from .columns import Columns, Mean, norm, sums_of_squares, zeros_like
+from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
 from .data import NO_DATA, arguments
 from .estimate import differentiate
@@ -26,15 +25,6 @@ from .watch import first_shape
 REPEATED = 3
 #: The number of minibatches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
-#: How far the sum of the squares of an array may differ when it is computed again.
-ROUNDING = 1e-5
-ASSIGNED = (
-    "The closure has assigned values to a parameter (Parameter.set_data or param.data()[:] = ...): "
-    "at other weights, that would be lost, or damage the snapshot. Assign before step(), not in "
-    "the forward pass, or use grad_req='null' for a state that the forward pass changes. The "
-    "weights are as the closure has left them; nothing else has changed."
-)
-
 NOT_FINITE = (
     "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot held "
     "before is still in force. Is a learning rate too high, or are data not finite?"
@@ -48,6 +38,7 @@ class FullGradient(NamedTuple):
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted
+    is_data_finite: bool  # whether losses that are not finite are finite at the other point
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
@@ -63,18 +54,29 @@ def full_gradient(
     scale: float,
     workers: Any,
     keeps_rows: bool,
-    compared: Point | None,
+    origin: Point | None,
+    compares: bool,
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`. The losses are also
-    computed at a point to compare with, with the same random numbers if they are locked.
+    This overwrites the live gradients: call it inside `Network.grads_kept`. The losses may also be
+    computed at an origin, with the same random numbers if they are locked; the first one that is
+    not finite always is, where there is an origin.
     """
     here, total, outside = Point.here(network), zeros_like(network.live), network.outside
-    weights = list(chain(*network.weights))
-    squares = sums_of_squares(weights)
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
-    queue: list[Recorded] = []  # minibatches whose losses the device may still compute
+    queue: list[tuple[Recorded, Any]] = []  # what the device may still compute, with its inputs
+    fault: list[bool] = []  # whether a loss is not finite at the origin either
+
+    def added(minibatches: list[tuple[Recorded, Any]]) -> float:
+        """The sum of the losses of some minibatches, which ends their wait."""
+        total = total_loss([recorded for recorded, _ in minibatches])
+        for recorded, inputs in () if np.isfinite(total) or fault else minibatches:
+            if origin is not None and not np.isfinite(total_loss([recorded])):
+                fault.append(not np.isfinite(losses_at(origin, closure, inputs, None)[1].total))
+                break
+        return total
+
     loss = compared_loss = 0.0  # the sum of those before; that at the other point
     rows: list[tuple[Columns, Recorded, int | None]] = []  # gradients, losses and seed of each
     for number, batch in enumerate(batches):
@@ -84,7 +86,7 @@ def full_gradient(
         with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
                 # Under the lock, what a pass draws follows from the seed of its first minibatch.
-                is_own = is_first or looks or keeps_rows or compared is not None
+                is_own = is_first or looks or keeps_rows or compares
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
@@ -92,8 +94,8 @@ def full_gradient(
                     break
                 if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
                     break
-        if compared is not None:  # without a backward, statistics of BatchNorm do not move
-            compared_loss += losses_at(compared, closure, inputs, seed)[1].total
+        if compares:  # without a backward, statistics of BatchNorm do not move
+            compared_loss += losses_at(origin, closure, inputs, seed)[1].total
         if is_first:
             network.check_hidden()
             shape = first_shape(inputs, recorded)
@@ -106,18 +108,15 @@ def full_gradient(
         entries, together = entries + recorded.entries, together or recorded.counts[0]
         if its_reached != reached:
             reached = list(map(or_, reached, its_reached))
-        queue.append(recorded)
+        queue.append((recorded, inputs))
         if len(queue) == QUEUED:
-            loss += total_loss(queue[: QUEUED // 2])
+            loss += added(queue[: QUEUED // 2])
             del queue[: QUEUED // 2]
     if not entries:
         raise ValueError(NO_DATA)
     network.check_hidden()
-    loss += total_loss(queue)
-    for before, after in zip(squares, sums_of_squares(weights)):
-        if not np.allclose(before.asnumpy(), after.asnumpy(), ROUNDING, 0, equal_nan=True):
-            raise RuntimeError(ASSIGNED)
-    numbers = entries, loss, together, 1, compared_loss, compared is not None
+    loss += added(queue)
+    numbers = entries, loss, together, 1, compared_loss, compares, any(fault)
     sums = workers.reach([*map(float, numbers), *reached])
     network.sum_everywhere(total, workers.sum)
     together = sums[2] / sums[3] or 1.0  # the same on all workers
@@ -126,9 +125,10 @@ def full_gradient(
     size = norm(total[0]) / together
     mean, mean_loss = Mean(total, together), float(sums[1] / sums[0])
     there = float(sums[4] / sums[0]) if sums[5] == sums[3] else None
-    reached = [count > 0 for count in sums[6:]]
+    reached, is_data_finite = [count > 0 for count in sums[7:]], not sums[6]
     kept = [
         Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
-    return FullGradient(mean, size, mean_loss, there, reached, int(sums[0]), entries, shape, kept)
+    losses = mean_loss, there, is_data_finite
+    return FullGradient(mean, size, *losses, reached, int(sums[0]), entries, shape, kept)

@@ -5,7 +5,7 @@
     nothing --hold--> held --reduce--> reduced
                       held --hold--> held       where gradients accumulate
     held or reduced --drop--> nothing           where no update comes
-    reduced --move--> moved --settle--> nothing after the update, at once or after an interrupt
+    reduced --commit--> moved, nothing        after the update; again after an interrupt
 
 No other file writes this state. It ends as a whole, together with the method's next state.
 
@@ -63,17 +63,15 @@ class LiveGradients:
         self._live: Columns = []  # the gradients for which that was made
         self.drop()
 
-    def move(self) -> None:
-        """The weights have moved: let the method's next state take effect, and drop all."""
-        self.stage = MOVED
-        self.settle()
+    def commit(self) -> None:
+        """The weights have moved: let the method's next state take effect, and drop all.
 
-    def settle(self) -> None:
-        """Complete `move` if an interrupt has ended it; all that it calls can be repeated."""
-        if self.stage == MOVED:
-            if self.following is not None:
-                self._method.moved(self)
-            self.drop()
+        If an interrupt ends it, it is called again: all that it calls can be repeated.
+        """
+        self.stage = MOVED
+        if self.following is not None:
+            self._method.moved(self)
+        self.drop()
 
     def drop(self) -> None:
         """Forget all, and the method's next state: the update is over, or does not come."""
