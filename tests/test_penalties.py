@@ -34,8 +34,8 @@ def of_scikit_learn(name):
 class Training:
     """Of a linear model from zero, with a new order in each epoch; the last mini-batch is short."""
 
-    def __init__(self, X, y, prox=None, size=16, loss="L2Loss", dtype="float64", devices=None, wd=0.0,
-                 use_bias=False, dropout=0.0):  # fmt: skip
+    def __init__(self, X, y, prox=None, size=16, loss="L2Loss", dtype="float64", devices=None,
+                 wd=0.0, use_bias=False, dropout=0.0):  # fmt: skip
         self.X, self.y, self.size, self.dtype, self.devices = X, y, size, dtype, devices
         self.loss, self.rng = getattr(gluon.loss, loss)(), np.random.RandomState(0)
         self.rows, self.weights, self.weighted = len(X), np.ones(len(X)), False
@@ -236,15 +236,15 @@ def test_devices_and_files(operator, tmp_path):
 @pytest.mark.parametrize("change", ["labels", "weights", "subset"])
 def test_data_that_change(change):
     """Harder labels, sample weights, more samples from epoch 5 on: eleven epochs reach 1e-5."""
-    X, y = regression(1000)
+    X, y = regression(900)
     training, rng = Training(X, y, dtype="float32"), np.random.RandomState(1)
-    training.rows = 500 if change == "subset" else 1000
+    training.rows = 450 if change == "subset" else 900
     training.train(5)
     if change == "labels":
-        training.y = y + 3 * rng.randn(1000)
+        training.y = y + 3 * rng.randn(900)
     elif change == "weights":
         training.weights, training.weighted = np.where(X[:, 1] > 0, 4.0, 1.0), True
-    training.rows = 1000
+    training.rows = 900
     root = np.sqrt(training.weights)
     X, y = X * root[:, None], training.y * root
     best = np.linalg.lstsq(X, y, rcond=None)[0]
@@ -256,7 +256,7 @@ def test_data_that_change(change):
 
 def test_dropout_on_the_inputs():
     """Other masks in each epoch are other data: that is no reason to go back, or to slow down."""
-    training = Training(*regression(1000), dropout=0.2, dtype="float32")
+    training = Training(*regression(900), dropout=0.2, dtype="float32")
     with kit.noticed():  # that the masks are locked
         training.train(12)
     history = training.trainer.history
