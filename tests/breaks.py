@@ -25,10 +25,8 @@ BREAKS = {
     # The formulas
     "svrg.py": [
         ("Terms(b=-alpha, k=alpha,", "Terms(b=-alpha, k=1.0,", "methods trajectory[alpha-SVRG"),
-        ("self.replaces_grads = ", "", "preconditioner errors"),
         ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
         ("max(self.num_snapshots - 1, 0)", "self.num_snapshots", "schedule snapshot_in_force"),
-        ("(self, self.preconditioner.curvature.rank)", "(self, 50)", "resume rank_after_a_discard"),
     ],
     "saga.py": [
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
@@ -43,27 +41,98 @@ BREAKS = {
     ],
     "recursive.py": [("1 / live.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
     # The preconditioner
-    "preconditioner.py": [
-        ("product(u) + decays * u", "product(u)", "preconditioner by_hand"),
+    "curvature/nystrom.py": [
+        ("float(S.sum()) / entries)", "0.0)", "curvature test_nystrom"),
+        ("decay + floor, shift", "floor, shift", "curvature test_nystrom"),
+        ("entries / ENTRIES_PER_DIRECTION", "entries", "curvature test_nystrom"),
+        ("-1.1 * float(values[0])", "0.0", "curvature least_curvature"),
+        ("rho == rounding", "False", "curvature least_curvature"),
+        ("np.append(inside, size)", "np.append(inside, 0)", "curvature rows_are_added"),
+    ],
+    "curvature/probe.py": [
+        ("np.ascontiguousarray(", "np.asarray(", "curvature layout_of_a_file"),
+        ("LEAST_ENTRIES)) or 1)", "LEAST_ENTRIES)))", "preconditioner test_rank"),
+        ("min(noise, 2 * largest)", "noise", "curvature two_minibatches"),
+    ],
+    "curvature/step_size.py": [
+        ("product(u) + decays * u", "product(u)", "curvature two_minibatches"),
         ("self.largest_norm, float(", "0.0, float(", "preconditioner by_hand"),
-        ("min(self.trust * RISE, MOST_TRUST)", "self.trust * RISE", "preconditioner trajectory"),
-        ("min(noise, 2 * largest)", "noise", "preconditioner resumed"),
-        ("LEAST_ROWS)) or 1)", "LEAST_ROWS)))", "preconditioner test_rank"),
+        ("self.P.S.max()", "self.P.S[0]", "curvature flat_minibatches"),
+        ("self.noise_budget * DEFAULT.rise, most)", "9.0, 9.0)", "curvature noise_budget"),
+        (
+            "/ DEFAULT.fall, DEFAULT.least",
+            "/ DEFAULT.fall, 0.0 * DEFAULT.least",
+            "curvature budget",
+        ),
+        ("max(part, DEFAULT.least_rate)", "part", "curvature within_an_epoch"),
+        ("/ 2 - sums.cross", "/ 2 + sums.cross", "curvature what_steps_tell"),
+        ("if secant > DEFAULT.change * self.L > 0:", "if False:", "curvature what_steps_tell"),
+        ("min(secant, DEFAULT.change * self.L)", "secant", "curvature what_steps_tell"),
+        ("max(largest, self.L / DEFAULT.change)", "largest", "curvature what_steps_tell"),
+        (
+            "noise / self.secant_sum), 2 * self.L)",
+            "noise / self.secant_sum), 9e9)",
+            "curvature steps",
+        ),
+        ("if secant > self.L > 0:", "if secant > self.L:", "preconditioner by_hand"),
+        ("and sums.moved > rounding", "", "curvature tell_nothing"),
+        ("        if not self.refreshes:\n", "        if False:\n", "curvature tell_nothing"),
+        ("/ DEFAULT.window\n", "/ len(self.loss_increases or [0])\n", "curvature by_the_loss"),
+        ("rise > self.first_loss - self.loss", "rise > 0", "curvature by_the_loss"),
+        ("self.failures = 0\n        if", "pass\n        if", "curvature not_finite"),
+        ("self._learn_noise(self.N)", "pass", "curvature roll_back"),
+        ("self.L_at_reset * DEFAULT.change)", "0.0)", "curvature roll_back"),
+        ("if self.has_diverged and self.refreshes:", "if False:", "curvature roll_back"),
+        ("slope_ratio > DEFAULT.slope_stays and", "", "curvature slope_that_stays"),
+        ("self.noise_budget * DEFAULT.rise > most", "True", "curvature slope_that_stays"),
+        ("is_stale and self.probe is None", "is_stale", "curvature slope_that_stays"),
+        ("2 * self.rank <= known < size", "False", "curvature outliers"),
+        ("rows[-self.rank :]", "rows", "curvature outliers"),
+        ("DEFAULT.outlier * self.L <", "self.L <", "curvature outliers"),
+    ],
+    "curvature/proximal.py": [
+        (
+            "max(float(np.linalg.norm(b)), least)",
+            "float(np.linalg.norm(b))",
+            "curvature few_weights",
+        ),
+        ("step / P.rho", "step", "curvature proximal_point"),
+        ("w, z, self.factor * step, rows", "w, z, step, rows", "curvature derivative_and_value"),
+        ("self.factor * sum(", "sum(", "curvature derivative_and_value"),
+        ("self.apply(weights - step * gradient, step)", "weights", "curvature least_subgradient"),
+    ],
+    "curvature/direction.py": [
+        ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
+        ('F.broadcast_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
+        (
+            "{**self.given, **new}",
+            "(self.given.update(new), self.given)[1]",
+            "interrupts_and_threads a_preconditioner",
+        ),
+        ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
+    ],
+    "curvature/preconditioner.py": [
+        ("moves = replaces_grads =", "moves =", "preconditioner errors"),
+        ("self.preconditioner.controller.rank, operators", "50, operators", "resume rank_after"),
         ("network.sum_everywhere(", "(lambda *_: 0)(", "preconditioner going_back"),
         ("workers.sum_arrays)", "lambda _: None)", "workers test_each_task"),
-        ("/ 2 - cross", "/ 2 + cross", "preconditioner by_hand"),
-        ("if secant > self.L > 0:", "if secant > self.L:", "preconditioner by_hand"),
-        ("rise > self.first_loss - self.loss", "rise > 0", "preconditioner by_hand"),
-        ("self._with_decay(mean_loss, self.start)", "mean_loss", "preconditioner by_hand"),
-        ("self._learn_noise(self.N)", "pass", "preconditioner going_back"),
-        ("bound *= float(", "bound *= 0 * float(", "preconditioner flat"),
-        ("ROUNDING = 8", "ROUNDING = 0", "preconditioner at_the_minimum"),
-        ("if method.point is None:", "if self.start is None:", "preconditioner frozen_no_more"),
-    ],
-    "passes/direction.py": [
-        ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
-        ("(u, factor), decay)", "(u, factor), 0 * v)", "preconditioner by_hand"),
-        (" = {**self.given, **new}", ".update(new)", "interrupts_and_threads a_preconditioner"),
+        (
+            "if method.point is None:  # all",
+            "if self.start is None:  # all",
+            "preconditioner no_more",
+        ),
+        ("/ 2 + self.penalty.value(w)", "/ 2", "penalties objective_in_history"),
+        ("part.operator(weight, 0.0).copyto(weight)", "pass", "penalties minimum[bounds"),
+        ("(z == 0) & (self._last_z == 0)", "(z == 0) & False", "penalties minimum[lasso-float64"),
+        ("optimizer.wd = 1.0, 0.0", "optimizer.wd = 1.0, optimizer.wd", "penalties large_weight"),
+        ("self._optimizer.wd, self._wd =", "self._wd, self._wd =", "penalties large_weight"),
+        ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),
+        (" / (self.per_sample or 1.0)", "", "penalties entries_of_a_sample"),
+        ("changed |= not draws", "changed |= False", "penalties data_that_change"),
+        ("if changed or (draws and controller.is_refused)", "if changed", "penalties dropout"),
+        ("if self.table is None and self", "if False and self", "penalties stored_gradients"),
+        ("controller.entries // BEST_STEPS", "controller.entries // 16", "penalties few_steps"),
+        ("if message not in self._warned:", "if True:", "penalties few_steps"),
     ],
     # A step and a refresh
     "passes/states.py": [
@@ -75,7 +144,7 @@ BREAKS = {
     ],
     "passes/full_pass.py": [
         ("network.sum_everywhere(total, workers.sum)", "pass", "methods trajectory[SVRG-2"),
-        ("loss += total_loss(queue)", "pass", "losses mean_of_many"),
+        ("loss += added(queue)", "pass", "losses mean_of_many"),
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
     "passes/live_gradients.py": [
@@ -122,7 +191,11 @@ BREAKS = {
     "trainer.py": [
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
-        ("method.preconditioner.set_pace()  # without", "pass  #", "preconditioner resumed"),
+        (
+            "self._method.preconditioner.set_rate_and_momentum()",
+            "pass",
+            "preconditioner trajectory",
+        ),
         ("elif not np.isfinite(full.norm):", "elif False:", "errors 'mistakes and NaN'"),
         ("live.drop()  # without", "pass  # without", "methods step_without_an_update"),
         ("attributes.update(earlier)", "pass", "random_numbers both_passes"),
@@ -170,7 +243,12 @@ BREAKS = {
         ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
     ],
     # What surrounds the trainers
-    "prox.py": [("/ (1 - float(", "/ (1 - 0 * float(", "prox test_every_trainer[SVRG]")],
+    "prox.py": [
+        ("/ (1 - float(", "/ (1 - 0 * float(", "prox test_every_trainer[SVRG]"),
+        ("(result != 0) / (1 + step", "(result != 0) / (1 + 0 * step", "curvature derivative"),
+        ("np.where(share < 1, share, 0) * along", "0 * along", "curvature derivative"),
+        ("directions * (weight == result)", "directions", "curvature derivative"),
+    ],
     "schedule.py": [
         ("(trainer.num_snapshots - 1)", "trainer.num_snapshots", "schedule test_refreshes")
     ],
