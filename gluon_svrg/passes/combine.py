@@ -67,10 +67,10 @@ def check_order(steps: tuple[Step, ...]) -> None:
         for _, terms in steps[n + 1 : again + 1]:
             assert target in {number for _, number in terms}, steps
     known = [[(id(f) if isinstance(f, NDArray) else f, x) for f, x in terms] for _, terms in steps]
-    for n, terms in enumerate(known):
-        is_copy = len(terms) == 1 and is_one_of(terms[0][0], 1)
+    for n, its in enumerate(known):
+        is_copy = len(its) == 1 and is_one_of(its[0][0], 1)
         others = known[:n] + known[n + 1 :]
-        assert is_copy or all(other[: len(terms)] != terms for other in others), steps
+        assert is_copy or all(other[: len(its)] != its for other in others), steps
 
 
 def is_one_of(factor: Any, *numbers: int) -> bool:
