@@ -302,8 +302,9 @@ class Nystrom:
         self.products, self.highest, self.is_measuring = [], 0.0, True
 
     def measure(self, batch):
-        step = self.eps ** (1 / 3) * max(1, np.linalg.norm(self.w))
-        at, count = self.w + step * self.beside, self.mean(self.w, [batch])[2]
+        origin = self.start if self.s is None else self.s
+        step = self.eps ** (1 / 3) * max(1, np.linalg.norm(origin))
+        at, count = origin + step * self.beside, self.mean(origin, [batch])[2]
         self.longest = max(self.longest, np.linalg.norm(self.objective(at, [batch])[1]))
 
         def product(u):
@@ -355,7 +356,7 @@ class Nystrom:
     def step(self, *batches, size=None):
         self.learn(0 if 0 < self.planned < 16 else 4)
         if self.has_diverged:
-            self.go_back(diverged=True)
+            self.go_back()
         for batch in batches:
             if self.is_measuring:
                 self.measure(batch)
@@ -396,7 +397,8 @@ class Nystrom:
             (d, move, slope), *self.steps = self.steps
             secant = d @ np.linalg.solve(self.P, d) / (d @ move) if d @ move > 0 else 0.0
             has_room = self.known == len(self.w) or self.known < 2 * self.rank
-            if self.has_P and has_room and secant > 2 * self.L > 0:
+            is_near = slope + d @ move / 2 <= self.first_loss - self.loss
+            if self.has_P and has_room and is_near and secant > 2 * self.L > 0:
                 self.known = min(self.known + 1, len(self.w))
                 row = d / np.sqrt(d @ move * self.L)
                 self.P, self.rows = self.P + np.outer(row, row), [*self.rows, row][-self.rank :]
@@ -420,10 +422,7 @@ class Nystrom:
     def has_diverged(self):
         return self.s is not None and sum(self.rises) / 8 > self.first_loss - self.loss
 
-    def go_back(self, diverged=False):
-        if diverged:
-            self.rows = []
-            self.begin(self.all)
+    def go_back(self):
         self.w, self.m, self.steps = self.start if self.s is None else self.s, 0 * self.m, []
         self.T, self.L = max(self.T / 4, self.k.least_budget), max(self.L, 4 * self.before)
         self.backs, self.z = self.backs + 1, None
@@ -443,7 +442,7 @@ class Nystrom:
                 changed, known = changed or abs(there - known) > 1e-5 * abs(known), there
             self.changed = changed
         if self.has_diverged or (loss > known + 8 * self.eps * abs(known) and not self.changed):
-            self.go_back(self.has_diverged)
+            self.go_back()
             self.refused, self.made, self.planned, self.most = True, 0, self.made, 0.0
             return
         is_stale = False

@@ -210,7 +210,10 @@ class Preconditioner:
     # --- is there something to measure in this step? ---------------------------------------------
 
     def measure(self, closure: Callable[[], Loss], seed: int, workers: Any) -> int:
-        """Measure with a mini-batch, inside `Network.grads_kept`; the entries differentiated."""
+        """Measure with a mini-batch at the origin, inside `Network.grads_kept`.
+
+        It returns the number of loss entries that were differentiated.
+        """
         network, controller, P = self._network, self.controller, self.controller.P
         if self.start is None and not controller.refreshes:
             self.start = Point.copied(network, frozen=True)
@@ -228,13 +231,9 @@ class Preconditioner:
             network.sum_everywhere(network.live, workers.sum_arrays)
             return vector(network.live[0]) / max(entries, 1.0), entries
 
-        try:
-            if controller.measure(mean_gradient, self._weights(network), self.decays, self._eps):
-                self._warn_once(UNITS, dtype=_mxnet.dtype_of(network.trainable[0]))
-        except FloatingPointError:
-            if not self._has_moved:
-                raise
-            controller.failures = DEFAULT.window  # the steps have led here
+        weights = self._weights(self.origin)  # not where steps may have led away
+        if controller.measure(mean_gradient, weights, self.decays, self._eps):
+            self._warn_once(UNITS, dtype=_mxnet.dtype_of(network.trainable[0]))
         if controller.P is not P:
             self._forget_steps()
         return differentiated
@@ -262,7 +261,7 @@ class Preconditioner:
     def roll_back(self) -> None:
         """Slow down; the weights are those of the snapshot again, or of the start."""
         self._pending, self._last_z = [], None
-        self.controller.roll_back(len(self.decays))
+        self.controller.roll_back()
 
     # --- what becomes of the reduced gradient? ---------------------------------------------------
 
@@ -403,7 +402,8 @@ class Preconditioner:
                 return True
             if draws:
                 most = DEFAULT.drawn_rise * (controller.first_loss - controller.loss)
-        return loss <= known + max(DEFAULT.loss_rounding * self._eps * abs(known), most)
+        rounding = DEFAULT.loss_rounding * max(self._eps, full.eps) * abs(known)
+        return loss <= known + max(rounding, most)
 
     @property
     def _has_moved(self) -> bool:

@@ -2,7 +2,7 @@
 
 ::
 
-    H u ~ ( gradient(w + e z + e u) - gradient(w + e z) ) / e      z is random
+    H u ~ ( gradient(s + e z + e u) - gradient(s + e z) ) / e      s: the snapshot; z is random
 
 First, where a sketch is wanted, the products of the Hessian with the vectors Q, over as many
 mini-batches as it needs. Then power iterations, each with one of two mini-batches: the largest

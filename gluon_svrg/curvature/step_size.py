@@ -65,6 +65,11 @@ class Sums(NamedTuple):
     moved: float = 0.0  # |w - s|^2, without P
     slope: float = 0.0  # the slope of the objective at the snapshot, times w - s
 
+    @property
+    def increase(self) -> float:
+        """How far the objective is above that of the snapshot, by the trapezoid rule."""
+        return self.slope + self.along / 2
+
     def shortened(self, bound: float, has_snapshot: bool) -> float:
         """The factor by which the device has shortened the step; NaN if it was left out."""
         if not self.squared < np.finfo("float32").max:
@@ -183,8 +188,13 @@ class StepSizeController:
     # --- steps ---------------------------------------------------------------------------------
 
     def is_outlier(self, sums: Sums) -> bool:
-        """Whether P is to learn the gradient difference d of a step, if it has room."""
+        """Whether P is to learn the gradient difference d of a step, if it has room.
+
+        It does not learn where the loss is above the first one: that is curvature of far away.
+        """
         if self.P is None or not self.refreshes or not (sums.along > 0 and self.L):
+            return False
+        if sums.increase > self.first_loss - self.loss:
             return False
         known, size = self.P.U.shape
         if 2 * self.rank <= known < size:
@@ -207,8 +217,7 @@ class StepSizeController:
         if not self.refreshes:
             return
         squared: float | None = sums.squared
-        increase = sums.slope + sums.along / 2  # the trapezoid rule
-        self.loss_increases = [*self.loss_increases, increase][-DEFAULT.window :]
+        self.loss_increases = [*self.loss_increases, sums.increase][-DEFAULT.window :]
         if sums.along > 0 and sums.moved > rounding:
             secant = sums.squared / sums.along
             self.secants.append(secant)
@@ -235,14 +244,8 @@ class StepSizeController:
 
     # --- refreshes -----------------------------------------------------------------------------
 
-    def roll_back(self, size: int) -> None:
-        """Slow down, as the weights go back to those of the snapshot, or of the start.
-
-        After a divergence, P is measured anew: it may have the curvature of far away.
-        """
-        if self.has_diverged and self.refreshes:
-            self.rows = None
-            self.begin(size, self.entries)
+    def roll_back(self) -> None:
+        """Slow down, as the weights go back to those of the snapshot, or of the start."""
         self.rollbacks += 1
         self.failures = 0
         self.noise_budget = max(self.noise_budget / DEFAULT.change, DEFAULT.least_budget)

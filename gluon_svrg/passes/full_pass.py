@@ -8,6 +8,7 @@ from typing import Any, Callable, Iterable, NamedTuple
 
 import numpy as np
 
+from .. import _mxnet
 from .closure import Loss, Recorded, total_loss
 from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
@@ -38,6 +39,7 @@ class FullGradient(NamedTuple):
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted
+    eps: float  # the rounding of the losses' dtype
     is_data_finite: bool  # whether losses that are not finite are finite at the other point
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
@@ -99,6 +101,7 @@ def full_gradient(
         if is_first:
             network.check_hidden()
             shape = first_shape(inputs, recorded)
+            eps = max(float(np.finfo(_mxnet.readable(x).dtype).eps) for x in recorded.losses)
         for pair in zip(total, network.live):
             assign(pair, (0, ((1.0, 0), (1.0, 1))))
         if keeps_rows:
@@ -130,5 +133,5 @@ def full_gradient(
         Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
-    losses = mean_loss, there, is_data_finite
+    losses = mean_loss, there, eps, is_data_finite
     return FullGradient(mean, size, *losses, reached, int(sums[0]), entries, shape, kept)
