@@ -11,10 +11,10 @@ Each trainer replaces `gluon.Trainer`, and takes the same arguments:
 
 These modules support the trainers:
 
-- `gluon_svrg.compare`: which method pays on your network.
-- `gluon_svrg.schedule`: when to refresh, over how much data, and the coefficient.
+- `gluon_svrg.compare`: trains your network by several methods.
+- `gluon_svrg.schedule`: refresh and coefficient schedules, refreshes over part of the data.
 - `gluon_svrg.variance`: the variance and the bias of the estimates.
-- `gluon_svrg.prox`: penalties and constraints.
+- `gluon_svrg.prox`: penalties and bounds.
 - `gluon_svrg.estimator`: training with Gluon's `Estimator`.
 
 The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of several processes
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from .storm import STORMTrainer as STORMTrainer
     from .svrg import SVRGTrainer as SVRGTrainer
 
-__version__ = "0.6.0"
+__version__ = "0.7.0"
 
 #: Where each public name is defined.
 _MODULES = {

@@ -18,7 +18,7 @@ __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 
 
 class SVRGBatchProcessor(BatchProcessor):
-    """Computes the SVRG estimate of each minibatch, so that the `Estimator` makes a step with it.
+    """Computes the SVRG estimate of each mini-batch, so that the `Estimator` makes a step with it.
 
     Use it with a `FullGradHandler` and an `SVRGTrainer`, or with a `STORMTrainer` or `MARSTrainer`.
 
@@ -46,7 +46,7 @@ class SVRGBatchProcessor(BatchProcessor):
     _batch: Any = None  # the minibatch that a `FullGradHandler` has seen last
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
-        """Leave the estimate of a minibatch in `Parameter.grad`; MXNet's handler takes the step."""
+        """Leave the estimate in `Parameter.grad`, for the step that MXNet's handler makes."""
         if _method_of(estimator).needs_refresh and train_batch is not self._batch:
             raise RuntimeError(
                 "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
@@ -65,7 +65,7 @@ class SVRGBatchProcessor(BatchProcessor):
         return data, label, predictions, loss
 
     def loss_of(self, estimator: Any, batch_axis: int) -> Callable[..., list[Any]]:
-        """Make the closure for a full gradient: it takes the items of a minibatch."""
+        """Make the closure for a full gradient: it takes the items of a mini-batch."""
         devices = _mxnet.devices_of_estimator(estimator)
 
         def closure(*batch: Any) -> list[Any]:
@@ -83,7 +83,7 @@ class SVRGBatchProcessor(BatchProcessor):
 
 
 class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, events.BatchBegin):
-    """Takes the snapshot and full gradient when due, and logs the mean loss and gradient norm.
+    """Refreshes the snapshot when it is due, and logs the mean loss and the gradient norm.
 
     Parameters
     ----------

@@ -4,14 +4,14 @@
 
     v = (1 + s) g - s r,      then V is clipped,      s = gamma beta / (1 - beta)
 
-``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
 entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
 norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
 The paper writes ``g + s (g - r)``.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
-mean gradient of the last step's minibatch at its own weights. As ``m`` is the same everywhere, it
+mean gradient of the last step's mini-batch at its own weights. As ``m`` is the same everywhere, it
 is subtracted after the reduction: with ``G`` the sum of ``g``,
 
 ::
@@ -120,7 +120,7 @@ class MARS(Recursive):
         return following
 
     def moved(self, live: LiveGradients) -> None:
-        """If approximate, m is of the last minibatches alone."""
+        """If approximate, m is of the last mini-batches alone."""
         if self.keeps_mean:
             self.in_objective = []
         super().moved(live)
@@ -140,13 +140,14 @@ class MARS(Recursive):
 class MARSTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are corrected and clipped by MARS [1]_.
 
-    The first step uses the gradient of its minibatch. All later steps replace that gradient by::
+    The first step uses the gradient ``g`` of its mini-batch. All later steps replace it by::
 
         v = g + s * (g - g_before),        s = gamma * beta / (1 - beta)
 
-    where ``g_before`` is the minibatch's gradient at the weights before the last step. The mean of
-    ``v`` over all devices and workers is clipped, each parameter by itself, and passed to the
-    optimizer. The paper uses Adam, Lion and Shampoo; any optimizer works. MARS needs no refresh.
+    where ``g_before`` is its gradient at the weights before the last step; both are *sums* over the
+    loss entries of the mini-batch. The mean of ``v`` over all devices and workers is clipped, each
+    parameter by itself, and passed to the optimizer. The paper uses Adam, Lion and Shampoo; any
+    optimizer works. MARS needs no refresh.
 
     Parameters
     ----------
@@ -158,17 +159,17 @@ class MARSTrainer(VarianceReducedTrainer):
         The largest norm of the mean estimate of a parameter's gradient, 1.0 by default; None for
         no clipping. Clipping does not wait for the device.
     exact : bool, default True
-        Whether ``g_before`` is the gradient of the same minibatch, which takes two gradients per
-        step. Otherwise it is the gradient of the previous minibatch, as computed in its step.
+        Whether ``g_before`` is the gradient of the same mini-batch, which takes two gradients per
+        step. Otherwise it is the gradient of the previous mini-batch, as computed in its step.
     include_vectors : bool, default False
         Whether parameters of one dimension, such as biases, are corrected and clipped as well.
 
     Notes
     -----
     Every step needs a closure, even the first. With ``exact=True`` there is a `snapshot`, and no
-    `full_grads`; otherwise these are the mean gradient of the last minibatch, zero for parameters
+    `full_grads`; otherwise these are the mean gradient of the last mini-batch, zero for parameters
     that are left alone. `update_full_grads` starts over with the current weights, or with the full
-    gradient, and `discard_snapshot` with the gradient of the next minibatch. The trainer needs
+    gradient, and `discard_snapshot` with the gradient of the next mini-batch. The trainer needs
     twice the memory of the parameters in addition, with ``exact=True`` three times.
 
     References
@@ -178,13 +179,17 @@ class MARSTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    A loop as for `SVRGTrainer`, without refreshes:
-
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import MARSTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
     >>> trainer = MARSTrainer(net.collect_params(), 'adam', {'learning_rate': 0.01}, beta=0.9)
+    >>> for X in [k * ones((3, 2)) for k in range(1, 5)]:
+    ...     loss = trainer.step(len(X), closure=lambda: net(X) ** 2)
+    >>> trainer.has_snapshot
+    True
     """
 
     _method_class = MARS

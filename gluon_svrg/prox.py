@@ -1,16 +1,21 @@
-"""Penalties and constraints for weights: proximal operators, applied after each update.
+"""Penalties and bounds for weights: proximal operators [1]_, applied after each update.
 
 Every trainer of `gluon_svrg` takes an operator as ``prox=``. It then minimizes the mean loss plus
 the penalty. With the step ``t`` of the last update, each weight becomes::
 
     the x that minimizes  |x - w|^2 / 2 + t * penalty(x)
 
-So weights become exactly zero, or stay inside a box, as by no penalty inside the loss.
+So weights become exactly zero, or stay inside bounds, which a penalty inside the loss cannot do.
 
-The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``: so far
-does one gradient move a weight in total. With a preconditioner, the operator is a part of the
+The step is the learning rate, with scheduler and ``lr_mult``, divided by ``1 - momentum``, because
+one gradient moves a weight that far in total. With a preconditioner, the operator is part of the
 direction instead, in the metric of the preconditioner, and nothing needs to be tuned. Files of
-`save_states` do not store the operator. Wrong arguments raise a TypeError or a ValueError.
+`save_states` do not store the operator.
+
+References
+----------
+.. [1] N. Parikh and S. Boyd, "Proximal Algorithms", Foundations and Trends in Optimization 1(3),
+   2014.
 """
 
 from __future__ import annotations
@@ -41,8 +46,8 @@ class Prox:
     Attributes
     ----------
     is_projection : bool
-        A class attribute: whether the result is independent of the step. If so, every optimizer
-        works; otherwise only those whose step is the learning rate times a direction.
+        A class attribute: whether the result is independent of the step. Then every optimizer
+        works; otherwise only SGD, NAG and their subclasses do.
 
     Examples
     --------
@@ -115,7 +120,7 @@ class Prox:
 
 @dataclass(frozen=True)
 class L1(Prox):
-    """The sum of absolute values, as in the lasso: many weights become exactly zero.
+    """The sum of absolute values, as in the lasso [1]_: many weights become exactly zero.
 
     ::
 
@@ -127,6 +132,16 @@ class L1(Prox):
     strength : float
         The factor of the penalty, which is added to the *mean* loss: ``alpha`` of scikit-learn's
         ``Lasso``, ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``strength`` is not a number, or is negative or not finite.
+
+    References
+    ----------
+    .. [1] R. Tibshirani, "Regression Shrinkage and Selection via the Lasso", Journal of the Royal
+       Statistical Society B 58(1), 1996.
 
     Examples
     --------
@@ -153,7 +168,7 @@ class L1(Prox):
 
 @dataclass(frozen=True)
 class ElasticNet(Prox):
-    """The sum of absolute values plus the sum of squares.
+    """The sum of absolute values plus the sum of squares: the elastic net [1]_.
 
     ::
 
@@ -165,6 +180,16 @@ class ElasticNet(Prox):
     l1, l2 : float
         The factors of the penalties, which are added to the mean loss: ``alpha * l1_ratio`` and
         ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``. ``l2`` adds to ``wd``.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is not a number, or is negative or not finite.
+
+    References
+    ----------
+    .. [1] H. Zou and T. Hastie, "Regularization and Variable Selection via the Elastic Net",
+       Journal of the Royal Statistical Society B 67(2), 2005.
 
     Examples
     --------
@@ -193,7 +218,7 @@ class ElasticNet(Prox):
 
 @dataclass(frozen=True)
 class GroupLasso(Prox):
-    """The sum of the norms of groups: whole groups become zero.
+    """The sum of the norms of groups [1]_: whole groups become zero.
 
     ::
 
@@ -208,6 +233,16 @@ class GroupLasso(Prox):
     axis : int or None, default 0
         The groups are the slices along this axis. In Gluon's layers, 0 makes a group for each
         output, and 1 for each input. None makes the whole weight one group.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If ``strength`` is not a number of at least 0, or ``axis`` is negative or no integer.
+
+    References
+    ----------
+    .. [1] M. Yuan and Y. Lin, "Model Selection and Estimation in Regression with Grouped
+       Variables", Journal of the Royal Statistical Society B 68(1), 2006.
 
     Examples
     --------
@@ -260,7 +295,12 @@ class Box(Prox):
     Parameters
     ----------
     low, high : float
-        The bounds, perhaps infinite: ``Box(0, inf)`` keeps weights from being negative.
+        The bounds. They may be infinite: ``Box(0, inf)`` keeps weights from being negative.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If one is not a number, or ``low`` is above ``high``.
 
     Examples
     --------

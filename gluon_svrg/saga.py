@@ -1,10 +1,10 @@
-"""SAGA and SAG: a table with the last gradient of each minibatch.
+"""SAGA and SAG: a table with the last gradient of each mini-batch.
 
 ::
 
     v = g - r + c m
 
-``g`` is the gradient of one minibatch at the current weights, ``r`` its row of the table, each the
+``g`` is the gradient of one mini-batch at the current weights, ``r`` its row of the table, each the
 *sum* over its ``c`` loss entries; ``m`` is the *mean* of the table per loss entry. After the
 reduction, with ``V`` and ``C`` the sums of ``v`` and ``c`` over all devices, workers and
 micro-batches, and ``N`` the loss entries of all rows::
@@ -125,7 +125,7 @@ class SAGA(Method):
             self.network.give_spare(before.sums)
 
     def refresh(self, full: FullGradient) -> None:
-        """Take over the gradients of all minibatches at the current weights."""
+        """Take over the gradients of all mini-batches at the current weights."""
         self.discard()
         self.table = {row.position: row for row in full.rows}
         super().refresh(full)
@@ -182,13 +182,14 @@ class SAG(SAGA):
 class SAGATrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAGA [1]_.
 
-    A table keeps the last gradient of each minibatch, and a step replaces the gradient by::
+    A table keeps the last gradient of each mini-batch. A step replaces the gradient ``g``, the
+    *sum* over the ``count`` loss entries of its mini-batch, by::
 
         g - row + count * mean
 
-    ``mean`` is the mean of the table per loss entry; row and mean change with the step. A step
-    takes one gradient, and costs little more than one of `gluon.Trainer`. But the table has a
-    gradient for each minibatch: use it for small models and fixed minibatches, in any order.
+    ``row`` is the last gradient of the mini-batch, and ``mean`` the mean of the table per loss
+    entry; both change with the step. A step computes one gradient. The table has a gradient for
+    each mini-batch: use it for small models and fixed mini-batches, in any order.
 
     See Also
     --------
@@ -200,10 +201,10 @@ class SAGATrainer(VarianceReducedTrainer):
       steps fill it: unvisited rows are zero, and the mean is over the entries of visited ones.
     - There is no snapshot, and `at_snapshot` raises an error. `full_grads` is the mean of the
       table. `discard_snapshot` begins a new one.
-    - Workers share the mean of the table, and each has the rows of its own minibatches.
-    - The memory is one gradient per device for each minibatch, and three more; for a while a copy
-      of the weights too. While `update_full_grads` runs there are two tables.
-    - With ``grad_req='add'`` several minibatches make one update. Each needs its own index.
+    - Workers share the mean of the table, and each has the rows of its own mini-batches.
+    - The memory is one gradient per device for each mini-batch, and three more; for a while a copy
+      of the weights too. While `update_full_grads` runs, there are two tables.
+    - With ``grad_req='add'`` several mini-batches make one update. Each needs its own index.
     - Save and load each worker's states separately: only its own file has its rows.
 
     References
@@ -253,15 +254,22 @@ class SAGTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    A loop as for `SAGATrainer`, that draws the minibatches with replacement, once all were visited:
+    The mini-batches are drawn with replacement, once all were visited:
 
     >>> import random
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SAGTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
+    >>> minibatches = [k * ones((3, 2)) for k in range(1, 5)]
     >>> trainer = SAGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
-    >>> indices = [*range(4), *random.choices(range(4), k=8)]
+    >>> for i in [*range(4), *random.choices(range(4), k=8)]:
+    ...     X = minibatches[i]
+    ...     loss = trainer.step(len(X), closure=lambda: net(X) ** 2, batch_index=i)
+    >>> trainer.inner_steps
+    12
     """
 
     _method_class = SAG

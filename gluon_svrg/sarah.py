@@ -4,7 +4,7 @@
 
     v = g - r + c m,      then m = V / C
 
-``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets ``m`` to
 the full gradient.
@@ -39,16 +39,17 @@ class SARAHTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
 
     `update_full_grads` computes the full gradient from time to time. In between, `step` replaces
-    the gradient of each minibatch by::
+    the gradient of each mini-batch by::
 
         v = g - g_before + count * mean_grad,        then mean_grad = the mean of v
 
-    where ``g_before`` is its gradient at the weights before the last step, and passes ``v`` to the
-    optimizer as `gluon.Trainer` does. Before the first refresh it is the plain optimizer.
+    where ``g`` and ``g_before`` are its gradients at the current weights and at those before the
+    last step, each the *sum* over its ``count`` loss entries. The optimizer gets ``v``. Before the
+    first refresh, this is the plain optimizer.
 
-    With a refresh every few steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With a
-    refresh by the toss of a coin (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_; the data of a
-    refresh may then be one large minibatch.
+    With a refresh every few steps (`gluon_svrg.schedule.EverySteps`) this is SPIDER [2]_. With
+    random refreshes (`gluon_svrg.schedule.Loopless`) it is PAGE [3]_, whose refresh may use one
+    large mini-batch.
 
     Notes
     -----

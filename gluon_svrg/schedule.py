@@ -1,4 +1,4 @@
-"""When to refresh the snapshot, over how much data, and how much to trust it.
+"""Refresh schedules, samplers for refreshes over part of the data, and coefficient schedules.
 
 ``SVRGTrainer(coefficient=...)`` calls a coefficient schedule (`Linear`, `Cosine`, `Until`) with the
 index of a snapshot, from 0. A refresh schedule says whether a full gradient is due. Its state is
@@ -10,7 +10,7 @@ saved with the trainer; that of a sampler after ``trainer.register(sampler)``::
             trainer.update_full_grads(loss_of, train_data)
         trainer.step(len(X), closure=lambda: loss_of(X, y))
 
-Wrong arguments raise a TypeError or a ValueError.
+Arguments of a wrong type raise a TypeError, and those out of range a ValueError.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ Schedule = Union[float, Callable[[int], float]]
 
 @dataclass(eq=False)
 class Linear:
-    """A coefficient that falls linearly, constant between snapshots, as in alpha-SVRG.
+    """A coefficient that falls linearly, constant between snapshots, as in alpha-SVRG [1]_.
 
     For snapshot ``s`` it is ``final + (initial - final) * (1 - s / num_snapshots)``, and ``final``
     from ``s = num_snapshots`` on. The paper recommends 0.5 to 1 for ``initial``.
@@ -49,6 +49,16 @@ class Linear:
         The number of snapshots after which it reaches ``final``.
     final : float, default 0.0
         The last coefficient, at least 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has the wrong type or is out of range.
+
+    References
+    ----------
+    .. [1] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
+       ICLR 2025, arXiv:2311.05589.
 
     Examples
     --------
@@ -100,7 +110,8 @@ class Cosine(Linear):
 class Until:
     """Variance reduction for the first snapshots only, then the plain optimizer at its own cost.
 
-    Then `SVRGTrainer.update_full_grads` discards the snapshot, and returns nan without a pass.
+    After that, `SVRGTrainer.update_full_grads` discards the snapshot, and returns nan without a
+    pass over the data.
 
     Parameters
     ----------
@@ -147,7 +158,7 @@ class _Refresh:
     _is_time: Any  # whether a refresh is due where there is a snapshot
 
     def due(self, trainer: VarianceReducedTrainer) -> bool:
-        """Whether a refresh is due; it always is where a trainer lacks a snapshot.
+        """Whether a refresh is due; it always is if the trainer has no snapshot.
 
         Parameters
         ----------
@@ -198,14 +209,14 @@ class EveryEpochs(_Refresh):
 
 @dataclass(eq=False)
 class EverySteps(_Refresh):
-    """A refresh after a number of steps, fixed or growing: SVRG++ [1]_ has factor 2.
+    """A refresh after a number of steps, fixed or growing; SVRG++ [1]_ has factor 2.
 
     Parameters
     ----------
     steps : int
         The steps from the first snapshot to the second.
     factor : int, default 1
-        How many times as many there are from each snapshot to the next.
+        The factor by which that number grows with each snapshot.
 
     References
     ----------
@@ -233,14 +244,19 @@ class EverySteps(_Refresh):
 class Loopless(_Refresh):
     """A refresh at each step with a given probability: L-SVRG [1]_.
 
-    The coin of a step depends on the seed and the number of the step alone: all workers have it.
+    The decision depends only on the seed and the number of the step: it is the same on all workers.
 
     Parameters
     ----------
     probability : float
         The probability of a refresh, above 0 and up to 1.
     seed : int, default 0
-        The seed of the coins, from 0.
+        The seed of the decisions, at least 0.
+
+    Raises
+    ------
+    TypeError, ValueError
+        If an argument has the wrong type or is out of range.
 
     References
     ----------
@@ -270,7 +286,7 @@ class Loopless(_Refresh):
 
 @dataclass(eq=False)
 class PartialSampler(Sampler):
-    """Samples for a full gradient over part of the data: as in SCSG [1]_, or a mega-batch.
+    """A sampler for full gradients over part of the data, as in SCSG [1]_.
 
     Pass `SVRGTrainer.update_full_grads` a `mxnet.gluon.data.DataLoader` with it. Each iteration
     draws new samples.

@@ -4,7 +4,7 @@
 
     v = g - (1 - mixing) (r - c m),      then m = V / C
 
-``g`` and ``r`` are the gradients of one minibatch at the current weights and at the weights before
+``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
 of the paper: the share of the fresh gradient. With 1 this is the plain gradient. The first
@@ -49,24 +49,24 @@ class STORM(Recursive):
 class STORMTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by STORM [1]_.
 
-    The first step uses the gradient of its minibatch. All later steps replace that gradient by::
+    The first step uses the gradient ``g`` of its mini-batch. All later steps replace it by::
 
         v = g - (1 - mixing) * (g_before - count * mean_grad),  then mean_grad = the mean of v
 
-    where ``g_before`` is the minibatch's gradient at the weights before the last step, and pass
-    ``v`` to the optimizer as `gluon.Trainer` does. STORM needs no refresh.
+    where ``g_before`` is its gradient at the weights before the last step; both are *sums* over the
+    ``count`` loss entries of the mini-batch. The optimizer gets ``v``. STORM needs no refresh.
 
     Parameters
     ----------
     mixing : float, default 0.1
         The share of the fresh gradient, 0 to 1: the ``a`` of the paper. 1 is the plain optimizer,
-        0 is SARAH that starts with one minibatch.
+        0 is SARAH that starts with one mini-batch.
 
     Notes
     -----
     Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula.
     `update_full_grads` starts over with the full gradient, and `discard_snapshot` with that of the
-    next minibatch. The trainer needs four times the memory of the parameters in addition.
+    next mini-batch. The trainer needs four times the memory of the parameters in addition.
 
     References
     ----------
@@ -75,13 +75,17 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    A loop as for `SVRGTrainer`, without refreshes:
-
+    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import STORMTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
+    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
     >>> trainer = STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
+    >>> for X in [k * ones((3, 2)) for k in range(1, 5)]:
+    ...     loss = trainer.step(len(X), closure=lambda: net(X) ** 2)
+    >>> trainer.has_snapshot
+    True
     """
 
     _method_class = STORM

@@ -4,11 +4,11 @@
 
     v = g - alpha ( r - c mu )
 
-``g`` and ``r`` are the gradients of one minibatch at the current weights and at the snapshot, each
+``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the snapshot, each
 the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
 all entries of all data. With a coefficient ``alpha`` of 1 this is SVRG, below it alpha-SVRG.
 
-With stored gradients, a table has ``r - c mu`` of each minibatch, and a step takes ``g`` alone.
+With stored gradients, a table has ``r - c mu`` of each mini-batch, and a step takes ``g`` alone.
 """
 
 from __future__ import annotations
@@ -116,24 +116,27 @@ def _svrg(coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) ->
 class SVRGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
 
-    From time to time `update_full_grads` takes a snapshot of the parameters, and computes the mean
-    gradient over all data there. Between snapshots, `step` replaces each minibatch gradient by::
+    From time to time, `update_full_grads` takes a snapshot of the parameters, and computes the full
+    gradient there. Between snapshots, `step` replaces the gradient of each mini-batch by::
 
         g - coefficient * (g_snapshot - count * full_grad)
 
-    before anything is reduced, compressed or pushed, and passes it to the optimizer and the kvstore
-    exactly as `gluon.Trainer` does. Without a snapshot it trains as `gluon.Trainer` does.
+    ``g`` and ``g_snapshot`` are its gradients at the current weights and at the snapshot, each the
+    *sum* over its ``count`` loss entries: the numbers that the closure returns, usually one for
+    each sample, of shape ``(batch,)``. ``full_grad`` is the *mean* over the loss entries of all
+    data. The result goes to the kvstore and the optimizer as in `gluon.Trainer`. Without a
+    snapshot, this is a `gluon.Trainer`.
 
     Parameters
     ----------
     coefficient : float or callable, default 1.0
-        How much of the control variate to use: 1 is SVRG, 0 the plain optimizer, in between
+        The factor of the correction: 1 is SVRG, 0 the plain optimizer, and values in between are
         alpha-SVRG [2]_. A callable is called with the index of each snapshot (0, 1, ...), perhaps
         more than once, and returns its coefficient.
     preconditioner : Nystrom, optional
-        Learns the curvature of the loss, and sets the learning rate and the momentum [3]_: leave
-        them out. For convex losses, with SGD or NAG. A refresh at which the loss has risen goes
-        back to the last snapshot.
+        Learns the curvature of the loss, and sets the learning rate and the momentum [3]_, which
+        must be left out. For convex losses, with SGD or NAG. If a refresh finds that the loss has
+        risen, the weights return to the last snapshot.
 
     References
     ----------
@@ -172,7 +175,7 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     @property
     def coefficient(self) -> float:
-        """How much of the control variate is used. Can be set to a number or a callable."""
+        """The factor of the correction. Can be set to a number or a callable."""
         return self._method.coefficient.value
 
     @coefficient.setter
@@ -191,7 +194,7 @@ class SVRGTrainer(VarianceReducedTrainer):
         Raises
         ------
         RuntimeError
-            With a preconditioner, which sets it.
+            With a preconditioner, which sets the learning rate itself.
         """
         self._method.check_rate_is_free()
         super().set_learning_rate(lr)

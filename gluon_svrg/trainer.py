@@ -93,21 +93,21 @@ class VarianceReducedTrainer(KVStoreTrainer):
     update_on_kvstore : bool, optional
         Where to update, as for `gluon.Trainer`. True is only for `SVRGTrainer`.
     lock_random : bool or 'auto', default 'auto'
-        Whether both passes of a step, or all passes of a minibatch with a row in a table, draw the
-        same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
-        minibatches of each refresh twice, and those of the first step that has a reference; if they
-        differ, it warns and locks from then on.
+        Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
+        the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
+        mini-batches of each refresh twice, and those of the step after it. If they differ, it
+        warns, and locks from then on.
     prox : Prox or dict, optional
-        A penalty or constraint of `gluon_svrg.prox`, applied on the workers after each update; or
-        one for each parameter or pattern of names: ``{'.*weight': L1(0.01)}``.
+        A penalty or bounds of `gluon_svrg.prox`, applied on the workers after each update; or one
+        for each parameter or pattern of names: ``{'.*weight': L1(0.01)}``.
     **own
         Arguments of the method.
 
     Raises
     ------
     TypeError, ValueError
-        If an argument is none of these, or does not work with the method; if there are several
-        devices and no kvstore.
+        If an argument has the wrong type or is out of range, or does not work with the method; if
+        there are several devices and no kvstore.
     RuntimeError
         If a parameter is not initialized.
 
@@ -189,19 +189,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         batch_size : int
-            The gradient, a sum over loss entries, is divided by it, as in `gluon.Trainer`.
+            The divisor of the gradient, which is a sum over loss entries, as in `gluon.Trainer`.
         ignore_stale_grad : bool, default False
             Whether to continue if backward did not reach a parameter, as in `gluon.Trainer`. Such
-            a parameter is still updated if its mean gradient, a part of the estimate, is not zero.
+            a parameter still moves by the full gradient, a part of the estimate.
         closure : callable
-            Returns the loss of this minibatch: an NDArray, or a list or tuple of them. It must
-            compute the same loss each time. It is called twice if the method compares with other
-            weights, last at the current ones, and once or twice more in the first step after a
-            refresh, as a check. Leave it out after `correct_grads`, or after your own backward
-            where the trainer is the plain optimizer.
+            Returns the loss of this mini-batch: an NDArray of shape ``(batch,)`` or any other, or a
+            list or tuple of them, such as one for each device. It must compute the same loss each
+            time: it is called twice if the method compares with other weights, last at the current
+            ones, and once or twice more in the first step after a refresh, as a check. Leave it out
+            after `correct_grads`, or after your own backward without a snapshot.
         batch_index : int, optional
-            The position of this minibatch in the data, from 0, on each worker. `SAGATrainer` and
-            `SAGTrainer` always need it; `SVRGTrainer` takes it if gradients were stored.
+            The position of this mini-batch in the data, from 0, on each worker. `SAGATrainer` and
+            `SAGTrainer` always need it; `SVRGTrainer` accepts it if gradients were stored.
 
         Returns
         -------
@@ -211,17 +211,17 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, IndexError, RuntimeError
-            As `correct_grads`; if ``batch_size`` is no positive number; if the method needs an
-            estimate and there is none, or a backward has overwritten it.
+            As `correct_grads`; if ``batch_size`` is not positive; if there is no closure although
+            the trainer has a snapshot; if a backward has overwritten the estimate.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
         Notes
         -----
-        A step that raises an exception, or that AMP skips, changes nothing; an interrupt while the
-        optimizer moves weights can leave some of them moved, as in `gluon.Trainer`. A gradient that
-        is NaN or infinite stays in the mean gradient of SARAH, STORM and approximate MARS, and in
-        the table of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
+        A step that raises an exception, or that AMP skips, changes nothing. An interrupt during the
+        update can leave some weights moved, as in `gluon.Trainer`. A gradient that is NaN or
+        infinite stays in the mean gradient of SARAH, STORM and approximate MARS, and in the table
+        of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
@@ -249,19 +249,18 @@ class VarianceReducedTrainer(KVStoreTrainer):
         return loss
 
     def correct_grads(self, closure: Callable[[], Loss], *, batch_index: int | None = None) -> Loss:
-        """Leave the estimate of a minibatch's gradient in `Parameter.grad`.
+        """Leave the estimate of a mini-batch's gradient in `Parameter.grad`, to clip or inspect it.
 
-        The other half of `step` is `step` without a closure, or `allreduce_grads` and `update`. In
-        between, you can clip or inspect the gradients. A state that changes with a step follows
-        from the result of `allreduce_grads`, before you clip it. With SAG and approximate MARS, the
-        optimizer's gradient exists only then.
+        Then call `step` without a closure, or `allreduce_grads` and `update`. The state of a method
+        follows from the result of `allreduce_grads`, before you clip it. With SAG and approximate
+        MARS, the optimizer's gradient exists only after `allreduce_grads`.
 
         Parameters
         ----------
         closure : callable
-            Returns the loss of this minibatch, as for `step`.
+            Returns the loss of this mini-batch, as for `step`.
         batch_index : int, optional
-            The position of this minibatch, as for `step`.
+            The position of this mini-batch, as for `step`.
 
         Returns
         -------
@@ -271,22 +270,22 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, IndexError
-            If the closure is no function or returns no loss of these parameters; if the index is
-            missing, not wanted, none of a minibatch, or was used since the last update.
+            If the closure is not callable, or its loss does not depend on these parameters; if the
+            index is missing, not wanted, out of range, or was used since the last update.
         RuntimeError
-            If the closure called backward itself, or computed something else in its second call
-            (see `lock_random`); inside `at_snapshot`; if the parameters are others than at the
-            snapshot; if no gradients are stored, or those of other data.
+            If the closure called backward itself, or computed another loss in its second call
+            (see `lock_random`); inside `at_snapshot`; if the parameters have changed since the
+            snapshot; if no gradients are stored, or the data were reshuffled.
 
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if the losses of the first step, computed twice, differ.
+            With ``lock_random='auto'``, if losses that are computed twice differ.
         """
         return self._correct(closure, batch_index, "correct_grads")
 
     def _correct(self, closure: Callable[[], Loss], batch_index: int | None, name: str) -> Loss:
-        """Leave the estimate of a minibatch in the live gradients, for `step` or for the user."""
+        """Leave the estimate of a mini-batch in the live gradients, for `step` or for the user."""
         if batch_index is not None or self._method.needs_table:
             batch_index = self._method.checked_index(batch_index, name, type(self).__name__)
         check_closure(closure)
@@ -555,15 +554,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         closure : callable
-            Called with the items of each batch; returns the loss, as for `step`.
+            Called with the items of each batch. Returns the loss, as for `step`.
         data : iterable
             The whole data. A batch that is a tuple or list is unpacked, ``closure(*batch)``; any
             other is passed unchanged. A method ``reset``, as of `mx.io.DataIter`, is called before
             and after the pass.
         store_grads : bool, default False
-            Whether to keep the gradient of each minibatch, by its position in the data, so that
+            Whether to keep the gradient of each mini-batch, by its position in the data, so that
             ``step(..., batch_index=i)`` takes one gradient instead of two. For small models and
-            fixed minibatches: it takes their gradients' memory, and twice that during a refresh.
+            fixed mini-batches: it needs the memory of all gradients, twice during a refresh.
         progress : bool, default False
             Whether to show a progress bar (needs tqdm), with the memory of stored gradients.
 
@@ -576,7 +575,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Raises
         ------
         TypeError, ValueError, RuntimeError
-            As `correct_grads`; if there are no minibatches, or no gradients; if another worker
+            As `correct_grads`; if there are no mini-batches, or no gradients; if another worker
             fails.
         FloatingPointError
             If the full gradient is not finite.
@@ -586,14 +585,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if a minibatch has other losses the second time.
+            With ``lock_random='auto'``, if losses that are computed twice differ.
 
         Notes
         -----
         The pass waits for the device once, and with ``lock_random='auto'`` at each of the first
-        three minibatches. The gradients in `Parameter.grad` and their marks do not change; after an
-        exception, nothing has changed. This needs three times the memory of the parameters in
-        addition, four times at its peak, and a copy of the frozen ones.
+        three mini-batches. The gradients in `Parameter.grad` do not change. After an exception,
+        nothing has changed. The snapshot needs three times the memory of the parameters in
+        addition, four times at the peak of the pass, and a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
@@ -695,8 +694,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def at_snapshot(self) -> AbstractContextManager[None]:
         """Let the network compute at the snapshot, inside a ``with`` block.
 
-        Its parameters have the values of `snapshot`, for SVRG with frozen ones and auxiliary
-        states. Do not assign values there. A backward leaves its gradients where it always does.
+        Its parameters have the values of `snapshot`; with SVRG, frozen values and auxiliary states
+        as well. Do not assign values in the block. A backward writes gradients as usual.
 
         Returns
         -------
@@ -731,7 +730,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def discard_snapshot(self) -> None:
         """Go back to the plain optimizer, and free the memory of the snapshot or of the table.
 
-        A method that needs neither a refresh nor a snapshot starts over.
+        SAGA, SAG, STORM and MARS, which need no refresh, start over.
         """
         self._check_outside("discard_snapshot")
         method, progress = copy(self._method), copy(self._progress)
@@ -753,7 +752,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether there is no snapshot, and a refresh would take one."""
+        """Whether a refresh is needed: there is no snapshot, and the schedule wants one."""
         return not (self.has_snapshot or self._method.needs_table or self._is_over())
 
     @property
@@ -774,8 +773,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def full_grads(self) -> dict[Parameter, list[NDArray]] | None:
         """Copies of the full gradient, per parameter and device. None without one.
 
-        The *mean* over all loss entries of all data, or the method's estimate of it; for float16
-        parameters in float32.
+        It is the *mean* over the loss entries of all data, or the method's estimate of it, in
+        float32 for float16 parameters.
         """
         mean = self._method.mean if self._is_in_force() and self._method.has_state else None
         if mean is None:
@@ -824,15 +823,14 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     @property
     def history(self) -> list[dict[str, float | None]]:
-        """What was measured at each refresh: ``pandas.DataFrame(trainer.history)`` is its table.
+        """A dict for each refresh: ``pandas.DataFrame(trainer.history)`` makes a table of them.
 
-        A dict for each refresh, with ``data_passes`` (gradient evaluations so far, divided by the
-        loss entries of the pass) and ``steps`` so far, ``mean_loss`` and ``gradient_norm`` (of the
-        full gradient) at the snapshot, ``learning_rate``, and ``coefficient`` (or None). With a
-        preconditioner, there are also ``momentum``, ``objective`` (the mean loss with weight decay
-        and penalties), ``curvature`` (L), ``noise`` (N), and ``went_back``: how often, since the
-        last refresh, weights went back to the snapshot. After a refresh that the preconditioner
-        has refused, the line is of the snapshot to which they went back.
+        It has ``data_passes`` (gradient evaluations so far, divided by the loss entries of the
+        pass), ``steps`` so far, ``mean_loss`` and ``gradient_norm`` (of the full gradient) at the
+        snapshot, ``learning_rate``, and ``coefficient`` (or None). With a preconditioner it also
+        has ``momentum``, ``objective`` (the mean loss with weight decay and penalties),
+        ``curvature`` (L), ``noise`` (N), and ``went_back``: the number of rollbacks since the
+        last refresh. After a refresh that was refused, the dict describes the snapshot.
         """
         return [dict(line) for line in self._progress.history]
 
@@ -893,8 +891,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         Parameters
         ----------
         fname : str or path
-            The file. Parameters are matched by name. It cannot run code, but a file that somebody
-            crafted may use up the memory, or raise any other exception.
+            The file. Parameters are matched by name. Loading runs no code of the file, but a
+            crafted one may use up the memory, or raise any exception.
 
         Raises
         ------
@@ -942,8 +940,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         ----------
         schedule : object
             Its attributes are saved, except functions. They must be numbers, strings, None, arrays
-            of NumPy or MXNet, or lists, tuples and dicts of these; or schedules like itself.
-            Several of one class are known by their settings, or else by their order.
+            of NumPy or MXNet, lists, tuples and dicts of these, or schedules themselves. Several
+            schedules of one class are told apart by their settings, or else by their order.
 
         Raises
         ------

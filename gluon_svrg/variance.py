@@ -24,10 +24,10 @@ __all__ = ["Variance", "variance"]
 
 @dataclass(frozen=True, repr=False)
 class Variance:
-    """The variance of minibatch gradients, each the *mean* over its loss entries.
+    """The variance of mini-batch gradients, each the *mean* over its loss entries.
 
     Variances are summed over all entries of all parameters: ``E |g - E g|^2``, where the weight of
-    a minibatch is its number of loss entries.
+    a mini-batch is its number of loss entries.
 
     Parameters
     ----------
@@ -41,7 +41,7 @@ class Variance:
         Norm of the difference between the mean of the estimate and the mean gradient: zero up to
         rounding for SVRG and SAGA, on their own data without random numbers.
     cosine_distance_plain : float
-        Mean of ``1 - cos`` over all pairs of plain gradients of different minibatches, without
+        Mean of ``1 - cos`` over all pairs of plain gradients of different mini-batches, without
         those that are zero; nan if there is no pair.
     cosine_distance_estimate : float
         The same for the estimates.
@@ -55,7 +55,7 @@ class Variance:
     gradient_norm : float
         Norm of the mean gradient at the current weights.
     minibatches : int
-        Number of minibatches.
+        Number of mini-batches.
     """
 
     plain: float
@@ -76,10 +76,10 @@ class Variance:
 
     @property
     def noise(self) -> float:
-        """Noise over signal of the plain gradient of one minibatch: ``plain / gradient_norm ** 2``.
+        """Noise relative to the signal, of a plain gradient: ``plain / gradient_norm ** 2``.
 
-        Less variance can speed a step up by a factor of ``1 + noise`` at most. Where this is below
-        the cost of a method's gradients, the method loses, however small `ratio` is.
+        Less variance permits a step size that is larger by a factor of at most ``1 + noise``. If
+        that is below the cost of a method's gradients, the method loses even if `ratio` is small.
         """
         signal = self.gradient_norm**2
         return self.plain / signal if signal > 0 else float("inf")
@@ -94,18 +94,18 @@ def variance(
 ) -> Variance:
     """Compute the variance of the plain gradient and of a method's estimate over a data set.
 
-    This makes one pass over the data, with two gradients for each minibatch, and needs ten times
-    the memory of the parameters in float64. It changes nothing in the trainer or the network. Under
-    the random lock, later random numbers continue from a seed that is drawn first.
+    This makes one pass over the data, with two gradients for each mini-batch, and needs ten times
+    the memory of the parameters, in float64. It changes nothing in the trainer or the network.
+    Under the random lock, later random numbers continue from a new seed.
 
     Parameters
     ----------
     trainer : SVRGTrainer, SAGATrainer, SAGTrainer, SARAHTrainer, STORMTrainer or MARSTrainer
         The trainer, with a snapshot, a table, or at least one step.
     closure : callable
-        Returns the loss of one minibatch, as for `SVRGTrainer.update_full_grads`.
+        Returns the loss of one mini-batch, as for `SVRGTrainer.update_full_grads`.
     data : iterable
-        The minibatches, as for `SVRGTrainer.update_full_grads`; for a table, in the order of its
+        The mini-batches, as for `SVRGTrainer.update_full_grads`; for a table, in the order of its
         rows, of which those that no step has visited are zero.
     progress : bool, default False
         Whether to show a progress bar (needs tqdm).
@@ -118,7 +118,7 @@ def variance(
     Raises
     ------
     TypeError, ValueError, IndexError, RuntimeError
-        As `SVRGTrainer.correct_grads`; if there is nothing to compare gradients with, or no data.
+        As `SVRGTrainer.correct_grads`; if there is no snapshot or table, or no data.
 
     Examples
     --------
@@ -186,7 +186,7 @@ def _mean(sums: Columns, divisor: float) -> Any:
 
 
 class _Moments:
-    """Sums over minibatches of plain gradients g, and of d = g - v, the difference to estimates."""
+    """Sums over mini-batches of plain gradients g, and of d = g - v, where v is the estimate."""
 
     def __init__(self, grads: Column) -> None:
         self.sizes = [grad.size for grad in grads]
@@ -196,7 +196,7 @@ class _Moments:
         self._with_direction = [0, 0]  # plain gradients and estimates that are not zero
 
     def add(self, count: int, g: np.ndarray, v: np.ndarray) -> None:
-        """Add a minibatch, weighted by its number of entries."""
+        """Add a mini-batch, weighted by its number of entries."""
         d = g - v
         self.minibatches += 1
         self._entries += count

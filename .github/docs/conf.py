@@ -24,6 +24,7 @@ include_patterns = [
     ".github/FOLDERS.md",
     ".github/CHANGELOG.md",
     ".github/docs/*.rst",
+    ".github/docs/reference.md",
 ]
 exclude_patterns = [".git", ".venv*", ".ci", "results", "gluon_svrg", "tests"]  # not searched
 myst_heading_anchors = 3  # as on GitHub
@@ -50,6 +51,7 @@ ADDRESSES = {  # the beginning of a page's file, and of its address
     ".github/CHANGELOG": "release_notes",
     ".github/CONTRIBUTING": "contributing",
     ".github/FOLDERS": "folders",
+    ".github/docs/reference": "reference/index",
     ".github/docs/": "reference/",
 }
 

@@ -61,7 +61,7 @@ class NystromApproximation(NamedTuple):
 def nystrom(
     Q: np.ndarray, Y: np.ndarray, entries: float, decay: float, eps: float
 ) -> tuple[NystromApproximation, bool]:
-    """P from the mean of the products over some loss entries, and whether rounding limits rho.
+    """P from the mean of the products over some loss entries; whether rounding hides some weights.
 
     Curvature below zero counts as zero. Without weight decay, rho follows from how much so few
     entries can tell. Where P has fewer directions than there are weights, rho is the mean curvature
@@ -79,7 +79,8 @@ def nystrom(
     else:
         floor = _damping(S, entries / ENTRIES_PER_DIRECTION)
     rho = float(max(decay + floor, shift, 1e-14 * S[0]))
-    return NystromApproximation(U, S, rho), rho == rounding
+    lost = (S[:, None] * U**2).sum(axis=0) < rounding  # weights whose own curvature is rounding
+    return NystromApproximation(U, S, rho), rho == rounding and bool((lost & Y.any(axis=0)).any())
 
 
 def _damping(S: np.ndarray, effective: float) -> float:

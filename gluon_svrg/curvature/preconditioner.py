@@ -79,8 +79,10 @@ class Nystrom:
     Parameters
     ----------
     rank : int, default 50
-        How many directions it knows, at most: fewer where there are few weights or loss entries. It
-        keeps so many times the parameters' memory. With 0 it sets the rate and the momentum alone.
+        How many directions it measures, at most: fewer where there are few weights or loss entries.
+        It keeps twice as many vectors of all weights at most, on the device in their dtype and on
+        the host in float64, and on the host twice as many while it measures. With 0 it sets the
+        rate and the momentum alone.
 
     Raises
     ------
@@ -126,7 +128,8 @@ class Preconditioner:
         self.per_sample: float | None = None  # loss entries of a sample; known at the first update
         self._pending: list[Step] = []  # the last steps, not read yet
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
-        self._last_z: np.ndarray | None = None
+        self._last_z: np.ndarray | None = None  # the proximal point of the last step
+        self._kept: dict[Any, Any] = {}  # by parameter: what is 0, and 1 for all else on a device
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
         self._rounding = 0.0  # of squared moves
         self._wd: float | None = None  # the optimizer's, during an update
@@ -345,9 +348,13 @@ class Preconditioner:
                 for weight in weights:
                     part.operator(weight, 0.0).copyto(weight)
             elif zeros is not None and zeros[part.place].any():
-                kept = 1 - zeros[part.place].reshape(part.shape).astype(part.dtype)
+                mask = zeros[part.place]
+                was, kept = self._kept.get(parameter, (None, None))
+                if not np.array_equal(mask, was):
+                    kept = mx.nd.from_numpy((~mask).reshape(part.shape).astype(part.dtype))
+                    self._kept[parameter] = mask, kept
                 for weight in weights:
-                    weight *= _mxnet.to_ndarray(kept, _mxnet.device_of(weight))
+                    weight *= kept.as_in_context(_mxnet.device_of(weight))
 
     # --- may a refresh take this snapshot? -------------------------------------------------------
 

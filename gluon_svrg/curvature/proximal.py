@@ -15,7 +15,7 @@ as U has rows, which a semismooth Newton method solves in two or three iteration
 
 from __future__ import annotations
 
-from math import prod
+from math import prod, sqrt
 from typing import Any, Iterable, NamedTuple, Sequence
 
 import mxnet as mx
@@ -134,15 +134,15 @@ def proximal_point(
         v = x - b @ R / P.rho
         z = penalty.apply(v, step)
         left = b - R @ (z - x)
-        return v, z, left, float(np.linalg.norm(left))
+        return v, z, left, sqrt(left @ left)
 
     b = R @ (guess - x)
     v, z, left, size = residual(b)
-    least = TOLERANCE * float(np.linalg.norm(b))
+    least, identity = TOLERANCE * sqrt(b @ b), np.eye(len(b))
     for _ in range(MOST_ITERATIONS):
-        if size <= TOLERANCE * max(float(np.linalg.norm(b)), least) + TINY:
+        if size <= max(TOLERANCE * sqrt(b @ b), least) + TINY:
             break
-        J = np.eye(len(b)) + penalty.derivative(v, z, step, R) @ R.T / P.rho
+        J = identity + penalty.derivative(v, z, step, R) @ (R.T / P.rho)
         change, part, before = np.linalg.solve(J, -left), 1.0, size
         while True:
             v, z, left, size = residual(b + part * change)

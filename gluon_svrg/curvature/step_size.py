@@ -53,6 +53,7 @@ class Settings:
 
 
 DEFAULT = Settings()
+TINY_RATE = float(np.finfo("float32").tiny)  # MXNet refuses a smaller one
 
 
 class Sums(NamedTuple):
@@ -161,10 +162,10 @@ class StepSizeController:
     @property
     def rate(self) -> float:
         """The learning rate of the next step; without a refresh, it rises again after an epoch."""
-        if not self.epoch_length:
+        if not (self.epoch_length and self.first_rate):
             return self.first_rate
         part = abs(1 - self.steps / self.epoch_length % 2)
-        return self.first_rate * max(part, DEFAULT.least_rate)
+        return max(self.first_rate * max(part, DEFAULT.least_rate), TINY_RATE)
 
     @property
     def step_bound(self) -> float:
@@ -174,7 +175,7 @@ class StepSizeController:
     def _reset(self) -> None:
         """Set rate and momentum, and look at steps from now on; without L, weights do not move."""
         most = self.noise_budget / self.N if self.N else inf
-        self.first_rate = min(DEFAULT.stable / self.L, most) if self.L else 0.0
+        self.first_rate = max(min(DEFAULT.stable / self.L, most), TINY_RATE) if self.L else 0.0
         damping = max(DEFAULT.least_damping, self.first_rate * self.N / self.noise_budget)
         self.momentum, self.L_at_reset = 1 - min(damping, DEFAULT.most_damping), self.L
         self.secants, self.noise, self.secant_sum, self.loss_increases = [], 0.0, 0.0, []
