@@ -162,7 +162,10 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("name, dtype", [*((n, "float32") for n in PROBLEMS), ("lasso", "float64")])
 def test_minimum(name, dtype):
-    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds."""
+    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds.
+
+    A weight that z has as 0 would else shrink for many steps, to numbers as 1e-40.
+    """
     data, operator, minimum, penalty = PROBLEMS[name]
     X, y = regression(outputs=3) if data == "made" else of_scikit_learn(data)
     best, is_class = minimum(X, y), data == "breast_cancer"
@@ -181,6 +184,7 @@ def test_minimum(name, dtype):
     assert line["data_passes"] < (39 if is_class else 33) and found < objective(best) * (1 + 1e-6)
     for w in each[-20:]:
         np.testing.assert_array_equal(w == 0, best.ravel() == 0)
+    assert min(np.abs(w[w != 0]).min(initial=1) for w in each) > 1e-20
     assert name != "bounds" or np.min(each) >= 0
     np.testing.assert_allclose(line["objective"], found, rtol=1e-5)
 
