@@ -325,6 +325,9 @@ class Asymmetric(Prox):
     def value(self, weight):
         return 0.4 * mx.nd.relu(weight).sum()
 
+    def __repr__(self):  # the name of a case, the same in each process
+        return "Asymmetric()"
+
 
 def rows(z):
     return tuple(range(1, z.ndim))

@@ -56,6 +56,23 @@ def results(F: Any, steps: tuple[Step, ...], row: dict[int, Any], dtypes: tuple[
     return [_cast(F, values[n], SUMMED_IN[dtypes[n]], dtypes[n]) for n in are_assigned(steps)]
 
 
+def check_order(steps: tuple[Step, ...]) -> None:
+    """Assert that MXNet may compute the steps: it merges equal subexpressions, and reorders.
+
+    A column is assigned again only where each step after its first value, the last one included,
+    uses that value; and no step begins with all terms of another one, unless that is a copy.
+    """
+    for n, (target, _) in enumerate(steps):
+        again = next((k for k in range(n + 1, len(steps)) if steps[k][0] == target), n)
+        for _, terms in steps[n + 1 : again + 1]:
+            assert target in {number for _, number in terms}, steps
+    known = [[(id(f) if isinstance(f, NDArray) else f, x) for f, x in terms] for _, terms in steps]
+    for n, its in enumerate(known):
+        is_copy = len(its) == 1 and is_one_of(its[0][0], 1)
+        others = known[:n] + known[n + 1 :]
+        assert is_copy or all(other[: len(its)] != its for other in others), steps
+
+
 def is_one_of(factor: Any, *numbers: int) -> bool:
     """Whether a factor is a number, and one of these, which need no product: 1 or -1."""
     return isinstance(factor, float) and factor in numbers
@@ -94,6 +111,7 @@ class Compiled:
     """Compiled steps for columns of some kinds; factors are a part of it, or are passed to it."""
 
     def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column], *, varies: bool) -> None:
+        check_order(steps)
         read, heads, count = are_read(steps), [], len(products(steps)) if varies else 0
         given = [mx.sym.Variable(f"f{n}") for n in range(count)]
         cast = {wide: [mx.sym.cast(f, dtype=wide) for f in given] for wide in SUMMED_IN.values()}
@@ -156,9 +174,7 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     A factor is a number, or an array of one number, which stays on its device. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
-    MXNet computes a value where it is needed first, and equal ones once. So a column is assigned
-    again only where each step after its first value, the last one included, uses that value; and
-    no step has all terms of another one.
+    What must not be assigned together is checked where steps are compiled, see `check_order`.
 
     Factors come again and again, and are a part of what is compiled; where several have come, all
     others are passed to it. Large arrays are added in a third of the time where at most the first
