@@ -92,8 +92,8 @@ BREAKS = {
     ],
     "curvature/proximal.py": [
         (
-            "max(float(np.linalg.norm(b)), least)",
-            "float(np.linalg.norm(b))",
+            "max(TOLERANCE * sqrt(b @ b), least)",
+            "TOLERANCE * sqrt(b @ b)",
             "curvature few_weights",
         ),
         ("step / P.rho", "step", "curvature proximal_point"),
@@ -113,7 +113,11 @@ BREAKS = {
     ],
     "curvature/preconditioner.py": [
         ("moves = replaces_grads =", "moves =", "preconditioner errors"),
-        ("self.preconditioner.controller.rank, operators", "50, operators", "resume rank_after"),
+        (
+            "self.preconditioner.controller.rank, operators",
+            "50, operators",
+            "preconditioner in_every_way",
+        ),
         ("network.sum_everywhere(", "(lambda *_: 0)(", "preconditioner going_back"),
         ("workers.sum_arrays)", "lambda _: None)", "workers test_each_task"),
         (
@@ -129,7 +133,7 @@ BREAKS = {
         ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),
         (" / (self.per_sample or 1.0)", "", "penalties entries_of_a_sample"),
         ("changed |= not draws", "changed |= False", "penalties data_that_change"),
-        ("if changed or (draws and controller.is_refused)", "if changed", "penalties dropout"),
+        ("            if draws:\n", "            if False:\n", "penalties dropout"),
         ("if self.table is None and self", "if False and self", "penalties stored_gradients"),
         ("controller.entries // BEST_STEPS", "controller.entries // 16", "penalties few_steps"),
         ("if message not in self._warned:", "if True:", "penalties few_steps"),

@@ -162,7 +162,10 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("name, dtype", [*((n, "float32") for n in PROBLEMS), ("lasso", "float64")])
 def test_minimum(name, dtype):
-    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds."""
+    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds.
+
+    A weight that z has as 0 would else shrink for many steps, to numbers as 1e-40.
+    """
     data, operator, minimum, penalty = PROBLEMS[name]
     X, y = regression(outputs=3) if data == "made" else of_scikit_learn(data)
     best, is_class = minimum(X, y), data == "breast_cancer"
@@ -174,13 +177,15 @@ def test_minimum(name, dtype):
         each = np.logaddexp(0, z) - labels * z if is_class else (z - labels) ** 2 / 2
         return each.mean() + penalty(w)
 
-    training, outside = Training(X, y, operator, loss=loss, dtype=dtype), []
-    training.train(25 if is_class else 10, after=lambda: outside.append((training.w < 0).any()))
+    training, each = Training(X, y, operator, loss=loss, dtype=dtype), []
+    training.train(12 if is_class else 10, after=lambda: each.append(training.w))
     training.refresh()
     line, found = training.trainer.history[-1], objective(training.w)
-    assert line["data_passes"] < (80 if is_class else 33) and found < objective(best) * (1 + 1e-6)
-    np.testing.assert_array_equal(training.w == 0, best.ravel() == 0)
-    assert name != "bounds" or not any(outside)
+    assert line["data_passes"] < (39 if is_class else 33) and found < objective(best) * (1 + 1e-6)
+    for w in each[-20:]:
+        np.testing.assert_array_equal(w == 0, best.ravel() == 0)
+    assert min(np.abs(w[w != 0]).min(initial=1) for w in each) > 1e-20
+    assert name != "bounds" or np.min(each) >= 0
     np.testing.assert_allclose(line["objective"], found, rtol=1e-5)
 
 
@@ -260,7 +265,7 @@ def test_dropout_on_the_inputs():
     with kit.noticed():  # that the masks are locked
         training.train(12)
     history = training.trainer.history
-    assert training.trainer.num_snapshots > 6
+    assert training.trainer.num_snapshots >= 10
     assert history[-1]["learning_rate"] > history[2]["learning_rate"] / 16
     assert history[-1]["mean_loss"] < history[0]["mean_loss"]
 
