@@ -637,7 +637,6 @@ class VarianceReducedTrainer(KVStoreTrainer):
             origin, compares, found = None, False, self._method.preconditioner
             if found is not None:
                 found.check_decays()
-                found.read(is_refresh=True)
                 origin, compares = found.origin, found.compares(self._lock.locked)
             stack.enter_context(network.grads_kept())
             about = self._lock, self._loss_scale.value, done, keeps_rows, origin, compares

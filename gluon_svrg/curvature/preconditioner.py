@@ -383,6 +383,7 @@ class Preconditioner:
             return True  # there is no way back
         if not is_finite and not (full.is_data_finite and self._has_moved):
             raise FloatingPointError(NOT_FINITE)
+        self.read(is_refresh=True)
         if self._snapshot is None and full.compared_loss is not None:
             controller.first_loss = self._objective(full.compared_loss, point)
             controller.mean_loss = full.compared_loss
