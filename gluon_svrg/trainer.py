@@ -636,7 +636,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
             origin, compares, found = None, False, self._method.preconditioner
             if found is not None:
-                found.check_decays()
+                found.prepare_refresh()
                 origin, compares = found.origin, found.compares(self._lock.locked)
             stack.enter_context(network.grads_kept())
             about = self._lock, self._loss_scale.value, done, keeps_rows, origin, compares

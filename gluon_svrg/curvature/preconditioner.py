@@ -170,8 +170,10 @@ class Preconditioner:
         wide = np.asarray(decays, "float32").astype("float64") / (self.per_sample or 1.0)
         return np.repeat(wide, self._sizes)
 
-    def check_decays(self) -> None:
-        """Raise a ValueError if the weight decay is another one than that of the last steps."""
+    def prepare_refresh(self) -> None:
+        """Begin inside the bounds; raise a ValueError if the weight decay has changed."""
+        if self.origin is None:
+            self._settle(None)
         if (self._checked_decays() != self.decays).any():
             raise ValueError(
                 "The weight decay has changed, and with it the loss whose curvature the "
@@ -213,6 +215,7 @@ class Preconditioner:
         """Measure with a mini-batch, inside `Network.grads_kept`; the entries differentiated."""
         network, controller, P = self._network, self.controller, self.controller.P
         if self.start is None and not controller.refreshes:
+            self._settle(None)
             self.start = Point.copied(network, frozen=True)
         point, ends = Point.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
         differentiated = 0
