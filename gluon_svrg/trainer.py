@@ -643,11 +643,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
             full = full_gradient(network, closure, batches, *about)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
+        is_scaled = self._loss_scale.value > 1 and np.isfinite(full.mean_loss)
+        if not np.isfinite(full.norm) and (found is None or is_scaled):
+            raise FloatingPointError(NOT_FINITE)
         accepted = found is None or found.accepts(full, self._lock.locked)
         if not accepted:
             self._roll_back()
-        elif not np.isfinite(full.norm):
-            raise FloatingPointError(NOT_FINITE)
         self._held = self._after(full, alpha, accepted)
         if found is None:
             return full.mean_loss

@@ -382,10 +382,10 @@ class Preconditioner:
         have changed, the weights as they are become the snapshot.
         """
         controller, point, is_finite = self.controller, self.origin, np.isfinite(full.norm)
+        if not is_finite and not (point and full.is_data_finite and self._has_moved):
+            raise FloatingPointError(NOT_FINITE)
         if point is None:
             return True  # there is no way back
-        if not is_finite and not (full.is_data_finite and self._has_moved):
-            raise FloatingPointError(NOT_FINITE)
         self.read(is_refresh=True)
         if self._snapshot is None and full.compared_loss is not None:
             controller.first_loss = self._objective(full.compared_loss, point)
