@@ -636,19 +636,19 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
             origin, compares, found = None, False, self._method.preconditioner
             if found is not None:
-                found.check_decays()
-                found.read(is_refresh=True)
+                found.prepare_refresh()
                 origin, compares = found.origin, found.compares(self._lock.locked)
             stack.enter_context(network.grads_kept())
             about = self._lock, self._loss_scale.value, done, keeps_rows, origin, compares
             full = full_gradient(network, closure, batches, *about)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
+        is_scaled = self._loss_scale.value > 1 and np.isfinite(full.mean_loss)
+        if not np.isfinite(full.norm) and (found is None or is_scaled):
+            raise FloatingPointError(NOT_FINITE)
         accepted = found is None or found.accepts(full, self._lock.locked)
         if not accepted:
             self._roll_back()
-        elif not np.isfinite(full.norm):
-            raise FloatingPointError(NOT_FINITE)
         self._held = self._after(full, alpha, accepted)
         if found is None:
             return full.mean_loss

@@ -199,6 +199,19 @@ def test_some_parameters():
     np.testing.assert_allclose(training.layer.bias.data().asnumpy(), model.intercept_, rtol=1e-6)
 
 
+@pytest.mark.parametrize("steps", [0, 20])
+def test_a_start_outside_of_bounds(steps):
+    """Where the loss is lower than anywhere inside."""
+    X, y = regression()
+    training = Training(X, -y, Box(0, np.inf))
+    training.layer.weight.set_data(mx.nd.array(np.linalg.lstsq(X, -y, rcond=None)[0][None]))
+    training.steps(training.batches()[:steps])
+    training.train(8)
+    training.refresh()
+    best = pytest.importorskip("scipy.optimize").nnls(X, -y)[1] ** 2 / len(X) / 2
+    np.testing.assert_allclose(training.trainer.history[-1]["objective"], best, rtol=1e-6)
+
+
 @pytest.mark.parametrize("operator", [L1(0.2), ElasticNet(0.1, 0.2), GroupLasso(0.3), Box(0, 0.5)])
 def test_objective_in_history(operator):
     """The mean loss with the weight decay and the penalty, at each snapshot."""

@@ -300,6 +300,30 @@ def test_a_step_that_fails():
     pair.train(2, plain=False)
 
 
+def test_a_refresh_that_fails():
+    """Nothing is learned from it, also not from the steps before it."""
+    run, plain = (Run(RARE, RARE.network()) for _ in range(2))
+    for each in (run, plain):
+        each.play([23, "refresh", 23, "refresh", 11])
+    with pytest.raises(KeyError):
+        run.trainer.update_full_grads(kit.failing(run.loss_of, 3), run.batches)
+    assert_unchanged(run.everything(), plain.everything())
+
+
+def test_an_overflow_of_amp():
+    """The scaler sees it, in a step as in a refresh, and the weights do not go back."""
+    run = Run(net=CLASSES.network())
+    run.play(["refresh", 23, "refresh", 11])
+    scaler = kit.scale_losses(run.trainer)
+    for action, scale in ((1, 2.0**1020), ("refresh", 2.0**1021)):
+        before = values(run.net)
+        scaler._loss_scale = scaler._next_loss_scale = 2.0**1023
+        run.play([action])
+        assert_unchanged(values(run.net), before)
+        assert scaler._next_loss_scale < 2.0**1023
+    assert run.trainer.num_snapshots == 3 and not run.trainer.history[-1]["went_back"]
+
+
 def test_a_new_start():
     """After `discard_snapshot` nothing is left of what was learned, and no momentum."""
     pair = Pair()

@@ -8,7 +8,7 @@
     u = P^-1 v = solved + P^-1 slope
     f = min(1, L d move / d solved)         where d move > 0; else 1: it shortens steps of more
     f = min(1, bound / |v|)                 without a snapshot, and then P is the identity
-    grads = f u                             or 0, where that is not finite
+    grads = f u                             or 0, where that is not finite (NaN: AMP skips it)
 
 V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
 corrects mu by its share. Without a snapshot mu is 0. The products are read some steps later, so
@@ -81,7 +81,7 @@ def _compiled(
         factor = F.minimum(F.broadcast_div(given("bound"), F.sqrt(squared)), 1.0)
         found = [squared]
     is_finite = F.reshape(squared < float(np.finfo("float32").max), shape=(1,))
-    direction = F.where(is_finite, F.broadcast_mul(u, factor), given("zero"))
+    direction = F.where(is_finite, F.broadcast_mul(u, factor), given("left_out"))
     if gathers:
         found.append(F.concat(direction, weights, F.reshape(found[0], shape=(1, -1)), dim=1))
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
@@ -104,7 +104,7 @@ class Direction:
         self.given: dict[str, NDArray] = {}
         self._rho: float | None = None
         self._has_decay = bool(decays.any())
-        self.upload(wd=decays, zero=0 * decays, one=[1.0])
+        self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays, one=[1.0])
 
     def upload(self, rho: float | None = None, **rows: Any) -> None:
         """Put inputs on the device, vectors or several as rows; copies of this object keep theirs.
@@ -141,7 +141,9 @@ class Direction:
         if key not in self._calls:
             if len(self._calls) > 64:
                 self._calls.clear()
-            self._calls[key] = self._prepared(bound or float(np.finfo("float32").max), is_short)
+            most_bound = bound or float(np.finfo("float32").max)
+            left_out = "zero" if scale == 1 else "nan"
+            self._calls[key] = self._prepared(most_bound, is_short, self.given[left_out])
             if not vary:
                 self._calls[key][1][:] = 1 / (most * scale)
                 self._calls[key][2][:] = 1 - entries / most
@@ -161,7 +163,7 @@ class Direction:
         columns = [self._grads, *self._others]
         copy_rows([rows] * len(columns), columns)
 
-    def _prepared(self, bound: float, is_short: bool) -> tuple[Any, ...]:
+    def _prepared(self, bound: float, is_short: bool, left_out: NDArray) -> tuple[Any, ...]:
         """A call, with the arrays of its numbers and of its products, and all others."""
         grads, given, has_snapshot = self._grads, self.given, "s" in self.given
         shapes = tuple(array.shape for array in grads)
@@ -169,6 +171,7 @@ class Direction:
         operator, names = _compiled(shapes, *kind)
         per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
         arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
+        arrays["left_out"] = left_out
         products = self._row(np.zeros((2, 4) if has_snapshot else 1))
         size = 2 * given["wd"].size + products.size
         gathered = self._row(np.zeros(size if self._gathers else 0))

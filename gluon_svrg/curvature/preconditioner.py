@@ -170,8 +170,10 @@ class Preconditioner:
         wide = np.asarray(decays, "float32").astype("float64") / (self.per_sample or 1.0)
         return np.repeat(wide, self._sizes)
 
-    def check_decays(self) -> None:
-        """Raise a ValueError if the weight decay is another one than that of the last steps."""
+    def prepare_refresh(self) -> None:
+        """Begin inside the bounds; raise a ValueError if the weight decay has changed."""
+        if self.origin is None:
+            self._settle(None)
         if (self._checked_decays() != self.decays).any():
             raise ValueError(
                 "The weight decay has changed, and with it the loss whose curvature the "
@@ -216,6 +218,7 @@ class Preconditioner:
         """
         network, controller, P = self._network, self.controller, self.controller.P
         if self.start is None and not controller.refreshes:
+            self._settle(None)
             self.start = Point.copied(network, frozen=True)
         point, ends = Point.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
         differentiated = 0
@@ -378,10 +381,11 @@ class Preconditioner:
         have changed, the weights as they are become the snapshot.
         """
         controller, point, is_finite = self.controller, self.origin, np.isfinite(full.norm)
+        if not is_finite and not (point and full.is_data_finite and self._has_moved):
+            raise FloatingPointError(NOT_FINITE)
         if point is None:
             return True  # there is no way back
-        if not is_finite and not (full.is_data_finite and self._has_moved):
-            raise FloatingPointError(NOT_FINITE)
+        self.read(is_refresh=True)
         if self._snapshot is None and full.compared_loss is not None:
             controller.first_loss = self._objective(full.compared_loss, point)
             controller.mean_loss = full.compared_loss
