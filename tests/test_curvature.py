@@ -10,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from mxnet import gluon
 
+from gluon_svrg.curvature.direction import as_sums
 from gluon_svrg.curvature.nystrom import NystromApproximation, nystrom
 from gluon_svrg.curvature.probe import Probe
 from gluon_svrg.curvature.proximal import TOLERANCE, Penalty, proximal_point
@@ -278,6 +279,11 @@ def test_divergence_by_the_loss(steps, rises, diverges):
     found = started()
     read(found, [(2.0, 0.1)] * steps, slope=rises - 0.01)
     assert found.has_diverged == diverges
+
+
+def test_a_rise_of_the_penalty_is_one_of_the_objective():
+    assert as_sums(np.arange(8.0).reshape(2, 4), 3.0) == Sums(0.0, 3.0, 4.0, 5.0, 6.0 + 3.0)
+    assert as_sums(np.array([[7.0]]), 3.0) == Sums(7.0)
 
 
 @pytest.mark.parametrize("diverges", [True, False])

@@ -243,6 +243,9 @@ def test_devices_and_files(operator, tmp_path):
     second.rng.set_state(first.rng.get_state())
     for each in (first, second):
         each.steps(each.batches()[:9])
+    last = [each.trainer._method.preconditioner.controller for each in (first, second)]
+    assert last[0].loss_increases == last[1].loss_increases
+    for each in (first, second):
         each.epoch(steps=9)
     assert_unchanged(*(kit.everything(each.trainer, each.net) for each in (first, second)))
     assert first.trainer.history == second.trainer.history
@@ -313,7 +316,12 @@ def test_loss_entries_of_a_sample(prox):
     X, y = regression(outputs=3)
     training = Training(X, y, prox, wd=0.1)
     training.loss = lambda z, y: (z - y) ** 2 / 2
-    best = ridge(X, y, 0.1 + 0.2 * (prox is not None))
+    l2 = 0.1 + 0.2 * (prox is not None)
+    best, w = ridge(X, y, l2), np.ones((3, 8))
+    training.layer.weight.set_data(array(w, "float64"))
+    training.epoch(steps=1)  # from which on the objective is known
+    objective = ((X @ w.T - y) ** 2).mean() / 2 + l2 * (w**2).sum() / 2 / 3
+    np.testing.assert_allclose(training.trainer._method.preconditioner.controller.loss, objective)
     np.testing.assert_allclose(training.train(12).w, best.ravel(), atol=1e-6)
 
 

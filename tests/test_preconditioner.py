@@ -315,7 +315,7 @@ def test_an_overflow_of_amp():
     run = Run(net=CLASSES.network())
     run.play(["refresh", 23, "refresh", 11])
     scaler = kit.scale_losses(run.trainer)
-    for action, scale in ((1, 2.0**1020), ("refresh", 2.0**1021)):
+    for action in (1, "refresh"):
         before = values(run.net)
         scaler._loss_scale = scaler._next_loss_scale = 2.0**1023
         run.play([action])
