@@ -312,7 +312,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         found, network = self._method.preconditioner, self._network
         found.read()
         if found.controller.has_diverged:
-            self._roll_back()
+            self._roll_back(found)
         if found.controller.probe is None:
             return
         seed = self._lock.next_seed()  # with other dropout masks, a difference would say nothing
@@ -321,13 +321,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if not found.controller.L:
             _mxnet.forget_momentum(self._all_updaters)
 
-    def _roll_back(self) -> None:
+    def _roll_back(self, preconditioner: Any) -> None:
         """Go on from the weights of the snapshot, or of the start, and more slowly."""
-        method, network = self._method, self._network
-        point = method.point or method.preconditioner.start
+        point, network = preconditioner.origin, self._network
         copy_rows(point.weights + point.frozen, network.weights + network.frozen_values)
         _mxnet.forget_momentum(self._all_updaters)
-        method.preconditioner.roll_back()
+        preconditioner.roll_back()
 
     def _hold_estimate(
         self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
@@ -646,18 +645,22 @@ class VarianceReducedTrainer(KVStoreTrainer):
         is_scaled = self._loss_scale.value > 1 and np.isfinite(full.mean_loss)
         if not np.isfinite(full.norm) and (found is None or is_scaled):
             raise FloatingPointError(NOT_FINITE)
+        found = found and found.copied()
         accepted = found is None or found.accepts(full, self._lock.locked)
         if not accepted:
-            self._roll_back()
-        self._held = self._after(full, alpha, accepted)
+            self._roll_back(found)
+        self._held = self._after(full, alpha, accepted, found)
         if found is None:
             return full.mean_loss
         self._method.preconditioner.set_rate_and_momentum()
         return self._method.preconditioner.controller.mean_loss
 
-    def _after(self, full: FullGradient, alpha: float | None, accepted: bool) -> _Held:
+    def _after(
+        self, full: FullGradient, alpha: float | None, accepted: bool, preconditioner: Any
+    ) -> _Held:
         """What is held after a refresh, apart from what is held now."""
         method, progress = copy(self._method), copy(self._progress)
+        method.preconditioner = preconditioner
         if accepted:
             method.refresh(full)
             progress.num_snapshots += 1

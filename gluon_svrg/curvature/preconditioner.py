@@ -333,10 +333,10 @@ class Preconditioner:
         z = self._last_z if step.z is None else step.z
         self._settle(z)
         if not any(step is each for each in self._pending):
-            self._pending = [*self._pending, step]
-            self.controller.steps += 1
-            self._most, self._last_z = step.most, z
             self._direction.keep()
+            new = [*self._pending, step], self.controller.steps + 1, step.most, z
+            # In one line, as an interrupt comes between lines.
+            self._pending, self.controller.steps, self._most, self._last_z = new
 
     def _settle(self, z: np.ndarray | None) -> None:
         """Put weights inside their bounds; those are 0 that z has as 0 for the second time.
@@ -373,6 +373,12 @@ class Preconditioner:
         if self._snapshot is None:
             return self.start is not None
         return draws or self.controller.is_refused or self.controller.data_changed
+
+    def copied(self) -> Preconditioner:
+        """A copy for a refresh, which changes nothing until all of it is known."""
+        new = copy(self)
+        new.controller, new._direction = copy(self.controller), copy(self._direction)
+        return new
 
     def accepts(self, full: FullGradient, draws: bool) -> bool:
         """Whether a refresh may take a snapshot; False if the weights must go back.
@@ -418,8 +424,7 @@ class Preconditioner:
 
     def refreshed(self, method: Any, full: FullGradient) -> Preconditioner:
         """What follows from a new snapshot of a method; this object stays as it is."""
-        new = copy(self)
-        new.controller, new._direction = copy(self.controller), copy(self._direction)
+        new = self.copied()
         new.start, new._pending, controller, new._method = None, [], new.controller, method
         new._upload()
         loss, (s, slope, _) = self._objective(full.mean_loss, method.point), new._snapshot
@@ -547,6 +552,7 @@ class Preconditioner:
             for each in state["pending"]
             for x in [each["products"]]
         ]
+        self.set_rate_and_momentum()
 
 
 def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
@@ -614,7 +620,7 @@ class Preconditioned(Method):
 
     def refuse(self) -> None:
         super().refuse()
-        self.preconditioner.controller.is_refused = True
+        self.preconditioner._method, self.preconditioner.controller.is_refused = self, True
 
     def bind(self) -> None:
         super().bind()
