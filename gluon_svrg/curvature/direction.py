@@ -103,6 +103,7 @@ class Direction:
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
         self.given: dict[str, NDArray] = {}
         self._rho: float | None = None
+        self._shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
         self._has_decay = bool(decays.any())
         self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays, one=[1.0])
 
@@ -157,9 +158,13 @@ class Direction:
 
     def replace(self, direction: np.ndarray) -> None:
         """Overwrite the gradients on all devices with another direction. Does not wait for them."""
-        ends = np.cumsum([array.size for array in self._grads])[:-1]
-        pieces = np.split(direction.astype(self._dtype), ends)
-        rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
+        if self._shared is None:  # once: the last copy has ended before a next direction is known
+            flat = np.empty(len(direction), self._dtype)
+            pieces = np.split(flat, np.cumsum([array.size for array in self._grads])[:-1])
+            rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
+            self._shared = flat, rows
+        flat, rows = self._shared
+        flat[:] = direction
         columns = [self._grads, *self._others]
         copy_rows([rows] * len(columns), columns)
 

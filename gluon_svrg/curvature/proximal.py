@@ -138,7 +138,7 @@ def proximal_point(
 
     b = R @ (guess - x)
     v, z, left, size = residual(b)
-    least, identity = TOLERANCE**2 * sqrt(b @ b), np.eye(len(b))
+    least, identity = TOLERANCE * sqrt(b @ b), np.eye(len(b))
     for _ in range(MOST_ITERATIONS):
         if size <= max(TOLERANCE * sqrt(b @ b), least) + TINY:
             break
