@@ -11,8 +11,8 @@ Seconds are of the processor, data are float32. Gaps are parts of that of zero w
 from __future__ import annotations
 
 from functools import partial
-from math import inf, isfinite
 from importlib.util import find_spec
+from math import inf, isfinite
 from typing import Any, Iterator, Mapping, Sequence
 
 from tqdm import tqdm

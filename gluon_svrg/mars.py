@@ -35,9 +35,9 @@ from . import _arguments
 from ._docstrings import trainer
 from .passes.columns import Mean, zero
 from .passes.combine import assign, scale_to_norm
-from .passes.estimate import AS_IT_IS, Terms
+from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .passes.full_pass import FullGradient
-from .passes.live_gradients import LiveGradients
+from .passes.live_gradients import PendingUpdate
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -96,16 +96,16 @@ class MARS(Recursive):
         for column in mean.sums:
             zero(compress(column, map(not_, self.treated() or ())))
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = (1 + s) g - s r``, or ``v = (1 + s) g - s c m``; at the first step ``v = g``."""
         chosen, s = self.treated(), self.s
         if not self.has_reference or not s or (chosen is not None and not any(chosen)):
-            return AS_IT_IS
+            return PLAIN_GRADIENT
         if self.keeps_weights:
-            return Terms(a=1 + s, b=-s, reference=self.point, only=chosen)
-        return Terms(a=1 + s, k=-s, mean=self.mean, only=chosen)
+            return EstimateCoefficients(a=1 + s, b=-s, reference=self.point, only=chosen)
+        return EstimateCoefficients(a=1 + s, k=-s, mean=self.mean, only=chosen)
 
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
+    def next_state(self, live: PendingUpdate, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step, and V from G and the last m, and clip."""
         following, chosen = super().next_state(live, scale, entries), self.treated()
         self._leave_out(following)
@@ -119,13 +119,15 @@ class MARS(Recursive):
                 scale_to_norm(column, self.clip * scale, entries)
         return following
 
-    def moved(self, live: LiveGradients) -> None:
+    def moved(self, live: PendingUpdate) -> None:
         """If approximate, m is of the last mini-batches alone."""
         if self.keeps_mean:
-            self.in_objective = []
+            self.ever_reached = []
         super().moved(live)
 
-    def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
+    def optimizer_gradient(
+        self, v: np.ndarray, entries: int, batch_index: int | None
+    ) -> np.ndarray:
         """Clip."""
         ends = np.cumsum([grad.size for grad in self.network.live[0]])
         parts = np.split(v, ends[:-1])

@@ -12,21 +12,21 @@ from mxnet.ndarray import NDArray
 
 from .passes.columns import Columns, Mean
 from .passes.combine import copy
-from .passes.live_gradients import LiveGradients
+from .passes.live_gradients import PendingUpdate
 from .passes.method import Method
-from .passes.points import Point
+from .passes.points import ParameterValues
 
 
 class Recursive(Method):
     """A method whose reference is the previous step. Both passes have the current frozen values."""
 
-    moves = True
+    updates_every_step = True
     keeps_weights = True
     keeps_mean = True
 
     def __init__(self) -> None:
         super().__init__()
-        self._other: Point | None = None  # the weights before the next step
+        self._other: ParameterValues | None = None  # the weights before the next step
 
     def bind(self) -> None:
         super().bind()
@@ -37,7 +37,7 @@ class Recursive(Method):
         super().discard()
         self._other = None
 
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Mean:
+    def next_state(self, live: PendingUpdate, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step."""
         sums: Columns = []
         if self.keeps_mean:
@@ -50,13 +50,15 @@ class Recursive(Method):
         if self._other is not None:
             self._other.move()
         elif self.keeps_weights:
-            self._other = Point.copied(self.network, frozen=False)
+            self._other = ParameterValues.copied(self.network, frozen=False)
 
-    def moved(self, live: LiveGradients) -> None:
+    def moved(self, live: PendingUpdate) -> None:
         """Put the next state in place of the last one, whose memory is used again."""
         super().moved(live)
-        kept, last = live.following if self.keeps_mean else None, self.mean
+        kept, last = live.next_state if self.keeps_mean else None, self.mean
         new = kept, self._other, self.point, None
-        self.mean, self.point, self._other, live.following = new  # an interrupt comes between lines
+        self.mean, self.point, self._other, live.next_state = (
+            new  # an interrupt comes between lines
+        )
         if last is not None:
             self.network.give_spare(last.sums)

@@ -27,20 +27,20 @@ from ._docstrings import trainer
 from .passes import states
 from .passes.columns import Columns, Mean, zeros_like
 from .passes.combine import assign, copy
-from .passes.estimate import Estimate, Terms
+from .passes.estimate import Estimate, EstimateCoefficients
 from .passes.full_pass import FullGradient
-from .passes.live_gradients import LiveGradients
+from .passes.live_gradients import PendingUpdate
 from .passes.method import Method
-from .passes.points import Point
+from .passes.points import ParameterValues
 from .passes.random_lock import Losses
-from .passes.rows import NO_ROW, Row, TakenAt
+from .passes.rows import NO_ROW, StaleTableCheck, StoredGradient
 from .trainer import VarianceReducedTrainer
 
 
 class SAGA(Method):
     """The table, and its sum."""
 
-    moves = True
+    updates_every_step = True
     needs_table = True
     can_store_grads = True
     has_reference = True  # unvisited rows are zero
@@ -50,12 +50,12 @@ class SAGA(Method):
     def __init__(self) -> None:
         super().__init__()
         # Replaced at each refresh; steps change the table, and `mean`, whose sum is N m
-        self.table: dict[int, Row] = {}
+        self.table: dict[int, StoredGradient] = {}
         self._is_complete = False  # no more rows will come
         # Replaced with the network's arrays
         self._spare: list[Columns] = []  # memory for rows
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = g - r + c m``."""
         assert batch_index is not None
         if batch_index in rows:
@@ -68,7 +68,7 @@ class SAGA(Method):
             raise IndexError(NO_ROW.format(index=batch_index, count=len(self.table)))
         if not self._spare:
             self._spare.append(zeros_like(self.network.live))
-        return Terms(
+        return EstimateCoefficients(
             b=-1.0,
             k=1.0,
             reference=stored,
@@ -77,19 +77,21 @@ class SAGA(Method):
             adds_to_sum=len(self.network.live) == 1,  # a call less, where the sum needs no other
         )
 
-    def row(self, found: Estimate, index: int) -> Row:
+    def row(self, found: Estimate, index: int) -> StoredGradient:
         """g, which becomes a row when the weights have moved."""
-        row = Row(index, self._spare.pop(), found.recorded.counts, found.seed)
+        row = StoredGradient(index, self._spare.pop(), found.recorded.counts, found.seed)
         if self.table:
             return row
-        self.taken_at = TakenAt.now(Point.copied(self.network, frozen=True), index)
+        self.taken_at = StaleTableCheck.now(
+            ParameterValues.copied(self.network, frozen=True), index
+        )
         return row._replace(losses=Losses.of(found.recorded.losses))
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
         return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
 
-    def next_state(self, live: LiveGradients, scale: float, entries: float | NDArray) -> Any:
+    def next_state(self, live: PendingUpdate, scale: float, entries: float | NDArray) -> Any:
         """Compute N m and N after the step, and leave the optimizer its gradient."""
         network, mean = self.network, self.mean
         added: Any = self.numbers(live.rows)[0]
@@ -111,7 +113,7 @@ class SAGA(Method):
             copy(sums, network.live, 1.0 * (entries * scale / added))
         return Mean(sums, added)
 
-    def moved(self, live: LiveGradients) -> None:
+    def moved(self, live: PendingUpdate) -> None:
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
         if not self._is_complete:  # a refresh knows all losses
             super().moved(live)
@@ -120,7 +122,7 @@ class SAGA(Method):
         for index, row in live.rows.items():
             last, self.table[index] = self.table.get(index, row), row
             self._spare += [last.grads] if last is not row else []
-        before, self.mean, live.following = self.mean, live.following, None
+        before, self.mean, live.next_state = self.mean, live.next_state, None
         if before is not None:
             self.network.give_spare(before.sums)
 
@@ -132,7 +134,7 @@ class SAGA(Method):
         self.mean, self._is_complete = Mean(full.mean.sums, float(full.all_entries)), True
         for column in self.mean.sums:
             assign([column], (0, ((self.mean.entries / full.mean.entries, 0),)))
-        self.taken_at = TakenAt.now(Point.copied(self.network, frozen=True))
+        self.taken_at = StaleTableCheck.now(ParameterValues.copied(self.network, frozen=True))
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""
@@ -170,7 +172,9 @@ class SAG(SAGA):
 
     replaces_grads = True
 
-    def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
+    def optimizer_gradient(
+        self, v: np.ndarray, entries: int, batch_index: int | None
+    ) -> np.ndarray:
         """The mean of the table when the row has moved."""
         assert self.mean is not None
         before, mean = self.mean.divisor(), self.mean.vector()

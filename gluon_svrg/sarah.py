@@ -17,7 +17,7 @@ from __future__ import annotations
 from typing import Any
 
 from ._docstrings import trainer
-from .passes.estimate import AS_IT_IS, Terms
+from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -27,11 +27,11 @@ class SARAH(Recursive):
 
     needs_refresh = True
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = g - r + c m``."""
         if not self.has_reference:
-            return AS_IT_IS
-        return Terms(b=-1.0, k=1.0, reference=self.point, mean=self.mean)
+            return PLAIN_GRADIENT
+        return EstimateCoefficients(b=-1.0, k=1.0, reference=self.point, mean=self.mean)
 
 
 @trainer

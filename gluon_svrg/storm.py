@@ -22,7 +22,7 @@ import numpy as np
 
 from . import _arguments
 from ._docstrings import trainer
-from .passes.estimate import AS_IT_IS, Terms
+from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -37,12 +37,12 @@ class STORM(Recursive):
         self.mixing = float(np.float32(_arguments.number(mixing, "mixing", high=1)))
         self.settings = (f"mixing {self.mixing:g}",)
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = g - (1 - mixing) r + (1 - mixing) c m``; at the first step ``v = g``."""
         rest = 1 - self.mixing
         if not self.has_reference or not rest:
-            return AS_IT_IS
-        return Terms(b=-rest, k=rest, reference=self.point, mean=self.mean)
+            return PLAIN_GRADIENT
+        return EstimateCoefficients(b=-rest, k=rest, reference=self.point, mean=self.mean)
 
 
 @trainer

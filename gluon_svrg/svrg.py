@@ -20,10 +20,10 @@ from ._docstrings import trainer
 from .curvature.preconditioner import Nystrom, Preconditioned
 from .passes import states
 from .passes.combine import assign
-from .passes.estimate import AS_IT_IS, Terms
+from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .passes.full_pass import FullGradient
 from .passes.method import Method
-from .passes.rows import NO_ROW, Row, TakenAt
+from .passes.rows import NO_ROW, StaleTableCheck, StoredGradient
 from .schedule import Coefficient, Schedule
 from .trainer import VarianceReducedTrainer
 
@@ -39,18 +39,18 @@ class SVRG(Method):
     def __init__(self, coefficient: Schedule = 1.0) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
-        self.table: list[Row] | None = None  # r - c mu of all minibatches
+        self.table: list[StoredGradient] | None = None  # r - c mu of all minibatches
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
         alpha = self.coefficient.rounded
         if self.point is None or not alpha:
-            return AS_IT_IS
+            return PLAIN_GRADIENT
         if batch_index is None:
-            return Terms(b=-alpha, k=alpha, reference=self.point, mean=self.mean)
-        return Terms(b=-alpha, reference=self._row(batch_index))
+            return EstimateCoefficients(b=-alpha, k=alpha, reference=self.point, mean=self.mean)
+        return EstimateCoefficients(b=-alpha, reference=self._row(batch_index))
 
-    def _row(self, index: int) -> Row:
+    def _row(self, index: int) -> StoredGradient:
         if self.table is None:
             raise RuntimeError(
                 "batch_index needs the gradients of all minibatches at the snapshot. Call "
@@ -67,7 +67,7 @@ class SVRG(Method):
                 assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
         self.table = full.rows or None
-        self.taken_at = TakenAt.now(self.point) if self.point and full.rows else None
+        self.taken_at = StaleTableCheck.now(self.point) if self.point and full.rows else None
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
@@ -97,7 +97,7 @@ class SVRG(Method):
         table = state["table"]
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
-            self.taken_at = TakenAt(self.point, table["outside"])
+            self.taken_at = StaleTableCheck(self.point, table["outside"])
 
 
 class PreconditionedSVRG(Preconditioned, SVRG):

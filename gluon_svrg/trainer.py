@@ -23,15 +23,15 @@ from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import Columns, copy_rows, norm
 from .passes.data import check_data, initialize, one_pass
-from .passes.estimate import AS_IT_IS, Estimate, Terms, estimate
+from .passes.estimate import PLAIN_GRADIENT, Estimate, EstimateCoefficients, estimate
 from .passes.full_pass import NOT_FINITE, FullGradient, full_gradient
-from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, LiveGradients
+from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, PendingUpdate
 from .passes.method import Method
-from .passes.network import Network, check_gradients
-from .passes.points import Point
+from .passes.network import ParameterBuffers, check_gradients
+from .passes.points import ParameterValues
 from .passes.random_lock import RandomLock, losses_at
-from .passes.rows import Row
-from .passes.watch import Watch
+from .passes.rows import StoredGradient
+from .passes.watch import MisuseWarnings
 from .prox import ProxArgument, ProximalOperators
 
 NOT_CORRECTED = (
@@ -40,7 +40,7 @@ NOT_CORRECTED = (
     "SARAH discard_snapshot()."
 )
 #: What to do instead of passing these arguments to a trainer.
-ELSEWHERE = {
+OTHER_PLACES = {
     "update_freq": " Call update_full_grads() where a refresh is due, or use FullGradHandler.",
     "store_grads": " Pass it to update_full_grads().",
 }
@@ -70,7 +70,7 @@ class _Held(NamedTuple):
     """What a refresh replaces, as a whole."""
 
     method: Method
-    live: LiveGradients
+    live: PendingUpdate
     progress: Progress
 
 
@@ -135,26 +135,28 @@ class VarianceReducedTrainer(KVStoreTrainer):
         name = type(self).__name__
         for each in own.keys() - signature(type(self)).parameters.keys():
             hint = _arguments.near(each, signature(type(self)).parameters)
-            raise TypeError(f"{name} takes no argument {each!r}.{ELSEWHERE.get(each, hint)}")
+            raise TypeError(f"{name} takes no argument {each!r}.{OTHER_PLACES.get(each, hint)}")
         method = self._method_class(**own)
         _mxnet.check_optimizer(optimizer, optimizer_params)
         method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
-        why = name if method.moves else "A prox" if prox is not None else ""
+        why = name if method.updates_every_step else "A prox" if prox is not None else ""
         super().__init__(
             params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
         )
-        method.network = self._network = Network(self._all_parameters)
+        method.network = self._network = ParameterBuffers(self._all_parameters)
         method.optimizer = self.optimizer
         self._prox.operators = method.take_operators(self._prox.operators)
-        self._held = _Held(method, LiveGradients(method, self._network), Progress())
+        self._held = _Held(method, PendingUpdate(method, self._network), Progress())
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
-        kind = " with ".join((method.name, *method.saved_with))
+        kind = " with ".join((method.name, *method.file_signature))
         self._files = saving.StateFiles(kind, self._network.parameters, params)
-        self._here: Point | None = None  # the current weights; replaced with the network's arrays
+        self._here: ParameterValues | None = (
+            None  # the current weights; replaced with the network's arrays
+        )
         self._block: Any = None  # of `at_snapshot`
-        self._watch = Watch(self._workers.size, method.preconditioner is None)
+        self._watch = MisuseWarnings(self._workers.size, method.preconditioner is None)
         self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
 
     def __repr__(self) -> str:
@@ -292,12 +294,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         if self._here is None or self._files.waiting or not self._network.is_bound():
             self._start_with(closure)
-        self._live.make_room()
+        self._live.discard_stale()
         if self._method.preconditioner is not None:
             self._measure(closure)
         terms = self._method.terms(batch_index, self._live.rows)
         scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
-        found = self._hold_estimate(closure, terms, batch_index, scale, name)
+        found = self._stage_estimate(closure, terms, batch_index, scale, name)
         if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += found.differentiated
@@ -328,8 +330,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         _mxnet.forget_momentum(self._all_updaters)
         preconditioner.roll_back()
 
-    def _hold_estimate(
-        self, closure: Callable[[], Loss], terms: Terms, index: int | None, scale: float, name: str
+    def _stage_estimate(
+        self,
+        closure: Callable[[], Loss],
+        terms: EstimateCoefficients,
+        index: int | None,
+        scale: float,
+        name: str,
     ) -> Estimate:
         """Compute an estimate with its random numbers; add it to gradients that accumulate."""
         here, accumulating, reference = self._here, self._network.accumulating, terms.reference
@@ -339,15 +346,15 @@ class VarianceReducedTrainer(KVStoreTrainer):
             seed = self._seed_of(closure, reference)
             found = estimate(here, closure, terms, seed, scale)
             row = None if index is None else self._method.row(found, index)
-            self._live.hold(found, terms, row, scale, is_half=name != "step")
+            self._live.stage_estimate(found, terms, row, scale, is_half=name != "step")
         except BaseException:
             for grad, value in zip(accumulating, before):
                 value.copyto(grad)
-            if terms is AS_IT_IS:
+            if terms is PLAIN_GRADIENT:
                 self._network.put_marks_back()
             raise
         finally:
-            if isinstance(reference, Row) and reference.seed is not None:
+            if isinstance(reference, StoredGradient) and reference.seed is not None:
                 mx.random.seed(self._lock.next_seed())  # the next draws are not the same each time
         for grad, value in zip(accumulating, before):
             grad += value
@@ -356,7 +363,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
     def _seed_of(self, closure: Callable[[], Loss], reference: Any) -> int | None:
         """The seed of the passes of a step, if its random numbers are locked."""
         lock = self._lock
-        if isinstance(reference, Row):
+        if isinstance(reference, StoredGradient):
             if lock.mode is not False and self._method.taken_at is not None:
                 self._method.taken_at.check(reference, closure)
             return lock.new_seed() if reference.seed is None else reference.seed
@@ -364,9 +371,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
             return self._compare_losses(closure, reference)
         return lock.new_seed() if lock.locked else None
 
-    def _compare_losses(self, closure: Callable[[], Loss], reference: Point) -> int | None:
+    def _compare_losses(
+        self, closure: Callable[[], Loss], reference: ParameterValues
+    ) -> int | None:
         """Compute the losses of the first step twice, unless weights have changed; its seed."""
-        here, lock = Point.here(self._network), self._lock
+        here, lock = ParameterValues.here(self._network), self._lock
         with _kept_on_error(lock):
             is_known = self.num_snapshots > 0 and not reference.is_current()
             seed = lock.new_seed()
@@ -452,12 +461,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Let the parts see the weights before the optimizer moves them."""
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
-        if self._live.following is not None:
-            self._method.before_update(self._live.following)
+        if self._live.next_state is not None:
+            self._method.before_update(self._live.next_state)
 
     def _on_update_end(self) -> None:
         """Give the optimizer back what the method has changed of it."""
-        if self._live.following is not None:
+        if self._live.next_state is not None:
             self._method.after_update()
 
     def _on_updated(self) -> None:
@@ -494,7 +503,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             check_gradients(self._network.parameters)
         self._network.bind()
         self._method.bind()
-        self._here = Point.here(self._network, moves_states=True)
+        self._here = ParameterValues.here(self._network, moves_states=True)
 
     def _is_in_force(self) -> bool:
         """Whether the method corrects gradients now."""
@@ -685,7 +694,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             earlier = progress.history[-1:] if method.has_state else []
             line["gradient_norm"] = earlier[0]["gradient_norm"] if earlier else None
         progress.history = [*progress.history, line]
-        return _Held(method, LiveGradients(method, self._network), progress)
+        return _Held(method, PendingUpdate(method, self._network), progress)
 
     def _is_over(self) -> bool:
         """Whether no more refreshes will be made."""
@@ -739,7 +748,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         method, progress = copy(self._method), copy(self._progress)
         method.discard()
         progress.inner_steps = 0
-        self._held = _Held(method, LiveGradients(method, self._network), progress)
+        self._held = _Held(method, PendingUpdate(method, self._network), progress)
         self._here = None
         self._network.release()
         self._files.discard_method(self._parts())
@@ -796,7 +805,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             what = "the table is empty" if method.needs_table else "there is no snapshot"
             raise RuntimeError(f"{name}() needs gradients to compare with, and {what}.")
         self._bind()
-        if not method.needs_table and method.terms(None, {}) is AS_IT_IS:
+        if not method.needs_table and method.terms(None, {}) is PLAIN_GRADIENT:
             raise RuntimeError(
                 f"{name}() needs gradients to compare with: as it is set up here, "
                 f"{method.name} corrects no gradients (coefficient=0, gamma=0, mixing=1, "

@@ -11,12 +11,12 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .passes.closure import Loss
-from .passes.columns import Column, Columns, vector
+from .passes.columns import Columns, DeviceArrays, vector
 from .passes.data import arguments, check_data, one_pass
 from .passes.estimate import differentiate
-from .passes.points import Point
+from .passes.points import ParameterValues
 from .passes.random_lock import draw_seed
-from .passes.rows import Row
+from .passes.rows import StoredGradient
 from .trainer import VarianceReducedTrainer
 
 __all__ = ["Variance", "variance"]
@@ -143,7 +143,7 @@ def variance(
         raise TypeError(f"variance() needs an SVRGTrainer, or another of this package, got {name}.")
     method = trainer._begin_comparison("variance")
     network, locked, scale = method.network, trainer._lock.locked, trainer._loss_scale.value
-    here, moments = Point.here(network), _Moments(network.live[0])
+    here, moments = ParameterValues.here(network), _Moments(network.live[0])
     m: Any = 0.0 if method.mean is None else method.mean.vector()
     with ExitStack() as stack:
         if locked:
@@ -155,13 +155,13 @@ def variance(
             index = number if method.needs_table else None
             terms = method.terms(index, {})
             coefficient, reference = abs(terms.b or terms.k), terms.reference
-            if isinstance(reference, Row) and reference.seed is not None:
+            if isinstance(reference, StoredGradient) and reference.seed is not None:
                 seed = reference.seed
             with network.outside.protected(gradients=True, search=True):
                 recorded, _ = differentiate(here, closure, inputs, seed, scale)
                 g = _mean(network.live, recorded.entries * scale)
                 v = terms.a * g + terms.k * m  # + b r, if there is a reference
-                if isinstance(reference, Point):
+                if isinstance(reference, ParameterValues):
                     there, _ = differentiate(reference, closure, inputs, seed, scale)
                     v += terms.b * _mean(network.live, there.entries * scale)
                 elif reference is not None:
@@ -170,7 +170,7 @@ def variance(
                 network.check_hidden()
             if terms.only is not None:
                 v = np.where(np.repeat(terms.only, moments.sizes), v, g)
-            moments.add(recorded.entries, g, method.handed_over(v, recorded.entries, index))
+            moments.add(recorded.entries, g, method.optimizer_gradient(v, recorded.entries, index))
     if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
     distance = float("nan")
@@ -188,7 +188,7 @@ def _mean(sums: Columns, divisor: float) -> Any:
 class _Moments:
     """Sums over mini-batches of plain gradients g, and of d = g - v, where v is the estimate."""
 
-    def __init__(self, grads: Column) -> None:
+    def __init__(self, grads: DeviceArrays) -> None:
         self.sizes = [grad.size for grad in grads]
         self.minibatches = self._entries = 0
         self._plain, self._difference, *self._units = np.zeros((4, sum(self.sizes)))

@@ -252,7 +252,7 @@ class History(Play):
         kit.clear(self.net)
         self.forget()
 
-    def hold(self, number):
+    def stage_estimate(self, number):
         if self.adds and self.case.indexed and number in self.numbers:
             return
         if not self.adds:

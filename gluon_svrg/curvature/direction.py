@@ -27,7 +27,7 @@ from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
 from ..passes.columns import columns, copy_rows
-from ..passes.network import Network
+from ..passes.network import ParameterBuffers
 from .step_size import Sums
 
 LAG = 4  # steps until their products are read
@@ -96,7 +96,7 @@ def _compiled(
 class Direction:
     """The direction of a network, with what stays from step to step."""
 
-    def __init__(self, network: Network, decays: np.ndarray, gathers: bool) -> None:
+    def __init__(self, network: ParameterBuffers, decays: np.ndarray, gathers: bool) -> None:
         self._gathers = gathers
         self._grads, *self._others = network.live
         self._weights = columns(network.weights)[0]

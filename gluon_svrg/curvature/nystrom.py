@@ -20,7 +20,7 @@ from typing import NamedTuple
 import numpy as np
 
 ENTRIES_PER_DIRECTION = 10  # of a sketch, for each effective direction where P has all of them
-ROUNDING = 10  # of the products Y, in units of their dtype's rounding
+ROUNDING_OF_PRODUCTS = 10  # of the products Y, in units of their dtype's rounding
 
 
 class NystromApproximation(NamedTuple):
@@ -69,7 +69,7 @@ def nystrom(
     effective ones, sum S / (S + rho), as the entries can tell.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
-    rounding = ROUNDING * eps * float(np.linalg.norm(Y, 2))
+    rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))
     shift = max(rounding, -1.1 * float(values[0]))
     root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
     _, sizes, U = np.linalg.svd(root, full_matrices=False)

@@ -22,8 +22,8 @@ from ..passes.columns import vector
 from ..passes.estimate import differentiate
 from ..passes.full_pass import NOT_FINITE, FullGradient
 from ..passes.method import Method
-from ..passes.network import Network
-from ..passes.points import Point
+from ..passes.network import ParameterBuffers
+from ..passes.points import ParameterValues
 from ..passes.watch import warn
 from .direction import LAG, SLOTS, Direction, as_sums
 from .nystrom import NystromApproximation
@@ -124,7 +124,9 @@ class Preconditioner:
     def __init__(self, method: Any, rank: int, operators: Any) -> None:
         self.controller, self._method, self._operators = StepSizeController(rank), method, operators
         self._direction: Any = None  # known when it is bound
-        self.start: Point | None = None  # the weights before the first step, until a refresh
+        self.start: ParameterValues | None = (
+            None  # the weights before the first step, until a refresh
+        )
         self.per_sample: float | None = None  # loss entries of a sample; known at the first update
         self._pending: list[Step] = []  # the last steps, not read yet
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
@@ -212,15 +214,15 @@ class Preconditioner:
     # --- is there something to measure in this step? ---------------------------------------------
 
     def measure(self, closure: Callable[[], Loss], seed: int, workers: Any) -> int:
-        """Measure with a mini-batch at the origin, inside `Network.grads_kept`.
+        """Measure with a mini-batch at the origin, inside `ParameterBuffers.grads_kept`.
 
         It returns the number of loss entries that were differentiated.
         """
         network, controller, P = self._network, self.controller, self.controller.P
         if self.start is None and not controller.refreshes:
             self._settle(None)
-            self.start = Point.copied(network, frozen=True)
-        point, ends = Point.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
+            self.start = ParameterValues.copied(network, frozen=True)
+        point, ends = ParameterValues.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
         differentiated = 0
 
         def mean_gradient(weights: np.ndarray) -> tuple[np.ndarray, float]:
@@ -361,7 +363,7 @@ class Preconditioner:
     # --- may a refresh take this snapshot? -------------------------------------------------------
 
     @property
-    def origin(self) -> Point | None:
+    def origin(self) -> ParameterValues | None:
         """Where a rollback goes: the snapshot, or the start; None if there is neither."""
         return self._method.point or self.start
 
@@ -576,7 +578,7 @@ def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
 class Preconditioned(Method):
     """What a preconditioner changes of SVRG: a base before that class."""
 
-    moves = replaces_grads = needs_closure = True
+    updates_every_step = replaces_grads = needs_closure = True
 
     def __init__(self, coefficient: Any, preconditioner: Nystrom) -> None:
         super().__init__(coefficient)  # type: ignore[call-arg]
@@ -584,7 +586,7 @@ class Preconditioned(Method):
             kind = type(preconditioner).__name__
             raise TypeError(f"preconditioner must be a Nystrom, as in Nystrom(), got {kind}.")
         self.preconditioner = Preconditioner(self, preconditioner.rank, {})
-        self.settings = self.saved_with = (repr(preconditioner),)
+        self.settings = self.file_signature = (repr(preconditioner),)
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
@@ -647,10 +649,10 @@ class Preconditioned(Method):
 
     def moved(self, live: Any) -> None:
         """Keep what was learned; an interrupt can repeat this."""
-        self.preconditioner.commit(live.following)
+        self.preconditioner.commit(live.next_state)
 
 
-def _check_parameters(network: Network) -> None:
+def _check_parameters(network: ParameterBuffers) -> None:
     """Raise if the gradients of all parameters cannot be one vector with one rate."""
     dtypes = sorted({_mxnet.dtype_of(p) for p in network.trainable})
     if dtypes not in (["float32"], ["float64"]):

@@ -24,7 +24,7 @@ ITERATIONS = 3  # of the power method
 MOST_FLAT = 6  # pairs of mini-batches without any curvature, each probed from farther away
 TINY = 1e-300
 
-NOT_FINITE = (
+NOT_MEASURABLE = (
     "The curvature of the loss cannot be measured: gradients beside the current weights are not "
     "finite (NaN or infinity). Are the data finite? Begin with smaller weights."
 )
@@ -83,7 +83,7 @@ class Probe(NamedTuple):
             size = float(np.linalg.norm(u)) or 1.0
             found = (mean_gradient(at + step / size * u)[0] - here) * (size / step)
             if not np.isfinite(found).all():
-                raise FloatingPointError(NOT_FINITE)
+                raise FloatingPointError(NOT_MEASURABLE)
             return found
 
         return product, at, here, entries

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from .nystrom import NystromApproximation, nystrom
-from .probe import NOT_FINITE, MeanGradient, Probe
+from .probe import NOT_MEASURABLE, MeanGradient, Probe
 
 
 @dataclass(frozen=True)
@@ -133,7 +133,7 @@ class StepSizeController:
             return False
         if not np.isfinite(here).all():
             if probe.failed:
-                raise FloatingPointError(NOT_FINITE)
+                raise FloatingPointError(NOT_MEASURABLE)
             self.probe = probe._replace(failed=1)
             return False
         self.largest_norm = max(self.largest_norm, float(np.linalg.norm(here + decays * at)))

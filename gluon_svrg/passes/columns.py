@@ -24,7 +24,7 @@ def _kind(description: Any) -> int:
     return next(_numbers)  # another one where it was forgotten
 
 
-class Column(List[NDArray]):
+class DeviceArrays(List[NDArray]):
     """The classic arrays of some parameters on one device, not to be replaced."""
 
     @cached_property
@@ -57,22 +57,22 @@ class Column(List[NDArray]):
         """Their device."""
         return _mxnet.device_of(self[0])
 
-    def only(self, chosen: Sequence[bool] | None) -> Column:
+    def only(self, chosen: Sequence[bool] | None) -> DeviceArrays:
         """Those with a flag; all of them if there are no flags."""
         if chosen is None:
             return self
         key = tuple(chosen)
         if key not in self._parts:
-            self._parts[key] = Column(compress(self, key))
+            self._parts[key] = DeviceArrays(compress(self, key))
         return self._parts[key]
 
     @cached_property
-    def _parts(self) -> dict[tuple[bool, ...], Column]:
+    def _parts(self) -> dict[tuple[bool, ...], DeviceArrays]:
         return {}
 
 
 #: A column for each device.
-Columns = List[Column]
+Columns = List[DeviceArrays]
 
 
 class Mean(NamedTuple):
@@ -99,7 +99,7 @@ def vector(arrays: Iterable[NDArray]) -> np.ndarray:
 
 def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:
     """The columns of arrays per parameter and device."""
-    return [Column(map(classic, on_device)) for on_device in zip(*arrays)]
+    return [DeviceArrays(map(classic, on_device)) for on_device in zip(*arrays)]
 
 
 def zeros_like(these: Columns) -> Columns:
@@ -109,7 +109,7 @@ def zeros_like(these: Columns) -> Columns:
         dtype = SUMMED_IN[_mxnet.dtype_name(array)]
         return mx.nd.empty(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
-    found = [Column(map(empty, column)) for column in these]
+    found = [DeviceArrays(map(empty, column)) for column in these]
     for column in found:
         zero(column)
     return found

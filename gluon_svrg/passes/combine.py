@@ -15,7 +15,7 @@ import mxnet as mx
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from .columns import SMALL, SUMMED_IN, Column, Columns, dense, store
+from .columns import SMALL, SUMMED_IN, Columns, DeviceArrays, dense, store
 
 #: What to assign to an array, by its number in a row: a sum of terms, each a factor and an array.
 Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
@@ -110,7 +110,9 @@ def replaced(steps: tuple[Step, ...], factors: Iterable[Any]) -> tuple[Step, ...
 class Compiled:
     """Compiled steps for columns of some kinds; factors are a part of it, or are passed to it."""
 
-    def __init__(self, steps: tuple[Step, ...], columns: Sequence[Column], *, varies: bool) -> None:
+    def __init__(
+        self, steps: tuple[Step, ...], columns: Sequence[DeviceArrays], *, varies: bool
+    ) -> None:
         check_order(steps)
         read, heads, count = are_read(steps), [], len(products(steps)) if varies else 0
         given = [mx.sym.Variable(f"f{n}") for n in range(count)]
@@ -133,7 +135,7 @@ class Compiled:
         self._operator = CachedOp(graph, flags)
         self._calls: dict[tuple[int, ...], Callable[[], None]] = {}  # by the columns
 
-    def __call__(self, columns: Sequence[Column], steps: tuple[Step, ...]) -> None:
+    def __call__(self, columns: Sequence[DeviceArrays], steps: tuple[Step, ...]) -> None:
         """Assign, in columns of these kinds; of the steps it takes the factors that vary."""
         key = tuple(map(_number_of, columns))
         call = self._calls.get(key)
@@ -168,7 +170,7 @@ _quick: dict[Any, Compiled] = {}  # by both, which takes a step less time to loo
 _kind_of, _number_of = attrgetter("kind"), attrgetter("number")
 
 
-def assign(columns: Sequence[Column], *steps: Step) -> None:
+def assign(columns: Sequence[DeviceArrays], *steps: Step) -> None:
     """Assign sums of multiples of columns, all of equal shapes and on one device, to columns.
 
     A factor is a number, or an array of one number, which stays on its device. Later steps see what
@@ -183,7 +185,7 @@ def assign(columns: Sequence[Column], *steps: Step) -> None:
     (_compiled(columns, steps) or _one_by_one)(columns, steps)
 
 
-def _one_by_one(columns: Sequence[Column], steps: tuple[Step, ...]) -> None:
+def _one_by_one(columns: Sequence[DeviceArrays], steps: tuple[Step, ...]) -> None:
     """Assign array by array, sparse ones too."""
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
@@ -193,7 +195,7 @@ def _one_by_one(columns: Sequence[Column], steps: tuple[Step, ...]) -> None:
             store(value, columns[number][n])
 
 
-def _compiled(columns: Sequence[Column], steps: tuple[Step, ...]) -> Compiled | None:
+def _compiled(columns: Sequence[DeviceArrays], steps: tuple[Step, ...]) -> Compiled | None:
     """The compiled steps for such columns, unless some are sparse."""
     key = steps, *map(_kind_of, columns)
     if key in _quick:
@@ -236,7 +238,7 @@ def _scaling_to_norm(dtypes: tuple[str, ...]) -> CachedOp:
     return CachedOp(mx.sym.Group(heads), [("forward_bulk_size", len(heads) * 12)])
 
 
-def scale_to_norm(arrays: Column, most: float, entries: float | NDArray) -> None:
+def scale_to_norm(arrays: DeviceArrays, most: float, entries: float | NDArray) -> None:
     """Scale each array down whose norm exceeds ``most * entries``. Does not wait for the device."""
     if not arrays:
         return

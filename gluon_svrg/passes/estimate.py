@@ -6,8 +6,8 @@
 
 ``g`` is the gradient of the minibatch at the current weights, ``r`` its gradient at a reference
 (other weights, or a row of a table), each the *sum* over the minibatch's ``c`` loss entries, and
-``m`` a *mean* per loss entry. A method chooses the factors, the reference and ``m``, see `Terms`.
-Each device has its own ``g``, ``r`` and ``c``.
+``m`` a *mean* per loss entry. A method chooses the factors, the reference and ``m``, see
+`EstimateCoefficients`. Each device has its own ``g``, ``r`` and ``c``.
 
 Backward only writes gradients, or adds them to zero. So a step has two passes, and one assignment
 after each::
@@ -28,20 +28,20 @@ import mxnet as mx
 
 from .. import _mxnet
 from .closure import Loss, Recorded, check_repeatable, record
-from .columns import Column, Columns, Mean, zero
+from .columns import Columns, DeviceArrays, Mean, zero
 from .combine import assign, is_one_of
-from .network import Network
-from .points import Point
-from .rows import Row
+from .network import ParameterBuffers
+from .points import ParameterValues
+from .rows import StoredGradient
 
 
-class Terms(NamedTuple):
+class EstimateCoefficients(NamedTuple):
     """What a method makes of the gradient g of a minibatch: ``v = a g + b r + k c m``."""
 
     a: float = 1.0
     b: float = 0.0
     k: float = 0.0
-    reference: Point | Row | None = None  # where r is; None if b is 0
+    reference: ParameterValues | StoredGradient | None = None  # where r is; None if b is 0
     mean: Mean | None = None  # m; None without it
     copy_to: Columns | None = None  # where to copy g, for unscaled losses
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
@@ -49,7 +49,7 @@ class Terms(NamedTuple):
 
 
 #: v = g.
-AS_IT_IS = Terms()
+PLAIN_GRADIENT = EstimateCoefficients()
 
 
 class Estimate(NamedTuple):
@@ -62,7 +62,11 @@ class Estimate(NamedTuple):
 
 
 def estimate(
-    here: Point, closure: Callable[[], Loss], terms: Terms, seed: int | None, scale: float
+    here: ParameterValues,
+    closure: Callable[[], Loss],
+    terms: EstimateCoefficients,
+    seed: int | None,
+    scale: float,
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
     network, reference, there = here.network, terms.reference, None
@@ -71,7 +75,7 @@ def estimate(
         columns = list(map(partial(_columns, network, terms), range(len(network.live))))
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
-    if isinstance(reference, Point):
+    if isinstance(reference, ParameterValues):
         with network.outside.protected() if network.outside.may_move else nullcontext():
             there, _ = differentiate(reference, closure, (), seed, scale)
         network.check_hidden()
@@ -91,7 +95,7 @@ def estimate(
 
 
 def differentiate(
-    point: Point,
+    point: ParameterValues,
     closure: Callable[..., Loss],
     batch: Sequence[Any],
     seed: int | None,
@@ -137,20 +141,24 @@ def differentiate(
 LIVE, SPARE, MEAN, ROW, COPY = range(5)  # the columns
 
 
-def _columns(network: Network, terms: Terms, device: int) -> list[Column]:
+def _columns(
+    network: ParameterBuffers, terms: EstimateCoefficients, device: int
+) -> list[DeviceArrays]:
     """The columns on a device, of the parameters that the terms are for; live where not needed."""
     live, row = network.live[device], terms.reference
     found = [
         live,
         network.spare[device],
         live if terms.mean is None else terms.mean.sums[device],
-        row.grads[device] if isinstance(row, Row) else live,
+        row.grads[device] if isinstance(row, StoredGradient) else live,
         live if terms.copy_to is None else terms.copy_to[device],
     ]
     return found if terms.only is None else [column.only(terms.only) for column in found]
 
 
-def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> None:
+def _combine_at_reference(
+    columns: list[DeviceArrays], terms: EstimateCoefficients, count: float
+) -> None:
     """Assign ``spare = r + (k / b) c m``, where the live gradients hold r."""
     if terms.mean is None or not count:
         assign(columns, (SPARE, ((1.0, LIVE),)))
@@ -160,10 +168,12 @@ def _combine_at_reference(columns: list[Column], terms: Terms, count: float) -> 
         assign(columns, (SPARE, pair))
 
 
-def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
+def _combine_at_weights(
+    columns: list[DeviceArrays], terms: EstimateCoefficients, count: int, scale: float
+) -> None:
     """Assign ``live = a g + b r + k c m``: all but a g is in the spare memory, or r in a row."""
     factor, number = terms.b, SPARE
-    if not isinstance(terms.reference, Point):
+    if not isinstance(terms.reference, ParameterValues):
         factor, number = terms.b * scale, ROW
     if is_one_of(factor, 1, -1):
         assign(columns, (LIVE, ((terms.a, LIVE), (factor, number))))
@@ -171,7 +181,9 @@ def _combine_at_weights(columns: list[Column], terms: Terms, count: int, scale: 
         assign(columns, (SPARE, ((factor, number),)), (LIVE, ((terms.a, LIVE), (1.0, SPARE))))
 
 
-def _combine_and_copy(columns: list[Column], terms: Terms, count: int, scale: float) -> None:
+def _combine_and_copy(
+    columns: list[DeviceArrays], terms: EstimateCoefficients, count: int, scale: float
+) -> None:
     """Copy g; assign v to the live gradients, and a g + b r, or the new sum of m, to the spare."""
     at_row, last = [(terms.a, LIVE)], [(1.0, SPARE)]
     if terms.reference is not None:

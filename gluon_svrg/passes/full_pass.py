@@ -14,10 +14,10 @@ from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
 from .data import NO_DATA, arguments
 from .estimate import differentiate
-from .network import Network
-from .points import Point
+from .network import ParameterBuffers
+from .points import ParameterValues
 from .random_lock import Losses, RandomLock, losses_at
-from .rows import Row
+from .rows import StoredGradient
 from .watch import first_shape
 
 #: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
@@ -44,28 +44,28 @@ class FullGradient(NamedTuple):
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
-    first_shape: tuple[int, ...]  # of the losses of the first minibatch, for a `Watch`
-    rows: list[Row]  # the gradients of all minibatches, if they were wanted
+    first_shape: tuple[int, ...]  # of the losses of the first minibatch, for a `MisuseWarnings`
+    rows: list[StoredGradient]  # the gradients of all minibatches, if they were wanted
 
 
 def full_gradient(
-    network: Network,
+    network: ParameterBuffers,
     closure: Callable[..., Loss],
     batches: Iterable[Any],
     lock: RandomLock,
     scale: float,
     workers: Any,
     keeps_rows: bool,
-    origin: Point | None,
+    origin: ParameterValues | None,
     compares: bool,
 ) -> FullGradient:
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
-    This overwrites the live gradients: call it inside `Network.grads_kept`. The losses may also be
-    computed at an origin, with the same random numbers if they are locked; the first one that is
-    not finite always is, where there is an origin.
+    This overwrites the live gradients: call it inside `ParameterBuffers.grads_kept`. The losses may
+    also be computed at an origin, with the same random numbers if they are locked; the first one
+    that is not finite always is, where there is an origin.
     """
-    here, total, outside = Point.here(network), zeros_like(network.live), network.outside
+    here, total, outside = ParameterValues.here(network), zeros_like(network.live), network.outside
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
     queue: list[tuple[Recorded, Any]] = []  # what the device may still compute, with its inputs
     fault: list[bool] = []  # whether a loss is not finite at the origin either
@@ -130,7 +130,7 @@ def full_gradient(
     there = float(sums[4] / sums[0]) if sums[5] == sums[3] else None
     reached, is_data_finite = [count > 0 for count in sums[7:]], not sums[6]
     kept = [
-        Row(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
+        StoredGradient(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
     losses = mean_loss, there, eps, is_data_finite

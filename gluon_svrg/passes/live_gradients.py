@@ -25,10 +25,10 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .columns import Columns, Mean, dense, norm, zeros_like
 from .combine import assign
-from .estimate import AS_IT_IS, Estimate, Terms
+from .estimate import PLAIN_GRADIENT, Estimate, EstimateCoefficients
 from .method import Method
-from .network import Network
-from .rows import Row
+from .network import ParameterBuffers
+from .rows import StoredGradient
 
 NOTHING, HELD, REDUCED, MOVED = "nothing", "held", "reduced", "moved"
 
@@ -54,10 +54,10 @@ SOME_ADD = (
 ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
 
 
-class LiveGradients:
+class PendingUpdate:
     """The minibatches whose estimates are in the live gradients of a network."""
 
-    def __init__(self, method: Method, network: Network) -> None:
+    def __init__(self, method: Method, network: ParameterBuffers) -> None:
         self._method, self._network = method, network
         self._apart: Columns = []  # memory for V
         self._live: Columns = []  # the gradients for which that was made
@@ -69,7 +69,7 @@ class LiveGradients:
         If an interrupt ends it, it is called again: all that it calls can be repeated.
         """
         self.stage = MOVED
-        if self.following is not None:
+        if self.next_state is not None:
             self._method.moved(self)
         self.drop()
 
@@ -77,17 +77,19 @@ class LiveGradients:
         """Forget all, and the method's next state: the update is over, or does not come."""
         self.entries = 0  # C: the loss entries of these minibatches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
-        self.rows: dict[int, Row] = {}  # what the method keeps of each, by its index
+        self.rows: dict[int, StoredGradient] = {}  # what the method keeps of each, by its index
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         # Since the reduction
-        self.following: Any = None  # the method's state after the update
+        self.next_state: Any = None  # the method's state after the update
         self.total_scale = 1.0  # of `total`
-        self._terms: Terms | None = None  # of what is held; marks then show another backward
+        self._terms: EstimateCoefficients | None = (
+            None  # of what is held; marks then show another backward
+        )
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
 
-    def make_room(self) -> None:
+    def discard_stale(self) -> None:
         """Drop what the next gradient will overwrite, or raise; with 'add', see if the user did."""
         if self.stage == NOTHING:
             return
@@ -107,10 +109,18 @@ class LiveGradients:
     @property
     def _is_moving(self) -> bool:
         """Whether the method's state moves with the next step."""
-        return self._method.moves and (self._method.has_reference or self._method.needs_closure)
+        return self._method.updates_every_step and (
+            self._method.has_reference or self._method.needs_closure
+        )
 
-    def hold(
-        self, found: Estimate, terms: Terms, row: Row | None, scale: float, *, is_half: bool
+    def stage_estimate(
+        self,
+        found: Estimate,
+        terms: EstimateCoefficients,
+        row: StoredGradient | None,
+        scale: float,
+        *,
+        is_half: bool,
     ) -> None:
         """Hold an estimate in the live gradients; in half a step, the user may change it."""
         if (is_half or self._network.accumulating) and self._is_moving:
@@ -166,10 +176,10 @@ class LiveGradients:
             own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
             self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
         shown = self.reached
-        is_plain = terms is None or terms is AS_IT_IS or self._method.mean is None
+        is_plain = terms is None or terms is PLAIN_GRADIENT or self._method.mean is None
         if ignore_stale_grad and not is_plain:
             only = None if terms is None else terms.only
-            leans = map(and_, self._method.in_objective, only or repeat(True))
+            leans = map(and_, self._method.ever_reached, only or repeat(True))
             shown = list(map(or_, shown, leans))
         _mxnet.mark(compress(weights, shown), repeat([True] * len(weights[0])))
 
@@ -200,4 +210,4 @@ class LiveGradients:
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
         self.total_scale = 1.0 if self._is_apart else scale
-        self.following = self._method.next_state(self, scale, entries)
+        self.next_state = self._method.next_state(self, scale, entries)

@@ -12,7 +12,7 @@ A trainer calls, in this order::
     moved(live)               after it has moved them: the next state takes effect
 
 Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
-before its update is in the `LiveGradients`, which are dropped as a whole if there is none.
+before its update is in the `PendingUpdate`, which are dropped as a whole if there is none.
 """
 
 from __future__ import annotations
@@ -27,17 +27,19 @@ from mxnet.ndarray import NDArray
 from .. import _arguments, saving
 from . import states
 from .columns import Mean
-from .estimate import AS_IT_IS, Estimate, Terms
+from .estimate import PLAIN_GRADIENT, Estimate, EstimateCoefficients
 from .full_pass import FullGradient
-from .network import Network
-from .points import Point
-from .rows import Row, TakenAt
+from .network import ParameterBuffers
+from .points import ParameterValues
+from .rows import StaleTableCheck, StoredGradient
 
 
 class Method:
     """A method without variance reduction: v = g. Other methods override what they need."""
 
-    moves = False  # whether its state changes with a step, so that it needs the reduced gradient
+    updates_every_step = (
+        False  # whether its state changes with a step, so that it needs the reduced gradient
+    )
     replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
     needs_table = False  # whether each minibatch has an index, and a refresh keeps its gradient
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
@@ -48,7 +50,7 @@ class Method:
     keeps_mean = False  # whether it keeps m
     mean_key = "mean"  # in a file
 
-    network: Network  # its parameters, from the trainer
+    network: ParameterBuffers  # its parameters, from the trainer
     optimizer: Any  # from the trainer, too
     name: str  # in messages and files
     preconditioner: Any = None  # what sets the rate and the momentum of the optimizer, if any
@@ -59,19 +61,21 @@ class Method:
 
     def __init__(self) -> None:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
-        self.saved_with: tuple[str, ...] = ()  # those without which no file fits
+        self.file_signature: tuple[str, ...] = ()  # those without which no file fits
         self.coefficient: Any = None  # how much of the correction is used, if there is a choice
         self.table: Sized | None = None  # the stored gradients of minibatches
-        self.taken_at: TakenAt | None = None  # where its rows were taken, if one is to be checked
-        self.point: Point | None = None  # the weights of the reference, if it keeps them
+        self.taken_at: StaleTableCheck | None = (
+            None  # where its rows were taken, if one is to be checked
+        )
+        self.point: ParameterValues | None = None  # the weights of the reference, if it keeps them
         self.mean: Mean | None = None  # m, if it keeps that
-        self.in_objective: list[bool] = []  # per parameter: whether m may not be zero
+        self.ever_reached: list[bool] = []  # per parameter: whether m may not be zero
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
     ) -> None:
         """Raise if the method does not work with the arguments of its trainer."""
-        if compression_params and self.moves and self.keeps_mean:
+        if compression_params and self.updates_every_step and self.keeps_mean:
             raise ValueError(
                 f"{trainer} cannot compress gradients: an error would stay forever in its mean "
                 "gradient. Leave compression_params out."
@@ -102,17 +106,17 @@ class Method:
         """Raise if the learning rate cannot be set."""
 
     #: Whether the method keeps anything that belongs to the parameters' arrays.
-    has_state: Any = property(attrgetter("in_objective"))
+    has_state: Any = property(attrgetter("ever_reached"))
     #: Whether there is a reference to compare a minibatch's gradient with.
     has_reference: Any = has_state
 
     def refresh(self, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
         if self.keeps_weights:
-            self.point = Point.copied(self.network, frozen=self.keeps_frozen)
+            self.point = ParameterValues.copied(self.network, frozen=self.keeps_frozen)
         if self.keeps_mean:
             self.mean = full.mean
-        self.in_objective = full.reached
+        self.ever_reached = full.reached
 
     def refuse(self) -> None:
         """A refresh goes back to the snapshot, perhaps of other mini-batches: forget the table."""
@@ -120,7 +124,7 @@ class Method:
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""
-        self.point, self.mean, self.in_objective = None, None, []
+        self.point, self.mean, self.ever_reached = None, None, []
         self.table, self.taken_at = None, None
 
     def bind(self) -> None:
@@ -128,11 +132,11 @@ class Method:
         if self.point is not None:
             self.point.bind()
 
-    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> Terms:
+    def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """The formula for the next minibatch, after the rows of this update."""
-        return AS_IT_IS
+        return PLAIN_GRADIENT
 
-    def row(self, found: Estimate, index: int) -> Row | None:
+    def row(self, found: Estimate, index: int) -> StoredGradient | None:
         """What to keep of a minibatch with an index until the update."""
         return None
 
@@ -157,9 +161,11 @@ class Method:
 
     def moved(self, live: Any) -> None:
         """Let the next state take effect; it can be called again after an interrupt."""
-        self.in_objective = list(map(or_, self.in_objective or live.reached, live.reached))
+        self.ever_reached = list(map(or_, self.ever_reached or live.reached, live.reached))
 
-    def handed_over(self, v: np.ndarray, entries: int, batch_index: int | None) -> np.ndarray:
+    def optimizer_gradient(
+        self, v: np.ndarray, entries: int, batch_index: int | None
+    ) -> np.ndarray:
         """What the optimizer gets for v, the *mean* over a minibatch's entries: a vector."""
         return v
 
@@ -172,7 +178,7 @@ class Method:
             "weights": point and by_number([row[0] for row in point.weights]),
             self.mean_key: mean and by_number(mean.sums[0]),
             "entries": mean and mean.divisor(),
-            "in_objective": by_number(self.in_objective),
+            "in_objective": by_number(self.ever_reached),
         }
 
     def problems(self, state: Any) -> Iterator[str]:
@@ -192,4 +198,4 @@ class Method:
         if self.keeps_mean:
             sums = states.to_columns(self.network, state[self.mean_key])
             self.mean = Mean(sums, state["entries"])
-        self.in_objective = states.in_order(self.network, state["in_objective"])
+        self.ever_reached = states.in_order(self.network, state["in_objective"])

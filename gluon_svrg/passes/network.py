@@ -15,22 +15,22 @@ from .. import _mxnet
 from .._mxnet import Arrays, Flags
 from .columns import SUMMED_IN, Columns, are_close, columns, copy_rows, zeros_like
 from .combine import copy
-from .outside import Outside
+from .outside import ExternalParameters
 
-ELSEWHERE = (
+STALE_ARRAYS = (
     "MXNet has written the gradient of {parameter} to an array that it had before: a network that "
     "is hybridized with static_shape=True keeps its arrays, also after net.initialize(force_reinit="
     "True) and the like. Hybridize it again: net.hybridize(static_alloc=True, static_shape=True)."
 )
 
 
-class Network:
+class ParameterBuffers:
     """The parameters whose gradients passes compute, at aliases: the weights' own marks stay."""
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
-        self.outside = Outside(parameters)  # other parameters that closures read
+        self.outside = ExternalParameters(parameters)  # other parameters that closures read
         self.at: Any = None  # the point that was entered last, until it is left
         self.kept: Flags | None = None  # the marks of gradients that are in the spare memory
         self.release()
@@ -101,7 +101,7 @@ class Network:
                 for weight, grad, flag in zip(row, grads, flags):
                     if flag and not _mxnet.is_gradient_in(weight, grad):
                         self._lists = []  # MXNet has changed its notes: bind again
-                        raise RuntimeError(ELSEWHERE.format(parameter=_mxnet.name_of(p)))
+                        raise RuntimeError(STALE_ARRAYS.format(parameter=_mxnet.name_of(p)))
                 self.unseen.remove(p)
 
     def difference(self) -> str:

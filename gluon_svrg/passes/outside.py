@@ -17,7 +17,7 @@ from .. import _mxnet
 from .columns import copy_rows, pieces
 
 
-class Outside:
+class ExternalParameters:
     """Those that were found: at the first minibatch of each refresh, and at the first pass."""
 
     def __init__(self, inside: Iterable[Parameter]) -> None:

@@ -9,10 +9,10 @@ from .. import _mxnet
 from .._mxnet import Arrays
 from .columns import are_equal, columns
 from .combine import copy
-from .network import Network
+from .network import ParameterBuffers
 
 
-class Point:
+class ParameterValues:
     """Values of all parameters of a network.
 
     The gradients of a pass there go to the live gradients of the parameters, the only ones that a
@@ -24,7 +24,7 @@ class Point:
 
     def __init__(
         self,
-        network: Network,
+        network: ParameterBuffers,
         weights: Arrays,
         frozen: Arrays | None = None,
         *,
@@ -36,7 +36,7 @@ class Point:
         self.bind()
 
     @classmethod
-    def here(cls, network: Network, *, moves_states: bool = False) -> Point:
+    def here(cls, network: ParameterBuffers, *, moves_states: bool = False) -> ParameterValues:
         """The current weights, by reference. Sparse weights have all rows."""
         aliases, sparse = network.aliases, list(map(_mxnet.has_sparse_values, network.trainable))
         if any(sparse) and not moves_states:
@@ -45,7 +45,7 @@ class Point:
         return cls(network, aliases, moves_states=moves_states)
 
     @classmethod
-    def copied(cls, network: Network, *, frozen: bool) -> Point:
+    def copied(cls, network: ParameterBuffers, *, frozen: bool) -> ParameterValues:
         """Copies of the current weights, and perhaps of the frozen values."""
         weights = list(map(_mxnet.all_rows, network.trainable))
         values = [[v.copy() for v in row] for row in network.frozen_values] if frozen else None

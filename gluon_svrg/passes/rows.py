@@ -9,7 +9,7 @@ import numpy as np
 
 from .closure import MASK, Loss
 from .columns import Columns
-from .points import Point
+from .points import ParameterValues
 from .random_lock import Losses, losses_at
 from .watch import warn
 
@@ -25,7 +25,7 @@ NO_ROW = (
 )
 
 
-class Row(NamedTuple):
+class StoredGradient(NamedTuple):
     """The gradient of a minibatch, and what is known of it."""
 
     position: int  # of the minibatch in the data
@@ -45,19 +45,19 @@ class Row(NamedTuple):
 
 
 @dataclass
-class TakenAt:
+class StaleTableCheck:
     """The weights at which rows were taken, until the losses of one were computed there again."""
 
-    _point: Point | None  # None once they were computed
+    _point: ParameterValues | None  # None once they were computed
     outside: int  # a checksum of others' weights then
     visit: int | None = None  # the minibatch of that row, if not all rows were taken at a refresh
 
     @classmethod
-    def now(cls, point: Point, visit: int | None = None) -> TakenAt:
+    def now(cls, point: ParameterValues, visit: int | None = None) -> StaleTableCheck:
         """At the current weights, which the point has."""
         return cls(point, point.network.outside.fingerprint(), visit)
 
-    def check(self, row: Row, closure: Callable[[], Loss]) -> None:
+    def check(self, row: StoredGradient, closure: Callable[[], Loss]) -> None:
         """Raise or warn if the first row, computed again where it was taken, has other losses."""
         point = self._point
         if point is None or self.visit not in (None, row.position):

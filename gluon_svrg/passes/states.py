@@ -11,36 +11,36 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .. import _mxnet, saving
-from .columns import Column, Columns
-from .network import Network
-from .points import Point
+from .columns import Columns, DeviceArrays
+from .network import ParameterBuffers
+from .points import ParameterValues
 from .random_lock import Losses
-from .rows import Row
+from .rows import StoredGradient
 
 
-def parameters(network: Network, *, trainable: bool = True) -> dict[int, Parameter]:
+def parameters(network: ParameterBuffers, *, trainable: bool = True) -> dict[int, Parameter]:
     """The parameters with gradients, or those without, by number."""
     numbered = enumerate(network.parameters)
     return {n: p for n, p in numbered if _mxnet.is_trainable(p) is trainable}
 
 
-def by_number(network: Network, values: Iterable[Any]) -> saving.ByParameter:
+def by_number(network: ParameterBuffers, values: Iterable[Any]) -> saving.ByParameter:
     """Values of the trainable parameters, by number."""
     return saving.ByParameter(zip(parameters(network), values))
 
 
-def in_order(network: Network, state: dict[int, Any]) -> list[Any]:
+def in_order(network: ParameterBuffers, state: dict[int, Any]) -> list[Any]:
     """The values of a state in the order of the trainable parameters."""
     return [state[n] for n in parameters(network)]
 
 
-def to_columns(network: Network, state: dict[int, Any]) -> Columns:
+def to_columns(network: ParameterBuffers, state: dict[int, Any]) -> Columns:
     """New columns with the arrays of a state, the same on all devices."""
     arrays, devices = in_order(network, state), network.devices
-    return [Column(_mxnet.to_ndarray(a, device) for a in arrays) for device in devices]
+    return [DeviceArrays(_mxnet.to_ndarray(a, device) for a in arrays) for device in devices]
 
 
-def point_state(network: Network, point: Point) -> dict[str, Any]:
+def point_state(network: ParameterBuffers, point: ParameterValues) -> dict[str, Any]:
     """The values of a point: weights, and frozen values, which operators change on each device."""
     frozen = zip(parameters(network, trainable=False).items(), point.frozen or ())
     values = ((n, list(row if _mxnet.is_auxiliary(p) else row[:1])) for (n, p), row in frozen)
@@ -48,9 +48,9 @@ def point_state(network: Network, point: Point) -> dict[str, Any]:
     return {"weights": weights, "frozen": saving.ByParameter(values)}
 
 
-def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
+def to_point(network: ParameterBuffers, weights: Any, frozen: Any = None) -> ParameterValues:
     """A new point with the weights and frozen values of a state: one for all devices, or each."""
-    point = Point.copied(network, frozen=frozen is not None)
+    point = ParameterValues.copied(network, frozen=frozen is not None)
     kept = [([value], row) for value, row in zip(in_order(network, weights), point.weights)]
     rows = zip(parameters(network, trainable=False), point.frozen or ())
     kept += [(frozen[number], row) for number, row in rows if number in frozen]
@@ -61,7 +61,7 @@ def to_point(network: Network, weights: Any, frozen: Any = None) -> Point:
     return point
 
 
-def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:
+def table_state(network: ParameterBuffers, rows: Sequence[StoredGradient]) -> dict[str, Any]:
     """Rows as plain data: arrays over all minibatches, for each parameter and device."""
     devices = range(len(network.devices))
 
@@ -76,7 +76,7 @@ def table_state(network: Network, rows: Sequence[Row]) -> dict[str, Any]:
     }
 
 
-def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str]:
+def table_problems(network: ParameterBuffers, state: Any, hint: str = "") -> Iterator[str]:
     """Tell why `rows_of` cannot make rows of a state."""
     counts, devices = state["counts"], len(network.devices)
     if counts and len(counts[0]) != devices:
@@ -87,14 +87,16 @@ def table_problems(network: Network, state: Any, hint: str = "") -> Iterator[str
     yield from saving.array_problems(state["rows"], "stored gradient", *wanted)
 
 
-def rows_of(network: Network, state: dict[str, Any], indices: Sequence[int]) -> list[Row]:
+def rows_of(
+    network: ParameterBuffers, state: dict[str, Any], indices: Sequence[int]
+) -> list[StoredGradient]:
     """The rows of a state, of minibatches with some indices."""
     arrays, rows = in_order(network, state["rows"]), []
     each = zip(indices, state["counts"], state["seeds"], state["losses"])
     for n, (index, counts, seed, losses) in enumerate(each):
         grads = [
-            Column(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
+            DeviceArrays(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
             for d, device in enumerate(network.devices)
         ]
-        rows.append(Row(index, grads, tuple(counts), seed, losses and Losses(*losses)))
+        rows.append(StoredGradient(index, grads, tuple(counts), seed, losses and Losses(*losses)))
     return rows

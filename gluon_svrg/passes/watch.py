@@ -68,7 +68,7 @@ def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
     return shape if is_square and {(n,), (n, 1)} & {*shapes} else (0,)
 
 
-class Watch:
+class MisuseWarnings:
     """What was seen so far, on this worker."""
 
     def __init__(self, workers: int, divides: bool) -> None:
