@@ -2,10 +2,10 @@
 
 ::
 
-    nothing --hold--> held --reduce--> reduced
-                      held --hold--> held       where gradients accumulate
+    nothing --stage_estimate--> held --reduce--> reduced
+    held --stage_estimate--> held               where gradients accumulate
     held or reduced --drop--> nothing           where no update comes
-    reduced --commit--> moved, nothing        after the update; again after an interrupt
+    reduced --commit--> moved, then nothing     after the update; again after an interrupt
 
 No other file writes this state. It ends as a whole, together with the method's next state.
 
