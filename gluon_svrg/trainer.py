@@ -98,8 +98,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         mini-batches of each refresh twice, and those of the step after it. If they differ, it
         warns, and locks from then on.
     prox : Prox or dict, optional
-        A penalty or bounds of `gluon_svrg.prox`, applied on the workers after each update; or one
-        for each parameter or pattern of names: ``{'.*weight': L1(0.01)}``.
+        A penalty or bounds of `gluon_svrg.prox`, applied on the workers after each update (with a
+        preconditioner it is a part of the direction); or one for each parameter or pattern of
+        names: ``{'.*weight': L1(0.01)}``.
     **own
         Arguments of the method.
 
@@ -220,10 +221,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
         Notes
         -----
-        A step that raises an exception, or that AMP skips, changes nothing. An interrupt during the
-        update can leave some weights moved, as in `gluon.Trainer`. A gradient that is NaN or
-        infinite stays in the mean gradient of SARAH, STORM and approximate MARS, and in the table
-        of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
+        A step that raises an exception, or that AMP skips, changes nothing but what a
+        preconditioner has learned from earlier steps. An interrupt during the update can leave some
+        weights moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in the mean
+        gradient of SARAH, STORM and approximate MARS, and in the table of SAGA and SAG, until
+        `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
