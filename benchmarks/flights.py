@@ -96,16 +96,11 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
     numbers = {}
     compared = {f"no search, {size}": (NYSTROM, {"minibatch": size}) for size in (1024, 4096)}
     compared["tuned"] = (SVRG, {"minibatch": 1024})
-    compared.update({"newton": (NEWTON, {}), "L-BFGS": (LBFGS, {})})
+    compared["L-BFGS"] = LBFGS, {}
     for who, (method, key) in compared.items():
         some = _some(records, "late", method=method, **key)
         numbers[f"{who}, passes"] = number(median(some, LEVELS[-1]))
         numbers[f"{who}, seconds"] = number(median(some, LEVELS[-1], 1), ".2g")
-    numbers["headline"] = (
-        "{no search, 4096, passes} passes and {no search, 4096, seconds} s. `newton-cholesky` of "
-        "scikit-learn needs {newton, seconds} s, L-BFGS {L-BFGS, passes} passes and "
-        "{L-BFGS, seconds} s"
-    ).format(**numbers)
     texts = {f"flights: {name}": text for name, text in numbers.items()}
     texts["kernel: headline"] = _headline(_some(records, "kernel"))
     main = [name for name in PROBLEMS if name not in SIZES]
