@@ -122,7 +122,7 @@ BREAKS = {
         ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
     ],
     "curvature/preconditioner.py": [
-        ("updates_every_step = replaces_grads =", "moves =", "preconditioner errors"),
+        ("replaces_grads = needs_closure", "needs_closure", "preconditioner errors"),
         (
             "self.preconditioner.controller.rank, operators",
             "50, operators",

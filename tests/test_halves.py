@@ -252,7 +252,7 @@ class History(Play):
         kit.clear(self.net)
         self.forget()
 
-    def stage_estimate(self, number):
+    def hold(self, number):
         if self.adds and self.case.indexed and number in self.numbers:
             return
         if not self.adds:
