@@ -204,7 +204,8 @@ def test_a_start_outside_of_bounds(steps):
     """Where the loss is lower than anywhere inside."""
     X, y = regression()
     training = Training(X, -y, Box(0, np.inf))
-    training.layer.weight.set_data(mx.nd.array(np.linalg.lstsq(X, -y, rcond=None)[0][None]))
+    start = np.linalg.lstsq(X, -y, rcond=None)[0][None]
+    training.layer.weight.set_data(array(start, training.dtype))
     training.steps(training.batches()[:steps])
     training.train(8)
     training.refresh()
