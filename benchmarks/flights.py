@@ -101,7 +101,7 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
         some = _some(records, "late", method=method, **key)
         numbers[f"{who}, passes"] = number(median(some, LEVELS[-1]))
         numbers[f"{who}, seconds"] = number(median(some, LEVELS[-1], 1), ".2g")
-    texts = {f"flights: {name}": text for name, text in numbers.items()}
+    texts = {f"flights: {name}": text for name, text in numbers.items() if text != "-"}
     texts["kernel: headline"] = _headline(_some(records, "kernel"))
     main = [name for name in PROBLEMS if name not in SIZES]
     shown = {"flights": _rows(runs, main), "flights by size": _rows(runs, SIZES)}
@@ -115,7 +115,7 @@ def _headline(records: Records) -> str:
     ours = seconds.pop(NYSTROM, inf)
     rival = min(seconds, key=seconds.__getitem__, default="")
     if not isfinite(seconds.get(rival, inf)):
-        return f"{number(ours, '.2g')} s. No rival gets there"
+        return f"{number(ours, '.2g')} s. No rival gets there within its budget"
     return f"{number(ours, '.2g')} s. The fastest rival, {rival}, needs {seconds[rival]:.2g} s"
 
 
