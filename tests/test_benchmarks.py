@@ -140,7 +140,7 @@ def test_a_quick_run(name, tmp_path, monkeypatch, capsys):
     expected = {"flights": flights.PROBLEMS, "curvature": ["wine", "ridge"]}
     expected["convergence"] = list(convergence.PROBLEMS)[:1]
     assert {entry["problem"] for entry in records} == {*expected[name]}
-    shown = {"flights": "|late|SVRG|dense float32|3, 0.99|-/-/-|-/-/-|", "curvature": "|wine, 16|"}
+    shown = {"flights": "|late|SVRG|dense|3, 0.99|-/-/-|-/-/-|", "curvature": "|wine, 16|"}
     assert shown.get(name, "|svrg, no search|") in capsys.readouterr().out
 
 
