@@ -340,9 +340,8 @@ def _clipped(weight: Any, low: float, high: float) -> Any:
 
     MXNet's ``clip`` has bounds in float32.
     """
-    if isinstance(weight, np.ndarray):
-        return np.clip(weight, low, high)
-    return mx.nd.minimum(mx.nd.maximum(weight, low), high)
+    F = np if isinstance(weight, np.ndarray) else mx.nd
+    return F.minimum(F.maximum(weight, low), high)
 
 
 #: The argument ``prox`` of trainers: an operator for all parameters, or operators for some.

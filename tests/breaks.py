@@ -137,7 +137,11 @@ BREAKS = {
         ),
         ("/ 2 + self.penalty.value(w)", "/ 2", "penalties objective_in_history"),
         ("part.operator(weight, 0.0).copyto(weight)", "pass", "penalties minimum[bounds"),
-        ("(z == 0) & (self._last_z == 0)", "(z == 0) & False", "penalties minimum[lasso-float64"),
+        (
+            "(proximal[0] == 0) & (last[0] == 0)",
+            "(proximal[0] == 0) & False",
+            "penalties minimum[lasso-float64",
+        ),
         ("optimizer.wd = 1.0, 0.0", "optimizer.wd = 1.0, optimizer.wd", "penalties large_weight"),
         ("self._optimizer.wd, self._wd =", "self._wd, self._wd =", "penalties large_weight"),
         ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),

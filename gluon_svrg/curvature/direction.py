@@ -45,7 +45,8 @@ def _compiled(
 ) -> tuple[CachedOp, list[str]]:
     """The operator, and the names of its inputs. Without a rho, P is the identity.
 
-    It may gather the direction, the weights and the products in one row, to be read at once.
+    It may gather the direction, the weights and f in one row, to be read at once. There f is 0 or
+    NaN where the direction is left out.
     """
     F, given = mx.sym, mx.sym.Variable
 
@@ -80,10 +81,11 @@ def _compiled(
         squared = F.dot(v, v, transpose_b=True)
         factor = F.minimum(F.broadcast_div(given("bound"), F.sqrt(squared)), 1.0)
         found = [squared]
-    is_finite = F.reshape(squared < float(np.finfo("float32").max), shape=(1,))
-    direction = F.where(is_finite, F.broadcast_mul(u, factor), given("left_out"))
+    is_finite = squared < float(np.finfo("float32").max)
+    full = F.broadcast_mul(u, factor)
+    direction = F.where(F.reshape(is_finite, shape=(1,)), full, given("left_out"))
     if gathers:
-        found.append(F.concat(direction, weights, F.reshape(found[0], shape=(1, -1)), dim=1))
+        found.append(F.concat(direction, weights, F.broadcast_mul(factor, is_finite), dim=1))
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
     parts = [direction]
     if len(shapes) > 1:
@@ -178,8 +180,7 @@ class Direction:
         arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
         arrays["left_out"] = left_out
         products = self._row(np.zeros((2, 4) if has_snapshot else 1))
-        size = 2 * given["wd"].size + products.size
-        gathered = self._row(np.zeros(size if self._gathers else 0))
+        gathered = self._row(np.zeros(2 * given["wd"].size + 1 if self._gathers else 0))
         outputs = [*grads, products]
         if has_snapshot:
             arrays["last_d"] = self.d(1)

@@ -33,7 +33,7 @@ from .step_size import DEFAULT, StepSizeController
 
 LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
 TINY = 1e-300
-VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_z")  # of all weights, in rows
+VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_proximal")  # of all weights, in rows
 #: What a controller has of these kinds.
 TUPLES: dict[str, Any] = {"P": NystromApproximation, "probe": Probe}
 #: Attributes of the controller by their names in files of version 0.6.
@@ -115,7 +115,7 @@ class Step(NamedTuple):
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
     scale: float  # of the gradients
-    z: np.ndarray | None  # the proximal point, where there are penalties
+    proximal: np.ndarray | None  # the proximal point z, and (x - z) / t; None without penalties
 
 
 class Preconditioner:
@@ -130,7 +130,7 @@ class Preconditioner:
         self.per_sample: float | None = None  # loss entries of a sample; known at the first update
         self._pending: list[Step] = []  # the last steps, not read yet
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
-        self._last_z: np.ndarray | None = None  # the proximal point of the last step
+        self._last_proximal: np.ndarray | None = None  # that of the last step
         self._kept: dict[Any, Any] = {}  # by parameter: what is 0, and 1 for all else on a device
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
         self._rounding = 0.0  # of squared moves
@@ -265,7 +265,7 @@ class Preconditioner:
 
     def roll_back(self) -> None:
         """Slow down; the weights are those of the snapshot again, or of the start."""
-        self._pending, self._last_z = [], None
+        self._pending, self._last_proximal = [], None
         self.controller.roll_back()
 
     # --- what becomes of the reduced gradient? ---------------------------------------------------
@@ -278,23 +278,24 @@ class Preconditioner:
             most = max(entries, self._most)
         bound = self.controller.step_bound
         products, gathered = self._direction.apply(entries, most, scale, bound)
-        z, rise = None, 0.0
+        proximal, rise = None, 0.0
         if self.penalty and self.controller.rate:
-            z, rise = self._proximal(gathered.asnumpy().ravel().astype("float64"))
-        return Step(products, rise, entries, most, scale, z)
+            proximal, rise = self._proximal(gathered.asnumpy().ravel().astype("float64"))
+        return Step(products, rise, entries, most, scale, proximal)
 
     def _proximal(self, gathered: np.ndarray) -> tuple[np.ndarray | None, float]:
         """Replace the direction by that of the proximal gradient; its point, and h(w) - h(s)."""
-        controller, size = self.controller, len(self.decays)
-        u, w, products = np.split(gathered, [size, 2 * size])
-        factor = as_sums(products).shortened(controller.step_bound, bool(self._snapshot))
-        if not np.isfinite(factor):
+        controller, size, last = self.controller, len(self.decays), self._last_proximal
+        u, w, factor = gathered[:size], gathered[size:-1], float(gathered[-1])
+        if not factor > 0:  # the direction is left out
             return None, 0.0
         rate = float(np.float32(controller.rate))  # as the optimizer has it
-        z = proximal_point(w - rate * u, rate * factor, controller.P, self.penalty, w)
+        x, step = w - rate * u, rate * factor
+        guess = w if last is None else x - step * last[1]
+        z = proximal_point(x, step, controller.P, self.penalty, guess)
         self._direction.replace((w - z) / rate)
         at_snapshot = self._snapshot[2] if self._snapshot else 0.0
-        return z, self.penalty.value(w) - at_snapshot
+        return np.stack([z, (x - z) / step]), self.penalty.value(w) - at_snapshot
 
     def before_update(self, step: Step) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
@@ -332,20 +333,22 @@ class Preconditioner:
 
     def commit(self, step: Step) -> None:
         """A step was made: keep what it tells, once; an interrupt can repeat this."""
-        z = self._last_z if step.z is None else step.z
-        self._settle(z)
+        proximal = self._last_proximal if step.proximal is None else step.proximal
+        self._settle(proximal)
         if not any(step is each for each in self._pending):
             self._direction.keep()
-            new = [*self._pending, step], self.controller.steps + 1, step.most, z
+            new = [*self._pending, step], self.controller.steps + 1, step.most, proximal
             # In one line, as an interrupt comes between lines.
-            self._pending, self.controller.steps, self._most, self._last_z = new
+            self._pending, self.controller.steps, self._most, self._last_proximal = new
 
-    def _settle(self, z: np.ndarray | None) -> None:
+    def _settle(self, proximal: np.ndarray | None) -> None:
         """Put weights inside their bounds; those are 0 that z has as 0 for the second time.
 
         With momentum, the weights are beside z.
         """
-        zeros = None if z is None or self._last_z is None else (z == 0) & (self._last_z == 0)
+        last, zeros = self._last_proximal, None
+        if proximal is not None and last is not None:
+            zeros = (proximal[0] == 0) & (last[0] == 0)
         for parameter, part in zip(self.penalty.parameters, self.penalty.parts):
             weights = list(map(_mxnet.classic, _mxnet.data(parameter)))
             if part.operator.is_projection:
@@ -493,7 +496,7 @@ class Preconditioner:
             "start": start and states.point_state(self._network, start),
             "per_sample": self.per_sample,
             "most": most.asnumpy() if isinstance(most, NDArray) else most,
-            "last_z": self._saved("last_z", self._last_z),
+            "last_proximal": self._saved("last_proximal", self._last_proximal),
         }
 
     def _saved(self, name: str, value: Any) -> Any:
@@ -528,9 +531,9 @@ class Preconditioner:
             return  # it is asked again when they are initialized
         state = _of_this_version(state)
         self._learned(state)
-        names = ("pending", "ring", "start", "per_sample", "most", "last_z")
-        _, ring, start, _, _, last_z = (state[name] for name in names)
-        for name, value in (("ring", ring), ("last_z", last_z)):
+        names = ("pending", "ring", "start", "per_sample", "most", "last_proximal")
+        _, ring, start, _, _, proximal = (state[name] for name in names)
+        for name, value in (("ring", ring), ("last_proximal", proximal)):
             self._restored(name, value)
         if start is not None:
             parameters = states.parameters(self._network)
@@ -548,7 +551,7 @@ class Preconditioner:
                 self._direction.d(n + 1)[:] = d
         most = state["most"]
         self._most = mx.nd.array(most, dtype=most.dtype) if isinstance(most, np.ndarray) else most
-        self._last_z = self._restored("last_z", state["last_z"])
+        self._last_proximal = self._restored("last_proximal", state["last_proximal"])
         self._pending = [
             Step(mx.nd.array(x, dtype=x.dtype), each["rise"], None, None, 1.0, None)
             for each in state["pending"]
@@ -567,7 +570,7 @@ def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
         "pending": [{"products": products, "rise": 0.0} for products in state["pending"]],
         "per_sample": 1.0,
         "most": 0.0,
-        "last_z": None,
+        "last_proximal": None,
     }
     new.update({name: state[was] for name, was in NAMES_IN_0_6.items()})
     added = vars(StepSizeController(0)).keys() - state.keys() - new.keys()

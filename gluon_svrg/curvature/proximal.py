@@ -6,8 +6,9 @@ u = P^-1 v and the step t, the optimizer gets (w - z) / t in place of u::
     x = w - t u,    z = argmin  (z - x)'P(z - x) / 2 + t h(z)
 
 With momentum this is FISTA's step, z its iterate and w the point beside it. As P = U S U' + rho I,
-z is the Euclidean operator at x - R'b / rho, where R = S^1/2 U and b = R (z - x): as many equations
-as U has rows, which a semismooth Newton method solves in two or three iterations.
+z is the Euclidean operator at x - A'c, where A = (S / rho)^1/2 U and c = A (z - x): as many
+equations as U has rows. A semismooth Newton method solves them, in one or two iterations from the
+shift x - z of the step before.
 
 .. [1] S. Becker, J. Fadili and P. Ochs, "On Quasi-Newton Forward-Backward Splitting: Proximal
    Calculus and Convergence", SIAM Journal on Optimization 29(4), 2019.
@@ -24,7 +25,7 @@ import numpy as np
 from .. import _mxnet, prox
 from .nystrom import NystromApproximation
 
-TOLERANCE = 1e-3  # of b, relative to its norm, or to this part of its first one: it may become 0
+TOLERANCE = 1e-3  # of c, relative to its norm, or to that of the first one: it may become 0
 MOST_ITERATIONS = 30
 TINY = 1e-300
 
@@ -128,28 +129,29 @@ def proximal_point(
     """The z that minimizes (z - x)'P(z - x) / 2 + step h(z), from a guess on."""
     if P is None:
         return penalty.apply(x, step)
-    R, step = np.sqrt(P.S)[:, None] * P.U, step / P.rho
+    A, step = np.sqrt(P.S / P.rho)[:, None] * P.U, step / P.rho
 
-    def residual(b: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        v = x - b @ R / P.rho
+    def residual(c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        v = x - c @ A
         z = penalty.apply(v, step)
-        left = b - R @ (z - x)
+        left = A @ (z - x) - c
         return v, z, left, sqrt(left @ left)
 
-    b = R @ (guess - x)
-    v, z, left, size = residual(b)
-    least, identity = TOLERANCE * sqrt(b @ b), np.eye(len(b))
-    for _ in range(MOST_ITERATIONS):
-        if size <= max(TOLERANCE * sqrt(b @ b), least) + TINY:
-            break
-        J = identity + penalty.derivative(v, z, step, R) @ (R.T / P.rho)
-        change, part, before = np.linalg.solve(J, -left), 1.0, size
+    c = A @ (guess - x)
+    v, z, left, size = residual(c)
+    least = TOLERANCE * sqrt(c @ c) + TINY
+    for _ in range(MOST_ITERATIONS):  # one at least: what is left of a good guess would stay
+        J = penalty.derivative(v, z, step, A) @ A.T
+        J.flat[:: len(c) + 1] += 1
+        change, part, before = np.linalg.solve(J, left), 1.0, size
         while True:
-            v, z, left, size = residual(b + part * change)
+            v, z, left, size = residual(c + part * change)
             if size < (1 - 0.1 * part) * before or part < 1e-3:
                 break
             part /= 2
-        b = b + part * change
+        c = c + part * change
+        if size <= max(TOLERANCE * sqrt(c @ c), least):
+            break
     return z
 
 

@@ -70,14 +70,6 @@ class Sums(NamedTuple):
         """How far the objective is above that of the snapshot, by the trapezoid rule."""
         return self.slope + self.along / 2
 
-    def shortened(self, bound: float, has_snapshot: bool) -> float:
-        """The factor by which the device has shortened the step; NaN if it was left out."""
-        if not self.squared < np.finfo("float32").max:
-            return float("nan")
-        if not has_snapshot:
-            return min(1.0, bound / self.squared**0.5) if bound and self.squared else 1.0
-        return min(1.0, bound * self.along / self.squared) if self.along > 0 and bound else 1.0
-
 
 class StepSizeController:
     """What is known of the curvature, and what follows: vectors have all trainable weights.
