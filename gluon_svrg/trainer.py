@@ -732,7 +732,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
             if self._method.has_reference:
                 what = f"{type(self).__name__} keeps no weights as it is set up here."
                 raise RuntimeError(f"at_snapshot() needs a snapshot, and {what}")
-            raise RuntimeError("There is no snapshot. Call update_full_grads() first.")
+            raise RuntimeError(
+                "There is no snapshot: the next update_full_grads() that is not refused takes one."
+            )
         self._bind()
         try:
             point.enter()
