@@ -58,6 +58,8 @@ BREAKS = {
         ("-1.1 * float(values[0])", "0.0", "curvature least_curvature"),
         ("rho == rounding", "False", "curvature least_curvature"),
         ("np.append(inside, size)", "np.append(inside, 0)", "curvature rows_are_added"),
+        ("if new.has_all", "if True", "curvature rows_and_rounding"),
+        ("if self.has_all", "if False", "preconditioner largest_curvature"),
     ],
     "curvature/probe.py": [
         ("np.ascontiguousarray(", "np.asarray(", "curvature layout_of_a_file"),
@@ -102,8 +104,8 @@ BREAKS = {
     ],
     "curvature/proximal.py": [
         (
-            "max(TOLERANCE * sqrt(b @ b), least)",
-            "TOLERANCE * sqrt(b @ b)",
+            "max(TOLERANCE * sqrt(c @ c), least)",
+            "TOLERANCE * sqrt(c @ c)",
             "curvature few_weights",
         ),
         ("step / P.rho", "step", "curvature proximal_point"),

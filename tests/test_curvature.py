@@ -87,10 +87,17 @@ def test_rows_are_added(size, rank, count, seed):
     """Their outer products, whether or not U has room for more directions."""
     rng = np.random.RandomState(seed)
     P, rows = random_metric(rng, size, min(rank, size)), rng.randn(count, size)
-    new = P.with_rows(rows)
+    new = P.with_rows(rows, EPS)
     for e in np.eye(size):
         np.testing.assert_allclose(new.product(e), P.product(e) + rows.T @ (rows @ e), atol=1e-8)
     assert len(new.S) == min(len(P.S) + count, size)
+
+
+@pytest.mark.parametrize("size, rho", [(3, 1e-6), (2, 1e-9)])
+def test_rows_and_rounding(size, rho):
+    """A rho that rounding cannot tell from the largest curvature is raised, if it is needed."""
+    P = NystromApproximation(np.eye(size)[:1], np.ones(1), 1e-9).with_rows(np.eye(size)[1:2], 1e-7)
+    np.testing.assert_allclose(P.rho, rho)
 
 
 # --- probes --------------------------------------------------------------------------------------
@@ -117,7 +124,7 @@ def test_arrays_have_the_layout_of_a_file(size, rank, entries):
     found = StepSizeController(rank)
     found.begin(size, entries)
     arrays = measured(found, [hessian(np.arange(1.0, size + 1))])
-    found.learn(np.ones(size), Sums(1.0, along=1.0))
+    found.learn(np.ones(size), Sums(1.0, along=1.0), EPS)
     arrays += [found.rows, found.P.U, found.P.S]
     assert len(arrays) > 9 and all(array.flags.c_contiguous for array in arrays)
 
@@ -137,7 +144,7 @@ def test_what_two_minibatches_tell(a, c, noise):
 def test_flat_minibatches_after_a_sketch():
     """L follows from what is known: the largest curvature in the old metric, of rho in the new."""
     found = started(L=2.0, rank=4, entries=64.0)
-    found.learn(np.arange(4.0), Sums(9.0, 0, 1.0, 1.0))
+    found.learn(np.arange(4.0), Sums(9.0, 0, 1.0, 1.0), EPS)
     P = [found.P.product(e) for e in np.eye(4)]
     found.begin(4, 64.0)
     measured(found, [np.diag([1.0, 2, 3, 4]), *[np.zeros((4, 4))] * 20])
@@ -245,7 +252,7 @@ def test_outliers_are_learned(rank, count, seed):
         if not has_room:
             break
         found.read(usual, 0.0)
-        found.learn(d, outlier)
+        found.learn(d, outlier, EPS)
         secant = d @ found.apply_inverse(d) / outlier.along
         np.testing.assert_allclose(secant, found.L / (1 + 1 / 2.1))
         assert found.squared is None and len(found.rows) == min(number + 1, rank)
@@ -290,7 +297,7 @@ def test_a_rise_of_the_penalty_is_one_of_the_objective():
 def test_roll_back(diverges):
     """It slows down by 4, after a divergence or at a refresh."""
     found = started(N=0.01, rank=2, entries=1000.0)
-    found.learn(np.ones(4), Sums(9.0, 0, 1.0, 1.0))
+    found.learn(np.ones(4), Sums(9.0, 0, 1.0, 1.0), EPS)
     rate, L = found.rate, found.L
     steps = [(1.0, 1.0), (1.5, 1.0), (1.0, 2.0)]
     read(found, steps, slope=5.0 * diverges)
@@ -308,7 +315,7 @@ def test_a_slope_that_stays(ratios, is_stale):
     """Where nine tenths of it remain although the budget is large, P is of another place."""
     found = started(rank=2, entries=1000.0)
     found.refresh(4, 1.0)
-    found.learn(np.ones(4), Sums(9.0, 0, 1.0, 1.0))
+    found.learn(np.ones(4), Sums(9.0, 0, 1.0, 1.0), EPS)
     assert found.probe is None
     for ratio in ratios[1:] + ratios[:1]:
         found.refresh(4, ratio)

@@ -16,7 +16,7 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
-from gluon_svrg.curvature.nystrom import nystrom
+from gluon_svrg.curvature.nystrom import NystromApproximation, nystrom
 from gluon_svrg.curvature.step_size import DEFAULT, StepSizeController
 from gluon_svrg.prox import L1, Prox
 
@@ -237,6 +237,22 @@ def test_curvature_downward():
     P, is_limited = nystrom(np.eye(2), np.diag([3.0, -1.0]), 10.0, 0.0, 1e-16)
     np.testing.assert_allclose([*P.S, P.rho], [3.0, 0.0, 1.1], atol=1e-9)
     assert not is_limited
+
+
+def test_the_largest_curvature_in_float32():
+    """Where P has all directions, its inverse along one is no difference of far larger numbers."""
+    run = Run(REGRESSION, REGRESSION.network("float32"), "float32")
+    run.play([23, "refresh", 1])
+    part, size = run.trainer._method.preconditioner, sum(p.data().size for p in run.trainer._params)
+    U, _ = np.linalg.qr(np.random.RandomState(0).randn(size, size))
+    part.controller.P = P = NystromApproximation(U.T, np.array([1e3, *np.ones(size - 1)]), 1e-5)
+    part._upload()
+    v = 100 * U[:, 0]
+    for p, piece in zip(run.trainer._params, np.split(v, [run.trainer._params[0].data().size])):
+        p.grad()[:] = array(piece.reshape(p.shape), "float32")
+    part._direction.apply(1.0, 1.0, 1.0, 0.0)
+    found = flat([p.grad().asnumpy() for p in run.trainer._params])
+    np.testing.assert_allclose(found, P.apply_inverse(v), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("entries, rank", [(9, 1), (205, 3), (10**6, 5)])

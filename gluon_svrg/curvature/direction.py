@@ -4,7 +4,7 @@
 
     v = V / b + (1 - C / b) mu + wd w       C: entries of this mini-batch, b: the most of any
     d = v - slope,   move = w - s           slope: the full gradient and the decay at the snapshot s
-    solved = P^-1 d = d / rho - T'T d       T: the directions of P, scaled
+    solved = P^-1 d = d / rest +- T'T d     T: the directions of P, scaled
     u = P^-1 v = solved + P^-1 slope
     f = min(1, L d move / d solved)         where d move > 0; else 1: it shortens steps of more
     f = min(1, bound / |v|)                 without a snapshot, and then P is the identity
@@ -37,13 +37,13 @@ SLOTS = LAG + 2  # arrays of products and of d in turn: those that wait, the las
 @lru_cache(maxsize=8)
 def _compiled(
     shapes: tuple[tuple[int, ...], ...],
-    rho: float | None,
+    rest: tuple[float, float] | None,
     has_decay: bool,
     has_snapshot: bool,
     is_short: bool,
     gathers: bool,
 ) -> tuple[CachedOp, list[str]]:
-    """The operator, and the names of its inputs. Without a rho, P is the identity.
+    """The operator, and the names of its inputs. Without a rest, P is the identity.
 
     It may gather the direction, the weights and f in one row, to be read at once. There f is 0 or
     NaN where the direction is left out.
@@ -55,10 +55,10 @@ def _compiled(
         return F.concat(*rows, dim=1) if len(rows) > 1 else rows[0]
 
     def inverse(x: Any) -> Any:
-        if rho is None:
+        if rest is None:
             return x
-        inside = F.dot(x, given("T"), transpose_b=True)
-        return F.linalg_gemm(inside, given("T"), x, alpha=-1.0, beta=1 / rho)
+        inside, (beta, sign) = F.dot(x, given("T"), transpose_b=True), rest
+        return F.linalg_gemm(inside, given("T"), x, alpha=sign, beta=beta)
 
     weights = one_row("w") if has_decay or has_snapshot or gathers else None
     v = F.broadcast_mul(one_row("g"), given("per_entry"))
@@ -104,18 +104,18 @@ class Direction:
         self._weights = columns(network.weights)[0]
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
         self.given: dict[str, NDArray] = {}
-        self._rho: float | None = None
+        self._rest: tuple[float, float] | None = None  # 1 / rest of P, and the sign of T'T
         self._shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
         self._has_decay = bool(decays.any())
         self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays, one=[1.0])
 
-    def upload(self, rho: float | None = None, **rows: Any) -> None:
+    def upload(self, rest: tuple[float, float] | None = None, **rows: Any) -> None:
         """Put inputs on the device, vectors or several as rows; copies of this object keep theirs.
 
         All d are zero after that.
         """
         new = {name: self._row(values) for name, values in rows.items()}
-        self.given, self._rho = {**self.given, **new}, rho or self._rho
+        self.given, self._rest = {**self.given, **new}, rest or self._rest
         self._calls: dict[Any, Any] = {}
         self._slot = 0
         self._d = [self._row(np.zeros(self.given["wd"].shape)) for _ in range(SLOTS)]
@@ -174,7 +174,7 @@ class Direction:
         """A call, with the arrays of its numbers and of its products, and all others."""
         grads, given, has_snapshot = self._grads, self.given, "s" in self.given
         shapes = tuple(array.shape for array in grads)
-        kind = self._rho, self._has_decay, has_snapshot, is_short, self._gathers
+        kind = self._rest, self._has_decay, has_snapshot, is_short, self._gathers
         operator, names = _compiled(shapes, *kind)
         per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
         arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}

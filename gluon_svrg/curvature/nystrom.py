@@ -2,7 +2,7 @@
 
 ::
 
-    Y = H Q,   Y (Q'Y)^-1 Y' = U S U',   P = U S U' + rho I,   P^-1 v = v / rho + U b U'v
+    Y = H Q,   Y (Q'Y)^-1 Y' = U S U',   P = U S U' + rho I,   P^-1 v = v / rest + U b U'v
 
 Q has random orthonormal columns. rho stands for the curvature in all other directions.
 
@@ -34,16 +34,33 @@ class NystromApproximation(NamedTuple):
         """Multiply a vector by P."""
         return self.rho * v + (self.S * (self.U @ v)) @ self.U
 
+    @property
+    def has_all(self) -> bool:
+        """Whether there is no other direction."""
+        return len(self.S) == self.U.shape[1]
+
+    @property
+    def rest(self) -> float:
+        """The eigenvalue in all other directions; where there are none, one that rounds little.
+
+        The inverse is 1 / rest, and a sum over U for what differs from it. Where that subtracts, a
+        rest far below the largest curvature leaves the rounding of the difference alone.
+        """
+        return self.rho + (float(self.S.max()) if self.has_all else 0.0)
+
     def apply_inverse(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
         """Multiply a vector by a power of the inverse of P."""
-        return v * self.rho**-power + (self.inverse_factors(power) * (self.U @ v)) @ self.U
+        return v * self.rest**-power + (self.inverse_factors(power) * (self.U @ v)) @ self.U
 
     def inverse_factors(self, power: float = 1.0) -> np.ndarray:
-        """The eigenvalues of the power of the inverse along U, less that of all others."""
-        return (self.S + self.rho) ** -power - self.rho**-power
+        """The eigenvalues of the power of the inverse along U, less that of `rest`."""
+        return (self.S + self.rho) ** -power - self.rest**-power
 
-    def with_rows(self, rows: np.ndarray) -> NystromApproximation:
-        """P + rows' rows; each row that is no combination of the directions adds one."""
+    def with_rows(self, rows: np.ndarray, eps: float) -> NystromApproximation:
+        """P + rows' rows; each row that is no combination of the directions adds one.
+
+        A rho that a dtype, by its rounding, cannot tell from the largest curvature is raised.
+        """
         U, S = self.U, self.S
         for row in rows:
             inside = U @ row
@@ -55,7 +72,9 @@ class NystromApproximation(NamedTuple):
                 inside = np.append(inside, size)
             S, V = np.linalg.eigh(np.diag(S) + np.outer(inside, inside))
             U = V.T @ U
-        return NystromApproximation(U, np.maximum(S, 0), self.rho)
+        new = NystromApproximation(U, np.maximum(S, 0), self.rho)
+        least = 0.0 if new.has_all else ROUNDING_OF_PRODUCTS * eps * float(new.S.max())
+        return new._replace(rho=max(self.rho, least))
 
 
 def nystrom(

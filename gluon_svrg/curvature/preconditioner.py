@@ -186,7 +186,9 @@ class Preconditioner:
         """Give the device what was learned, and the snapshot."""
         upload, P = self._direction.upload, self.controller.P
         if P is not None:
-            upload(P.rho, T=np.sqrt(-P.inverse_factors())[:, None] * P.U)
+            sign = 1.0 if P.has_all else -1.0
+            T = np.sqrt(sign * P.inverse_factors())[:, None] * P.U
+            upload((1 / P.rest, sign), T=T)
         self._snapshot, self.controller.squared = None, None
         if self._method.point is not None:
             s, mu = self._weights(self._method.point), self._method.mean.vector()
@@ -256,7 +258,7 @@ class Preconditioner:
             sums = as_sums(step.products.asnumpy(), step.rise_of_penalty)
             if self.controller.is_outlier(sums):
                 d = self._direction.d(len(self._pending) + 1).asnumpy().ravel()
-                self.controller.learn(d.astype("float64"), sums)
+                self.controller.learn(d.astype("float64"), sums, self._eps)
                 self._forget_steps()
             else:
                 self.controller.read(sums, self._rounding)

@@ -145,7 +145,7 @@ class StepSizeController:
                 Y, decay = probe.Y / probe.entries, float(decays.max())
                 P, is_limited = nystrom(probe.Q, Y, probe.entries, decay, eps)
                 bound *= float((1.0 if self.P is None else self.P.S.max() + self.P.rho) / P.rho)
-                self.P, self.L = P if self.rows is None else P.with_rows(self.rows), 0.0
+                self.P, self.L = P if self.rows is None else P.with_rows(self.rows, eps), 0.0
                 self._reset()
             self.probe = Probe(probe.z, bound=bound)
         return is_limited
@@ -193,12 +193,12 @@ class StepSizeController:
             return False
         return DEFAULT.outlier * self.L < sums.squared / sums.along < inf
 
-    def learn(self, d: np.ndarray, sums: Sums) -> None:
+    def learn(self, d: np.ndarray, sums: Sums, eps: float) -> None:
         """Let P learn an outlier. The step says nothing else: L stays, and N leaves it out."""
         assert self.P is not None
         row = (d / (sums.along * self.L) ** 0.5)[None]
         rows = row if self.rows is None else np.concatenate([self.rows, row])
-        self.P, self.rows, self.squared = self.P.with_rows(row), rows[-self.rank :], None
+        self.P, self.rows, self.squared = self.P.with_rows(row, eps), rows[-self.rank :], None
 
     def read(self, sums: Sums, rounding: float) -> None:
         """Learn from the products of a step; a smaller move than the rounding tells nothing."""
