@@ -398,33 +398,35 @@ class Nystrom:
             secant = d @ np.linalg.solve(self.P, d) / (d @ move) if d @ move > 0 else 0.0
             has_room = self.known == len(self.w) or self.known < 2 * self.rank
             is_near = slope + d @ move / 2 <= self.first_loss - self.loss
-            if self.has_P and has_room and is_near and secant > 2 * self.L > 0:
+            if self.has_P and has_room and is_near and secant > self.k.outlier * self.L > 0:
                 self.known = min(self.known + 1, len(self.w))
                 row = d / np.sqrt(d @ move * self.L)
                 self.P, self.rows = self.P + np.outer(row, row), [*self.rows, row][-self.rank :]
                 self.last, self.steps = None, []
                 return
-            self.rises = [*self.rises, slope + d @ move / 2][-8:]
+            self.rises = [*self.rises, slope + d @ move / 2][-self.k.window :]
             last, self.last = self.last, d
-            if d @ move <= 0 or move @ move <= (16 * self.eps) ** 2 * (self.s @ self.s):
+            rounding = self.k.rounding * self.eps * np.linalg.norm(self.s)
+            if d @ move <= 0 or np.linalg.norm(move) <= rounding:
                 continue
             self.secants.append(secant)
-            if secant > 4 * self.L > 0:
+            if secant > self.k.change * self.L > 0:
                 self.last = None
             elif last is not None:
                 self.noise += (d - last) @ np.linalg.solve(self.P, d - last) / 2
                 self.along += d @ move
             if secant > self.L > 0:
-                self.L = min(secant, 4 * self.L)
+                self.L = min(secant, self.k.change * self.L)
                 self.first_rate = min(self.first_rate, self.k.stable / self.L)
 
     @property
     def has_diverged(self):
-        return self.s is not None and sum(self.rises) / 8 > self.first_loss - self.loss
+        return self.s is not None and sum(self.rises) / self.k.window > self.first_loss - self.loss
 
     def go_back(self):
         self.w, self.m, self.steps = self.start if self.s is None else self.s, 0 * self.m, []
-        self.T, self.L = max(self.T / 4, self.k.least_budget), max(self.L, 4 * self.before)
+        self.T = max(self.T / self.k.change, self.k.least_budget)
+        self.L = max(self.L, self.k.change * self.before)
         self.backs, self.z = self.backs + 1, None
         if self.along:
             self.N = min(max(self.N, self.noise / self.along), 2 * self.L)
@@ -439,15 +441,17 @@ class Nystrom:
         else:
             known, changed = self.loss, self.all != self.mean(self.w, batches)[2]
             if self.refused or self.changed:
-                changed, known = changed or abs(there - known) > 1e-5 * abs(known), there
+                changed = changed or abs(there - known) > self.k.same_data * abs(known)
+                known = there
             self.changed = changed
-        if self.has_diverged or (loss > known + 8 * self.eps * abs(known) and not self.changed):
+        has_risen = loss > known + self.k.rounding * self.eps * abs(known)
+        if self.has_diverged or (has_risen and not self.changed):
             self.go_back()
             self.refused, self.made, self.planned, self.most = True, 0, self.made, 0.0
             return
         is_stale = False
         if self.s is None:
-            self.again = 2 if (self.w == self.start).all() else 0
+            self.again = self.k.resketch_at * (self.w == self.start).all()
         elif self.changed:
             self.first_loss, self.loss = np.inf, loss
         else:
@@ -457,11 +461,13 @@ class Nystrom:
             if way.any():
                 now, then = self.penalty.least(self.w, slope), self.penalty.least(self.s, self.full)
                 ratio = now @ way / (then @ way)
-                is_stale = ratio > 0.9 and self.k.most_budget < 3 * self.T and not self.is_measuring
-                up, down = min(3 * self.T, 3), max(self.T / 2, 0.1)
-                self.T = up if ratio > 0.05 else down
+                is_stale = ratio > self.k.slope_stays and self.k.most_budget < self.k.rise * self.T
+                is_stale = is_stale and not self.is_measuring
+                up = min(self.k.rise * self.T, self.k.most_budget)
+                down = max(self.T / self.k.fall, self.k.least_budget)
+                self.T = up if ratio > self.k.slope_remains else down
         if self.secants:
-            self.L = max(np.quantile(self.secants, 0.9), self.L / 4)
+            self.L = max(np.quantile(self.secants, self.k.quantile), self.L / self.k.change)
             self.N = min(self.noise / self.along, 2 * self.L) if self.along else self.N
         self.s, self.full, self.loss, self.refused = self.w, slope, min(loss, self.loss), False
         self.data, self.all = batches, self.mean(self.w, batches)[2]

@@ -196,7 +196,7 @@ class Preconditioner:
             solved_slope = self.controller.apply_inverse(slope)
             upload(s=s, mu=mu, slope=slope, solved_slope=solved_slope)
             self._snapshot = s, slope, self.penalty.value(s)
-            self._rounding = (DEFAULT.move_rounding * self._eps) ** 2 * float(s @ s)
+            self._rounding = (DEFAULT.rounding * self._eps) ** 2 * float(s @ s)
 
     def _weights(self, there: Any) -> np.ndarray:
         """The weights of a network or of a point. Waits for them."""
@@ -419,7 +419,7 @@ class Preconditioner:
                 return True
             if draws:
                 most = DEFAULT.drawn_rise * (controller.first_loss - controller.loss)
-        rounding = DEFAULT.loss_rounding * max(self._eps, full.eps) * abs(known)
+        rounding = DEFAULT.rounding * max(self._eps, full.eps) * abs(known)
         return loss <= known + max(rounding, most)
 
     @property
