@@ -24,11 +24,7 @@ SECONDS = 600  # for one run of pytest
 BREAKS = {
     # The formulas
     "svrg.py": [
-        (
-            "EstimateCoefficients(b=-alpha, k=alpha,",
-            "EstimateCoefficients(b=-alpha, k=1.0,",
-            "methods trajectory[alpha-SVRG",
-        ),
+        ("b=-alpha, k=alpha,", "b=-alpha, k=1.0,", "methods trajectory[alpha-SVRG"),
         ("(-count / full.mean.entries, 1)", "(-1.0, 1)", "methods trajectory[stored"),
         ("max(self.num_snapshots - 1, 0)", "self.num_snapshots", "schedule snapshot_in_force"),
     ],
@@ -36,13 +32,7 @@ BREAKS = {
         ("(-1.0 * (entries / mean.entries), 2)", "(-1.0, 2)", "methods trajectory[SAGA"),
         ("1.0 * (entries * scale", "2.0 * (entries * scale", "methods trajectory[SAG-"),
     ],
-    "sarah.py": [
-        (
-            "EstimateCoefficients(b=-1.0, k=1.0,",
-            "EstimateCoefficients(b=-1.0, k=0.9,",
-            "methods trajectory[SARAH",
-        )
-    ],
+    "sarah.py": [("b=-1.0, k=1.0,", "b=-1.0, k=0.9,", "methods trajectory[SARAH")],
     "storm.py": [("rest = 1 - self.mixing", "rest = self.mixing", "methods trajectory[STORM")],
     "mars.py": [
         ("scale_to_norm(column, self.clip * scale, entries)", "pass", "methods trajectory[MARS"),
@@ -71,21 +61,13 @@ BREAKS = {
         ("self.largest_norm, float(", "0.0, float(", "preconditioner by_hand"),
         ("self.P.S.max()", "self.P.S[0]", "curvature flat_minibatches"),
         ("self.noise_budget * DEFAULT.rise, most)", "9.0, 9.0)", "curvature noise_budget"),
-        (
-            "/ DEFAULT.fall, DEFAULT.least",
-            "/ DEFAULT.fall, 0.0 * DEFAULT.least",
-            "curvature budget",
-        ),
+        ("fall, DEFAULT.least", "fall, 0.0 * DEFAULT.least", "curvature budget"),
         ("max(part, DEFAULT.least_rate)", "part", "curvature within_an_epoch"),
         ("/ 2 - sums.cross", "/ 2 + sums.cross", "curvature what_steps_tell"),
         ("if secant > DEFAULT.change * self.L > 0:", "if False:", "curvature what_steps_tell"),
         ("min(secant, DEFAULT.change * self.L)", "secant", "curvature what_steps_tell"),
         ("max(largest, self.L / DEFAULT.change)", "largest", "curvature what_steps_tell"),
-        (
-            "noise / self.secant_sum), 2 * self.L)",
-            "noise / self.secant_sum), 9e9)",
-            "curvature steps",
-        ),
+        ("self.secant_sum), 2 * self.L)", "self.secant_sum), 9e9)", "curvature steps"),
         ("if secant > self.L > 0:", "if secant > self.L:", "preconditioner by_hand"),
         ("and sums.moved > rounding", "", "curvature tell_nothing"),
         ("        if not self.refreshes:\n", "        if False:\n", "curvature tell_nothing"),
@@ -103,11 +85,7 @@ BREAKS = {
         ("DEFAULT.outlier * self.L <", "self.L <", "curvature outliers"),
     ],
     "curvature/proximal.py": [
-        (
-            "max(TOLERANCE * sqrt(c @ c), least)",
-            "TOLERANCE * sqrt(c @ c)",
-            "curvature few_weights",
-        ),
+        ("sqrt(c @ c), least)", "sqrt(c @ c), 0.0)", "curvature few_weights"),
         ("step / P.rho", "step", "curvature proximal_point"),
         ("w, z, self.factor * step, rows", "w, z, step, rows", "curvature derivative_and_value"),
         ("self.factor * sum(", "sum(", "curvature derivative_and_value"),
@@ -125,25 +103,13 @@ BREAKS = {
     ],
     "curvature/preconditioner.py": [
         ("replaces_grads = needs_closure", "needs_closure", "preconditioner errors"),
-        (
-            "self.preconditioner.controller.rank, operators",
-            "50, operators",
-            "preconditioner in_every_way",
-        ),
+        ("rank, operators", "rank * 0 + 50, operators", "preconditioner in_every_way"),
         ("network.sum_everywhere(", "(lambda *_: 0)(", "preconditioner going_back"),
         ("workers.sum_arrays)", "lambda _: None)", "workers test_each_task"),
-        (
-            "if method.point is None:  # all",
-            "if self.start is None:  # all",
-            "preconditioner no_more",
-        ),
+        ("method.point is None:  # all", "self.start is None:  # all", "preconditioner no_more"),
         ("/ 2 + self.penalty.value(w)", "/ 2", "penalties objective_in_history"),
         ("part.operator(weight, 0.0).copyto(weight)", "pass", "penalties minimum[bounds"),
-        (
-            "(proximal[0] == 0) & (last[0] == 0)",
-            "(proximal[0] == 0) & False",
-            "penalties minimum[lasso-float64",
-        ),
+        ("& (last[0] == 0)", "& False", "penalties minimum[lasso-float64"),
         ("optimizer.wd = 1.0, 0.0", "optimizer.wd = 1.0, optimizer.wd", "penalties large_weight"),
         ("self._optimizer.wd, self._wd =", "self._wd, self._wd =", "penalties large_weight"),
         ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),
@@ -171,13 +137,11 @@ BREAKS = {
         ("self.entries + found.rec", "found.rec", "halves a_clip_between"),
         ("max(norm([then]), self._largest / scale)", "norm([then])", "dtypes_and_amp large_micro"),
         ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),
-        ("or terms is PLAIN_GRADIENT", "", "halves is_the_plain_gradient[STORM"),
+        ("or terms is PLAIN_GRADIENT", "", "methods plain_optimizer[STORM"),
         ("if not self.entries and", "if False and", "losses without_losses[MARS"),
         ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],
-    "passes/method.py": [
-        ("self.ever_reached or live", "live", "halves reaches_moves_by_its_mean[SARAH")
-    ],
+    "passes/method.py": [("self.ever_reached or live", "live", "halves by_its_mean[SARAH")],
     "passes/network.py": [
         ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]"),
         ("else p.grad_req)", 'else "write")', "layers penalty_that_ends[SVRG"),
@@ -201,21 +165,13 @@ BREAKS = {
         ("and 2 * self._step_entries < self._refresh_entries", "", "errors false_alarm"),
         ("if self._has_one and", "if not self._has_one and", "errors 'false_alarm or probably'"),
     ],
-    "passes/outside.py": [
-        ("in self._found if not _mxnet.is_auxiliary(p)", "in self._found", "tables statistics_have")
-    ],
+    "passes/outside.py": [("_found if not _mxnet.is_auxiliary(p)", "_found", "tables statistics")],
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
-    "passes/columns.py": [
-        ('{"float16": "float32"', '{"float16": "float16"', "dtypes_and_amp float16_cannot")
-    ],
+    "passes/columns.py": [('16": "float32"', '16": "float16"', "dtypes_and_amp float16_cannot")],
     "trainer.py": [
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
-        (
-            "self._method.preconditioner.set_rate_and_momentum()",
-            "pass",
-            "preconditioner trajectory",
-        ),
+        ("preconditioner.set_rate_and_momentum()", "preconditioner", "preconditioner trajectory"),
         ("if not np.isfinite(full.norm) and", "if False and", "errors 'mistakes and NaN'"),
         ("live.drop()  # without", "pass  # without", "methods step_without_an_update"),
         ("attributes.update(earlier)", "pass", "random_numbers both_passes"),
@@ -227,12 +183,8 @@ BREAKS = {
         ("self._progress.compared = False", "pass", "random_numbers compares_once_more"),
     ],
     # Workers and files
-    "kvstore/workers.py": [
-        ("else len(total), BLOCK)", "else 1, BLOCK)", "workers test_two_workers")
-    ],
-    "saving/file_format.py": [
-        ("if not first or content[", "if not first and content[", "files damaged_files")
-    ],
+    "kvstore/workers.py": [("len(total), BLOCK)", "1, BLOCK)", "workers test_two_workers")],
+    "saving/file_format.py": [("first or content[", "first and content[", "files damaged_files")],
     "saving/files.py": [
         ("if method != self._method:", "if False:", "files formats_methods_and_parts"),
         ("if self._problems(self.waiting, parts,", "if (lambda *_: 0)(", "resume cast_after"),
@@ -246,14 +198,10 @@ BREAKS = {
     "saving/values.py": [
         ('encoded.get("order", "C")', '"C"', "saved_optimizers of_ones_own"),
         ('and not hasattr(value, "__name__")', "", "saved_optimizers is_its_attributes"),
-        (
-            "elif type(value) in (list, tuple):",
-            "elif kind in _CONTAINERS:",
-            "saved_optimizers not_s",
-        ),
+        ("type(value) in (list, tuple):", "kind in _CONTAINERS:", "saved_optimizers not_s"),
     ],
     "saving/optimizer.py": [
-        ("{**others, **restored(row)}", "restored(row)", "saved_optimizers by_name"),
+        ("{**others, **restored(row)}", "restored(row)", "saved_optimizers of_ones_own"),
         ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'"),
     ],
     "saving/pickles.py": [
@@ -269,9 +217,7 @@ BREAKS = {
         ("np.where(share < 1, share, 0) * along", "0 * along", "curvature derivative"),
         ("directions * (weight == result)", "directions", "curvature derivative"),
     ],
-    "schedule.py": [
-        ("(trainer.num_snapshots - 1)", "trainer.num_snapshots", "schedule test_refreshes")
-    ],
+    "schedule.py": [("num_snapshots - 1)", "num_snapshots)", "schedule test_refreshes")],
     "variance.py": [
         ("self._plain += count * g", "self._plain += g", "variance against_numpy"),
         ("self._squares += count *", "self._squares +=", "variance against_numpy"),

@@ -19,9 +19,7 @@ if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in a background job of a shell script. Processes that tests start would ignore it, too.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-hypothesis.settings.register_profile(
-    "tests", deadline=None, derandomize=True, max_examples=20, print_blob=True
-)
+hypothesis.settings.register_profile("tests", deadline=None, derandomize=True, max_examples=20)
 hypothesis.settings.load_profile("tests")
 
 

@@ -73,7 +73,6 @@ def wait_for(path, process, deadline=DEADLINE):
 
 
 def variables_of(process):
-    """The variables with which a process was started."""
     try:
         items = Path(f"/proc/{process}/environ").read_bytes().decode(errors="replace").split("\0")
     except OSError:

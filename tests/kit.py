@@ -8,6 +8,7 @@ from pathlib import Path
 
 import mxnet as mx
 import numpy as np
+import pytest
 from mxnet import gluon
 from problems import array, parameters
 
@@ -75,10 +76,9 @@ def one_epoch(trainer, loss_of, batches):
         trainer.step(len(index), closure=lambda: loss_of(index))
 
 
-def train(trainer, loss_of, batches, epochs=4):
-    """A snapshot every second epoch."""
+def train(trainer, loss_of, batches, epochs=4, update_freq=2):
     for epoch in range(epochs):
-        if epoch % 2 == 0:
+        if epoch % update_freq == 0:
             trainer.update_full_grads(loss_of, batches)
         one_epoch(trainer, loss_of, batches)
 
@@ -105,6 +105,17 @@ def failing(closure, good_calls, error=KeyError):
         return closure(*args)
 
     return wrapped
+
+
+def refusals(*rows):
+    """A test of calls: each row has one, the error that it raises, and what its message says."""
+
+    @pytest.mark.parametrize("call, error, message", rows)
+    def test(call, error, message):
+        with pytest.raises(error, match=message):
+            call()
+
+    return test
 
 
 @contextmanager

@@ -8,11 +8,12 @@ import kit
 import numpy as np
 import oracle
 import pytest
-from problems import Dense, array, contexts, distance, parameters, values
+from problems import Dense, Partly, array, contexts, distance, parameters, values
 
 import gluon_svrg
 
 PROBLEM = Dense("classification", hidden=(5,), seed=40)
+PARTLY = Partly("classification", hidden=(5,), seed=49)
 BATCHES = PROBLEM.batches(5)  # 23 = 4 * 5 + 3
 SETTINGS = {"learning_rate": 0.05, "momentum": 0.5, "wd": 0.01}
 TWO = contexts(2)
@@ -130,6 +131,11 @@ class Play:
         is_table = isinstance(self.twin, oracle.SAGA)
         self.twin.refresh(batches, rows) if is_table else self.twin.refresh(batches)
         return self.refresh_alone(self.loss_of, self.batches)
+
+    def discard(self):
+        """Both forget all but the weights."""
+        self.trainer.discard_snapshot()
+        self.twin = self.case.make_twin(self.twin.gradient, self.twin.weights)
 
     def refresh_alone(self, closure, data):
         stored = {"store_grads": True} if self.stores else {}

@@ -112,21 +112,19 @@ class Dense:
     def closure(self, net, dtype="float64", devices=None, split=None):
         """A function of an index array that returns one loss, or one per device.
 
-        `split` maps an index array to one per device (None where a device is idle).
+        `split` maps an index array to one per device, which may be empty.
         """
         loss_function = self.loss_function()
 
+        def of_part(index, device=None):
+            X, y = (array(each[index], dtype, device) for each in (self.X, self.y))
+            return loss_function(net(X), y)
+
         def loss_of(index):
             if devices is None:
-                return loss_function(net(array(self.X[index], dtype)), array(self.y[index], dtype))
+                return of_part(index)
             parts = split(index) if split else np.array_split(index, len(devices))
-            return [
-                loss_function(
-                    net(array(self.X[part], dtype, device)), array(self.y[part], dtype, device)
-                )
-                for part, device in zip(parts, devices)
-                if part is not None and len(part)
-            ]
+            return [of_part(*each) for each in zip(parts, devices) if len(each[0])]
 
         return loss_of
 
@@ -222,7 +220,6 @@ def values_of_any(params):
 
 
 def flat(arrays):
-    """All numbers of a list of arrays."""
     return np.concatenate([array.ravel() for array in arrays])
 
 

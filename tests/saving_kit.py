@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from kit import assert_unchanged, everything, make, sequence
 from mxnet import gluon
+from mxnet.lr_scheduler import FactorScheduler, LRScheduler, PolyScheduler
 from problems import Dense, array
 
 from gluon_svrg import Nystrom, SAGATrainer, SVRGTrainer
@@ -21,10 +22,7 @@ PROBLEM = Dense("regression", hidden=(2,), seed=3)
 BATCHES = PROBLEM.batches(5)
 OF_0_6 = {
     "svrg": lambda: {
-        "settings": {
-            "momentum": 0.9,
-            "lr_scheduler": mx.lr_scheduler.PolyScheduler(20, 0.1, warmup_steps=3),
-        },
+        "settings": {"momentum": 0.9, "lr_scheduler": PolyScheduler(20, 0.1, warmup_steps=3)},
         "coefficient": Linear(0.75, 4),
     },
     "saga": lambda: {"cls": SAGATrainer, "optimizer": "adam"},
@@ -121,7 +119,7 @@ def refused(run, content, path, message="cannot be loaded"):
 
 def flat(value):
     """Values that can be compared by their ``repr``."""
-    value = vars(value) if isinstance(value, mx.lr_scheduler.LRScheduler) else value
+    value = vars(value) if isinstance(value, LRScheduler) else value
     if isinstance(value, dict):
         return {key: flat(item) for key, item in value.items() if key != "param_dict"}
     if isinstance(value, (list, tuple)):
@@ -137,14 +135,12 @@ def both_go_on(one, other, steps=3):
     assert_unchanged(one.weights(), other.weights())
 
 
-class Chain(mx.lr_scheduler.LRScheduler):
+class Chain(LRScheduler):
     """A scheduler with two others and a list, in its attributes."""
 
     def __init__(self, *steps):
         super().__init__(base_lr=0.1)
-        self.first, self.second = (
-            mx.lr_scheduler.FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps
-        )
+        self.first, self.second = (FactorScheduler(n, 0.5, base_lr=0.1 * n) for n in steps)
         self.asked = []
 
     def __call__(self, num_update):

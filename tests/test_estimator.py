@@ -50,11 +50,7 @@ def fitted(estimator, epochs, update_freq, *handlers):
 def by_hand(epochs, update_freq, devices=None, **kwargs):
     kwargs = {"settings": SETTINGS, **kwargs}
     net, loss_of, trainer = kit.make(PROBLEM, "float32", devices, **kwargs)
-    batches = PROBLEM.batches(10)
-    for epoch in range(epochs):
-        if epoch % update_freq == 0:
-            trainer.update_full_grads(loss_of, batches)
-        kit.one_epoch(trainer, loss_of, batches)
+    kit.train(trainer, loss_of, PROBLEM.batches(10), epochs, update_freq)
     return values(net)
 
 
@@ -176,19 +172,15 @@ def test_storm_needs_no_handler():
     assert estimator.trainer.inner_steps == 2 * 5
 
 
-@pytest.mark.parametrize(
-    ("data", "value", "error", "message"),
-    [
-        *((DATA, v, TypeError, "must be a whole number, got") for v in (None, 2.0, True)),
-        (DATA, "2", TypeError, "update_freq .* schedule.* must be a whole number, got str"),
-        (DATA, 0, ValueError, "update_freq .* must be 1 or more, got 0"),
-        (DATA, -1, ValueError, "update_freq .* must be 1 or more, got -1"),
-        (None, 2, TypeError, "data must be a DataLoader, .*, got NoneType"),
-    ],
+test_bad_arguments = kit.refusals(
+    (lambda: FullGradHandler(DATA, None), TypeError, "must be a whole number, got NoneType"),
+    (lambda: FullGradHandler(DATA, 2.0), TypeError, "must be a whole number, got float"),
+    (lambda: FullGradHandler(DATA, True), TypeError, "must be a whole number, got bool"),
+    (lambda: FullGradHandler(DATA, "2"), TypeError, "update_freq .* schedule.*, got str"),
+    (lambda: FullGradHandler(DATA, 0), ValueError, "update_freq .* must be 1 or more, got 0"),
+    (lambda: FullGradHandler(DATA, -1), ValueError, "update_freq .* must be 1 or more, got -1"),
+    (lambda: FullGradHandler(None, 2), TypeError, "data must be a DataLoader, .*, got NoneType"),
 )
-def test_bad_arguments(data, value, error, message):
-    with pytest.raises(error, match=message):
-        FullGradHandler(data, value)
 
 
 def test_parts_that_are_missing():

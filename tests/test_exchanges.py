@@ -20,17 +20,12 @@ from jobs import GLUON_SVRG, run
 ALONE = ["unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ALONE += [] if os.geteuid() == 0 else ["--map-root-user"]
 n = 3  # workers
+SENT = [("dist_sync", 2 * n, 2 * n), ("dist_async", 2 * n, n**2 + 2 * n)]
+SENT += [("horovod", 2 * (n - 1), 2 * (n - 1))]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "kvstore, step, refresh",
-    [
-        ("dist_sync", 2 * n, 2 * n),
-        ("dist_async", 2 * n, n**2 + 2 * n),
-        ("horovod", 2 * (n - 1), 2 * (n - 1)),
-    ],
-)
+@pytest.mark.parametrize("kvstore, step, refresh", SENT)
 def test_what_all_processes_send(kvstore, step, refresh, tmp_path, marker):
     if subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode:
         pytest.skip("a network of its own needs Linux, and root or user namespaces")

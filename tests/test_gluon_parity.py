@@ -9,9 +9,9 @@ from functools import partial
 
 import mxnet as mx
 import pytest
-from kit import assert_unchanged
+from kit import amp, assert_unchanged, scale_losses
 from loops import backward, plain_step, svrg_step
-from mxnet import gluon
+from mxnet import autograd, gluon
 from plays import BATCHES, PROBLEM, TWO
 from problems import parameters
 
@@ -55,10 +55,13 @@ class Program:
 
 
 def step(make, folder):
-    program = make()
-    losses = [program.step(index).asnumpy() for index in BATCHES]
+    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)
+    program = make(optimizer_params={"learning_rate": 0.5, "lr_scheduler": scheduler})
+    found = [program.trainer.learning_rate]
+    for index in BATCHES:
+        found += [program.step(index).asnumpy(), program.trainer.learning_rate]
     program.step(BATCHES[0], ignore_stale_grad=True)
-    return losses + program.values()
+    return found + program.values()
 
 
 def allreduce_grads(make, folder):
@@ -71,32 +74,18 @@ def allreduce_grads(make, folder):
     return found + program.values()
 
 
-def learning_rate(make, folder):
-    scheduler = mx.lr_scheduler.FactorScheduler(2, 0.5, base_lr=0.5)
-    program = make(optimizer_params={"learning_rate": 0.5, "lr_scheduler": scheduler})
-    found = [program.trainer.learning_rate]
-    for index in BATCHES:
-        program.step(index)
-        found.append(program.trainer.learning_rate)
-    return found + program.values()
-
-
-def set_learning_rate(make, folder):
+def optimizer(make, folder):
+    """With a rate for each epoch, on one device, and by the kvstore of two."""
     found = []
     for devices in (None, TWO):
-        program = make(devices=devices)
-        for epoch in range(3):
-            program.trainer.set_learning_rate(0.1 * (epoch + 1))
+        program = make(optimizer=mx.optimizer.Adam(wd=0.1), devices=devices)
+        assert isinstance(program.trainer.optimizer, mx.optimizer.Adam)
+        program.trainer.optimizer.set_wd_mult({0: 0.0})
+        for rate in (0.01, 0.02, 0.03):
+            program.trainer.set_learning_rate(rate)
             found += program.train()
-        found.append(program.trainer.learning_rate)
+        found += [program.trainer.learning_rate, program.trainer.optimizer.num_update]
     return found
-
-
-def optimizer(make, folder):
-    program = make(optimizer=mx.optimizer.Adam(learning_rate=0.01))
-    assert isinstance(program.trainer.optimizer, mx.optimizer.Adam)
-    program.trainer.optimizer.set_wd_mult({0: 0.0})
-    return [*program.train(), program.trainer.optimizer.num_update]
 
 
 def load_states(make, folder):
@@ -111,12 +100,28 @@ def load_states(make, folder):
     return after
 
 
+def with_amp(make, folder):
+    """The scale of the losses grows every three steps."""
+    program = make()
+    scaler = scale_losses(program.trainer)
+    scaler._scale_seq_len = 3
+    for index in BATCHES * 2:
+        if program.svrg:
+            program.step(index)
+            continue
+        with autograd.record(), amp.scale_loss(program.loss_of(index), program.trainer) as scaled:
+            autograd.backward(scaled)
+        program.trainer.step(len(index))
+    assert scaler.loss_scale > 2**16
+    return [*program.values(), scaler.loss_scale]
+
+
 MEMBERS = {
     "step": step,
     "allreduce_grads": allreduce_grads,
     "update": allreduce_grads,
-    "learning_rate": learning_rate,
-    "set_learning_rate": set_learning_rate,
+    "learning_rate": step,
+    "set_learning_rate": optimizer,
     "optimizer": optimizer,
     "save_states": load_states,
     "load_states": load_states,
@@ -124,7 +129,7 @@ MEMBERS = {
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-@pytest.mark.parametrize("program", dict.fromkeys(MEMBERS.values()))
+@pytest.mark.parametrize("program", [*dict.fromkeys(MEMBERS.values()), with_amp])
 def test_members(program, snapshot, tmp_path):
     makes = [partial(Program, svrg, snapshot) for svrg in (False, True)]
     assert_unchanged(*(program(make, tmp_path) for make in makes))
@@ -147,14 +152,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-@pytest.mark.parametrize(
-    "settings",
-    [
-        pytest.param(each, id=f"{name}-{number}")
-        for name, choices in ARGUMENTS.items()
-        for number, each in enumerate(choices)
-    ],
-)
+@pytest.mark.parametrize("settings", [one for rows in ARGUMENTS.values() for one in rows], ids=str)
 def test_arguments(settings, snapshot):
     found = []
     for svrg in (False, True):

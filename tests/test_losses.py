@@ -171,14 +171,8 @@ def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
     play.follow(0, 3)
 
 
-@pytest.mark.parametrize(
-    "bad, half, devices",
-    [
-        (draws_a_minibatch, True, TWO),
-        (draws_a_minibatch, False, None),
-        (uses_random_numbers, True, None),
-    ],
-)
+@pytest.mark.parametrize("bad, devices", [(draws_a_minibatch, TWO), (uses_random_numbers, None)])
+@pytest.mark.parametrize("half", [True, False])
 @comparing
 def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
     """The weights are those of the snapshot, or of the row: so the losses must be the same."""

@@ -31,7 +31,6 @@ NAMES = sorted(set(mx.optimizer.Optimizer.opt_registry) - EXCLUDED)
 
 
 def feed(trainer, net, grads, batch_size):
-    """Let `gluon.Trainer` take a step with given gradients."""
     for p, grad in zip(parameters(net), grads):
         p.grad()[:] = array(grad)
         p.data()._fresh_grad = True
@@ -104,22 +103,15 @@ def test_settings(name, settings):
     compare(lambda cls, params: cls(params, name, {"learning_rate": 0.1, **settings}), **precision)
 
 
-def test_multipliers():
-    def make(cls, params):
-        trainer = cls(params, "sgd", {"learning_rate": 0.1, "momentum": 0.9, "wd": 0.1})
-        for number, parameter in enumerate(trainer._params):
-            parameter.lr_mult, parameter.wd_mult = 1 / (number + 1), number
-        return trainer
-
-    compare(make)
-
-
 @pytest.mark.parametrize("name", ["sgd", "lars"])
-def test_a_scheduler(name):
+def test_multipliers_and_a_scheduler(name):
     """It goes on with every step; LARS on 1.9.1 corrects its momentum."""
 
     def make(cls, params):
         scheduler = mx.lr_scheduler.FactorScheduler(step=3, factor=0.7, base_lr=0.2)
-        return cls(params, name, {"momentum": 0.9, "lr_scheduler": scheduler})
+        trainer = cls(params, name, {"momentum": 0.9, "wd": 0.1, "lr_scheduler": scheduler})
+        for number, parameter in enumerate(trainer._params):
+            parameter.lr_mult, parameter.wd_mult = 1 / (number + 1), number
+        return trainer
 
     assert compare(make).learning_rate < 0.2 * 0.7**4

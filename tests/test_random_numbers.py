@@ -103,7 +103,6 @@ def test_where_nothing_is_random_the_random_stream_is_not_touched():
 
 @pytest.mark.parametrize("change", ["weights", "statistics"])
 def test_what_has_changed_since_the_refresh_is_no_difference(change):
-    """Also statistics that the loss depends on."""
     net = kit.sequence(nn.BatchNorm(in_channels=4, use_global_stats=True), nn.Dense(3, in_units=4))
     _, loss_of, trainer = make(net=net)
 

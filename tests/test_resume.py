@@ -121,9 +121,7 @@ def test_at_every_moment(moment, method, tmp_path):
 
 
 @pytest.mark.parametrize("method", [name for name in WITH_STORED if name != "approximate MARS"])
-@pytest.mark.parametrize(
-    "moment, lock", [*((moment, True) for moment in MOMENTS), ("in mid-epoch", "auto")]
-)
+@pytest.mark.parametrize("moment, lock", [*((m, True) for m in MOMENTS), ("in mid-epoch", "auto")])
 def test_with_the_lock_on(moment, method, lock, tmp_path):
     """The seeds of the lock go on, in plain steps too; a method of one gradient has none."""
     with warnings.catch_warnings():
@@ -183,10 +181,6 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
     for run in (straight, resumed):
         run.play([3, 4, 0])
     assert_unchanged(straight.everything(), resumed.everything())
-    resumed = Run(deferred=True)
-    resumed.trainer.load_states(tmp_path / "states")
-    resumed.trainer.discard_snapshot()
-    assert resumed.trainer.snapshot is None
 
 
 WIDE = Dense("classification", hidden=(5,), samples=205, seed=42)  # so many, for a rank of 3
@@ -202,8 +196,7 @@ def with_curvature(rank=2, **kwargs):
         trainer.update_full_grads(loss_of, batches)
 
     def steps(count):
-        for index in batches[:count]:
-            trainer.step(len(index), closure=lambda: loss_of(index))
+        kit.one_epoch(trainer, loss_of, batches[:count])
 
     return net, refresh, steps, trainer
 
@@ -217,6 +210,7 @@ def test_curvature_that_waits_is_discarded(tmp_path):
     _, refresh, steps, trainer = with_curvature(deferred=True)
     trainer.load_states(tmp_path / "states")
     trainer.discard_snapshot()
+    assert not trainer.has_snapshot and trainer.snapshot is None
     steps(1)
     assert not trainer.has_snapshot
     refresh()
@@ -225,7 +219,6 @@ def test_curvature_that_waits_is_discarded(tmp_path):
 
 
 def test_the_rank_after_a_discard():
-    """It is that of the argument."""
     first, refresh, steps, trainer = with_curvature(rank=2)
     refresh()
     steps(5)

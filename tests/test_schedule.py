@@ -147,30 +147,24 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
     assert [ask(one, trainer, 2) for one in same[::-1]] == expected[::-1]
 
 
-@pytest.mark.parametrize(
-    "call, error, message",
-    [
-        (lambda: Until(2, -1), ValueError, "value must be finite, at least 0, got -1"),
-        (lambda: Until(0), ValueError, "num_snapshots must be 1 or more, got 0"),
-        (lambda: Linear(float("nan"), 3), ValueError, "initial must be finite"),
-        (lambda: Linear(1, 3, "x"), TypeError, "final must be a number, got str"),
-        (lambda: Cosine(1, 2.5), TypeError, "num_snapshots must be a whole number, got float"),
-        (lambda: EveryEpochs(True), TypeError, "epochs must be a whole number, got bool"),
-        (lambda: EveryEpochs(2).due(None), TypeError, "due must be called .*, got NoneType"),
-        (lambda: EverySteps(-3), ValueError, "steps must be 1 or more"),
-        (lambda: EverySteps(5, 0), ValueError, "factor must be 1 or more, got 0"),
-        (lambda: Loopless(0), ValueError, "probability must be finite, above 0"),
-        (lambda: Loopless(1.1), ValueError, "above 0 and at most 1, got 1.1"),
-        (lambda: Loopless(0.5, -1), ValueError, "seed must be 0 or more, got -1"),
-        (lambda: sampler(0, 3), ValueError, "length must be 1 or more, got 0"),
-        (lambda: sampler(10, 0), ValueError, "num_samples must be 1 or more"),
-        (lambda: sampler(10, 3, "a"), TypeError, "seed must be a whole number, got str"),
-        (lambda: sampler(10, 3, replacement="no"), TypeError, "must be True or False, got 'no'"),
-    ],
+test_bad_arguments = kit.refusals(
+    (lambda: Until(2, -1), ValueError, "value must be finite, at least 0, got -1"),
+    (lambda: Until(0), ValueError, "num_snapshots must be 1 or more, got 0"),
+    (lambda: Linear(float("nan"), 3), ValueError, "initial must be finite"),
+    (lambda: Linear(1, 3, "x"), TypeError, "final must be a number, got str"),
+    (lambda: Cosine(1, 2.5), TypeError, "num_snapshots must be a whole number, got float"),
+    (lambda: EveryEpochs(True), TypeError, "epochs must be a whole number, got bool"),
+    (lambda: EveryEpochs(2).due(None), TypeError, "due must be called .*, got NoneType"),
+    (lambda: EverySteps(-3), ValueError, "steps must be 1 or more"),
+    (lambda: EverySteps(5, 0), ValueError, "factor must be 1 or more, got 0"),
+    (lambda: Loopless(0), ValueError, "probability must be finite, above 0"),
+    (lambda: Loopless(1.1), ValueError, "above 0 and at most 1, got 1.1"),
+    (lambda: Loopless(0.5, -1), ValueError, "seed must be 0 or more, got -1"),
+    (lambda: sampler(0, 3), ValueError, "length must be 1 or more, got 0"),
+    (lambda: sampler(10, 0), ValueError, "num_samples must be 1 or more"),
+    (lambda: sampler(10, 3, "a"), TypeError, "seed must be a whole number, got str"),
+    (lambda: sampler(10, 3, replacement="no"), TypeError, "must be True or False, got 'no'"),
 )
-def test_bad_arguments(call, error, message):
-    with pytest.raises(error, match=message):
-        call()
 
 
 @pytest.mark.parametrize("replacement", [False, True])

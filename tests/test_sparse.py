@@ -14,6 +14,7 @@ from plays import TWO
 from problems import IS_NUMPY_LIKE, Words, flat, values_of_any
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
+from gluon_svrg.prox import L1
 
 BATCHES = np.array_split(np.arange(30), 4)
 kinds = pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
@@ -43,6 +44,11 @@ def test_as_the_dense_network(kind, devices, kvstore, optimizer):
     settings = {"devices": devices, "kvstore": kvstore, "optimizer": optimizer}
     dense, sparse = (train(*make(each, **settings)) for each in ("dense", kind))
     np.testing.assert_allclose(flat(sparse), flat(dense), atol=1e-6)
+
+
+def test_a_prox_is_refused():
+    with pytest.raises(ValueError, match=r"A prox needs .* is a row_sparse weight"):
+        make("sparse weight", prox=L1(0.1))
 
 
 @kinds

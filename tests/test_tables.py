@@ -43,18 +43,7 @@ def test_the_mean_of_the_table_does_not_drift():
     assert distance(kit.full_gradients(play.trainer, play.net), before) == 0
 
 
-def test_the_index_may_be_left_out():
-    play = Play(TABLES["stored"])
-    play.refresh()
-    for number in (1, 3, 1):
-        play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[number]))
-        play.twin.step(play.optimizer, BATCHES[number])
-        play.update(number)
-    assert play.distance() < 1e-10
-
-
 def test_the_progress_bar_shows_the_bytes(capfd):
-    """Also of data without a length."""
     size = 4 * sum(value.size for value in PROBLEM.initial) / 1e6
     _, loss_of, trainer = kit.make(PROBLEM, "float32", deferred=True)
     for data, words in ((iter(BATCHES), f"{size:.3g} MB each"), (BATCHES, f"{5 * size:.3g} MB")):
@@ -100,11 +89,16 @@ def test_indices_without_a_refresh(case):
 
 @pytest.mark.parametrize("again", [False, True])
 def test_an_index_without_stored_gradients(again):
+    """Before any refresh it has no effect; and it may be left out."""
     play = Play(TABLES["stored"])
-    play.update(0)
-    play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[1]), batch_index=7)  # no effect yet
+    play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[1]), batch_index=7)
+    play.twin.step(play.optimizer, BATCHES[1])
     if again:
         play.refresh()
+    for number in (1, 3, 1):
+        play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[number]))
+        play.twin.step(play.optimizer, BATCHES[number])
+        play.follow(number)
     play.trainer.update_full_grads(play.loss_of, BATCHES)  # this one stores nothing
     with play.refuses(RuntimeError, r"update_full_grads\(closure, data, store_grads=True\)"):
         play.step_alone(0)

@@ -1,23 +1,23 @@
 """The variance over a data set, against NumPy on enumerated minibatches."""
 
+import copy
 from functools import partial
 
 import kit
 import mxnet as mx
 import numpy as np
+import oracle
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
+from kit import assert_unchanged
+from loops import split_at
 from mxnet import gluon
-from problems import Dense, array, contexts, flat, parameters, values
+from plays import BATCHES, CASES, PROBLEM, TWO, Play
+from problems import array, flat, parameters
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 from gluon_svrg.variance import variance
 
-PROBLEM = Dense("classification", hidden=(5,), seed=22)
-ALL = np.arange(len(PROBLEM.X))
-TWO = contexts(2)
-make = partial(kit.make, PROBLEM, rate=0.3)
+make = partial(kit.make, PROBLEM)
 
 
 def cosine_distance(rows):
@@ -27,51 +27,61 @@ def cosine_distance(rows):
     return np.mean(pairs) if pairs else np.nan
 
 
-def by_numpy(now, there, batches, coefficient):
-    mu = flat(PROBLEM.gradient(there, ALL)[0]) / len(ALL)
-    counts = np.array([len(b) for b in batches], dtype=float)
-    weights = counts / counts.sum()
-    plain = np.array([flat(PROBLEM.gradient(now, b)[0]) / len(b) for b in batches])
-    control = np.array([flat(PROBLEM.gradient(there, b)[0]) / len(b) for b in batches]) - mu
+@pytest.mark.parametrize("split", [None, split_at([0.4])], ids=["one device", "two devices"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_against_numpy(case, split):
+    """Of v and of the control variate g - v; on one device, a table has empty rows.
 
-    def covariance(g, c):
-        return weights @ ((g - weights @ g) * (c - weights @ c)).sum(axis=1)
+    Nothing is changed, nor in a step that is half done.
+    """
+    play = Play(case, how="add" if split else "step", devices=split and TWO, split=split)
+    if case.needs_refresh or (case.indexed and split):
+        play.refresh()
+    play.epoch((3, 0, 4))
+    play.correct(1)
+    before = kit.everything(play.trainer, play.net), kit.gradients(play.net)
+    found = variance(play.trainer, play.loss_of, BATCHES)
+    assert_unchanged(before[0], kit.everything(play.trainer, play.net))
+    assert_unchanged(before[1], kit.gradients(play.net))
+    play.trainer.step(5)  # the gradients are still fresh
+    counts, now = np.array(list(map(len, BATCHES))), play.twin.weights
+    plain = [flat(PROBLEM.gradient(now, index)[0]) for index in BATCHES]
+    estimates = []
+    for number, index in enumerate(BATCHES):
+        twin, row = copy.deepcopy(play.twin), (0, number)
+        estimates.append(flat(twin.advance(twin.estimate(index, row), [index], [row])))
+    g, v = (np.array(rows) / counts[:, None] for rows in (plain, estimates))
+    mean, bias = (np.average(rows, axis=0, weights=counts) for rows in (g, g - v))
 
-    svrg = plain - coefficient * control
-    ends = np.cumsum([w.size for w in now])[:-1]
-    parts = zip(np.split(plain, ends, axis=1), np.split(control, ends, axis=1))
-    return {
-        "plain": covariance(plain, plain),
-        "estimate": covariance(svrg, svrg),
-        "noise": covariance(plain, plain) / ((weights @ plain) ** 2).sum(),
-        "ratio": covariance(svrg, svrg) / covariance(plain, plain),
-        "cosine_distance_plain": cosine_distance(plain),
-        "cosine_distance_estimate": cosine_distance(svrg),
-        "best_coefficient": covariance(plain, control) / covariance(control, control),
-        "best_coefficients": [covariance(g, c) / covariance(c, c) for g, c in parts],
-        "distance": np.linalg.norm(flat(now) - flat(there)),
-        "gradient_norm": np.linalg.norm(weights @ plain),
+    def covariance(these, those):
+        these, those = (x - np.average(x, axis=0, weights=counts) for x in (these, those))
+        return np.average((these * those).sum(axis=1), weights=counts)
+
+    expected = {
+        "plain": covariance(g, g),
+        "estimate": covariance(v, v),
+        "ratio": covariance(v, v) / covariance(g, g),
+        "noise": covariance(g, g) / (mean @ mean),
+        "gradient_norm": np.linalg.norm(mean),
+        "cosine_distance_plain": cosine_distance(g),
+        "cosine_distance_estimate": cosine_distance(v),
+        "minibatches": len(BATCHES),
     }
-
-
-@given(
-    size=st.integers(2, 12),
-    steps=st.integers(1, 12),
-    coefficient=st.sampled_from([0.3, 1.0]),
-    devices=st.sampled_from([None, TWO]),
-)
-def test_against_numpy(size, steps, coefficient, devices):
-    net, loss_of, trainer = make(devices=devices, coefficient=coefficient)
-    trainer.update_full_grads(loss_of, PROBLEM.batches(7))
-    kit.one_epoch(trainer, loss_of, [ALL[step : step + 6] for step in range(steps)])
-    found = variance(trainer, loss_of, PROBLEM.batches(size))
-    now = values(net, devices and TWO[0])
-    expected = by_numpy(now, PROBLEM.initial, PROBLEM.batches(size), coefficient)
-    best = [found.best_coefficients[p] for p in parameters(net)]
-    np.testing.assert_allclose(best, expected.pop("best_coefficients"), rtol=1e-6)
+    moved = flat(now) - flat(play.twin.reference) if case.gradients == 2 else np.nan
+    expected["distance"] = np.linalg.norm(moved)
+    if case.trainer in ("SVRGTrainer", "SAGATrainer"):
+        ends = np.cumsum([w.size for w in now])[:-1]
+        parts = [(g, g - v), *zip(*(np.split(x, ends, axis=1) for x in (g, g - v)))]
+        best, *of_each = (covariance(x, c) / covariance(c, c) for x, c in parts)
+        factor = oracle.rounded(case.settings.get("coefficient", 1))
+        expected["best_coefficient"] = factor * best
+        coefficients = [found.best_coefficients[p] for p in parameters(play.net)]
+        np.testing.assert_allclose(coefficients, factor * np.array(of_each), rtol=1e-6)
     for name, value in expected.items():
-        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-6, err_msg=name)
-    assert found.minibatches == len(PROBLEM.batches(size))
+        np.testing.assert_allclose(getattr(found, name), value, rtol=1e-9, err_msg=name)
+    np.testing.assert_allclose(found.bias, np.linalg.norm(bias), rtol=1e-9, atol=1e-10)
+    is_unbiased = case.trainer == "SVRGTrainer" or (case.trainer == "SAGATrainer" and split)
+    assert (found.bias < 1e-9) == bool(is_unbiased)
 
 
 def regression(data, dtype, **kwargs):

@@ -51,7 +51,6 @@ OF_MANY = {"workers", "servers", "kvstore", "devices", "update_on_kvstore", "pre
 
 
 def alone(task, **settings):
-    """What one process finds."""
     return getattr(worker, task)(**settings, kvstore=None)[1]
 
 

@@ -157,8 +157,7 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
         play.trainer.set_learning_rate(rate)
         play.optimizer.learning_rate = rate
         if distances and late:
-            play.trainer.discard_snapshot()
-            play.twin = play.case.make_twin(PROBLEM.gradient, play.twin.weights)
+            play.discard()
         if name == "SARAH" if late else distances:
             play.refresh()
         play.epoch(order)
