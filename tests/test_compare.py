@@ -64,7 +64,7 @@ def lowest_loss(X, y, decay, is_class):
 @pytest.mark.parametrize("decay", [0.0, 1e-4, 0.3])
 @pytest.mark.parametrize("name", ["diabetes", "breast_cancer"])
 def test_the_minimum(name, decay):
-    problem = compare.Problem(options_of(name, "--weight-decay", decay))
+    problem = compare.LinearModel(options_of(name, "--weight-decay", decay))
     found = problem.minimum()
     if name == "breast_cancer" and not decay:
         assert found == {"loss": None, "solver": None, "seconds": None}
@@ -94,7 +94,7 @@ def lowest_with_l1(X, y, decay, l1, is_class):
 @pytest.mark.parametrize("decay", [0.0, 0.01])
 @pytest.mark.parametrize("name", ["diabetes", "breast_cancer"])
 def test_the_minimum_with_l1(name, decay):
-    problem = compare.Problem(options_of(name, "--weight-decay", decay, "--l1", 0.05))
+    problem = compare.LinearModel(options_of(name, "--weight-decay", decay, "--l1", 0.05))
     found, is_class = problem.minimum(), name == "breast_cancer"
     expected = lowest_with_l1(problem.X, problem.y, decay, 0.05, is_class)
     assert found["loss"] == pytest.approx(expected, rel=1e-10)
@@ -103,7 +103,7 @@ def test_the_minimum_with_l1(name, decay):
 
 def test_a_solver_that_has_not_converged(capsys):
     """Its loss is no minimum, but a row of the table."""
-    problem = compare.Problem(options_of("breast_cancer"))
+    problem = compare.LinearModel(options_of("breast_cancer"))
     found, whole = problem.minimum(limit=0.0), problem.minimum()
     (row,) = found["rivals"].values()
     assert found["loss"] is None and row["loss"] > whole["loss"] * (1 + 1e-9)
@@ -117,7 +117,7 @@ def test_a_wide_file(tmp_path):
     rows = np.c_[rng.normal(size=(60, 400)).round(6), rng.randint(4, size=60)]
     path = tmp_path / "own.csv"
     np.savetxt(path, rows, "%g", ",", header=",".join(map(str, range(401))), comments="")
-    found = compare.Problem(options_of(path, "--target", "400")).minimum()
+    found = compare.LinearModel(options_of(path, "--target", "400")).minimum()
     assert found["solver"] == "newton-cg" and 0.01 < found["loss"] < np.log(4)
 
 
@@ -128,7 +128,7 @@ def test_a_sparse_matrix_for_scikit_learn(call):
     Path("own.csv").write_text(f"x,z,y\n{''.join(rows)}")
     status, printed, log = call("own.csv", "--target", "y", *SMALL[1:], "--methods", "svrg")
     assert status == 0 and "scikit-learn newton-cholesky, sparse" in printed, log
-    problem = compare.Problem(options_of("own.csv", "--target", "y"))
+    problem = compare.LinearModel(options_of("own.csv", "--target", "y"))
     assert problem.minimum()["loss"] == pytest.approx(
         lowest_loss(problem.X, problem.y, 0.01, True), rel=1e-10
     )
@@ -172,7 +172,7 @@ def test_the_end_of_the_time_is_0(call):
 @pytest.mark.parametrize("name", ["wine", "breast_cancer"])
 def test_several_classes_and_the_accuracy(name):
     """In float64, which losses of Gluon are not with MXNet 2.0."""
-    problem = compare.Problem(options_of(name, "--weight-decay", 0.1))
+    problem = compare.LinearModel(options_of(name, "--weight-decay", 0.1))
     net, rows = problem.new_net(), np.arange(len(problem.y))
     assert not net.weight.data().asnumpy().any()
     net.weight.set_data(0.1 * np.random.RandomState(0).randn(*net.weight.shape))
@@ -251,7 +251,7 @@ def test_a_file(separator, tmp_path, capsys):
     """Numbers and dates are scaled; texts are inputs of 0 and 1."""
     path = tmp_path / "own.csv"
     path.write_text("\n" + ROWS.replace(",", separator), encoding="utf-8-sig")
-    problem = compare.Problem(options_of(path, "--target", "price"))
+    problem = compare.LinearModel(options_of(path, "--target", "price"))
     np.testing.assert_allclose(problem.y, scaled([10.5, 20, 30, 40.5, 50, 45])[:, 0])
     colors = [0, 1, 0, 1, 0, 0], [1, 0, 1, 0, 0, 1], [0, 0, 0, 0, 1, 0]  # blue, red, missing
     numbers = scaled([1.5, 2, 2.5, 5, -3, 4]), scaled([1, 0, 1, 0, 1, 1])  # size, sold
@@ -276,7 +276,7 @@ def test_classes_and_numbers(tmp_path):
     ]:
         path = tmp_path / "own.csv"
         path.write_text("x,y\n" + "".join(f"{n},{cell}\n" for n, cell in enumerate(cells)))
-        problem = compare.Problem(options_of(path, "--target", "y"))
+        problem = compare.LinearModel(options_of(path, "--target", "y"))
         assert problem.classes == (len(set(cells)) if classes else 0)
         np.testing.assert_allclose(problem.y, classes or scaled(cells)[:, 0])
 
@@ -292,7 +292,7 @@ def test_nothing_is_guessed(tmp_path, capsys):
     )
     path = tmp_path / "own.csv.gz"
     path.write_bytes(gzip.compress(f"x,day,at,price,sum,swapped,y\n{''.join(cells)}".encode()))
-    X = compare.Problem(options_of(path, "--target", "y")).X
+    X = compare.LinearModel(options_of(path, "--target", "y")).X
     hours = scaled([24 * n - n // 5 for n in range(9)])
     np.testing.assert_allclose(X, np.c_[scaled(np.arange(9)), hours, np.ones(9)], atol=1e-12)
     printed = capsys.readouterr().err
@@ -301,7 +301,7 @@ def test_nothing_is_guessed(tmp_path, capsys):
     assert printed.endswith("; 'swapped' (9 texts in 9 rows, as '01.01.2020')\n")
     path = tmp_path / "own.csv"
     path.write_text("x;z;y\n0,5;1.5;1\n1;1.5;0,25\n1,5;2.5;3\n2;2.5;2\n")
-    problem = compare.Problem(options_of(path, "--target", "y", "--decimal", ","))
+    problem = compare.LinearModel(options_of(path, "--target", "y", "--decimal", ","))
     np.testing.assert_allclose(problem.y, scaled([1, 0.25, 3, 2])[:, 0])
     np.testing.assert_allclose(problem.X[:, :1], scaled([0.5, 1, 1.5, 2]))
     assert "categories: 'z'; left" in capsys.readouterr().err
@@ -312,7 +312,7 @@ def test_none_and_na_are_classes(tmp_path, capsys):
     for names, classes in ((("None", "NA", "yes"), 3), (("None", "NA"), 2), (("1", "NA", "0"), 2)):
         cells = "".join(f"{n}.5,{name}\n" for n, name in enumerate(5 * names))
         path.write_text(f"x,y\n{cells}7,\n8,?\n")
-        problem = compare.Problem(options_of(path, "--target", "y"))
+        problem = compare.LinearModel(options_of(path, "--target", "y"))
         rows = 10 if "1" in names else 5 * len(names)
         assert problem.classes == classes and len(problem.y) == rows
         assert f"{rows} of {5 * len(names) + 2} rows" in capsys.readouterr().err

@@ -98,7 +98,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
             if find_spec(name) is None:
                 raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
-        problem = Problem(options)
+        problem = LinearModel(options)
         options.output.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=options.output).close()  # so files can be written there
         found = problem.compare(options)
@@ -205,7 +205,7 @@ def described(cells: Any) -> str:
     return f"{labels} texts in {cells.count()} rows, as {example!r}{hint}"
 
 
-class Problem:
+class LinearModel:
     """A linear model on a data set; its penalty is an argument of `compare`."""
 
     def __init__(self, options: argparse.Namespace) -> None:

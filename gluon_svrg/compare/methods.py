@@ -45,7 +45,7 @@ SHAPE = (
 
 
 @dataclass(frozen=True)
-class Method:
+class Contender:
     """One of the methods that are compared."""
 
     name: str
@@ -113,7 +113,7 @@ class Method:
 
 def methods_of(
     methods: Any, optimizer_params: Any, l2: float | None, prox: ProxArgument, snapshots: int
-) -> list[Method]:
+) -> list[Contender]:
     """All methods that are named; raise if one is unknown. l2 is None where wd may be anything."""
     if isinstance(methods, str):
         methods = (methods,)
@@ -136,7 +136,7 @@ def methods_of(
         elif (
             callable(what) and name is not what and what not in (gluon.Trainer, *TRAINERS.values())
         ):
-            found.append(Method(name, what))
+            found.append(Contender(name, what))
         else:
             raise TypeError(
                 f"{what!r} is no method. Pass a name, as 'svrg+nag', or a dict with functions: "
@@ -151,10 +151,10 @@ def methods_of(
     return found
 
 
-def _named(label: str, name: str, snapshots: int) -> Method:
+def _named(label: str, name: str, snapshots: int) -> Contender:
     """A method by its name; raise a ValueError if it is unknown."""
     if name == LBFGS:
-        return Method(label, base=LBFGS, optimizer=LBFGS)
+        return Contender(label, base=LBFGS, optimizer=LBFGS)
     decays = name.endswith(DECAY)
     base, _, optimizer = (name[: -len(DECAY)] if decays else name).partition("+")
     is_ours = base in TRAINERS
@@ -166,12 +166,12 @@ def _named(label: str, name: str, snapshots: int) -> Method:
             "optimizer of MXNet, as sgd; svrg+nag is SVRG with NAG; sgd-decay has a falling rate."
         )
     if base == NYSTROM:
-        return Method(label, None, base, optimizer, own={"preconditioner": Nystrom()})
+        return Contender(label, None, base, optimizer, own={"preconditioner": Nystrom()})
     own = {"coefficient": Linear(0.75, snapshots)} if base == "alpha-svrg" else {}
-    return Method(label, None, base, optimizer, decays, own)
+    return Contender(label, None, base, optimizer, decays, own)
 
 
-def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any]]:
+def _options(given: Any, method: Contender, l2: float | None) -> list[dict[str, Any]]:
     """The options that are tried, with their defaults; raise if a method cannot have them."""
     several = [given] if isinstance(given, Mapping) else given
     for each in several if isinstance(several, (list, tuple)) and several else [None]:
@@ -191,7 +191,7 @@ def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any
     return [{**own, **each} for each in several]
 
 
-def needs(method: Method, trainer: Any) -> tuple[bool, bool]:
+def needs(method: Contender, trainer: Any) -> tuple[bool, bool]:
     """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
     if method.base not in ("", *TRAINERS):  # a plain optimizer
         return False, False

@@ -12,7 +12,7 @@ import numpy as np
 from tqdm.auto import tqdm
 
 from .. import _mxnet
-from .methods import Method
+from .methods import Contender
 from .problem import Problem
 from .training import OutOfTimeError, Training, train
 
@@ -31,7 +31,7 @@ class Search:
     """All trainings of all methods."""
 
     problem: Problem
-    methods: Sequence[Method]
+    methods: Sequence[Contender]
     seeds: Sequence[int]
     rates: Sequence[float] | None
     objective: str
@@ -83,11 +83,11 @@ class Search:
     def _merit(self, *trainings: Training) -> tuple[float, float]:
         """The median of what is minimized; among equal ones, the loss decides."""
         ends = [each.end for each in trainings]
-        found = np.array([(self.sign * end[self.objective], end["loss"]) for end in ends])
-        objective, loss = np.median(np.where(np.isnan(found), inf, found), axis=0)
+        values = np.array([(self.sign * end[self.objective], end["loss"]) for end in ends])
+        objective, loss = np.median(np.where(np.isnan(values), inf, values), axis=0)
         return objective, loss
 
-    def _search(self, method: Method) -> None:
+    def _search(self, method: Contender) -> None:
         """Try rates, with all options of the optimizer: with the first seed, then with all."""
         number = FIRST_FOR_SGD if _mxnet.steps_along_gradient(method.optimizer) else FIRST
         for place in range(len(method.options)):
@@ -106,7 +106,9 @@ class Search:
                     beside = [each for each in near if each not in rates.values()]
             number -= 1  # where the next options begin: a larger momentum wants a lower rate
 
-    def _best(self, method: Method, place: int, rates: Sequence[float], all_seeds: bool) -> float:
+    def _best(
+        self, method: Contender, place: int, rates: Sequence[float], all_seeds: bool
+    ) -> float:
         """The best rate with the first seed, or with all where the first is in their range."""
         firsts, is_above = {}, False
         for rate in rates:  # that a rate above one that diverges does not is no merit of it
@@ -125,7 +127,7 @@ class Search:
                 self._choose(method)
         return self.chosen[method.name][0].learning_rate
 
-    def _train(self, method: Method, rate: float, place: int, seed: int) -> Training:
+    def _train(self, method: Contender, rate: float, place: int, seed: int) -> Training:
         """A training; those that are done are kept."""
         key = (method.name, place, rate, seed)
         if key not in self.done:
@@ -133,18 +135,18 @@ class Search:
             self._bar.set_description(f"{text}, seed {seed}", refresh=False)
             size = method.batch_size(self.problem.data)
             most = self.problem.passes + size / self.problem.data.n  # the last step may end beyond
-            found = Training(method.name, rate, method.options[place], seed, size, most)
+            training = Training(method.name, rate, method.options[place], seed, size, most)
             until = self._until[all(name != method.name for name, *_ in self.done)]
             steppers = (self.chosen.get(each.name, ()) for each in self.methods if each.steps)
             ends = (each.curve[-1] for trainings in steppers for each in trainings)
             slowest = max((end["seconds"] for end in ends), default=0.0)
-            train(self.problem, method, found, until, slowest)
-            self.done[key] = found
+            train(self.problem, method, training, until, slowest)
+            self.done[key] = training
             self._bar.total = max(self._bar.total, self._bar.n + 1)
             self._bar.update()
         return self.done[key]
 
-    def _choose(self, method: Method) -> None:
+    def _choose(self, method: Contender) -> None:
         """The rate and options with the best median, of those with most seeds."""
         groups: dict[Any, list[Training]] = {}
         for (name, place, rate, _), training in self.done.items():

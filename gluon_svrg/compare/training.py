@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from .. import _mxnet
 from ..passes.columns import vector
 from .data import Data
-from .methods import STORED, Method, Options, needs
+from .methods import STORED, Contender, Options, needs
 from .problem import Problem, trainable_of
 
 DIVERGED = 10.0  # so many times the first loss
@@ -61,10 +61,10 @@ class Training:
 class _Run:
     """A training while it runs."""
 
-    def __init__(self, problem: Problem, found: Training, until: float) -> None:
-        self.problem, self.data, self.found = problem, problem.data, found
+    def __init__(self, problem: Problem, training: Training, until: float) -> None:
+        self.problem, self.data, self.training = problem, problem.data, training
         self.n, self.budget, self.until = problem.data.n, problem.passes * problem.data.n, until
-        self.net, self.has_penalty = problem.network(found.seed), not problem.l2
+        self.net, self.has_penalty = problem.network(training.seed), not problem.l2
         self.trainer: Any = None
         self.goes_back = False  # whether the trainer itself sees to it that no training diverges
         self.recorded, self.seconds, self.since = 0, 0.0, perf_counter()  # samples; seconds
@@ -85,28 +85,28 @@ class _Run:
     def note(self) -> None:
         """Measure, which takes no time of the training; raise if it has diverged."""
         mx.nd.waitall()
-        self.seconds += perf_counter() - self.since if self.found.curve else 0.0
+        self.seconds += perf_counter() - self.since if self.training.curve else 0.0
         row = {"data_passes": self.done / self.n, "seconds": self.seconds}
-        first = self.found.curve[0]["loss"] if self.found.curve else inf
+        first = self.training.curve[0]["loss"] if self.training.curve else inf
         for name in self.problem.measures:  # the loss is the first
             with np.errstate(all="ignore"):
                 row[name] = self.problem.measured(name, self.net)
             if not row["loss"] <= (inf if self.goes_back else DIVERGED * abs(first)):
                 raise FloatingPointError("The training has diverged.")
-        self.found.curve.append(row)
+        self.training.curve.append(row)
         self.since = perf_counter()
 
-    def by_trainer(self, method: Method) -> None:
+    def by_trainer(self, method: Contender) -> None:
         """Train until all gradients are used."""
-        seed, rate = self.found.seed, self.found.learning_rate
+        seed, rate = self.training.seed, self.training.learning_rate
         self.has_penalty = self.has_penalty or bool(method.penalty)
-        self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.found.options)
+        self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.training.options)
         self.goes_back = method.sets_rate
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(method, trainer)
         stores = method.base == STORED
         fixed = self.data.fixed(seed, method.name) if has_table or stores else None
-        indexed, cost, mark = has_table, self.found.batch_size, 1
+        indexed, cost, mark = has_table, self.training.batch_size, 1
         for epoch in count():
             since, before = epoch - self.problem.plain_epochs, self.done
             is_due = since >= 0 and since % self.problem.refresh_every == 0
@@ -114,7 +114,7 @@ class _Run:
                 stored = {"store_grads": True} if stores else {}
                 trainer.update_full_grads(self.loss_of, fixed or self._whole(epoch), **stored)
                 indexed, before = has_table or stores, self.done
-            order: Any = enumerate(self.data.batches(seed, epoch, self.found.batch_size))
+            order: Any = enumerate(self.data.batches(seed, epoch, self.training.batch_size))
             if fixed:
                 rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
                 # With replacement for SAG, which otherwise diverges at lower rates.
@@ -145,7 +145,7 @@ class _Run:
     def _whole(self, epoch: int) -> Iterable[Any]:
         """The data of a full gradient: large chunks, unless losses depend on their minibatch."""
         if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())):
-            return self.data.batches(self.found.seed, epoch, self.found.batch_size)
+            return self.data.batches(self.training.seed, epoch, self.training.batch_size)
         return self.data.chunks()
 
     def by_lbfgs(self, seconds: float) -> None:
@@ -180,7 +180,7 @@ class _Run:
 
         # No tolerance: it goes on until it finds no lower loss, or its time is over.
         options = {"ftol": 0, "gtol": 0, "maxiter": 10**9, "maxfun": 10**9}
-        options["maxcor"] = self.found.options["memory"]
+        options["maxcor"] = self.training.options["memory"]
         settings: Any = {"jac": True, "method": "L-BFGS-B", "options": options}
         with suppress(StopIteration):
             minimize(evaluate, accepted, callback=accept, **settings)
@@ -201,18 +201,20 @@ def mean_gradient(
     return loss / data.n, gradient / data.n
 
 
-def train(problem: Problem, method: Method, found: Training, until: float, slowest: float) -> None:
+def train(
+    problem: Problem, method: Contender, training: Training, until: float, slowest: float
+) -> None:
     """Train a new network by a method; note the beginning, the end and a divergence.
 
     L-BFGS may take as many seconds as the slowest of the others, and goes on with more passes.
     """
-    run = _Run(problem, found, until)
+    run = _Run(problem, training, until)
     try:
         run.note()
         run.by_trainer(method) if method.steps else run.by_lbfgs(slowest)
-        if found.curve[-1]["data_passes"] < run.done / run.n:
+        if training.curve[-1]["data_passes"] < run.done / run.n:
             run.note()
     except FloatingPointError:  # of a measurement, or of a full gradient
-        found.diverged = True
+        training.diverged = True
         end = {"data_passes": run.done / run.n, "seconds": run.seconds, "loss": inf}
-        found.curve.append({**dict.fromkeys(problem.measures, nan), **end})
+        training.curve.append({**dict.fromkeys(problem.measures, nan), **end})
