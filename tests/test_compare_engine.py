@@ -1,4 +1,4 @@
-"""`gluon_svrg.compare`: equal starts, minibatches and gradients, the search, and what is said."""
+"""`gluon_svrg.compare`: equal starts, mini-batches and gradients, the search, and what is said."""
 
 import functools
 import itertools
@@ -123,7 +123,7 @@ def test_equal_gradients(name, passes):
     settings = {**ONE_RATE, "passes": passes, "loss_of": loss_of}
     (run,) = regression(methods, **settings).trainings
     recorded = round(100 * run.curve[-1]["data_passes"])
-    checks = 2 * 16 + 100  # of one minibatch, whether its loss is random; and the time of a pass
+    checks = 2 * 16 + 100  # of one mini-batch, whether its loss is random; and the time of a pass
     assert seen[0] - checks == recorded
     assert abs(recorded - 100 * passes) <= (100 if name == "lbfgs" else 16)
 
@@ -194,7 +194,7 @@ def test_a_known_minimum_and_a_callable():
     assert np.allclose(table["gap"], table["loss"] - MINIMUM, atol=1e-6)
     assert "to 0.001 and so on: until the gap is that part of the first one" in str(found)
     assert "First in passes: lbfgs 5; svrg " in found.verdict
-    with pytest.raises(ValueError, match="'saga' keeps the gradient of each minibatch"):
+    with pytest.raises(ValueError, match="'saga' keeps the gradient of each mini-batch"):
         regression(["saga"], batches)
     fixed = regression(["saga"], lambda seed, epoch: batches(seed, 0))
     assert fixed.table().loss.max() < 1
@@ -209,7 +209,7 @@ def test_the_verdict():
     found = regression({"sgd": "sgd", "decayed": partial(plain, wd=1.0)}, seeds=3)
     assert re.fullmatch(
         r"First in seconds to loss 0\.0\d+: sgd \S+ s\.\nFirst in passes: sgd \S+\.\n"
-        r"In your own program, sgd:\ntrainer = gluon\.Trainer\(.*\)  # minibatches of 16",
+        r"In your own program, sgd:\ntrainer = gluon\.Trainer\(.*\)  # mini-batches of 16",
         found.verdict,
     )
     assert str(found).endswith(found.verdict) and "gap" not in str(found)
@@ -335,7 +335,7 @@ def clock(monkeypatch):
 
 
 def test_first_in_seconds_and_in_passes(clock):
-    """A pass of L-BFGS is one call, and one of minibatches seven; it goes on while others train."""
+    """A pass of L-BFGS is one call, and of mini-batches seven; it goes on while others train."""
     settings = {"gaps": [1e-2, 1e-3, 1e-9], "minimum": MINIMUM, "passes": 12}
     settings["measure"] = {"slow": clock.slow_measure}
     found = regression(["svrg-stored+nag", "lbfgs"], loss_of=clock.loss_of, **settings)
@@ -391,7 +391,9 @@ def test_a_budget_in_seconds(clock, capsys):
     """Each method has its share, and a training that is not complete does not count."""
     budget = {"seconds": 5, "seeds": 3, "progress": True}
     found = regression(["sgd", "nag", "adam"], loss_of=clock.loss_of, **budget)
-    text = "21 trainings of 6 passes by minibatches of 16: about 12 seconds, but no more than 5 sec"
+    text = (
+        "21 trainings of 6 passes by mini-batches of 16: about 12 seconds, but no more than 5 sec"
+    )
     assert text in capsys.readouterr().err
     assert found.interrupted and [*found.chosen] == ["sgd", "nag", "adam"]
     assert found.trainings[0].learning_rate == 0.1  # the middle one of the first three
@@ -455,7 +457,7 @@ def test_the_smallest_gap():
 
 
 def test_loaders_and_lists():
-    """They are read once, and have minibatches of their size."""
+    """They are read once, and have mini-batches of their size."""
     dataset = gluon.data.ArrayDataset(X.astype("float32"), Y.astype("float32"))
     loader = gluon.data.DataLoader(dataset, batch_size=16)
     expected = regression(["svrg"], **ONE_RATE).trainings[0].curve[-1]["loss"]
@@ -487,7 +489,7 @@ def test_one_more_minibatch_is_no_table():
         yield from batches(0, 0)
         yield from [(X[:16], Y[:16])] * epoch
 
-    with pytest.raises(ValueError, match="gives other minibatches in each epoch"):
+    with pytest.raises(ValueError, match="gives other mini-batches in each epoch"):
         regression(["saga"], growing)
 
 
@@ -671,11 +673,11 @@ MISTAKES = [
     ({"new_net": lambda: NET}, "must return a new network each time"),
     ({"new_net": lambda: gluon.nn.Dense(1, weight_initializer=mx.init.Constant(next(COUNT)))},
      "must return a new network each time"),
-    ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, r"returned \(1?,?\) for a minib"),
-    ({"loss_of": lambda X, y: SQUARE(X, y)}, "must take the network and a minibatch"),
+    ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, r"returned \(1?,?\) for a mini-b"),
+    ({"loss_of": lambda X, y: SQUARE(X, y)}, "must take the network and a mini-batch"),
     ({"data": (X, Y[:50])}, "as long as each other"),
     ({"data": X}, "data must be arrays, as in"),
-    ({"data": lambda seed, epoch: iter(())}, "or those of minibatches"),
+    ({"data": lambda seed, epoch: iter(())}, "or those of mini-batches"),
     ({"optimizer_params": {"adam": {}}}, "has 'adam', which is not compared"),
     ({"optimizer_params": {"sgd": {"momentun": 0}}}, "takes no argument 'momentun'"),
     ({"methods": ["lbfgs"], "loss_of": lambda net, X, y: squares(net, DROP(X), y)},
@@ -700,7 +702,7 @@ MISTAKES = [
     ({"new_net": gluon.nn.Flatten}, "no parameters to train"),
     ({"new_net": partial(requiring, "null")}, "no parameters to train"),
     ({"new_net": lambda: sequence(dense(), devices=contexts(2))}, "trains on one device"),
-    ({"loss_of": lambda net, X, y: (squares(net, X, y), net(X))}, "returned tuple for a minibatch"),
+    ({"loss_of": lambda net, X, y: (squares(net, X, y), net(X))}, "returned tuple for a mini-b"),
     ({"data": lambda seed, epoch: USED}, "gave none when it was called again"),
     ({"data": iter(())}, "a used generator is empty"),
     ({"data": gluon.data.ArrayDataset(X, Y)}, "a DataLoader, .* got ArrayDataset"),

@@ -73,7 +73,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         ("--seed", 0, "the first seed of the order of the samples"),
     ):
         add(name, type=type(default), default=default, help=f"{text} {shown}")
-    text = "samples in a minibatch (default: rows / 128, for svrg-nystrom rows / 32)"
+    text = "samples in a mini-batch (default: rows / 128, for svrg-nystrom rows / 32)"
     add("--batch-size", type=int, help=text)
     add("--seconds", type=float, help="when to end with what there is")
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
@@ -91,7 +91,7 @@ def numbers(text: str) -> list[float]:
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Compare the methods, print the table and the verdict, and write the files."""
-    # Before MXNet is imported: with small minibatches, threads wait for each other.
+    # Before MXNet is imported: with small mini-batches, threads wait for each other.
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         _require_mxnet()

@@ -44,7 +44,7 @@ def add_command(
         metavar="SECONDS",
         type=_seconds,
         default=os.environ.get(TIMEOUT) or "0",
-        help="End the job when a worker has made no step, and no minibatch of a refresh, for so "
+        help="End the job when a worker has made no step, and no mini-batch of a refresh, for so "
         f"long (default: never). {TIMEOUT} sets it, too.",
     )
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")

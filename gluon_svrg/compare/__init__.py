@@ -1,7 +1,7 @@
 """Several methods on your own network and data, with equal numbers of gradients and tuned rates.
 
-Each method starts from the same weights, sees the same minibatches, and searches its own rate. This
-needs pandas, scipy and tqdm, and for figures matplotlib.
+Each method starts from the same weights, sees the same mini-batches, and searches its own rate.
+This needs pandas, scipy and tqdm, and for figures matplotlib.
 """
 
 from __future__ import annotations
@@ -71,9 +71,10 @@ def compare(
         all are zero, small random ones take their place: some gradients of MXNet are wrong there.
     loss_of : callable
         ``loss_of(net, X, y)`` returns the loss of each sample.
-    data : tuple of arrays, DataLoader, list of minibatches, or callable
-        Arrays of NumPy, MXNet or SciPy (dense ones are made), shuffled for each epoch; minibatches,
-        read once into arrays; or ``batches(seed, epoch)``, which returns those of an epoch.
+    data : tuple of arrays, DataLoader, list of mini-batches, or callable
+        Arrays of NumPy, MXNet or SciPy (dense ones are made), shuffled for each epoch;
+        mini-batches, read once into arrays; or ``batches(seed, epoch)``, which returns those of an
+        epoch.
     methods : sequence of str, or dict
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
@@ -84,7 +85,7 @@ def compare(
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
-        Samples in a minibatch of arrays, for all methods. By default that of a DataLoader, or from
+        Samples in a mini-batch of arrays, for all methods. By default that of a DataLoader, or from
         32 to 1,024: an epoch has 128 steps or more where it can. ``svrg-nystrom`` has about 32.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
@@ -164,7 +165,7 @@ def compare(
             raise ValueError(f"A measure cannot be called {name!r}: the tables have such a column.")
     source = Data(data, batch_size, all_seeds[0])
     if not takes(loss_of, (None, *source.first())):
-        raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
+        raise TypeError("loss_of must take the network and a mini-batch, as in loss_of(net, X, y).")
     problem = Problem(
         new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox
     )

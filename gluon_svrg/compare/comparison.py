@@ -95,9 +95,9 @@ class Comparison:
         Returns
         -------
         pandas.DataFrame
-            Learning rate, options and minibatch; the passes and seconds to each gap, or to what the
-            best method reaches, NaN where most seeds do not; at equal passes the median, lowest and
-            highest objective, or its distance to a known minimum, and medians of the loss, the
+            Learning rate, options and mini-batch; the passes and seconds to each gap, or to what
+            the best method reaches, NaN where most seeds do not; at equal passes the median, lowest
+            and highest objective, or its distance to a known minimum, and medians of the loss, the
             measures and the seconds; what the search cost: the other trainings.
         """
         rows = {}

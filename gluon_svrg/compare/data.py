@@ -1,4 +1,4 @@
-"""The data of a comparison: the same minibatches for all methods, and large chunks."""
+"""The data of a comparison: the same mini-batches for all methods, and large chunks."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ Batch = Sequence[Any]
 
 #: How large the first array of a chunk may be: large ones are faster, and take memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
-#: The default minibatch is the power of two that makes an epoch of 128 to 256 steps, within these.
+#: The default mini-batch is the power of two that makes an epoch of 128 to 256 steps, within these.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
 KINDS = (
-    "data must be arrays, as in (X, y), a DataLoader, a list of minibatches, or a function "
-    "batches(seed, epoch) that returns the minibatches of an epoch, got {}."
+    "data must be arrays, as in (X, y), a DataLoader, a list of mini-batches, or a function "
+    "batches(seed, epoch) that returns the mini-batches of an epoch, got {}."
 )
 
 
 class Data:
-    """Arrays that are shuffled and sliced, or a function that gives the minibatches of an epoch.
+    """Arrays that are shuffled and sliced, or a function that gives the mini-batches of an epoch.
 
-    A DataLoader, or a list of minibatches, is read once, into arrays. Arrays of NumPy get the dtype
-    of the network, as MXNet's own functions make all of one dtype.
+    A DataLoader, or a list of mini-batches, is read once, into arrays. Arrays of NumPy get the
+    dtype of the network, as MXNet's own functions make all of one dtype.
     """
 
     def __init__(self, data: Any, batch_size: int | None, seed: int) -> None:
@@ -46,7 +46,7 @@ class Data:
             lengths, size = [sum(sizes)], max(sizes, default=0)
         if len({*lengths}) != 1 or not lengths[0]:
             raise ValueError(
-                f"Arrays, or those of minibatches, must be as long as each other, not {lengths}."
+                f"Arrays, or those of mini-batches, must be as long as each other, not {lengths}."
             )
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
@@ -66,7 +66,7 @@ class Data:
             raise ValueError("compare trains on one device: initialize the network on one alone.")
 
     def first(self) -> Batch:
-        """A minibatch."""
+        """A mini-batch."""
         for batch in self.batches(self.seed, 0):
             return batch
         raise ValueError(
@@ -80,7 +80,7 @@ class Data:
         return len(values) if np.array_equal(values, np.arange(1, len(values) + 1)) else 0
 
     def batches(self, seed: int, epoch: int, size: int = 0) -> Iterator[Batch]:
-        """The minibatches of an epoch, of the default size if none is given."""
+        """The mini-batches of an epoch, of the default size if none is given."""
         if self.function is None:
             order = np.random.RandomState([seed, epoch]).permutation(self.n)
             return self._cut(order, size or self.size)
@@ -95,13 +95,13 @@ class Data:
         return self._chunks
 
     def fixed(self, seed: int, name: str) -> list[Batch]:
-        """The minibatches of the first epoch, for a table; raise if others differ from them."""
+        """The mini-batches of the first epoch, for a table; raise if others differ from them."""
         found = list(self.batches(seed, 0))
         for one, other in zip_longest(found, self.batches(seed, 1)) if self.function else ():
             if one is None or other is None or not are_equal(one, other):
                 raise ValueError(
-                    f"{name!r} keeps the gradient of each minibatch, and data(seed, epoch) gives "
-                    "other minibatches in each epoch. Pass arrays, or leave it out."
+                    f"{name!r} keeps the gradient of each mini-batch, and data(seed, epoch) gives "
+                    "other mini-batches in each epoch. Pass arrays, or leave it out."
                 )
         return found
 
@@ -120,7 +120,7 @@ class Data:
 
 
 def _arrays(data: Any) -> tuple[list[Any], int]:
-    """The arrays, one for each argument, and the size of minibatches that they were read from."""
+    """The arrays, one for each argument, and the size of mini-batches that they were read from."""
     if isinstance(data, (*ARRAYS, Dataset)) or not hasattr(data, "__iter__"):
         raise TypeError(KINDS.format(type(data).__name__))
     if isinstance(data, (tuple, list)) and data and not all(map(_is_minibatch, data)):

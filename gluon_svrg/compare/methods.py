@@ -68,7 +68,7 @@ class Contender:
         return self.base in (LBFGS, NYSTROM)
 
     def batch_size(self, data: Data) -> int:
-        """How many samples its minibatches have; 0 for L-BFGS, which has none."""
+        """How many samples its mini-batches have; 0 for L-BFGS, which has none."""
         return data.preconditioned_size if self.base == NYSTROM else data.size * self.steps
 
     @property
@@ -108,7 +108,7 @@ class Contender:
         own = "".join(f", {name}={value!r}" for name, value in self.own.items())
         arguments = f"net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own}"
         falls = "; the rate falls to 0 like half a cosine" if self.decays else ""
-        return f"trainer = {cls}({arguments})  # minibatches of {size}{falls}"
+        return f"trainer = {cls}({arguments})  # mini-batches of {size}{falls}"
 
 
 def methods_of(
@@ -192,7 +192,7 @@ def _options(given: Any, method: Contender, l2: float | None) -> list[dict[str, 
 
 
 def needs(method: Contender, trainer: Any) -> tuple[bool, bool]:
-    """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
+    """Whether a trainer needs refreshes, and fixed mini-batches: ours say so."""
     if method.base not in ("", *TRAINERS):  # a plain optimizer
         return False, False
     if isinstance(trainer, VarianceReducedTrainer):

@@ -104,7 +104,7 @@ class Problem:
         what = getattr(losses[0], "shape", type(losses[0]).__name__)
         if getattr(losses[0], "size", 0) != len(batch[0]):
             raise ValueError(
-                f"loss_of(net, ...) returned {what} for a minibatch of {len(batch[0])} samples, "
+                f"loss_of(net, ...) returned {what} for a mini-batch of {len(batch[0])} samples, "
                 "expected the loss of each, in one array: their mean would be divided once more."
             )
         one, two = (loss.asnumpy() for loss in losses)

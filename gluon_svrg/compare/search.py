@@ -59,7 +59,7 @@ class Search:
         with tqdm(total=sum(plans), bar_format=form, disable=not progress) as self._bar:
             if progress:
                 sizes = sorted({method.batch_size(problem.data) for method in order} - {0})
-                text = f"{sum(plans)} trainings of {problem.passes:g} passes by minibatches of "
+                text = f"{sum(plans)} trainings of {problem.passes:g} passes by mini-batches of "
                 text += " and ".join(map(str, sizes or [problem.data.n]))
                 time = f"{seconds / 60:.2g} minutes" if seconds > 60 else f"{seconds:.2g} seconds"
                 most = f", but no more than {self.seconds:g} seconds" * (self.seconds < seconds)

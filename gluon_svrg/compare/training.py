@@ -22,7 +22,7 @@ from .methods import STORED, Contender, Options, needs
 from .problem import Problem, trainable_of
 
 DIVERGED = 10.0  # so many times the first loss
-OVER = "The seconds were over before any training. Allow more, fewer passes, larger minibatches."
+OVER = "The seconds were over before any training. Allow more, fewer passes, larger mini-batches."
 FINER = 1.02  # L-BFGS makes many passes: it is measured again after so many times as many
 
 
@@ -140,10 +140,10 @@ class _Run:
                     self.note()
                     mark = self.done // self.n + 1
             if self.done == before:
-                raise ValueError(f"data(seed, epoch) gives no minibatch in epoch {epoch}.")
+                raise ValueError(f"data(seed, epoch) gives no mini-batch in epoch {epoch}.")
 
     def _whole(self, epoch: int) -> Iterable[Any]:
-        """The data of a full gradient: large chunks, unless losses depend on their minibatch."""
+        """The data of a full gradient: large chunks, unless losses depend on their mini-batch."""
         if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())):
             return self.data.batches(self.training.seed, epoch, self.training.batch_size)
         return self.data.chunks()
