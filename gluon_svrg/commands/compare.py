@@ -1,14 +1,15 @@
-"""Train a linear model by several methods, and say which is first in seconds and in passes.
+"""Train a linear model by several methods, and name the fastest in seconds and in passes.
 
-All start beside zero, see the samples in the same order, and take equally many gradients, full ones
-included. Each tries learning rates in factors of about 3, and trains with all seeds at the best.
+All methods start near zero, see the samples in the same order, and compute equally many gradients,
+full gradients included. Each tries learning rates in factors of about 3, and trains with all seeds
+at the best one.
 
 a .csv or .tsv file, or one of them as .gz:
   UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows
   without a target are left out. A text, or up to 20 whole numbers, are classes. ISO dates
   (2024-12-31) become days. Numbers, also those to predict, are scaled to mean 0 and variance 1, and
   missing ones become the mean of their column. All else is text: each value, "missing" included,
-  becomes an input of 0 and 1. Columns that are left out are listed with the reason.
+  becomes an input of 0 and 1. The command lists the columns that it leaves out, and why.
 
 for example:
   gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
@@ -21,19 +22,17 @@ import argparse
 import json
 import os
 import sys
-import tempfile
 import time
 import warnings
 from functools import partial
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 from .. import __version__, _require_mxnet
 
 BUNDLED = ("digits", "breast_cancer", "diabetes", "wine")
-MOST_WEIGHTS = 1000  # of newton-cholesky: with 4,000 it takes 10 s, and newton-cg 0.01
-LIMIT, SHARE = 60.0, 0.2  # seconds for scikit-learn, or their part of what the user allows
+MOST_WEIGHTS = 1000  # for newton-cholesky: with 4,000 it takes 10 s, and newton-cg 0.01 s
+LIMIT, SHARE = 60.0, 0.2  # seconds for scikit-learn, or its part of --seconds
 
 
 def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -56,7 +55,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     some = "sgd,nag-decay,lbfgs,svrg,svrg+nag,svrg-nystrom"
     add("--methods", type=names, default=some, help=text)
-    text = "to try with each method; by default factors of about 3 until the best is no end"
+    text = "rates to try; by default, factors of about 3 until the best one is not at an end"
     add("--learning-rates", type=numbers, help=text)
     add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
     for name, default, text in (
@@ -71,7 +70,7 @@ def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         add(name, type=type(default), default=default, help=f"{text} {shown}")
     text = "samples in a mini-batch (default: rows / 128, for svrg-nystrom rows / 32)"
     add("--batch-size", type=int, help=text)
-    add("--seconds", type=float, help="when to end with what there is")
+    add("--seconds", type=float, help="stop after this time, with partial results")
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
 
 
@@ -91,41 +90,37 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         _require_mxnet()
-        for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
-            if find_spec(name) is None:
-                raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
-        problem = LinearModel(options)
+        import matplotlib  # noqa: F401  # if it is missing, this must not wait for the figure
+
+        model = LinearModel(options)
         options.output.mkdir(parents=True, exist_ok=True)
-        tempfile.TemporaryFile(dir=options.output).close()  # so files can be written there
-        found = problem.compare(options)
+        comparison = model.compare(options)
+        penalties = f"weight decay {options.weight_decay:g}, L1 {options.l1:g}"
+        print(f"loss: the mean over all samples, with its penalties ({penalties})\n{comparison}")
+        record, figure = options.output / "results.json", options.output / "curves.png"
+        results = {
+            "settings": {key: value for key, value in vars(options).items() if key != "run"},
+            "versions": {"gluon_svrg": __version__, "mxnet": sys.modules["mxnet"].__version__},
+            "verdict": comparison.verdict,
+            "table": json.loads(comparison.table().to_json(orient="index")),
+            # null stands for infinite or unknown numbers
+            "runs": json.loads(comparison.runs.to_json(orient="records")),
+        }
+        record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
+        plot = comparison.plot()
+        plot.suptitle(f"{Path(options.data).name}: {penalties}")
+        plot.savefig(figure, dpi=150)
+        print(f"\nwritten: {figure}, {record}")
     except (EOFError, ImportError, OSError, TypeError, ValueError) as error:
         parser.exit(2, f"{parser.prog}: error: {error}\n")
-    record, figure = options.output / "results.json", options.output / "curves.png"
-    settings = {key: value for key, value in vars(options).items() if key != "run"}
-    results = {
-        "settings": settings,
-        "versions": {"gluon_svrg": __version__, "mxnet": sys.modules["mxnet"].__version__},
-        "verdict": found.verdict,
-        "table": json.loads(found.table().to_json(orient="index")),
-        "runs": json.loads(found.runs.to_json(orient="records")),  # null is infinite or unknown
-    }
-    record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
-    plot = found.plot()
-    text = f"{Path(options.data).name}: {problem.kind}, weight decay {options.weight_decay:g}"
-    plot.suptitle(f"{text}, L1 {options.l1:g}" if options.l1 else text)
-    plot.savefig(figure, dpi=150)
-    penalty = f" plus {options.l1:g} times |w|, without the bias" if options.l1 else ""
-    print(f"loss: the mean over all samples plus half the weight decay times |w|^2{penalty}")
-    print(f"{found}\n\nwritten: {figure}, {record}")
-    return 130 if isinstance(found._search.ended, KeyboardInterrupt) else 0
+    return 130 if isinstance(comparison._search.ended, KeyboardInterrupt) else 0
 
 
 def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
     """Read inputs, targets, and the number of classes (0 for a regression) from a file."""
+    import numpy as np
     import pandas as pd
-    from sklearn.compose import make_column_selector, make_column_transformer
-    from sklearn.impute import SimpleImputer
-    from sklearn.pipeline import make_pipeline
+    from sklearn.compose import make_column_transformer
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
     widths = {mark: pd.read_csv(path, sep=mark, nrows=0).shape[1] for mark in ",;\t|"}
@@ -140,39 +135,31 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
         if dates.count() == frame[name].count():
             frame[name] = (dates - dates.min()) / pd.Timedelta(days=1)
     rows = frame.dropna(subset=[target])
-    y, left_out = rows.pop(target), {}
-    for name, cells in rows.items():
-        labels = cells.nunique()
-        if str(name).startswith("Unnamed: ") or not labels:
-            left_out[name] = "no name" if labels else "empty"
-        elif cells.dtype == object and labels > min(200, cells.count() // 2):
-            left_out[name] = described(cells)
-    rows = rows.drop(columns=left_out)
-    reasons = "; ".join(f"{name!r} ({reason})" for name, reason in left_out.items())
+    y = rows.pop(target)
+    texts = rows.select_dtypes(object)
+    many = texts.columns[texts.nunique() > (texts.count() // 2).clip(upper=200)]
+    useless = [*rows.columns[rows.count() == 0], *many]
+    left_out = "; ".join(f"{name!r} ({described(rows[name])})" for name in useless) or "no column"
+    rows, texts = rows.drop(columns=useless), texts.columns.drop(many)
     if rows.empty:
-        raise ValueError(f"{path} has nothing to learn {target!r} from; left out: {reasons}")
+        raise ValueError(f"{path} has nothing to learn {target!r} from; left out: {left_out}")
     labels, most, is_text = y.nunique(), len(y) // 2, y.dtype == object
     if is_text and labels > most:
         raise ValueError(f"{path} has a target {target!r} with too many classes: {described(y)}")
     is_class = is_text or (labels <= min(20, most) and (y % 1 == 0).all())
-    texts = make_column_selector(dtype_include=object)
-    X = make_column_transformer(
-        (OneHotEncoder(), texts),
-        remainder=make_pipeline(StandardScaler(), SimpleImputer()),
-        sparse_threshold=0,
-    ).fit_transform(rows)
-    print(
-        f"{path}: {len(y)} of {len(frame)} rows, {X.shape[1]} inputs, "
-        f"{labels if is_class else 'no'} classes; categories: {', '.join(texts(rows)) or 'none'}; "
-        f"left out: {reasons or 'no column'}",
-        file=sys.stderr,
+    scaler = make_column_transformer(
+        (OneHotEncoder(), [*texts]), remainder=StandardScaler(), sparse_threshold=0
     )
+    X = np.nan_to_num(scaler.fit_transform(rows))  # a missing number becomes the mean, 0
+    kind = f"{labels if is_class else 'no'} classes; categories: {', '.join(texts) or 'none'}"
+    print(f"{path}: {len(y)} of {len(frame)} rows, {kind}; left out: {left_out}", file=sys.stderr)
     return (X, pd.factorize(y, sort=True)[0], labels) if is_class else (X, y.to_numpy(float), 0)
 
 
 def described(cells: Any) -> str:
-    """How many texts a column has, and the first one."""
-    return f"{cells.nunique()} texts in {cells.count()} rows, as {cells.dropna().iloc[0]!r}"
+    """How many values a column has, and the first ones."""
+    first = ", ".join(map(repr, cells.dropna()[:2]))
+    return f"{cells.nunique()} different values in {cells.count()} rows: {first}"
 
 
 class LinearModel:
@@ -194,11 +181,10 @@ class LinearModel:
         else:
             X, y, self.classes = read(Path(options.data), options.target, options.decimal)
         self.decay, self.l1 = options.weight_decay, options.l1
-        # A column of ones makes the bias a weight, which is decayed as one; L1 leaves it alone.
+        # A column of ones makes the bias a weight, with weight decay; L1 needs a bias without one.
         self.X = np.ascontiguousarray(X if self.l1 else np.c_[X, np.ones(len(X))])
         self.y = y if self.classes else scaled(y[:, None])[:, 0]
         self.outputs = self.classes if self.classes > 2 else 1
-        self.kind = {0: "ridge", 2: "logistic"}.get(self.classes, "softmax") + " regression"
         self.softplus = gluon.nn.Activation("softrelu")
 
     def new_net(self) -> Any:
@@ -225,7 +211,7 @@ class LinearModel:
         return self.softplus(outputs * (1 - 2 * y)) if self.classes else (outputs - y) ** 2 / 2
 
     def accuracy(self, net: Any) -> float:
-        """The part of the samples whose class is the most probable one."""
+        """The fraction of samples whose class is the most probable one."""
         outputs = self.X @ net.weight.data().asnumpy().T
         outputs += net.bias.data().asnumpy() if self.l1 else 0
         guesses = outputs.argmax(axis=1) if self.classes > 2 else outputs[:, 0] > 0
@@ -260,11 +246,11 @@ class LinearModel:
         )
 
     def minimum(self, limit: float = LIMIT) -> tuple[float | None, dict[str, Any]]:
-        """The lowest loss if scikit-learn finds it in so many seconds, and what it reaches."""
+        """The minimum if scikit-learn converges within so many seconds, and its result."""
         import numpy as np
         from scipy.sparse import csr_matrix
 
-        if self.classes and not self.decay + self.l1:  # it may be infinitely far
+        if self.classes and not self.decay + self.l1:  # then there may be no minimum
             return None, {}
         (solver, model), X, end = self.solver(), self.X, time.perf_counter() + limit
         if (X == 0).mean() > 0.5 and solver != "svd":
@@ -272,7 +258,7 @@ class LinearModel:
         for iterations in 2 ** np.arange(2, 14):  # each time from the start
             start = time.perf_counter()
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # the iterations show whether it has converged
+                warnings.simplefilter("ignore")  # `has_converged` replaces its warning
                 model.set_params(max_iter=iterations).fit(X, self.y)
             seconds = time.perf_counter() - start
             has_converged = (np.max(model.n_iter_) or 0) < iterations  # a direct solver has none
@@ -291,14 +277,16 @@ class LinearModel:
 
         n, strength = len(self.X), self.decay + self.l1
         settings: Any = {"tol": 1e-12, "fit_intercept": bool(self.l1)}
-        settings.update({"l1_ratio": self.l1 / strength} if self.l1 else {})
         if self.classes:
             is_wide = self.outputs * self.X.shape[1] > MOST_WEIGHTS
             solver = "saga" if self.l1 else "newton-cg" if is_wide else "newton-cholesky"
             settings.update(C=1 / strength / n, penalty="elasticnet" if self.l1 else "l2")
-            return solver, LogisticRegression(solver=solver, random_state=0, **settings)
+            settings.update(l1_ratio=self.l1 / strength, random_state=0)
+            return solver, LogisticRegression(solver=solver, **settings)
         if self.l1:
-            return "coordinate descent", ElasticNet(alpha=strength, **settings)
+            return "coordinate descent", ElasticNet(
+                alpha=strength, l1_ratio=self.l1 / strength, **settings
+            )
         solver = "cholesky" if self.decay else "svd"
         return solver, Ridge(strength * n, solver=solver, **settings)
 
