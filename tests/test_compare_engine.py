@@ -437,7 +437,7 @@ def test_the_smallest_gap():
     """Rounding errors of float32 are no distances; those of float64 are."""
     for dtype, least, tolerance in (("float32", OF_FLOAT32, 0.1), ("float64", 1e-14, 9)):
         settings = {"new_net": partial(dense, dtype=dtype), "seeds": 1, "passes": 60}
-        found = regression("lbfgs", minimum=MINIMUM, **settings)
+        found = regression(["lbfgs"], minimum=MINIMUM, **settings)
         assert found.table()["gap"].item() == pytest.approx(least, rel=tolerance)
 
 

@@ -215,7 +215,8 @@ class Comparison:
         panels[0].set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
         panels[0].set(xlim=(0, 1.02 * self._search.problem.passes))
         panels[0].set(yscale="log" if panels[0].dataLim.ymin > 0 else "linear")
-        panels[1].set(xlabel="seconds of one training, without its search", xscale="log")
+        panels[1].set(xlabel="seconds of one training, without its search")
+        panels[1].set(xscale="log" if panels[1].dataLim.xmax > 0 else "linear")
         for axes in panels:
             axes.grid(color="#dddddd")
         figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=5)
