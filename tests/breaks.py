@@ -303,7 +303,7 @@ BREAKS = {
     ],
     "compare/data.py": [
         ("= batch_size or size or 2 **", "= 2 **", "compare_engine default_minibatch"),
-        ("one is None or other is None or", "other is not None and", "compare_engine one_more"),
+        ("one is None or other is None or", "other is not None and", "compare_engine gives"),
     ],
     "compare/search.py": [
         ("method.batch_size(self.problem.data)", "10", "compare_engine default_minibatch"),
@@ -337,7 +337,7 @@ BREAKS = {
         ('{".*weight": L1(self.l1)}', "L1(self.l1)", "compare weights_alone"),
         ("self.l1 * abs(w).sum()", "0", "compare the_minimum"),
         ("net.bias.wd_mult = 0.0", "pass", "compare weights_alone"),
-        ("] > MOST_WEIGHTS", "] > 1e9", "compare wide_file"),
+        ("] > MOST_WEIGHTS", "] > 1e9", "compare many_inputs"),
     ],
 }
 
