@@ -10,6 +10,7 @@ import sys
 import time
 import zlib
 from typing import Any, Mapping, NamedTuple
+from urllib.parse import urlsplit
 
 from . import roles
 
@@ -35,16 +36,15 @@ def add_to(commands: Any) -> None:
     parser.add_argument(
         "--scheduler",
         metavar="HOST[:PORT]",
-        type=_host_and_port,
+        type=host_and_port,
         help="Where rank 0 runs. Not needed under srun, and if all ranks run on one machine.",
     )
 
 
-def _host_and_port(text: str) -> tuple[str, int | None]:
-    host, _, port = text.partition(":")
-    if not host or not (port or "1").isdecimal() or not 0 < int(port or 1) < 65536:
-        raise argparse.ArgumentTypeError(f"expected HOST or HOST:PORT, got {text!r}")
-    return host, int(port) if port else None
+def host_and_port(text: str) -> tuple[str | None, int | None]:
+    """The host and the port of HOST[:PORT]."""
+    parts = urlsplit(f"//{text}")
+    return parts.hostname, parts.port
 
 
 def run(options: argparse.Namespace) -> int:
@@ -59,7 +59,7 @@ def run(options: argparse.Namespace) -> int:
         if rank.number == 0:
             check_is_here(name, scheduler, port)
         with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((scheduler, port))  # sends nothing, and tells the address that gets there
+            probe.connect((scheduler, port))  # sends nothing, but chooses an own address
             address = probe.getsockname()[0]
         roles.die_with(os.getppid())
         os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
@@ -68,12 +68,12 @@ def run(options: argparse.Namespace) -> int:
 
 
 class Rank(NamedTuple):
-    """What the engine tells a process."""
+    """What the launcher (mpirun, srun or Kubernetes) says about a process."""
 
     number: int
-    size: int | None = None  # of the job; None if the engine does not tell
+    size: int | None = None  # of the job; None if it is unknown
     job: str = ""  # a name that no other job has
-    scheduler: str | None = None  # the machine of rank 0; None if the engine does not tell
+    scheduler: str | None = None  # the machine of rank 0; None if it is unknown
 
 
 #: The variables of Open MPI, MPICH and Slurm: the rank, the number of ranks, how many of them are
@@ -86,20 +86,20 @@ _VARIABLES = [
 
 
 def find_rank(variables: Mapping[str, str]) -> Rank:
-    """Read what the engine tells: Open MPI, MPICH, Slurm or an Indexed Job of Kubernetes."""
-    found = {name: int(text) for name, text in variables.items() if text.isdecimal()}
+    """Read the variables of Open MPI, MPICH, Slurm or an Indexed Job of Kubernetes."""
+    numbers = {name: int(text) for name, text in variables.items() if text.isdecimal()}
     for rank, size, here, *job in map(str.split, _VARIABLES):
-        if rank in found and size in found:
+        if rank in numbers and size in numbers:
             scheduler = None
-            if found[size] == found.get(here):
+            if numbers[size] == numbers.get(here):
                 scheduler = "127.0.0.1"
             elif rank == "SLURM_PROCID":
                 nodes = variables.get("SLURM_STEP_NODELIST", "")  # as in node[3-5,8],other
                 scheduler = re.sub(r"\[(\w+)[^]]*\]", r"\1", nodes).split(",")[0]
             name = ".".join(variables.get(part, "") for part in job)
-            return Rank(found[rank], found[size], name, scheduler)
-    if "JOB_COMPLETION_INDEX" in found:
-        return Rank(found["JOB_COMPLETION_INDEX"])
+            return Rank(numbers[rank], numbers[size], name, scheduler)
+    if "JOB_COMPLETION_INDEX" in numbers:
+        return Rank(numbers["JOB_COMPLETION_INDEX"])
     raise ValueError(
         "no engine has told this process its rank: start it by mpirun, srun or an Indexed Job of "
         "Kubernetes; on one machine, use gluon-svrg launch"

@@ -34,14 +34,14 @@ def add_to(commands: Any) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    """Run the job; return the exit status of what has failed first, or 0."""
+    """Run the job; return the exit status of the process that failed first, or 0."""
     names = roles.names(options)
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
-    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # die, and let all die, if nobody reads
+    signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end the job if nobody reads its output
     job = _Job()
     try:
         for name in names:
@@ -67,12 +67,11 @@ def _interrupt(number: int, frame: Any) -> NoReturn:
 
 
 class _Job:
-    """The processes of all roles. Each has a group, so that what it has started ends with it."""
+    """The processes of all roles. Each has a process group, so that its children end with it."""
 
     def __init__(self) -> None:
-        self._running: dict[int, tuple[str, subprocess.Popen[str]]] = {}  # by process id
+        self._running: dict[int, tuple[str, subprocess.Popen[bytes]]] = {}  # by process id
         self._readers: list[threading.Thread] = []
-        self._lock = threading.Lock()
 
     def start(self, name: str, command: list[str], variables: dict[str, str]) -> None:
         """Start a role."""
@@ -83,37 +82,35 @@ class _Job:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
-            text=True,
-            errors="replace",
             start_new_session=True,
             preexec_fn=lambda: roles.die_with(launcher),
         )
         self._running[process.pid] = name, process
 
     def wait(self) -> tuple[str, int]:
-        """Show all output until all workers have ended, or a process fails; its name and code."""
+        """Show all output until all workers end or a process fails; return its name and code."""
         for name, process in self._running.values():
-            reader = threading.Thread(target=self._show, args=(name, process.stdout), daemon=True)
+            reader = threading.Thread(target=_show, args=(name, process.stdout), daemon=True)
             reader.start()
             self._readers.append(reader)
         while any(name.startswith("worker") for name, _ in self._running.values()):
-            found: Any = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
-            if found.si_pid not in self._running:  # an orphan of one, if this is a container's init
-                os.waitpid(found.si_pid, 0)
+            ended: Any = os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOWAIT)
+            if ended.si_pid not in self._running:  # an orphan: this is the init of a container
+                os.waitpid(ended.si_pid, 0)
                 continue
-            name, code = self._end(found.si_pid)
+            name, code = self._end(ended.si_pid)
             if code:
                 return name, code
         return "", 0
 
     def _end(self, process: int) -> tuple[str, int]:
-        """End a process and what it has started; its name and code."""
+        """End a process and its children; return its name and exit code."""
         os.killpg(process, signal.SIGKILL)
         name, ended = self._running.pop(process)
         return name, ended.wait()
 
     def end(self) -> None:
-        """End all that are left."""
+        """End all remaining processes."""
         for number in _SIGNALS:
             signal.signal(number, signal.SIG_IGN)
         for process in self._running:
@@ -121,17 +118,17 @@ class _Job:
             os.killpg(process, signal.SIGCONT)  # a stopped process ends, too
         deadline = time.monotonic() + _PATIENCE
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while not all(os.waitid(os.P_PID, process, look) for process in self._running):
-            if time.monotonic() > deadline:
-                break
+        while time.monotonic() < deadline and not all(
+            os.waitid(os.P_PID, process, look) for process in self._running
+        ):
             time.sleep(0.02)
         for process in list(self._running):
             self._end(process)
         for reader in self._readers:
             reader.join(1)
 
-    def _show(self, name: str, stream: Any) -> None:
-        for line in stream:
-            with self._lock:
-                sys.stdout.write(f"[{name}] {line.rstrip()}\n")
-                sys.stdout.flush()
+
+def _show(name: str, stream: Any) -> None:
+    for line in stream:  # in one write: the buffer has a lock, so that lines do not mix
+        sys.stdout.buffer.write(f"[{name}] ".encode() + line.rstrip() + b"\n")
+        sys.stdout.buffer.flush()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import ctypes
 import os
-import shutil
 import signal
 import sys
 from typing import Any, Callable
@@ -42,9 +41,9 @@ def add_command(
     add(
         "--timeout",
         metavar="SECONDS",
-        type=_seconds,
+        type=seconds,
         default=os.environ.get(TIMEOUT) or "0",
-        help="End the job when a worker has made no step, and no minibatch of a refresh, for so "
+        help="End the job when a worker has made no step, and no mini-batch of a refresh, for so "
         f"long (default: never). {TIMEOUT} sets it, too.",
     )
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
@@ -55,13 +54,6 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or int(text) == 0:
         raise argparse.ArgumentTypeError(f"expected a positive whole number, got {text!r}")
     return int(text)
-
-
-def _seconds(text: str) -> float:
-    try:
-        return seconds(text)
-    except ValueError as error:
-        raise argparse.ArgumentTypeError(str(error)) from error
 
 
 def names(options: argparse.Namespace) -> list[str]:
@@ -75,8 +67,6 @@ def command(role: str, options: argparse.Namespace) -> list[str]:
     words: list[str] = options.words[options.words[:1] == ["--"] :]
     if not words:
         raise ValueError("there is no command: end with -- python train.py ARGS")
-    if shutil.which(words[0]) is None:
-        raise ValueError(f"there is no command {words[0]}")
     _find_mxnet()
     program = _SERVER if role.startswith("server") else "import mxnet"
     return words if role.startswith("worker") else [sys.executable, "-c", program]
@@ -86,7 +76,7 @@ def variables(
     role: str, options: argparse.Namespace, scheduler: str, port: int, address: str
 ) -> dict[str, str]:
     """The variables of a process: its role, and where it and the scheduler are."""
-    found = {
+    variables = {
         "PYTHONUNBUFFERED": "1",
         **os.environ,
         "DMLC_ROLE": role.split()[0],
@@ -98,12 +88,12 @@ def variables(
         TIMEOUT: str(options.timeout),
     }
     if role.startswith("server"):
-        found["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"  # see `_SERVER`
-    return found
+        variables["GLIBC_TUNABLES"] = "glibc.malloc.tcache_count=0"  # see `_SERVER`
+    return variables
 
 
 def die_with(parent: int) -> None:
-    """Let this process die when its parent does, in whatever way."""
+    """End this process when its parent ends, even by SIGKILL."""
     _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it is dead already
         os._exit(1)

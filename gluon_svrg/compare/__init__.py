@@ -1,7 +1,7 @@
 """Several methods on your own network and data, with equal numbers of gradients and tuned rates.
 
-Each method starts from the same weights, sees the same minibatches, and searches its own rate. This
-needs pandas, scipy and tqdm, and for figures matplotlib.
+Each method starts from the same weights, sees the same mini-batches, and searches its own rate.
+This needs pandas, scipy and tqdm, and for figures matplotlib.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ import re
 from math import inf
 from typing import Any, Callable, Mapping, Sequence
 
+import numpy as np
+
 from .. import _arguments
-from ..passes.closure import takes
 from ..prox import ProxArgument
 from .comparison import TAKEN, Comparison
 from .data import Data
@@ -30,7 +31,7 @@ NO_REFRESH = (
     "{!r} would never refresh: the first full gradient is complete after plain_epochs + 1 = {} "
     "passes, and passes is {:g}."
 )
-MANY = 10**6  # weights, from which on L-BFGS is no default: it needs 520 bytes for each
+MANY = 10**6  # L-BFGS is not a default for more weights: it needs 520 bytes for each
 
 
 def compare(
@@ -57,12 +58,13 @@ def compare(
     rivals: Mapping[str, Mapping[str, Any]] | None = None,
     progress: bool = True,
 ) -> Comparison:
-    """Train a network by several methods, and tell which is first in seconds and in passes.
+    """Train a network by several methods, and name the fastest in seconds and in passes.
 
-    All methods make equally many gradients. Each searches its learning rate in factors of about 3
-    with the first seed, until the best is no edge. Then all seeds train there and at each rate
-    whose first seed is in the range of theirs, and the best median counts. L-BFGS, which searches
-    nothing, is the last one, and goes on for as long as the slowest of the others took.
+    All methods compute equally many gradients. Each searches its learning rate in factors of about
+    3 with the first seed, until the best one is in the interior of those tried. Then all seeds
+    train at that rate, and at each rate whose first seed ends within the range of these seeds. The
+    best median counts. L-BFGS searches nothing. It is the last to train, for as long as the slowest
+    of the others took.
 
     Parameters
     ----------
@@ -71,9 +73,10 @@ def compare(
         all are zero, small random ones take their place: some gradients of MXNet are wrong there.
     loss_of : callable
         ``loss_of(net, X, y)`` returns the loss of each sample.
-    data : tuple of arrays, DataLoader, list of minibatches, or callable
-        Arrays of NumPy, MXNet or SciPy (dense ones are made), shuffled for each epoch; minibatches,
-        read once into arrays; or ``batches(seed, epoch)``, which returns those of an epoch.
+    data : tuple of arrays, DataLoader, list of mini-batches, or callable
+        Arrays of NumPy, MXNet or SciPy (dense ones are made), shuffled for each epoch;
+        mini-batches, read once into arrays; or ``batches(seed, epoch)``, which returns those of an
+        epoch.
     methods : sequence of str, or dict
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
@@ -84,7 +87,7 @@ def compare(
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
-        Samples in a minibatch of arrays, for all methods. By default that of a DataLoader, or from
+        Samples in a mini-batch of arrays, for all methods. By default that of a DataLoader, or from
         32 to 1,024: an epoch has 128 steps or more where it can. ``svrg-nystrom`` has about 32.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
@@ -144,33 +147,29 @@ def compare(
     >>> list(found.chosen)
     ['sgd', 'svrg']
     """
-    for what, value in (("passes", passes), ("seconds", 1 if seconds is None else seconds)):
-        _arguments.number(value, what, open_low=True)
+    _arguments.number(passes, "passes", open_low=True)
     _arguments.whole(1 if batch_size is None else batch_size, "batch_size")
     _arguments.whole(plain_epochs, "plain_epochs", 0)
     _arguments.whole(refresh_every, "refresh_every")
     _arguments.number(l2, "l2")
-    if minimum is not None:
-        _arguments.number(minimum, "minimum", low=-inf)
-    some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds"))
+    _arguments.number(minimum or 0, "minimum", low=-inf)
+    most = inf if seconds is None else _arguments.number(seconds, "seconds", open_low=True)
+    some: Any = seeds if hasattr(seeds, "__iter__") else range(seeds)
     all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in some]
-    rates = None if learning_rates is None else sorted(_numbers(learning_rates, "learning_rates"))
-    steps = sorted(_numbers(gaps, "gaps"), reverse=True)
-    if not all_seeds or rates == [] or not steps:
+    rates = None if learning_rates is None else _numbers(learning_rates, "learning_rates")
+    parts = _numbers(gaps, "gaps")[::-1]
+    if not all_seeds or rates == [] or not parts:
         raise ValueError("seeds, learning_rates and gaps must not be empty.")
     measures = dict(measure or {})
     for name in measures:
         if re.fullmatch(TAKEN, name) or (name == "gap" and minimum is not None):
             raise ValueError(f"A measure cannot be called {name!r}: the tables have such a column.")
     source = Data(data, batch_size, all_seeds[0])
-    if not takes(loss_of, (None, *source.first())):
-        raise TypeError("loss_of must take the network and a minibatch, as in loss_of(net, X, y).")
     problem = Problem(
         new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox
     )
     if objective not in problem.measures:
-        hint = _arguments.near(objective, problem.measures)
-        raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.{hint}")
+        raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.")
     if maximize is None and objective != "loss":
         raise ValueError(f"Is a larger {objective!r} better? Pass maximize=True or maximize=False.")
     for name, row in (rivals or {}).items():
@@ -182,7 +181,7 @@ def compare(
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
     known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}
-    for method in known:  # mistakes must not wait for the first trainings
+    for method in known:  # a mistake should not show only after the first trainings
         if not method.steps and problem.is_random:
             raise ValueError(RANDOM)
         try:
@@ -199,18 +198,16 @@ def compare(
             raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
     known = [method for method in known if method.name not in left_out]
     if not known:
-        raise ValueError(f"No method can have this prox: {left_out}.")
-    sign, most = -1 if maximize else 1, inf if seconds is None else seconds
-    start = problem.first[objective]
+        raise ValueError(f"No method is left to compare: {left_out}.")
+    sign, start = -1 if maximize else 1, problem.first[objective]
     if minimum is not None and sign * (start - minimum) <= 0:
         raise ValueError(f"minimum is {minimum:g}, and a new network is there already: {start:g}.")
-    search = Search(problem, known, all_seeds, rates, objective, sign, most, left_out)
-    search.minimum, search.gaps, search.rivals = minimum, steps, rivals or {}
+    search = Search(problem, known, all_seeds, rates, objective, sign, most)
     search.run(progress)
-    return Comparison(search)
+    return Comparison(search, minimum, parts, rivals or {}, left_out)
 
 
-def _numbers(given: Any, name: str) -> set[float]:
-    """Numbers above zero, of which one may stand alone."""
-    several = given if hasattr(given, "__iter__") and not isinstance(given, str) else [given]
-    return {_arguments.number(each, f"each of {name}", open_low=True) for each in several}
+def _numbers(given: Any, name: str) -> list[float]:
+    """One or several numbers above zero, in ascending order."""
+    values = np.unique(given).tolist()
+    return [_arguments.number(each, f"each of {name}", open_low=True) for each in values]

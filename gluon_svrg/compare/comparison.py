@@ -1,7 +1,8 @@
-"""What a comparison has found: a table, a figure, all trainings, and sentences."""
+"""The results of a comparison: a table, a figure, all trainings, and a verdict."""
 
 from __future__ import annotations
 
+from itertools import cycle
 from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
@@ -16,14 +17,13 @@ if TYPE_CHECKING:
 
 #: Smaller distances to the minimum, relative to the first objective, are rounding errors.
 ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
-#: The colors of Okabe and Ito, and markers, for one method after the other.
+#: The colors of Okabe and Ito, and the markers, which the methods take in turn.
 COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#000000"]
 MARKERS = "o<^sDvPp"
-#: The columns of tables, or how they begin, after which no measure may be called.
-TAKEN = (
-    "method|learning.rate|options|minibatch|seed|chosen|data_passes|seconds|loss|lowest|highest"
-    "|(passes|seconds) to .*|search .*"
-)
+#: The names in the table of two columns of a curve.
+COSTS = {"passes": "data_passes", "seconds": "seconds"}
+#: Names of columns, which no measure may have.
+TAKEN = "method|learning.rate|options|minibatch|seed|chosen|data_passes|seconds|loss|lowest|highest"
 
 
 class Comparison:
@@ -32,7 +32,15 @@ class Comparison:
     Parameters
     ----------
     search : Search
-        All trainings, and what they are compared with.
+        All trainings.
+    minimum : float, optional
+        The best possible objective.
+    gaps : sequence of float
+        Parts of the first distance to it, the largest first.
+    rivals : dict
+        The objective and the seconds of solvers outside of this package.
+    left_out : dict
+        Why methods could not train.
 
     Attributes
     ----------
@@ -45,42 +53,41 @@ class Comparison:
         Whether an interrupt, or the end of the time, ended it early.
     """
 
-    def __init__(self, search: Search) -> None:
-        self.trainings, self.chosen = [*search.done.values()], search.chosen
+    def __init__(self, search: Search, minimum: Any, gaps: Any, rivals: Any, left_out: Any) -> None:
+        self.trainings = [each for group in search.done.values() for each in group]
+        self.chosen = search.chosen
         self.interrupted, self._search = search.ended is not None, search
-        self._all = {**self.chosen}  # and a training of each rival
-        for name, row in search.rivals.items():
+        self._all = {**self.chosen}  # with one training of each rival
+        for name, row in rivals.items():
             end = {"data_passes": nan, **row}
             self._all[name] = [Training(name, nan, {}, 0, 0, inf, curve=[end])]
-        self._notes = [f"Left out: {name}. {why}" for name, why in search.left_out.items()]
+        self._notes = [f"Left out: {name}. {why}" for name, why in left_out.items()]
         self._notes += ["It ended early, and not all was tried."] * self.interrupted
         start, sign = search.problem.first[search.objective], search.sign
         is_exact = search.objective != "loss" or search.problem.data.dtype == "float64"
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
-        self._minimum = minimum = search.minimum
+        self._minimum = minimum
         best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
         if minimum is not None and sign * minimum - best > max(
-            10 * self._least, search.gaps[-1] * abs(start - minimum)
+            10 * self._least, gaps[-1] * abs(start - minimum)
         ):
-            self._minimum, found = None, f"{search.objective} is {sign * best:.6g} at best"
-            self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {found}.")
+            self._minimum, reached = None, f"{search.objective} is {sign * best:.6g} at best"
+            self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {reached}.")
         self._what = search.objective if self._minimum is None else "gap"
         self._ends = {
             name: np.array([self._curve(each)[each.place] for each in trainings])
             for name, trainings in self._all.items()
         }
-        lowest = min(
-            (np.median(each), max(each)) for n, each in self._ends.items() if n in self.chosen
-        )[1]
+        lowest = min((np.median(self._ends[n]), max(self._ends[n])) for n in self.chosen)[1]
         self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
-        self._levels = {f"{gap:g}": gap * first for gap in search.gaps if self._minimum is not None}
+        self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
         if not any(lowest <= level for level in self._levels.values()):
             self._levels[f"{self._what} {self._shown(lowest):{self._form}}"] = lowest
 
     @property
     def runs(self) -> pd.DataFrame:
-        """All trainings, a row each data pass; those that are not chosen were the search."""
+        """All trainings, one row for each data pass; those not chosen were the search."""
         rows = []
         for each in self.trainings:
             who = {"method": each.method, "learning_rate": each.learning_rate}
@@ -95,9 +102,9 @@ class Comparison:
         Returns
         -------
         pandas.DataFrame
-            Learning rate, options and minibatch; the passes and seconds to each gap, or to what the
-            best method reaches, NaN where most seeds do not; at equal passes the median, lowest and
-            highest objective, or its distance to a known minimum, and medians of the loss, the
+            Learning rate, options and mini-batch; the passes and seconds to each gap, or to what
+            the best method reaches, NaN where most seeds do not; at equal passes the median, lowest
+            and highest objective, or its distance to a known minimum, and medians of the loss, the
             measures and the seconds; what the search cost: the other trainings.
         """
         rows = {}
@@ -106,15 +113,16 @@ class Comparison:
             row["options"] = _listed(some[0].options)
             row["minibatch"] = some[0].batch_size or nan
             for text, level in self._levels.items():
-                for what, key in (("passes", "data_passes"), ("seconds", "seconds")):
-                    row[f"{what} to {text}"] = np.median(self._when(name, key, level))
+                for what, key in COSTS.items():
+                    costs = [self._cost(each, key, level) for each in some]
+                    row[f"{what} to {text}"] = np.median(costs)
             ends = self._shown(self._ends[name])
             row.update({self._what: np.median(ends), "lowest": ends.min(), "highest": ends.max()})
             for key in (*self._search.problem.measures, "seconds"):
                 row.setdefault(key, np.median([each.end.get(key, nan) for each in some]))
             others = [e.curve[-1] for e in self.trainings if e.method == name and e not in some]
             row["search trainings"] = len(others)
-            for what, key in (("passes", "data_passes"), ("seconds", "seconds")):
+            for what, key in COSTS.items():
                 row[f"search {what}"] = sum(end[key] for end in others)
             rows[name] = row
         return pd.DataFrame.from_dict(rows, orient="index").replace(inf, nan)
@@ -128,27 +136,23 @@ class Comparison:
         return np.maximum(values - self._search.sign * self._minimum, self._least)
 
     def _shown(self, values: Any) -> Any:
-        """The objectives of what is minimized, or the gaps."""
+        """Values of `_curve` as they are shown: gaps, or objectives with their own sign."""
         return values if self._minimum is not None else self._search.sign * values
 
-    def _when(self, name: str, key: str, level: float) -> np.ndarray:
-        """For each seed, the passes or seconds until what is minimized is at a level."""
-        found = []
-        for each in self._all[name]:
-            (places,) = np.nonzero(self._curve(each) <= level)
-            found.append(each.curve[places[0]][key] if len(places) else inf)
-        return np.array(found)
+    def _cost(self, training: Training, key: str, level: float) -> float:
+        """The passes or seconds until `_curve` is at a level; infinite if it never is."""
+        (places,) = np.nonzero(self._curve(training) <= level)
+        return training.curve[places[0]][key] if len(places) else inf
 
     def __str__(self) -> str:
         minus = "" if self._minimum is None else f" minus the minimum, {self._minimum:.6g}"
         said = [
             f"{self._what}: {self._search.objective}{minus}, after {self._search.problem.passes:g} "
             "data passes (gradients / samples); the median of all seeds",
+            *(["to 0.001 and so on: until the gap is that part of the first one"] if minus else []),
             "learning rate: the best by that median, auto: its own; *: an end of those tried",
             "seconds: of one training; search: all other trainings of a method",
         ]
-        if minus:
-            said.insert(1, "to 0.001 and so on: until the gap is that part of the first one")
         table = self.table().drop(columns="loss" if minus else [])
         forms = dict.fromkeys((self._what, "lowest", "highest"), self._form)
         for key, values in table.items():
@@ -165,7 +169,7 @@ class Comparison:
 
     @property
     def verdict(self) -> str:
-        """Who is first in seconds and in passes, and the code to use."""
+        """The fastest methods in seconds and in passes, and the code of the first one."""
         methods = {method.name: method for method in self._search.methods}
         untrained = ", ".join(name for name in methods if name not in self.chosen)
         said = [*self._notes, *([f"Not trained: {untrained}."] if untrained else [])]
@@ -189,14 +193,15 @@ class Comparison:
         Returns
         -------
         matplotlib.figure.Figure
-            Thin lines are seeds, the thick one is that in the middle.
+            Thin lines are seeds; the thick line is the median seed.
         """
         from matplotlib.figure import Figure
 
         figure = Figure(figsize=(11, 5), layout="constrained")
-        panels, curves = figure.subplots(ncols=2, sharey=True), []
-        for place, (name, trainings) in enumerate(self._all.items()):
-            color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
+        panels = figure.subplots(ncols=2, sharey=True)
+        for (name, trainings), color, marker in zip(
+            self._all.items(), cycle(COLORS), cycle(MARKERS)
+        ):
             middle = np.argsort(self._ends[name])[(len(trainings) - 1) // 2]
             for number, each in enumerate(trainings):
                 look: Any = {"color": color, "alpha": 0.4, "lw": 0.7}
@@ -204,16 +209,14 @@ class Comparison:
                     rate = "" if isnan(each.learning_rate) else f", rate {each.learning_rate:g}"
                     look = {"color": color, "marker": marker, "label": f"{name}{rate}"}
                     look.update(markersize=5, markevery=max(1, len(each.curve) // 10))
-                curves.append(self._shown(self._curve(each)))
-                panels[0].plot(each.of("data_passes"), curves[-1], **look)
-                panels[1].plot(each.of("seconds"), curves[-1], **look)
+                for axes, key in zip(panels, COSTS.values()):
+                    axes.plot(each.of(key), self._shown(self._curve(each)), **look)
         minus = "" if self._minimum is None else f": {self._search.objective} - minimum"
         panels[0].set(xlabel="data passes (gradients / samples)", ylabel=f"{self._what}{minus}")
         panels[0].set(xlim=(0, 1.02 * self._search.problem.passes))
-        if any(np.isfinite(self._ends[name]).any() for name in self.chosen):
-            panels[0].set_yscale("log" if np.concatenate(curves).min() > 0 else "linear")
-            panels[1].set_xscale("log")
+        panels[0].set(yscale="log" if panels[0].dataLim.ymin > 0 else "linear")
         panels[1].set(xlabel="seconds of one training, without its search")
+        panels[1].set(xscale="log" if panels[1].dataLim.xmax > 0 else "linear")
         for axes in panels:
             axes.grid(color="#dddddd")
         figure.legend(*panels[1].get_legend_handles_labels(), loc="outside lower center", ncols=5)

@@ -1,14 +1,14 @@
-"""The data of a comparison: the same minibatches for all methods, and large chunks."""
+"""The data of a comparison: the same mini-batches for all methods, and large chunks."""
 
 from __future__ import annotations
 
+import warnings
 from itertools import zip_longest
 from math import log2, prod
 from typing import Any, Iterable, Iterator, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.gluon.data import Dataset
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
@@ -17,22 +17,22 @@ from ..passes.data import NO_DATA, arguments
 
 Batch = Sequence[Any]
 
-#: How large the first array of a chunk may be: large ones are faster, and take memory.
+#: The largest first array of a chunk, in rows and in numbers: a larger one takes much memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
-#: The default minibatch is the power of two that makes an epoch of 128 to 256 steps, within these.
+#: The default mini-batch is a power of two from LEAST to MOST that makes 128 to 256 steps an epoch.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
 KINDS = (
-    "data must be arrays, as in (X, y), a DataLoader, a list of minibatches, or a function "
-    "batches(seed, epoch) that returns the minibatches of an epoch, got {}."
+    "data must be arrays, as in (X, y), a DataLoader, a list of mini-batches, or a function "
+    "batches(seed, epoch) that returns the mini-batches of an epoch, got {}."
 )
 
 
 class Data:
-    """Arrays that are shuffled and sliced, or a function that gives the minibatches of an epoch.
+    """Arrays that are shuffled and sliced, or a function that gives the mini-batches of an epoch.
 
-    A DataLoader, or a list of minibatches, is read once, into arrays. Arrays of NumPy get the dtype
-    of the network, as MXNet's own functions make all of one dtype.
+    A DataLoader, or a list of mini-batches, is read once, into arrays. Arrays of NumPy get the
+    dtype of the network, as MXNet's own functions make all of one dtype.
     """
 
     def __init__(self, data: Any, batch_size: int | None, seed: int) -> None:
@@ -43,49 +43,43 @@ class Data:
         lengths = [len(each) for each in given]
         if self.function:
             sizes = [len(batch[0]) for batch in self.batches(seed, 0)]
-            lengths, size = [sum(sizes)], max(sizes, default=0)
+            lengths, size = [sum(sizes)], max(sizes)
         if len({*lengths}) != 1 or not lengths[0]:
-            raise ValueError(
-                f"Arrays, or those of minibatches, must be as long as each other, not {lengths}."
-            )
+            raise ValueError(f"The arrays of data must be as long as each other, not {lengths}.")
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
-        # About 32 steps an epoch took the fewest seconds, or 1.1 times as many; 16 are needed.
+        # About 32 steps an epoch took at most 1.1 times the fewest seconds; 16 are needed.
         few = min(max(min(16, self.n / 23), self.n / 32), 8192)
         self.preconditioned_size = batch_size or size or 2 ** round(log2(max(1, few)))
         self._columns = [_checked(each, number) for number, each in enumerate(given)]
+        classes = np.unique(self._columns[-1][0]) if len(given) > 1 else np.zeros(0)
+        if len(classes) and np.array_equal(classes, range(1, len(classes) + 1)):
+            text = f"The labels are 1 to {len(classes)}. If they are classes, number them from 0"
+            warnings.warn(f"{text}: pass y - 1.", stacklevel=3)
         width = prod(self._columns[0][0].shape[1:]) if given else 1
         self._rows = min(CHUNK_ROWS, CHUNK_SIZE // max(1, width))  # of a chunk
 
     def put_on(self, net: Any) -> None:
-        """Let arrays have the dtype and the device of a network."""
+        """Give the arrays the dtype and the device of a network."""
         (parameter, *_) = net.collect_params().values()
         self.dtype, (self.device, *more) = _mxnet.dtype_of(parameter), _mxnet.devices(parameter)
         if more:
             raise ValueError("compare trains on one device: initialize the network on one alone.")
 
-    def first(self) -> Batch:
-        """A minibatch."""
-        for batch in self.batches(self.seed, 0):
-            return batch
-        raise ValueError(
-            "data(seed, epoch) gave none when it was called again: make a new generator."
-        )
-
-    def classes_from_one(self) -> int:
-        """How many whole numbers the last array has, if these are all from 1 on; or 0."""
-        values = self._columns[-1][0] if len(self._columns) > 1 else np.zeros(0)
-        values = np.unique(values) if values.size == self.n else np.zeros(0)
-        return len(values) if np.array_equal(values, np.arange(1, len(values) + 1)) else 0
-
     def batches(self, seed: int, epoch: int, size: int = 0) -> Iterator[Batch]:
-        """The minibatches of an epoch, of the default size if none is given."""
+        """The mini-batches of an epoch, of the default size if none is given."""
         if self.function is None:
             order = np.random.RandomState([seed, epoch]).permutation(self.n)
-            return self._cut(order, size or self.size)
-        given = self.function(seed, epoch)
-        return ([x if isinstance(x, NDArray) else self.array(x) for x in batch] for batch in given)
+            yield from self._cut(order, size or self.size)
+            return
+        batch = None
+        for batch in self.function(seed, epoch):
+            yield [x if isinstance(x, NDArray) else self.array(x) for x in batch]
+        if batch is None:
+            raise ValueError(
+                f"data({seed}, {epoch}) gave no mini-batch: return a new generator each time."
+            )
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
@@ -95,18 +89,18 @@ class Data:
         return self._chunks
 
     def fixed(self, seed: int, name: str) -> list[Batch]:
-        """The minibatches of the first epoch, for a table; raise if others differ from them."""
-        found = list(self.batches(seed, 0))
-        for one, other in zip_longest(found, self.batches(seed, 1)) if self.function else ():
+        """The mini-batches of the first epoch, for a table; raise if others differ from them."""
+        first = list(self.batches(seed, 0))
+        for one, other in zip_longest(first, self.batches(seed, 1)) if self.function else ():
             if one is None or other is None or not are_equal(one, other):
                 raise ValueError(
-                    f"{name!r} keeps the gradient of each minibatch, and data(seed, epoch) gives "
-                    "other minibatches in each epoch. Pass arrays, or leave it out."
+                    f"{name!r} keeps the gradient of each mini-batch, and data(seed, epoch) gives "
+                    "other mini-batches in each epoch. Pass arrays, or leave it out."
                 )
-        return found
+        return first
 
     def _cut(self, order: np.ndarray, size: int) -> Iterator[Batch]:
-        """Slices of pieces that are copied one by one: of all at once, it would take far longer."""
+        """Slice mini-batches from large pieces: to copy single mini-batches takes far longer."""
         rows = max(1, self._rows // size) * size
         for piece in (order[start : start + rows] for start in range(0, self.n, rows)):
             arrays = [self.array(values[piece], dtype) for values, dtype in self._columns]
@@ -120,8 +114,8 @@ class Data:
 
 
 def _arrays(data: Any) -> tuple[list[Any], int]:
-    """The arrays, one for each argument, and the size of minibatches that they were read from."""
-    if isinstance(data, (*ARRAYS, Dataset)) or not hasattr(data, "__iter__"):
+    """The arrays, one for each argument, and the size of mini-batches that they were read from."""
+    if isinstance(data, ARRAYS) or not hasattr(data, "__iter__"):
         raise TypeError(KINDS.format(type(data).__name__))
     if isinstance(data, (tuple, list)) and data and not all(map(_is_minibatch, data)):
         return [each.toarray() if hasattr(each, "toarray") else each for each in data], 0
@@ -139,13 +133,12 @@ def _is_minibatch(batch: Any) -> bool:
 
 
 def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
-    """Its numbers, which must be finite, and its dtype if it is an array of MXNet."""
+    """The numbers of an array, which must be finite, and the dtype of an array of MXNet."""
     values = np.ascontiguousarray(_numpy(array))
-    is_number = values.dtype.kind in "biuf"
-    if not is_number or not np.isfinite(values).all():
+    if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
         raise ValueError(
-            f"Array {number} of data has {'NaN or infinity' if is_number else values.dtype}, "
-            "expected finite numbers. Number texts from 0, as np.unique does."
+            f"Array {number} of data must have finite numbers. Number texts from 0, as np.unique "
+            "does."
         )
     return values, array.dtype if isinstance(array, NDArray) else None
 

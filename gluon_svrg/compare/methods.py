@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Callable, Mapping, Sequence
 
 from mxnet import gluon
@@ -27,12 +27,12 @@ LBFGS, DECAY, NYSTROM, STORED = "lbfgs", "-decay", "svrg-nystrom", "svrg-stored"
 TRAINERS: dict[str, Any] = dict.fromkeys(("svrg", "alpha-svrg", STORED, NYSTROM), SVRGTrainer)
 TRAINERS.update(saga=SAGATrainer, sag=SAGTrainer, sarah=SARAHTrainer, storm=STORMTrainer)
 TRAINERS["mars"] = MARSTrainer
-#: Optimizers of those that have another one than SGD.
+#: The optimizers of methods whose default is not SGD.
 OPTIMIZERS = {"mars": "adam", NYSTROM: "nag"}
-#: What is set unless the user does: SciPy's own memory of 10 needs more passes on large data, and
+#: Defaults of optimizers: SciPy's own memory of 10 needs more passes on large data, and
 #: the momentum of NAG is 0 on MXNet 1.9.1.
 DEFAULTS: dict[str, Any] = {LBFGS: {"memory": 30}, "nag": {"momentum": 0.9}}
-#: Optimizers whose weight decay is the gradient of the penalty, and takes no time of a step.
+#: Optimizers whose weight decay is the gradient of the penalty, so that the loss needs no penalty.
 PENALIZING = ("sgd", "nag", "adam")
 
 Options = Mapping[str, Any]
@@ -44,8 +44,8 @@ SHAPE = (
 )
 
 
-@dataclass(frozen=True)
-class Method:
+@dataclass
+class Contender:
     """One of the methods that are compared."""
 
     name: str
@@ -53,27 +53,27 @@ class Method:
     base: str = ""  # the name without optimizer and decay; empty if the user makes the trainer
     optimizer: str = ""
     decays: bool = False
-    own: Options = field(default_factory=dict)  # arguments that a trainer of ours has in addition
-    options: Sequence[Options] = ({},)  # those of the optimizer that are tried with each rate
-    penalty: Options = field(default_factory=dict)  # of an optimizer whose weight decay is it
+    own: dict[str, Any] = field(default_factory=dict)  # more arguments of a trainer of ours
+    options: Sequence[Options] = ({},)  # of the optimizer, all tried with each rate
+    penalty: Options = field(default_factory=dict)  # l2 as the weight decay of the optimizer
 
     @property
     def steps(self) -> bool:
-        """Whether it makes steps by a trainer, unlike L-BFGS."""
+        """Whether a trainer makes its steps, unlike L-BFGS."""
         return self.base != LBFGS
 
     @property
     def sets_rate(self) -> bool:
-        """Whether it finds a rate by itself: one training a seed, no search."""
+        """Whether the method finds its own rate, so that there is nothing to search."""
         return self.base in (LBFGS, NYSTROM)
 
     def batch_size(self, data: Data) -> int:
-        """How many samples its minibatches have; 0 for L-BFGS, which has none."""
+        """How many samples its mini-batches have; 0 for L-BFGS, which has none."""
         return data.preconditioned_size if self.base == NYSTROM else data.size * self.steps
 
     @property
     def cls(self) -> Any:
-        """The class of its trainer; without a refresh, SVRG's is a plain optimizer with a prox."""
+        """The class of its trainer: without a refresh, `SVRGTrainer` is a proximal optimizer."""
         return TRAINERS.get(self.base, SVRGTrainer if "prox" in self.own else gluon.Trainer)
 
     def settings(self, rate: float, options: Options) -> dict[str, Any]:
@@ -92,11 +92,10 @@ class Method:
             lock = {} if self.cls is gluon.Trainer else {"lock_random": problem.is_random}
             settings = self.settings(rate, options)
             return self.cls(params, self.optimizer, settings, kvstore=None, **lock, **self.own)
-        found = self.make(params, rate)
-        if not callable(getattr(found, "step", None)):
-            kind = type(found).__name__
-            raise TypeError(f"{self.name!r} returned {kind}, expected a trainer with step(n).")
-        return found
+        trainer = self.make(params, rate)
+        if not hasattr(trainer, "step"):
+            raise TypeError(f"{self.name!r} returned {trainer!r}, expected a trainer with step(n).")
+        return trainer
 
     def code(self, rate: float, options: Options, size: int) -> str:
         """The code that makes its trainer; none for a function of the user's."""
@@ -108,53 +107,43 @@ class Method:
         own = "".join(f", {name}={value!r}" for name, value in self.own.items())
         arguments = f"net.collect_params(), {self.optimizer!r}, {self.settings(rate, options)}{own}"
         falls = "; the rate falls to 0 like half a cosine" if self.decays else ""
-        return f"trainer = {cls}({arguments})  # minibatches of {size}{falls}"
+        return f"trainer = {cls}({arguments})  # mini-batches of {size}{falls}"
 
 
 def methods_of(
     methods: Any, optimizer_params: Any, l2: float | None, prox: ProxArgument, snapshots: int
-) -> list[Method]:
+) -> list[Contender]:
     """All methods that are named; raise if one is unknown. l2 is None where wd may be anything."""
-    if isinstance(methods, str):
-        methods = (methods,)
-    pairs = methods.items() if isinstance(methods, Mapping) else [(name, name) for name in methods]
-    given: Any = {} if optimizer_params is None else optimizer_params
-    if not isinstance(given, Mapping):
-        raise TypeError(f"optimizer_params must be a dict, got {type(given).__name__}. {SHAPE}")
-    found, used = [], set()
-    for name, what in pairs:
+    named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
+    given, contenders, used = dict(optimizer_params or {}), [], set()
+    for name, what in named.items():
         if isinstance(what, str):
             method = _named(name, what.lower(), snapshots)
             keys = [name, what.lower(), method.optimizer]
-            if method.base != NYSTROM:  # which sets all of it
+            if method.base != NYSTROM:  # which sets the momentum, too
                 its_own: Any = next((given[key] for key in keys if key in given), {})
-                method = replace(method, options=_options(its_own, method, l2))
-            penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
-            own = {**method.own, **({} if prox is None else {"prox": prox})}
-            found.append(replace(method, penalty=penalty, own=own))
+                method.options = _options(its_own, method, l2)
+            method.penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
+            method.own.update({} if prox is None else {"prox": prox})
+            contenders.append(method)
             used.update(keys)
-        elif (
-            callable(what) and name is not what and what not in (gluon.Trainer, *TRAINERS.values())
-        ):
-            found.append(Method(name, what))
+        elif callable(what) and name is not what:
+            contenders.append(Contender(name, what))
         else:
             raise TypeError(
                 f"{what!r} is no method. Pass a name, as 'svrg+nag', or a dict with functions: "
                 '{"mine": lambda params, rate: SAGATrainer(params, "sgd", {"learning_rate": rate})}'
             )
-    names = [method.name for method in found]
-    if not names or len({*names}) < len(names):
-        raise ValueError(f"methods must be one or more, each once, got {names}.")
     for key in given.keys() - used:
         hint = near(key.lower(), used)
         raise ValueError(f"optimizer_params has {key!r}, which is not compared.{hint} {SHAPE}")
-    return found
+    return contenders
 
 
-def _named(label: str, name: str, snapshots: int) -> Method:
+def _named(label: str, name: str, snapshots: int) -> Contender:
     """A method by its name; raise a ValueError if it is unknown."""
     if name == LBFGS:
-        return Method(label, base=LBFGS, optimizer=LBFGS)
+        return Contender(label, base=LBFGS, optimizer=LBFGS)
     decays = name.endswith(DECAY)
     base, _, optimizer = (name[: -len(DECAY)] if decays else name).partition("+")
     is_ours = base in TRAINERS
@@ -166,12 +155,12 @@ def _named(label: str, name: str, snapshots: int) -> Method:
             "optimizer of MXNet, as sgd; svrg+nag is SVRG with NAG; sgd-decay has a falling rate."
         )
     if base == NYSTROM:
-        return Method(label, None, base, optimizer, own={"preconditioner": Nystrom()})
+        return Contender(label, None, base, optimizer, own={"preconditioner": Nystrom()})
     own = {"coefficient": Linear(0.75, snapshots)} if base == "alpha-svrg" else {}
-    return Method(label, None, base, optimizer, decays, own)
+    return Contender(label, None, base, optimizer, decays, own)
 
 
-def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any]]:
+def _options(given: Any, method: Contender, l2: float | None) -> list[dict[str, Any]]:
     """The options that are tried, with their defaults; raise if a method cannot have them."""
     several = [given] if isinstance(given, Mapping) else given
     for each in several if isinstance(several, (list, tuple)) and several else [None]:
@@ -191,8 +180,8 @@ def _options(given: Any, method: Method, l2: float | None) -> list[dict[str, Any
     return [{**own, **each} for each in several]
 
 
-def needs(method: Method, trainer: Any) -> tuple[bool, bool]:
-    """Whether a trainer needs refreshes, and fixed minibatches: ours say so."""
+def needs(method: Contender, trainer: Any) -> tuple[bool, bool]:
+    """Whether a trainer needs refreshes, and whether it needs fixed mini-batches."""
     if method.base not in ("", *TRAINERS):  # a plain optimizer
         return False, False
     if isinstance(trainer, VarianceReducedTrainer):

@@ -1,19 +1,17 @@
-"""What all methods train on: network, loss and data, looked at before the first training."""
+"""What all methods train on: network, loss and data, checked before the first training."""
 
 from __future__ import annotations
 
 import random
-import warnings
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
 from math import isfinite
 from time import perf_counter
-from typing import Any, Callable, Sequence
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
-from mxnet.base import MXNetError
 from mxnet.gluon import Block
 
 from .. import _mxnet
@@ -21,8 +19,8 @@ from ..passes.data import initialize
 from ..prox import Prox, ProxArgument, ProximalOperators
 from .data import Data
 
-MINIBATCHES = 20  # by which the time of a gradient is measured
-BESIDE_ZERO = 1e-3  # the scale of weights that would all be zero
+MINIBATCHES = 20  # that measure the time of a gradient
+BESIDE_ZERO = 1e-3  # the scale of random weights in place of zeros
 
 
 @dataclass
@@ -48,7 +46,7 @@ class Problem:
         self.measures = {"loss": self.loss, **self.measures}
 
     def network(self, seed: int) -> Any:
-        """A new network, initialized: equal for all methods of a seed."""
+        """A new network with initial weights, the same for all methods of a seed."""
         for seed_all in (mx.random.seed, np.random.seed, random.seed):
             seed_all(seed)
         net = self.new_net()
@@ -62,7 +60,7 @@ class Problem:
         for p in trainable:
             p.grad_req = "write"  # with 'add', each trainer would have to zero it
         if not any(p.data().asnumpy().any() for p in trainable):
-            # Some gradients of MXNet are wrong at an output of 0, as of the sigmoid cross entropy.
+            # MXNet computes some gradients wrongly at an output of 0: SigmoidBCELoss is one.
             rng = np.random.RandomState(seed)
             for p in trainable:
                 p.data()[:] = (BESIDE_ZERO * rng.normal(size=p.shape)).astype(_mxnet.dtype_of(p))
@@ -78,33 +76,22 @@ class Problem:
         return ProximalOperators(self.prox, net.collect_params(), "sgd", {}).operators
 
     def check(self, seed: int) -> None:
-        """Look at two networks and their losses; raise unless they can be used."""
+        """Compute the losses of two networks; raise unless they can be compared."""
         if isinstance(self.new_net, Block) or not callable(self.new_net):
-            raise TypeError(
-                "new_net must be a function that returns a network, as lambda: Dense(1)."
-            )
-        try:
-            net, other = self.network(seed), self.network(seed)
-            batch = self.data.first()
-            for one, two in zip(net.collect_params().values(), other.collect_params().values()):
-                if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
-                    raise ValueError(
-                        "new_net() must return a new network each time, with the same weights "
-                        "after the same seeds."
-                    )
-            losses = [self._recorded(net, batch) for _ in range(2)]
-        except MXNetError as error:
-            shape = self.data.first()[-1].shape
-            if len(shape) == 2 and shape[1] > 1:
+            raise TypeError("new_net must be a function that returns a network, not a network.")
+        net, other = self.network(seed), self.network(seed)
+        for one, two in zip(net.collect_params().values(), other.collect_params().values()):
+            if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
                 raise ValueError(
-                    f"loss_of(net, ...) failed, and the last array has the shape {shape}. For "
-                    "one-hot labels, pass y.argmax(axis=1), or use a loss with sparse_label=False."
-                ) from error
-            raise
+                    "new_net() must return a new network each time, with the same weights after "
+                    "the same seeds."
+                )
+        batch = next(self.data.batches(self.data.seed, 0))
+        losses = [recorded(self.loss_of, net, *batch) for _ in range(2)]
         what = getattr(losses[0], "shape", type(losses[0]).__name__)
         if getattr(losses[0], "size", 0) != len(batch[0]):
             raise ValueError(
-                f"loss_of(net, ...) returned {what} for a minibatch of {len(batch[0])} samples, "
+                f"loss_of(net, ...) returned {what} for a mini-batch of {len(batch[0])} samples, "
                 "expected the loss of each, in one array: their mean would be divided once more."
             )
         one, two = (loss.asnumpy() for loss in losses)
@@ -114,21 +101,13 @@ class Problem:
             raise ValueError(
                 f"The loss of a new network is {self.first['loss']:g}: there is nothing to compare."
             )
-        classes = self.data.classes_from_one()
-        if classes:
-            text = f"The labels are 1 to {classes}. If they are classes, number them from 0: pass "
-            warnings.warn(f"{text}y - 1.", stacklevel=3)
         self.is_random = not np.allclose(one, two, rtol=1e-4, equal_nan=True)
 
-    def _recorded(self, net: Any, batch: Sequence[Any]) -> Any:
-        with mx.autograd.record():
-            return self.loss_of(net, *batch)
-
     def _seconds(self, net: Any) -> float:
-        """How long a data pass of gradients takes, with the measurements after it."""
+        """The seconds of a data pass of gradients, and of the measurements after it."""
         times, since = [], perf_counter()
         for batch in islice(self.data.batches(self.data.seed, 0), MINIBATCHES):
-            self._recorded(net, batch).backward()
+            recorded(self.loss_of, net, *batch).backward()
             mx.nd.waitall()
             times.append(perf_counter() - since)
             since = perf_counter()
@@ -137,19 +116,14 @@ class Problem:
         return steps + perf_counter() - since
 
     def measured(self, name: str, net: Any) -> float:
-        """A measure of a network; raise a TypeError if it is no number."""
-        found: Any = self.measures[name](net)
-        try:
-            return number(found)
-        except (TypeError, ValueError) as error:
-            what = f"an array of shape {found.shape}" if hasattr(found, "shape") else repr(found)
-            raise TypeError(f"measure {name!r} returned {what}, expected a number.") from error
+        """A measure of a network."""
+        return number(self.measures[name](net))
 
     def loss(self, net: Any) -> float:
-        """The mean loss over the data when the network predicts, and all penalties."""
+        """The mean loss over the data in predict mode, plus all penalties."""
         with mx.autograd.pause(train_mode=False):
             losses = [self.loss_of(net, *batch).asnumpy() for batch in self.data.chunks()]
-            penalties = self.penalty(net).asnumpy().item() if self.l2 else 0.0
+            penalties = number(self.penalty(net)) if self.l2 else 0.0
         for p, operator in self.operators(net).items():
             penalties += number(operator.value(_mxnet.classic(p.data())))
         return sum(float(each.sum(dtype="float64")) for each in losses) / self.data.n + penalties
@@ -160,9 +134,15 @@ class Problem:
         return 0.5 * self.l2 * sum(parts)
 
 
-def number(found: Any) -> float:
-    """A number, or that in an array of one."""
-    return float(found.asnumpy() if isinstance(found, mx.nd.NDArray) else found)
+def recorded(loss_of: Callable[..., Any], *arguments: Any) -> Any:
+    """Losses whose gradients can be computed."""
+    with mx.autograd.record():
+        return loss_of(*arguments)
+
+
+def number(value: Any) -> float:
+    """A number, or the only entry of an array."""
+    return float(value.asnumpy() if isinstance(value, mx.nd.NDArray) else value)
 
 
 def trainable_of(net: Any) -> list[Any]:

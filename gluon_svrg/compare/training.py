@@ -1,4 +1,4 @@
-"""One training: by which method, from which seed, with how many gradients, and what it measured."""
+"""One training of one method from one seed, with its gradients counted and its loss measured."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from inspect import signature
 from itertools import count
 from math import cos, inf, nan, pi
 from time import perf_counter
-from typing import Any, Callable, Iterable, Sequence
+from typing import Any, Iterable
 
 import mxnet as mx
 import numpy as np
@@ -17,13 +17,12 @@ from scipy.optimize import minimize
 
 from .. import _mxnet
 from ..passes.columns import vector
-from .data import Data
-from .methods import STORED, Method, Options, needs
-from .problem import Problem, trainable_of
+from .methods import NYSTROM, STORED, Contender, Options, needs
+from .problem import Problem, recorded, trainable_of
 
-DIVERGED = 10.0  # so many times the first loss
-OVER = "The seconds were over before any training. Allow more, fewer passes, larger minibatches."
-FINER = 1.02  # L-BFGS makes many passes: it is measured again after so many times as many
+DIVERGED = 10.0  # times the first loss
+OVER = "The seconds were over before any training. Allow more, fewer passes, larger mini-batches."
+FINER = 1.02  # L-BFGS makes many passes, so it is measured after each 2% more of them
 
 
 class OutOfTimeError(TimeoutError):
@@ -54,19 +53,22 @@ class Training:
 
     @property
     def place(self) -> int:
-        """The number of that row."""
+        """The position of `end` in the curve."""
         return sum(row["data_passes"] <= self.passes for row in self.curve) - 1
 
 
 class _Run:
     """A training while it runs."""
 
-    def __init__(self, problem: Problem, found: Training, until: float) -> None:
-        self.problem, self.data, self.found = problem, problem.data, found
+    def __init__(
+        self, problem: Problem, method: Contender, training: Training, until: float
+    ) -> None:
+        self.problem, self.data, self.training = problem, problem.data, training
         self.n, self.budget, self.until = problem.data.n, problem.passes * problem.data.n, until
-        self.net, self.has_penalty = problem.network(found.seed), not problem.l2
+        self.method, self.net = method, problem.network(training.seed)
+        self.adds_penalty = problem.l2 and not method.penalty
         self.trainer: Any = None
-        self.goes_back = False  # whether the trainer itself sees to it that no training diverges
+        self.highest = inf  # a training with a higher loss has diverged
         self.recorded, self.seconds, self.since = 0, 0.0, perf_counter()  # samples; seconds
 
     def loss_of(self, *batch: Any) -> Any:
@@ -75,46 +77,42 @@ class _Run:
             raise OutOfTimeError(OVER)
         self.recorded += len(batch[0]) if mx.autograd.is_recording() else 0
         losses = self.problem.loss_of(self.net, *batch)
-        return losses if self.has_penalty else losses + self.problem.penalty(self.net)
+        return losses + self.problem.penalty(self.net) if self.adds_penalty else losses
 
     @property
     def done(self) -> int:
-        """The gradients so far, as our trainers count them: not all that they record is one."""
+        """The gradients so far. Our trainers count them, as they also record losses for checks."""
         return getattr(self.trainer, "grad_evaluations", self.recorded)
 
     def note(self) -> None:
-        """Measure, which takes no time of the training; raise if it has diverged."""
+        """Measure, outside of the seconds of the training; raise if it has diverged."""
         mx.nd.waitall()
-        self.seconds += perf_counter() - self.since if self.found.curve else 0.0
+        self.seconds += perf_counter() - self.since if self.training.curve else 0.0
         row = {"data_passes": self.done / self.n, "seconds": self.seconds}
-        first = self.found.curve[0]["loss"] if self.found.curve else inf
         for name in self.problem.measures:  # the loss is the first
             with np.errstate(all="ignore"):
                 row[name] = self.problem.measured(name, self.net)
-            if not row["loss"] <= (inf if self.goes_back else DIVERGED * abs(first)):
+            if not row["loss"] <= self.highest:
                 raise FloatingPointError("The training has diverged.")
-        self.found.curve.append(row)
+        self.training.curve.append(row)
         self.since = perf_counter()
 
-    def by_trainer(self, method: Method) -> None:
+    def by_trainer(self) -> None:
         """Train until all gradients are used."""
-        seed, rate = self.found.seed, self.found.learning_rate
-        self.has_penalty = self.has_penalty or bool(method.penalty)
-        self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.found.options)
-        self.goes_back = method.sets_rate
+        method, seed, rate = self.method, self.training.seed, self.training.learning_rate
+        self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.training.options)
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(method, trainer)
         stores = method.base == STORED
         fixed = self.data.fixed(seed, method.name) if has_table or stores else None
-        indexed, cost, mark = has_table, self.found.batch_size, 1
+        cost, mark = self.training.batch_size, 1
         for epoch in count():
-            since, before = epoch - self.problem.plain_epochs, self.done
+            since = epoch - self.problem.plain_epochs
             is_due = since >= 0 and since % self.problem.refresh_every == 0
             if refreshes and is_due and self.done + self.n < self.budget:
                 stored = {"store_grads": True} if stores else {}
                 trainer.update_full_grads(self.loss_of, fixed or self._whole(epoch), **stored)
-                indexed, before = has_table or stores, self.done
-            order: Any = enumerate(self.data.batches(seed, epoch, self.found.batch_size))
+            order: Any = enumerate(self.data.batches(seed, epoch, self.training.batch_size))
             if fixed:
                 rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
                 # With replacement for SAG, which otherwise diverges at lower rates.
@@ -128,32 +126,27 @@ class _Run:
                     part = min(1.0, used / self.budget)
                     trainer.set_learning_rate(rate * 0.5 * (1 + cos(pi * part)))
                 if takes_closure:
-                    row = {"batch_index": index} if indexed else {}
+                    is_stored = has_table or (stores and trainer.has_snapshot)
+                    row = {"batch_index": index} if is_stored else {}
                     trainer.step(size, closure=partial(self.loss_of, *batch), **row)
                 else:
-                    with mx.autograd.record():
-                        loss = self.loss_of(*batch)
-                    loss.backward()
+                    recorded(self.loss_of, *batch).backward()
                     trainer.step(size)
                 cost = self.done - used
                 if self.done >= mark * self.n:
                     self.note()
                     mark = self.done // self.n + 1
-            if self.done == before:
-                raise ValueError(f"data(seed, epoch) gives no minibatch in epoch {epoch}.")
 
     def _whole(self, epoch: int) -> Iterable[Any]:
-        """The data of a full gradient: large chunks, unless losses depend on their minibatch."""
+        """The data of a full gradient: large chunks, unless losses depend on their mini-batch."""
         if any(map(_mxnet.is_auxiliary, self.net.collect_params().values())):
-            return self.data.batches(self.found.seed, epoch, self.found.batch_size)
+            return self.data.batches(self.training.seed, epoch, self.training.batch_size)
         return self.data.chunks()
 
     def by_lbfgs(self, seconds: float) -> None:
-        """Train by SciPy's L-BFGS-B, a data pass an evaluation, for as long as others took."""
-        parameters, l2 = trainable_of(self.net), self.problem.l2
+        """Train by SciPy's L-BFGS-B, with a data pass each evaluation, for a time."""
+        parameters = trainable_of(self.net)
         ends = np.cumsum([p.data().size for p in parameters])[:-1]
-        decays = np.concatenate([np.full(p.data().size, l2 * p.wd_mult) for p in parameters])
-        self.has_penalty = True  # added here
 
         def put(weights: np.ndarray) -> None:
             for p, part in zip(parameters, np.split(weights, ends)):
@@ -165,8 +158,13 @@ class _Run:
             if self.done + self.n > self.budget and is_over:
                 raise StopIteration
             put(weights)
-            loss, gradient = mean_gradient(self.loss_of, parameters, self.data)
-            return loss + decays @ weights**2 / 2, gradient + decays * weights
+            loss, gradient = 0.0, np.zeros_like(weights)
+            for batch in self.data.chunks():
+                losses = recorded(self.loss_of, *batch)
+                losses.backward()
+                loss += float(losses.asnumpy().sum(dtype="float64"))
+                gradient += vector(p.grad() for p in parameters)
+            return loss / self.n, gradient / self.n
 
         accepted, mark = vector(p.data() for p in parameters), 0.0
 
@@ -178,41 +176,31 @@ class _Run:
                 self.note()
                 mark = FINER * self.done
 
-        # No tolerance: it goes on until it finds no lower loss, or its time is over.
+        # Without tolerances it goes on until it finds no lower loss, or its time is over.
         options = {"ftol": 0, "gtol": 0, "maxiter": 10**9, "maxfun": 10**9}
-        options["maxcor"] = self.found.options["memory"]
+        options["maxcor"] = self.training.options["memory"]
         settings: Any = {"jac": True, "method": "L-BFGS-B", "options": options}
         with suppress(StopIteration):
             minimize(evaluate, accepted, callback=accept, **settings)
         put(accepted)
 
 
-def mean_gradient(
-    loss_of: Callable[..., Any], parameters: Sequence[Any], data: Data
-) -> tuple[float, np.ndarray]:
-    """The mean loss over the data, and its gradient as one vector, in float64."""
-    loss, gradient = 0.0, np.zeros(1)
-    for batch in data.chunks():
-        with mx.autograd.record():
-            losses = loss_of(*batch)
-        losses.backward()
-        loss += float(losses.asnumpy().sum(dtype="float64"))
-        gradient = gradient + vector(p.grad() for p in parameters)
-    return loss / data.n, gradient / data.n
-
-
-def train(problem: Problem, method: Method, found: Training, until: float, slowest: float) -> None:
-    """Train a new network by a method; note the beginning, the end and a divergence.
+def train(
+    problem: Problem, method: Contender, training: Training, until: float, slowest: float
+) -> None:
+    """Train a new network by a method, and record its curve.
 
     L-BFGS may take as many seconds as the slowest of the others, and goes on with more passes.
     """
-    run = _Run(problem, found, until)
+    run = _Run(problem, method, training, until)
     try:
         run.note()
-        run.by_trainer(method) if method.steps else run.by_lbfgs(slowest)
-        if found.curve[-1]["data_passes"] < run.done / run.n:
+        if method.base != NYSTROM:  # which rolls back by itself
+            run.highest = DIVERGED * abs(run.training.curve[0]["loss"])
+        run.by_trainer() if method.steps else run.by_lbfgs(slowest)
+        if training.curve[-1]["data_passes"] < run.done / run.n:
             run.note()
     except FloatingPointError:  # of a measurement, or of a full gradient
-        found.diverged = True
+        training.diverged = True
         end = {"data_passes": run.done / run.n, "seconds": run.seconds, "loss": inf}
-        found.curve.append({**dict.fromkeys(problem.measures, nan), **end})
+        training.curve.append({**dict.fromkeys(problem.measures, nan), **end})
