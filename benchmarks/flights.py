@@ -28,11 +28,13 @@ MOMENTA = [0.5, 0.9, 0.97, 0.99, 0.995, 0.998, 0.999]
 SIZES = [f"late, {rows:,}" for rows in (1_000, 3_000, 10_000, 30_000, 100_000)]
 
 NYSTROM, SVRG, STORED = "Nystrom", "SVRG, nag", "SVRG, nag, stored"
+NYSTROM_STORED = "Nystrom, stored"
 SGD, LBFGS = "SGD, nag, falling", next(iter(MEMORIES))
 #: Problem, method, data passes (of scikit-learn: after how many iterations it is looked at);
 #: rate and momentum where the search begins, and the minibatch, 0 for that of `compare`.
 PLANS: list[tuple[str, str, Any, float, float, int]] = [
     *(("late", NYSTROM, 60, 0, 0, size) for size in (1024, 4096, 0)),
+    *(("late", NYSTROM_STORED, 60, 0, 0, size) for size in (1024, 4096)),
     ("late", SVRG, 18, 3, 0.99, 1024),
     ("late", SVRG, 33, 10, 0.97, 4096),
     ("late", STORED, 12, 3, 0.99, 1024),
@@ -76,12 +78,12 @@ def run(quick: bool, only: Sequence[str] = ()) -> Records:
             budget = 3 if isinstance(budget, int) else [2]
         case = problem(name, 1_000 if quick else None)
         train = partial(trained, case, method, budget, LEVELS[-1])
-        settings: dict = {"minibatch": minibatch, "plain_epochs": int(method == NYSTROM)}
+        settings: dict = {"minibatch": minibatch, "plain_epochs": int(NYSTROM in method)}
         axes = [RATES, MOMENTA]
         axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
         found = best(partial(train, **settings), axes, start, LEVELS[-1])
         records.append(found)
-        if (method == NYSTROM or (name == "late" and method in (SVRG, STORED))) and not quick:
+        if (NYSTROM in method or (name == "late" and method in (SVRG, STORED))) and not quick:
             settings.update(rate=found["rate"], momentum=found["momentum"])
             records += [train(seed=seed, **settings) for seed in SEEDS[1:]]
     return records

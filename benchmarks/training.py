@@ -22,6 +22,7 @@ RATES = [float(f"{10 ** (k / 2):.0e}") for k in range(-12, 7)]  # 1e-6, 3e-6, ..
 #: Methods of `compare`, by the names of records.
 METHODS = {
     "Nystrom": "svrg-nystrom",
+    "Nystrom, stored": "svrg-stored-nystrom",
     "SVRG, nag": "svrg+nag",
     "SVRG, nag, stored": "svrg-stored+nag",
     "SGD, nag, falling": "nag-decay",

@@ -579,6 +579,13 @@ def test_the_lock_of_random_numbers(is_random, steps):
     assert {row["lock"] for name in names for row in steps[name]} == {is_random}
 
 
+def test_stored_gradients_with_a_preconditioner(steps):
+    """In its last epoch, a step takes one gradient, of a mini-batch of its own size."""
+    regression(["svrg-stored-nystrom"], **{**ONE_RATE, "passes": 20, "batch_size": 4})
+    passes = [row["passes"] for row in steps["svrg-stored-nystrom"][-24:]]
+    np.testing.assert_allclose(np.diff(passes), 4 / 100)
+
+
 def test_the_order_of_minibatches(monkeypatch):
     """Each comes once in an epoch; after the first one SAG draws them with replacement."""
     found = {}

@@ -16,7 +16,7 @@ from .. import _arguments
 from ..prox import ProxArgument
 from .comparison import TAKEN, Comparison
 from .data import Data
-from .methods import STORED, methods_of, needs
+from .methods import methods_of, needs
 from .problem import Problem
 from .search import Search
 
@@ -81,9 +81,9 @@ def compare(
         ``svrg``, ``alpha-svrg``, ``svrg-stored``, ``saga``, ``sag``, ``sarah``, ``storm``,
         ``mars``; ``lbfgs`` of SciPy; or an optimizer of MXNet. ``svrg+nag`` has another optimizer
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
-        cosine. ``svrg-nystrom`` sets its own rate and momentum. A dict has such names, or functions
-        of the parameters and a rate that return a trainer. By default several, L-BFGS where losses
-        are not random.
+        cosine. ``svrg-nystrom`` and ``svrg-stored-nystrom`` set their own rate and momentum. A dict
+        has such names, or functions of the parameters and a rate that return a trainer. By default
+        several, L-BFGS where losses are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
@@ -192,8 +192,8 @@ def compare(
                 raise
             left_out[method.name] = str(error)
             continue
-        if has_table or method.base == STORED:
-            source.fixed(all_seeds[0], method.name)
+        if has_table or method.stores:
+            source.fixed(all_seeds[0], method.name, source.size)
         if refreshes and passes <= plain_epochs + 1:
             raise ValueError(NO_REFRESH.format(method.name, plain_epochs + 1, passes))
     known = [method for method in known if method.name not in left_out]

@@ -88,9 +88,9 @@ class Data:
         self._chunks = self._chunks or [*self._cut(np.arange(self.n), max(self.size, self._rows))]
         return self._chunks
 
-    def fixed(self, seed: int, name: str) -> list[Batch]:
+    def fixed(self, seed: int, name: str, size: int) -> list[Batch]:
         """The mini-batches of the first epoch, for a table; raise if others differ from them."""
-        first = list(self.batches(seed, 0))
+        first = list(self.batches(seed, 0, size))
         for one, other in zip_longest(first, self.batches(seed, 1)) if self.function else ():
             if one is None or other is None or not are_equal(one, other):
                 raise ValueError(

@@ -22,13 +22,14 @@ from ..trainer import VarianceReducedTrainer
 from .data import Data
 from .problem import Problem
 
-LBFGS, DECAY, NYSTROM, STORED = "lbfgs", "-decay", "svrg-nystrom", "svrg-stored"
+LBFGS, DECAY, STORED = "lbfgs", "-decay", "svrg-stored"
+NYSTROM = ("svrg-nystrom", "svrg-stored-nystrom")
 #: The trainers of the package by the names of their methods.
-TRAINERS: dict[str, Any] = dict.fromkeys(("svrg", "alpha-svrg", STORED, NYSTROM), SVRGTrainer)
+TRAINERS: dict[str, Any] = dict.fromkeys(("svrg", "alpha-svrg", STORED, *NYSTROM), SVRGTrainer)
 TRAINERS.update(saga=SAGATrainer, sag=SAGTrainer, sarah=SARAHTrainer, storm=STORMTrainer)
 TRAINERS["mars"] = MARSTrainer
 #: The optimizers of methods whose default is not SGD.
-OPTIMIZERS = {"mars": "adam", NYSTROM: "nag"}
+OPTIMIZERS = {"mars": "adam", **dict.fromkeys(NYSTROM, "nag")}
 #: Defaults of optimizers: SciPy's own memory of 10 needs more passes on large data, and
 #: the momentum of NAG is 0 on MXNet 1.9.1.
 DEFAULTS: dict[str, Any] = {LBFGS: {"memory": 30}, "nag": {"momentum": 0.9}}
@@ -65,11 +66,16 @@ class Contender:
     @property
     def sets_rate(self) -> bool:
         """Whether the method finds its own rate, so that there is nothing to search."""
-        return self.base in (LBFGS, NYSTROM)
+        return self.base in (LBFGS, *NYSTROM)
+
+    @property
+    def stores(self) -> bool:
+        """Whether refreshes store the gradients of mini-batches."""
+        return self.base.startswith(STORED)
 
     def batch_size(self, data: Data) -> int:
         """How many samples its mini-batches have; 0 for L-BFGS, which has none."""
-        return data.preconditioned_size if self.base == NYSTROM else data.size * self.steps
+        return data.preconditioned_size if self.base in NYSTROM else data.size * self.steps
 
     @property
     def cls(self) -> Any:
@@ -120,7 +126,7 @@ def methods_of(
         if isinstance(what, str):
             method = _named(name, what.lower(), snapshots)
             keys = [name, what.lower(), method.optimizer]
-            if method.base != NYSTROM:  # which sets the momentum, too
+            if method.base not in NYSTROM:  # which sets the momentum, too
                 its_own: Any = next((given[key] for key in keys if key in given), {})
                 method.options = _options(its_own, method, l2)
             method.penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
@@ -154,7 +160,7 @@ def _named(label: str, name: str, snapshots: int) -> Contender:
             f"There is no method {name!r}.{hint} Choose from {', '.join(TRAINERS)}, lbfgs, or an "
             "optimizer of MXNet, as sgd; svrg+nag is SVRG with NAG; sgd-decay has a falling rate."
         )
-    if base == NYSTROM:
+    if base in NYSTROM:
         return Contender(label, None, base, optimizer, own={"preconditioner": Nystrom()})
     own = {"coefficient": Linear(0.75, snapshots)} if base == "alpha-svrg" else {}
     return Contender(label, None, base, optimizer, decays, own)

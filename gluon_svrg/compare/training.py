@@ -17,7 +17,7 @@ from scipy.optimize import minimize
 
 from .. import _mxnet
 from ..passes.columns import vector
-from .methods import NYSTROM, STORED, Contender, Options, needs
+from .methods import NYSTROM, Contender, Options, needs
 from .problem import Problem, recorded, trainable_of
 
 DIVERGED = 10.0  # times the first loss
@@ -103,9 +103,9 @@ class _Run:
         self.trainer = trainer = method.trainer(self.problem, self.net, rate, self.training.options)
         takes_closure = "closure" in signature(trainer.step).parameters
         refreshes, has_table = needs(method, trainer)
-        stores = method.base == STORED
-        fixed = self.data.fixed(seed, method.name) if has_table or stores else None
-        cost, mark = self.training.batch_size, 1
+        stores, size = method.stores, self.training.batch_size
+        fixed = self.data.fixed(seed, method.name, size) if has_table or stores else None
+        cost, mark = size, 1
         for epoch in count():
             since = epoch - self.problem.plain_epochs
             is_due = since >= 0 and since % self.problem.refresh_every == 0
@@ -195,7 +195,7 @@ def train(
     run = _Run(problem, method, training, until)
     try:
         run.note()
-        if method.base != NYSTROM:  # which rolls back by itself
+        if method.base not in NYSTROM:  # which rolls back by itself
             run.highest = DIVERGED * abs(run.training.curve[0]["loss"])
         run.by_trainer() if method.steps else run.by_lbfgs(slowest)
         if training.curve[-1]["data_passes"] < run.done / run.n:
