@@ -17,8 +17,7 @@ from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
-from .kvstore import job
-from .kvstore.kvstore_trainer import KVStoreTrainer
+from .kvstore import job, kinds
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import Columns, copy_rows, norm
@@ -74,7 +73,7 @@ class _Held(NamedTuple):
     progress: Progress
 
 
-class VarianceReducedTrainer(KVStoreTrainer):
+class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
     Parameters
@@ -143,9 +142,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         why = name if method.updates_every_step else "A prox" if prox is not None else ""
-        super().__init__(
-            params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
-        )
+        chosen = kinds.chosen(params, kvstore, compression_params, update_on_kvstore, why)
+        about = {**chosen, "compression_params": compression_params}
+        super().__init__(params, optimizer, optimizer_params, **about)
         method.network = self._network = ParameterBuffers(self._all_parameters)
         method.optimizer = self.optimizer
         self._prox.operators = method.take_operators(self._prox.operators)
@@ -153,9 +152,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
         kind = " with ".join((method.name, *method.file_signature))
         self._files = saving.StateFiles(kind, self._network.parameters, params)
-        self._here: ParameterValues | None = (
-            None  # the current weights; replaced with the network's arrays
-        )
+        # The current weights; replaced with the network's arrays
+        self._here: ParameterValues | None = None
         self._block: Any = None  # of `at_snapshot`
         self._watch = MisuseWarnings(self._workers.size, method.preconditioner is None)
         self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
@@ -459,20 +457,18 @@ class VarianceReducedTrainer(KVStoreTrainer):
             entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
             live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
 
-    def _on_update(self) -> None:
-        """Let the parts see the weights before the optimizer moves them."""
+    def _run_update(self, update: Callable[[], None]) -> None:
+        """Update; let the method's next state take effect, and apply the proximal operators."""
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
-        if self._live.next_state is not None:
-            self._method.before_update(self._live.next_state)
-
-    def _on_update_end(self) -> None:
-        """Give the optimizer back what the method has changed of it."""
-        if self._live.next_state is not None:
-            self._method.after_update()
-
-    def _on_updated(self) -> None:
-        """Let the method's next state take effect, and apply the proximal operators."""
+        next_state = self._live.next_state
+        try:
+            if next_state is not None:
+                self._method.before_update(next_state)
+            update()  # raises if a gradient is stale
+        finally:
+            if next_state is not None:
+                self._method.after_update()
         self._live.commit()
         if self._prox.operators:
             self._prox.apply(self._network.parameters, self.optimizer)

@@ -6,6 +6,6 @@ The code tests for features, not for versions. All other packages import it by
 
 from .amp import *
 from .arrays import *
-from .open_trainer import *
+from .kvstore_trainer import *
 from .optimizers import *
 from .parameters import *
