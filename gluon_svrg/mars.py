@@ -33,7 +33,7 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import trainer
-from .passes.columns import Mean, zero
+from .passes.columns import Mean, split, zero
 from .passes.combine import assign, scale_to_norm
 from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .passes.full_pass import FullGradient
@@ -129,8 +129,7 @@ class MARS(Recursive):
         self, v: np.ndarray, entries: int, batch_index: int | None
     ) -> np.ndarray:
         """Clip."""
-        ends = np.cumsum([grad.size for grad in self.network.live[0]])
-        parts = np.split(v, ends[:-1])
+        parts = split(v, [grad.size for grad in self.network.live[0]])
         for part, is_treated in zip(parts, self.treated() or [True] * len(parts)):
             norm = np.linalg.norm(part)
             if is_treated and self.clip and norm > self.clip:

@@ -57,8 +57,7 @@ class Recursive(Method):
         super().moved(live)
         kept, last = live.next_state if self.keeps_mean else None, self.mean
         new = kept, self._other, self.point, None
-        self.mean, self.point, self._other, live.next_state = (
-            new  # an interrupt comes between lines
-        )
+        # In one line, as an interrupt comes between lines.
+        self.mean, self.point, self._other, live.next_state = new
         if last is not None:
             self.network.give_spare(last.sums)

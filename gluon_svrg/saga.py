@@ -82,10 +82,9 @@ class SAGA(Method):
         row = StoredGradient(index, self._spare.pop(), found.recorded.counts, found.seed)
         if self.table:
             return row
-        self.taken_at = StaleTableCheck.now(
-            ParameterValues.copied(self.network, frozen=True), index
-        )
-        return row._replace(losses=Losses.of(found.recorded.losses))
+        here = ParameterValues.copied(self.network, frozen=True)
+        self.taken_at = StaleTableCheck(here, visit=index)
+        return row._replace(losses=Losses.of(found.recorded))
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
@@ -134,7 +133,7 @@ class SAGA(Method):
         self.mean, self._is_complete = Mean(full.mean.sums, float(full.all_entries)), True
         for column in self.mean.sums:
             assign([column], (0, ((self.mean.entries / full.mean.entries, 0),)))
-        self.taken_at = StaleTableCheck.now(ParameterValues.copied(self.network, frozen=True))
+        self.taken_at = StaleTableCheck(ParameterValues.copied(self.network, frozen=True))
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""

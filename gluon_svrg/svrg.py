@@ -67,7 +67,7 @@ class SVRG(Method):
                 assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
         self.table = full.rows or None
-        self.taken_at = StaleTableCheck.now(self.point) if self.point and full.rows else None
+        self.taken_at = StaleTableCheck(self.point) if self.point and full.rows else None
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
@@ -97,7 +97,7 @@ class SVRG(Method):
         table = state["table"]
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
-            self.taken_at = StaleTableCheck(self.point, table["outside"])
+            self.taken_at = StaleTableCheck(self.point, outside=table["outside"])
 
 
 class PreconditionedSVRG(Preconditioned, SVRG):

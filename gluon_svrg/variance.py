@@ -11,7 +11,7 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .passes.closure import Loss
-from .passes.columns import Columns, DeviceArrays, vector
+from .passes.columns import Columns, DeviceArrays, split, vector
 from .passes.data import arguments, check_data, one_pass
 from .passes.estimate import differentiate
 from .passes.points import ParameterValues
@@ -232,8 +232,7 @@ class _Moments:
 
     def _products(self, g: np.ndarray, d: np.ndarray) -> np.ndarray:
         """For each parameter, the sums of g^2, d^2 and g d over its entries."""
-        ends = np.cumsum(self.sizes)[:-1]
-        parts = zip(np.split(g, ends), np.split(d, ends))
+        parts = zip(split(g, self.sizes), split(d, self.sizes))
         return np.array([[x @ x, y @ y, x @ y] for x, y in parts])
 
 

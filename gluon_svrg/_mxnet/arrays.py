@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any, Callable, Iterable, List, Sequence
 
 import mxnet as mx
@@ -25,18 +26,9 @@ Flags = List[List[bool]]
 _QUICK: Any = ctypes.PyDLL(_LIB._name)
 _read, _write = _QUICK.MXNDArrayGetGradState, _QUICK.MXNDArraySetGradState
 _STALE, _FRESH = ctypes.c_int(0), ctypes.c_int(1)
-_devices: dict[tuple[int, int], Any] = {}
 
-
-def device_of(array: NDArray) -> Any:
-    """The device that holds an array: the one of `only`, quicker to compare."""
-    device = array.device if HAS_DEVICES else array.ctx
-    return _devices.setdefault((device.device_typeid, device.device_id), device)
-
-
-def only(device: Any) -> Any:
-    """The one object for a device, which MXNet makes anew each time."""
-    return _devices.setdefault((device.device_typeid, device.device_id), device)
+#: The device that holds an array.
+device_of: Callable[[NDArray], Any] = attrgetter("device" if HAS_DEVICES else "ctx")
 
 
 def classic(array: NDArray) -> NDArray:

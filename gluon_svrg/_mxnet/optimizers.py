@@ -60,4 +60,4 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
 def steps_along_gradient(optimizer: Any) -> bool:
     """Whether the step of an optimizer is one rate times a direction; True for an unknown name."""
     cls = class_of(optimizer)
-    return cls is None or issubclass(cls, (SGD, NAG))
+    return cls is None or issubclass(cls, PLAIN_OPTIMIZERS)

@@ -13,12 +13,12 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from .arrays import HAS_DEVICES, device_of, not_traced, only
+from .arrays import HAS_DEVICES, device_of, not_traced
 
 
 def devices(parameter: Parameter) -> list[Any]:
     """The devices on which a parameter is (or, when deferred, will be) initialized."""
-    return list(map(only, parameter.list_device() if HAS_DEVICES else parameter.list_ctx()))
+    return parameter.list_device() if HAS_DEVICES else parameter.list_ctx()
 
 
 def devices_of_estimator(estimator: Any) -> Any:

@@ -18,7 +18,7 @@ from mxnet.ndarray import NDArray
 from .. import _arguments, _mxnet, saving
 from ..passes import states
 from ..passes.closure import Loss
-from ..passes.columns import vector
+from ..passes.columns import split, vector
 from ..passes.estimate import differentiate
 from ..passes.full_pass import NOT_FINITE, FullGradient
 from ..passes.method import Method
@@ -222,12 +222,12 @@ class Preconditioner:
         if self.start is None and not controller.refreshes:
             self._settle(None)
             self.start = ParameterValues.copied(network, frozen=True)
-        point, ends = ParameterValues.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
+        point = ParameterValues.copied(network, frozen=False)
         differentiated = 0
 
         def mean_gradient(weights: np.ndarray) -> tuple[np.ndarray, float]:
             nonlocal differentiated
-            for row, piece in zip(point.weights, np.split(weights, ends)):
+            for row, piece in zip(point.weights, split(weights, self._sizes)):
                 for array in map(_mxnet.classic, row):
                     array[:] = piece.reshape(array.shape)
             recorded, _ = differentiate(point, closure, (), seed, 1.0)
@@ -502,8 +502,7 @@ class Preconditioner:
             return {key: self._saved(key, each) for key, each in value._asdict().items()}
         if name not in VECTORS or value is None:
             return value
-        pieces = np.split(value, np.cumsum(self._sizes)[:-1], axis=-1)
-        return states.by_number(self._network, pieces)
+        return states.by_number(self._network, split(value, self._sizes))
 
     def _restored(self, name: str, value: Any) -> Any:
         """The inverse of `_saved`; an exception where that cannot be."""

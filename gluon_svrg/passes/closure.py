@@ -67,12 +67,6 @@ def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence
     return Recorded(loss, losses, counts, sum(counts))
 
 
-def total_loss(minibatches: Sequence[Recorded]) -> float:
-    """The sum of all loss entries of some minibatches, in float64. Waits for the device."""
-    losses = (_mxnet.readable(loss).asnumpy() for each in minibatches for loss in each.losses)
-    return float(sum(entries.sum(dtype="float64") for entries in losses))
-
-
 def called(closure: Callable[..., Loss], batch: Sequence[Any], scope: Any) -> Loss:
     """Call a closure in a scope of autograd, and explain its errors."""
     try:

@@ -97,6 +97,11 @@ def vector(arrays: Iterable[NDArray]) -> np.ndarray:
     return np.concatenate(flat).astype("float64")
 
 
+def split(values: np.ndarray, sizes: Iterable[int]) -> list[np.ndarray]:
+    """The inverse of `vector`: the parts of these sizes, along the last axis."""
+    return np.split(values, np.cumsum([*sizes])[:-1], axis=-1)
+
+
 def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:
     """The columns of arrays per parameter and device."""
     return [DeviceArrays(map(classic, on_device)) for on_device in zip(*arrays)]

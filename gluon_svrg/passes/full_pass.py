@@ -9,7 +9,7 @@ from typing import Any, Callable, Iterable, NamedTuple
 import numpy as np
 
 from .. import _mxnet
-from .closure import Loss, Recorded, total_loss
+from .closure import Loss, Recorded
 from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
 from .data import NO_DATA, arguments
@@ -72,11 +72,12 @@ def full_gradient(
 
     def added(minibatches: list[tuple[Recorded, Any]]) -> float:
         """The sum of the losses of some minibatches, which ends their wait."""
-        total = total_loss([recorded for recorded, _ in minibatches])
-        for recorded, inputs in () if np.isfinite(total) or fault else minibatches:
-            if origin is not None and not np.isfinite(total_loss([recorded])):
-                fault.append(not np.isfinite(losses_at(origin, closure, inputs, None)[1].total))
-                break
+        total = 0.0
+        for recorded, inputs in minibatches:
+            its_loss = Losses.of(recorded).total
+            if origin is not None and not fault and not np.isfinite(its_loss):
+                fault.append(not np.isfinite(losses_at(origin, closure, inputs, None).total))
+            total += its_loss
         return total
 
     loss = compared_loss = 0.0  # the sum of those before; that at the other point
@@ -94,10 +95,10 @@ def full_gradient(
                 recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
                 if earlier is None:
                     break
-                if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
+                if lock.is_repeated(earlier, Losses.of(recorded)):
                     break
         if compares:  # without a backward, statistics of BatchNorm do not move
-            compared_loss += losses_at(origin, closure, inputs, seed)[1].total
+            compared_loss += losses_at(origin, closure, inputs, seed).total
         if is_first:
             network.check_hidden()
             shape = first_shape(inputs, recorded)
@@ -130,7 +131,7 @@ def full_gradient(
     there = float(sums[4] / sums[0]) if sums[5] == sums[3] else None
     reached, is_data_finite = [count > 0 for count in sums[7:]], not sums[6]
     kept = [
-        StoredGradient(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
+        StoredGradient(number, grads, recorded.counts, seed, Losses.of(recorded))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
     losses = mean_loss, there, eps, is_data_finite

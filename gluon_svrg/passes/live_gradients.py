@@ -82,9 +82,8 @@ class PendingUpdate:
         # Since the reduction
         self.next_state: Any = None  # the method's state after the update
         self.total_scale = 1.0  # of `total`
-        self._terms: EstimateCoefficients | None = (
-            None  # of what is held; marks then show another backward
-        )
+        # Of what is held; marks then show another backward
+        self._terms: EstimateCoefficients | None = None
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING

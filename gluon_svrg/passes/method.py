@@ -37,9 +37,8 @@ from .rows import StaleTableCheck, StoredGradient
 class Method:
     """A method without variance reduction: v = g. Other methods override what they need."""
 
-    updates_every_step = (
-        False  # whether its state changes with a step, so that it needs the reduced gradient
-    )
+    # Whether its state changes with each step, so that it needs the reduced gradient
+    updates_every_step = False
     replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
     needs_table = False  # whether each minibatch has an index, and a refresh keeps its gradient
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
@@ -64,9 +63,8 @@ class Method:
         self.file_signature: tuple[str, ...] = ()  # those without which no file fits
         self.coefficient: Any = None  # how much of the correction is used, if there is a choice
         self.table: Sized | None = None  # the stored gradients of minibatches
-        self.taken_at: StaleTableCheck | None = (
-            None  # where its rows were taken, if one is to be checked
-        )
+        # Where the rows of the table were taken, if one is to be checked
+        self.taken_at: StaleTableCheck | None = None
         self.point: ParameterValues | None = None  # the weights of the reference, if it keeps them
         self.mean: Mean | None = None  # m, if it keeps that
         self.ever_reached: list[bool] = []  # per parameter: whether m may not be zero

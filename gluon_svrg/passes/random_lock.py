@@ -7,14 +7,13 @@ numbers are found by the sum of a minibatch's losses, computed twice at the same
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .closure import Loss, check_repeatable, record
+from .closure import Loss, Recorded, check_repeatable, record
 from .watch import warn
 
 RANDOM = (
@@ -36,30 +35,27 @@ ROUNDING = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 class Losses(NamedTuple):
     """What is compared of the losses of a minibatch."""
 
+    counts: tuple[int, ...]  # the number of loss entries per device
     total: float  # the sum of all loss entries
-    size: float  # that of their absolute values
+    size: float  # the sum of their absolute values
     rounding: float  # relative to the size
 
     @classmethod
-    def of(cls, losses: Sequence[NDArray]) -> Losses:
-        """Those of some arrays of losses. Waits for the device."""
+    def of(cls, recorded: Recorded) -> Losses:
+        """Those of a minibatch. Waits for the device."""
         total = size = rounding = 0.0
-        for loss in losses:
+        for loss in recorded.losses:
             entries = _mxnet.readable(loss).asnumpy()
             total += float(entries.sum(dtype="float64"))
             size += float(np.abs(entries).sum(dtype="float64"))
             rounding = max(rounding, ROUNDING.get(np.dtype(loss.dtype), 1e-2))
-        return cls(total, size, rounding)
+        return cls(recorded.counts, total, size, rounding)
 
     def difference(self, other: Losses) -> float:
         """How much they differ, relative to their size; 0 if by rounding, or if unknown."""
         size, rounding = max(self.size, other.size), max(self.rounding, other.rounding)
         relative = abs(self.total - other.total) / size if size else 0.0
         return relative if relative > rounding else 0.0  # a NaN proves nothing
-
-
-#: The loss entries of a minibatch per device, and its losses.
-Measured = Tuple[Tuple[int, ...], Losses]
 
 
 class RandomLock:
@@ -76,10 +72,10 @@ class RandomLock:
         self.locked: bool = mode is True
         self._count = 0
 
-    def is_repeated(self, first: Measured, second: Measured) -> bool:
+    def is_repeated(self, first: Losses, second: Losses) -> bool:
         """Whether losses are the same twice; if not, warn and lock, or raise if that is on."""
-        check_repeatable(first[0], second[0])
-        difference = first[1].difference(second[1])
+        check_repeatable(first.counts, second.counts)
+        difference = first.difference(second)
         if difference and self.locked:
             raise RuntimeError(NOT_REPEATABLE.format(difference))
         if difference:
@@ -114,8 +110,8 @@ class RandomLock:
 
 def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
-) -> Measured:
-    """The loss entries per device, and the losses, recorded as in a step. Waits for the device."""
+) -> Losses:
+    """The losses of a minibatch at a point, recorded as in a step. Waits for the device."""
     if seed is not None:
         mx.random.seed(seed)
     try:
@@ -123,7 +119,7 @@ def losses_at(
         recorded = record(closure, inputs, point.network.devices)
     finally:
         point.leave()
-    return recorded.counts, Losses.of(recorded.losses)
+    return Losses.of(recorded)
 
 
 def draw_seed() -> int:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -44,18 +43,19 @@ class StoredGradient(NamedTuple):
             )
 
 
-@dataclass
 class StaleTableCheck:
-    """The weights at which rows were taken, until the losses of one were computed there again."""
+    """The weights at which rows were taken, until the losses of one were computed there again.
 
-    _point: ParameterValues | None  # None once they were computed
-    outside: int  # a checksum of others' weights then
-    visit: int | None = None  # the minibatch of that row, if not all rows were taken at a refresh
+    Without a checksum `outside`, which a file has, rows are taken at the current weights.
+    """
 
-    @classmethod
-    def now(cls, point: ParameterValues, visit: int | None = None) -> StaleTableCheck:
-        """At the current weights, which the point has."""
-        return cls(point, point.network.outside.fingerprint(), visit)
+    def __init__(
+        self, point: ParameterValues, *, outside: int | None = None, visit: int | None = None
+    ) -> None:
+        self._point: ParameterValues | None = point  # None once the losses were computed
+        # A checksum of the weights then that are not the trainer's
+        self.outside = point.network.outside.fingerprint() if outside is None else outside
+        self.visit = visit  # the minibatch of the row, if not all rows were taken at a refresh
 
     def check(self, row: StoredGradient, closure: Callable[[], Loss]) -> None:
         """Raise or warn if the first row, computed again where it was taken, has other losses."""
@@ -66,8 +66,8 @@ class StaleTableCheck:
             return
         outside = point.network.outside
         with outside.protected():
-            counts, losses = losses_at(point, closure, (), row.seed)
-        row.check_counts(counts)
+            losses = losses_at(point, closure, (), row.seed)
+        row.check_counts(losses.counts)
         if not np.isfinite(losses.total):
             return
         difference = row.losses.difference(losses)

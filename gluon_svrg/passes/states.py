@@ -72,7 +72,7 @@ def table_state(network: ParameterBuffers, rows: Sequence[StoredGradient]) -> di
         "rows": by_number(network, map(together, range(len(network.trainable)))),
         "counts": [list(row.counts) for row in rows],
         "seeds": [row.seed for row in rows],
-        "losses": [row.losses and list(row.losses) for row in rows],
+        "losses": [row.losses and list(row.losses[1:]) for row in rows],
     }
 
 
@@ -93,10 +93,12 @@ def rows_of(
     """The rows of a state, of minibatches with some indices."""
     arrays, rows = in_order(network, state["rows"]), []
     each = zip(indices, state["counts"], state["seeds"], state["losses"])
-    for n, (index, counts, seed, losses) in enumerate(each):
+    for n, (index, stored_counts, seed, losses) in enumerate(each):
+        counts = tuple(stored_counts)
         grads = [
             DeviceArrays(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
             for d, device in enumerate(network.devices)
         ]
-        rows.append(StoredGradient(index, grads, tuple(counts), seed, losses and Losses(*losses)))
+        of_row = losses and Losses(counts, *losses)
+        rows.append(StoredGradient(index, grads, counts, seed, of_row))
     return rows
