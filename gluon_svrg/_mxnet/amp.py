@@ -5,6 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, Iterator
 
+__all__ = ["LossScale"]
+
 
 class LossScale:
     """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any."""

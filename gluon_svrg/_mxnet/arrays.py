@@ -14,6 +14,12 @@ from mxnet.base import _LIB, check_call
 from mxnet.gluon import Parameter
 from mxnet.ndarray import CachedOp, NDArray
 
+__all__ = [
+    "Arrays", "Flags", "cause_of", "classic", "device_of", "dtype_name", "filled_like", "fresh",
+    "is_gradient_in", "is_numpy_like", "is_refused_backward", "like", "mark", "prepared",
+    "readable", "take_fresh", "to_ndarray",
+]  # fmt: skip
+
 HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
 
 #: Per parameter, one array per device.

@@ -14,6 +14,8 @@ from mxnet.ndarray import NDArray
 from .arrays import HAS_DEVICES, address_of, classic
 from .parameters import gradients, is_trainable, not_initialized
 
+__all__ = ["KVStoreTrainer", "barrier"]
+
 
 class KVStoreTrainer(Trainer):
     """A `gluon.Trainer` that knows its workers, and has hooks for a subclass.

@@ -15,6 +15,12 @@ from mxnet.ndarray import NDArray
 
 from .arrays import HAS_DEVICES, device_of, not_traced
 
+__all__ = [
+    "all_rows", "data", "devices", "devices_of_estimator", "dtype_of", "end_notes", "gradients",
+    "has_data", "has_sparse_values", "is_auxiliary", "is_deferred", "is_sparse", "is_trainable",
+    "name_of", "not_initialized", "note_keys", "notes", "put", "reads_noted",
+]  # fmt: skip
+
 
 def devices(parameter: Parameter) -> list[Any]:
     """The devices on which a parameter is (or, when deferred, will be) initialized."""
