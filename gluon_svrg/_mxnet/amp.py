@@ -26,7 +26,7 @@ class LossScale:
         self._trainer._scale = self._trainer._amp_original_scale / self.value
 
     @property
-    def of_live_grads(self) -> float:
+    def of_grads(self) -> float:
         """The scale of the live gradients: 1 after ``amp.unscale``."""
         trainer = self._trainer
         return 1.0 if self.scaler is None else trainer._amp_original_scale / trainer._scale

@@ -98,7 +98,7 @@ class Direction:
 
     def __init__(self, network: ParameterBuffers, decays: np.ndarray, gathers: bool) -> None:
         self._gathers = gathers
-        self._grads, *self._others = network.live
+        self._grads, *self._others = network.grads
         self._weights = columns(network.weights)[0]
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
         self.given: dict[str, NDArray] = {}

@@ -19,7 +19,7 @@ from .. import _arguments, _mxnet, saving
 from ..passes import states
 from ..passes.closure import Loss
 from ..passes.columns import split, vector
-from ..passes.estimate import differentiate
+from ..passes.estimate import gradient_at
 from ..passes.full_pass import NOT_FINITE, FullGradient
 from ..passes.method import Method
 from ..passes.network import ParameterBuffers
@@ -230,11 +230,11 @@ class Preconditioner:
             for row, piece in zip(point.weights, split(weights, self._sizes)):
                 for array in map(_mxnet.classic, row):
                     array[:] = piece.reshape(array.shape)
-            recorded, _ = differentiate(point, closure, (), seed, 1.0)
+            recorded, _ = gradient_at(point, closure, (), seed, 1.0)
             differentiated += recorded.entries
             (entries,) = workers.sum_numbers([recorded.entries])
-            network.sum_everywhere(network.live, workers.sum_arrays)
-            return vector(network.live[0]) / max(entries, 1.0), entries
+            network.sum_everywhere(network.grads, workers.sum_arrays)
+            return vector(network.grads[0]) / max(entries, 1.0), entries
 
         weights = self._weights(self.origin)  # not where steps may have led away
         if controller.measure(mean_gradient, weights, self.decays, self._eps):
@@ -636,7 +636,7 @@ class Preconditioned(Method):
         super().refresh(full)
         self.preconditioner = self.preconditioner.refreshed(self, full)
 
-    def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
+    def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
         """Replace the reduced gradients by the direction; what was learned from them."""
         return self.preconditioner.apply(entries, scale)
 
@@ -646,9 +646,9 @@ class Preconditioned(Method):
     def after_update(self) -> None:
         self.preconditioner.after_update()
 
-    def moved(self, live: Any) -> None:
+    def commit(self, pending: Any) -> None:
         """Keep what was learned; an interrupt can repeat this."""
-        self.preconditioner.commit(live.next_state)
+        self.preconditioner.commit(pending.next_state)
 
 
 def _check_parameters(network: ParameterBuffers) -> None:

@@ -57,7 +57,7 @@ class DeviceArrays(List[NDArray]):
         """Their device."""
         return _mxnet.device_of(self[0])
 
-    def only(self, chosen: Sequence[bool] | None) -> DeviceArrays:
+    def select(self, chosen: Sequence[bool] | None) -> DeviceArrays:
         """Those with a flag; all of them if there are no flags."""
         if chosen is None:
             return self

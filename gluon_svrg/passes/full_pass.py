@@ -13,7 +13,7 @@ from .closure import Loss, Recorded
 from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
 from .data import NO_DATA, arguments
-from .estimate import differentiate
+from .estimate import gradient_at
 from .network import ParameterBuffers
 from .points import ParameterValues
 from .random_lock import Losses, RandomLock, losses_at
@@ -65,7 +65,7 @@ def full_gradient(
     also be computed at an origin, with the same random numbers if they are locked; the first one
     that is not finite always is, where there is an origin.
     """
-    here, total, outside = ParameterValues.here(network), zeros_like(network.live), network.outside
+    here, total, outside = ParameterValues.here(network), zeros_like(network.grads), network.outside
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
     queue: list[tuple[Recorded, Any]] = []  # what the device may still compute, with its inputs
     fault: list[bool] = []  # whether a loss is not finite at the origin either
@@ -92,7 +92,7 @@ def full_gradient(
                 is_own = is_first or looks or keeps_rows or compares
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None
-                recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
+                recorded, its_reached = gradient_at(here, closure, inputs, seed, scale)
                 if earlier is None:
                     break
                 if lock.is_repeated(earlier, Losses.of(recorded)):
@@ -103,11 +103,11 @@ def full_gradient(
             network.check_hidden()
             shape = first_shape(inputs, recorded)
             eps = max(float(np.finfo(_mxnet.readable(x).dtype).eps) for x in recorded.losses)
-        for pair in zip(total, network.live):
+        for pair in zip(total, network.grads):
             assign(pair, (0, ((1.0, 0), (1.0, 1))))
         if keeps_rows:
-            grads = zeros_like(network.live)
-            copy(network.live, grads, 1 / scale)
+            grads = zeros_like(network.grads)
+            copy(network.grads, grads, 1 / scale)
             rows.append((grads, recorded, seed))
         entries, together = entries + recorded.entries, together or recorded.counts[0]
         if its_reached != reached:

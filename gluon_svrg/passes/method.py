@@ -2,16 +2,16 @@
 
 A trainer calls, in this order::
 
-    refresh(full)             at update_full_grads, when the full gradient is known
-    bind()                    when parameters have new arrays
-    terms(batch_index, rows)  before each minibatch: v = a g + b r + k c m
-    row(found, batch_index)   when v is computed: what to keep of the minibatch
-    next_state(live, ...)     when v is summed over devices and workers
-    before_update(following)  just before the optimizer moves the weights
-    after_update()            when it has, or has failed
-    moved(live)               after it has moved them: the next state takes effect
+    refresh(full)              at update_full_grads, when the full gradient is known
+    bind()                     when parameters have new arrays
+    terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
+    row(estimated, index)      when v is computed: what to keep of the mini-batch
+    next_state(pending, ...)   when v is summed over devices and workers
+    before_update(next_state)  just before the optimizer moves the weights
+    after_update()             when it has, or has failed
+    commit(pending)            after it has moved them: the next state takes effect
 
-Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
+Only `commit`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
 before its update is in the `PendingUpdate`, which are dropped as a whole if there is none.
 """
 
@@ -134,7 +134,7 @@ class Method:
         """The formula for the next minibatch, after the rows of this update."""
         return PLAIN_GRADIENT
 
-    def row(self, found: Estimate, index: int) -> StoredGradient | None:
+    def row(self, estimated: Estimate, index: int) -> StoredGradient | None:
         """What to keep of a minibatch with an index until the update."""
         return None
 
@@ -142,24 +142,24 @@ class Method:
         """More numbers to sum over the workers."""
         return ()
 
-    def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
-        """Compute the state after the step, for `moved`; None if it stays.
+    def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
+        """Compute the state after the step, for `commit`; None if it stays.
 
         The live gradients hold V times the scale on every device, or what the user has made of it,
-        and may be changed; ``live.total`` is V as it was computed. C, the loss entries of all, is a
-        number; with several workers it is an array, of C and the sums of `numbers`.
+        and may be changed; ``pending.total`` is V as it was computed. C, the loss entries of all,
+        is a number; with several workers it is an array, of C and the sums of `numbers`.
         """
         return None
 
-    def before_update(self, following: Any) -> None:
+    def before_update(self, next_state: Any) -> None:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
     def after_update(self) -> None:
         """Undo what `before_update` has changed of the optimizer; it can be called again."""
 
-    def moved(self, live: Any) -> None:
+    def commit(self, pending: Any) -> None:
         """Let the next state take effect; it can be called again after an interrupt."""
-        self.ever_reached = list(map(or_, self.ever_reached or live.reached, live.reached))
+        self.ever_reached = list(map(or_, self.ever_reached or pending.reached, pending.reached))
 
     def optimizer_gradient(
         self, v: np.ndarray, entries: int, batch_index: int | None

@@ -42,8 +42,8 @@ class ParameterBuffers:
         self.weights: Arrays = []  # the trainable parameters' values
         self.frozen_values: Arrays = []  # those of the others
         self.aliases: Arrays = []  # other arrays with the memory of the values
-        self.live_grads: Arrays = []  # the gradient buffers
-        self.live: Columns = []  # the same as columns
+        self.grads_by_parameter: Arrays = []  # the gradient buffers
+        self.grads: Columns = []  # the same as columns
         self.accumulating: list[NDArray] = []  # those under ``grad_req='add'``
         self.unseen: set[Parameter] = set()  # those that no backward has reached since `bind`
         self._spare: Columns = []
@@ -65,9 +65,9 @@ class ParameterBuffers:
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.frozen_values = [_mxnet.data(p) for p in self.frozen]
-        self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
-        self.live = columns(self.live_grads)
-        pairs = list(zip(self.trainable, self.live_grads))
+        self.grads_by_parameter = [_mxnet.gradients(p) for p in self.trainable]
+        self.grads = columns(self.grads_by_parameter)
+        pairs = list(zip(self.trainable, self.grads_by_parameter))
         self.accumulating = [g for p, row in pairs if p.grad_req == "add" for g in row]
         self.unseen = set(self.trainable)
         self.aliases = [[w.detach() for w in row] for row in self.weights]
@@ -84,7 +84,7 @@ class ParameterBuffers:
         """
         rows = [
             (weight, grad, "write" if _mxnet.is_sparse(p) else p.grad_req)
-            for p, row, grads in zip(self.trainable, weights, self.live_grads)
+            for p, row, grads in zip(self.trainable, weights, self.grads_by_parameter)
             for weight, grad in zip(row, grads)
         ]
         if rows:
@@ -96,7 +96,7 @@ class ParameterBuffers:
         A network hybridized with ``static_shape=True`` keeps the arrays that it saw before, unless
         their ``grad_req`` is another one now. MXNet shows them as the gradients of the weights.
         """
-        for p, row, grads, flags in zip(self.trainable, weights, self.live_grads, touched):
+        for p, row, grads, flags in zip(self.trainable, weights, self.grads_by_parameter, touched):
             if p in self.unseen and any(flags):
                 for weight, grad, flag in zip(row, grads, flags):
                     if flag and not _mxnet.is_gradient_in(weight, grad):
@@ -119,7 +119,7 @@ class ParameterBuffers:
     def spare(self) -> Columns:
         """Memory for a sum of gradients, which holds nothing between two calls of the trainer."""
         if not self._spare:
-            self._spare = zeros_like(self.live)
+            self._spare = zeros_like(self.grads)
         return self._spare
 
     def take_spare(self) -> Columns:
@@ -144,7 +144,7 @@ class ParameterBuffers:
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
-        copy(self.live, self.spare)
+        copy(self.grads, self.spare)
         self.kept = _mxnet.fresh(self.weights)
         try:
             _mxnet.take_fresh(self.weights)
@@ -154,7 +154,7 @@ class ParameterBuffers:
 
     def _put_grads_back(self) -> None:
         with mx.autograd.pause():  # an interrupt may have left MXNet recording
-            copy(self.spare, self.live)
+            copy(self.spare, self.grads)
         _mxnet.take_fresh(self.weights)
         _mxnet.mark(self.weights, self.kept or [])
         self.kept = None

@@ -60,7 +60,7 @@ class PendingUpdate:
     def __init__(self, method: Method, network: ParameterBuffers) -> None:
         self._method, self._network = method, network
         self._apart: Columns = []  # memory for V
-        self._live: Columns = []  # the gradients for which that was made
+        self._apart_for: Columns = []  # the gradients for which that was made
         self.drop()
 
     def commit(self) -> None:
@@ -70,7 +70,7 @@ class PendingUpdate:
         """
         self.stage = MOVED
         if self.next_state is not None:
-            self._method.moved(self)
+            self._method.commit(self)
         self.drop()
 
     def drop(self) -> None:
@@ -98,7 +98,7 @@ class PendingUpdate:
         elif self._is_moving:
             if len(kinds) > 1:
                 raise RuntimeError(SOME_ADD)
-            size = norm(chain(*self._network.live))
+            size = norm(chain(*self._network.grads))
             self._largest = max(self._largest, size)
             if not size and norm(chain(*self._apart)):
                 self.drop()
@@ -114,7 +114,7 @@ class PendingUpdate:
 
     def stage_estimate(
         self,
-        found: Estimate,
+        estimated: Estimate,
         terms: EstimateCoefficients,
         row: StoredGradient | None,
         scale: float,
@@ -123,17 +123,17 @@ class PendingUpdate:
     ) -> None:
         """Hold an estimate in the live gradients; in half a step, the user may change it."""
         if (is_half or self._network.accumulating) and self._is_moving:
-            if self._live is not self._network.live:  # the last memory was for other arrays
-                self._live = self._network.live
-                self._apart = zeros_like(self._live)
-            for kept, live in zip(self._apart, self._live):
+            if self._apart_for is not self._network.grads:  # the last memory was for other arrays
+                self._apart_for = self._network.grads
+                self._apart = zeros_like(self._apart_for)
+            for kept, grads in zip(self._apart, self._apart_for):
                 before = ((1.0, 0),) if self._is_apart else ()
-                assign([kept, live], (0, (*before, (1 / scale, 1))))
+                assign([kept, grads], (0, (*before, (1 / scale, 1))))
             self._is_apart = True
         rows = self.rows if row is None else {**self.rows, row.position: row}
-        reached = list(map(or_, self.reached or found.reached, found.reached))
+        reached = list(map(or_, self.reached or estimated.reached, estimated.reached))
         arrays = list(map(_mxnet.gradients, self._network.parameters))
-        new = rows, terms, self.entries + found.recorded.entries, reached, arrays, HELD
+        new = rows, terms, self.entries + estimated.recorded.entries, reached, arrays, HELD
         # In one line, as an interrupt comes between lines.
         self.rows, self._terms, self.entries, self.reached, self._grads, self.stage = new
 
@@ -156,7 +156,7 @@ class PendingUpdate:
         """Raise if the user has changed gradients, which the method will replace."""
         if not (self._is_apart and self.stage == HELD):
             return
-        for then, now in zip(chain(*self._apart), chain(*self._network.live)):
+        for then, now in zip(chain(*self._apart), chain(*self._network.grads)):
             distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
             size = max(norm([then]), self._largest / scale)
             if distance > ROUNDING[_mxnet.dtype_name(now)] * size:
@@ -177,8 +177,8 @@ class PendingUpdate:
         shown = self.reached
         is_plain = terms is None or terms is PLAIN_GRADIENT or self._method.mean is None
         if ignore_stale_grad and not is_plain:
-            only = None if terms is None else terms.only
-            leans = map(and_, self._method.ever_reached, only or repeat(True))
+            select = None if terms is None else terms.select
+            leans = map(and_, self._method.ever_reached, select or repeat(True))
             shown = list(map(or_, shown, leans))
         _mxnet.mark(compress(weights, shown), repeat([True] * len(weights[0])))
 
@@ -190,7 +190,7 @@ class PendingUpdate:
     @property
     def total(self) -> Columns:
         """V as it was computed, or the sum of g."""
-        return self._apart if self._is_apart else self._network.live
+        return self._apart if self._is_apart else self._network.grads
 
     @property
     def awaits_reduction(self) -> bool:
