@@ -98,7 +98,7 @@ class SAGA(Method):
         if isinstance(entries, NDArray):
             (entries, added), is_alone = entries.split(2, axis=0), False
         sums = network.take_spare()
-        # Where V is of one minibatch on one device, V - C m is g - r, and the sum is there already.
+        # With one mini-batch on one device, V - C m is g - r, and the sum is there already.
         if mean is None and not is_alone:
             copy(pending.total, sums, 1.0 / pending.total_scale)
         elif mean is not None and not is_alone:

@@ -39,7 +39,7 @@ class SVRG(Method):
     def __init__(self, coefficient: Schedule = 1.0) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
-        self.table: list[StoredGradient] | None = None  # r - c mu of all minibatches
+        self.table: list[StoredGradient] | None = None  # r - c mu of all mini-batches
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
@@ -53,7 +53,7 @@ class SVRG(Method):
     def _row(self, index: int) -> StoredGradient:
         if self.table is None:
             raise RuntimeError(
-                "batch_index needs the gradients of all minibatches at the snapshot. Call "
+                "batch_index needs the gradients of all mini-batches at the snapshot. Call "
                 "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
             )
         if not 0 <= index < len(self.table):

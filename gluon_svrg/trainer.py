@@ -236,7 +236,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if closure is not None:
             loss = self._correct(closure, batch_index, "step")
         elif batch_index is not None:
-            raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
+            raise TypeError("step(batch_index=...) needs the closure of that mini-batch as well.")
         else:
             self._check_intact("step")
             self._start_kvstore()

@@ -93,7 +93,7 @@ def of_numpy(begun):
     return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
 
 
-ONE = r"The data is a \w+ of arrays.* this is one minibatch"
+ONE = r"The data is a \w+ of arrays.* this is one mini-batch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
 MISTAKES = {

@@ -50,10 +50,10 @@ def not_initialized(parameters: Iterable[Parameter]) -> str:
     """A message about those whose shapes are not known."""
     names = [name_of(p) for p in parameters if is_deferred(p)]
     return (
-        f"No minibatch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none has "
-        "passed the network yet, pass step(batch_size, closure=...), or call the network with one. "
-        "If it does not use a layer, give that its shape (in_units, in_channels, ...), or leave it "
-        "out of the trainer."
+        f"No mini-batch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none "
+        "has passed the network yet, pass step(batch_size, closure=...), or call the network with "
+        "one. If it does not use a layer, give that its shape (in_units, in_channels, ...), or "
+        "leave it out of the trainer."
     )
 
 

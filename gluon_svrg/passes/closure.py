@@ -23,7 +23,7 @@ REFUSED = (
 
 
 class Recorded(NamedTuple):
-    """The losses of one minibatch, recorded and not yet differentiated."""
+    """The losses of one mini-batch, recorded and not yet differentiated."""
 
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]  # the same as a tuple
@@ -80,8 +80,8 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     """Raise if the loss entries of a closure differ between two calls."""
     if before != counts:
         raise RuntimeError(
-            f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
-            f"when it was called again. If it draws a minibatch, do that before the step. {MASK}"
+            f"The closure returned {sum(before)} loss entries for a mini-batch, and {sum(counts)} "
+            f"when it was called again. If it draws a mini-batch, do that before the step. {MASK}"
         )
 
 

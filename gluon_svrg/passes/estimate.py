@@ -1,11 +1,11 @@
-"""The formula of all methods: the estimate from a minibatch's gradient.
+"""The formula of all methods: the estimate from a mini-batch's gradient.
 
 ::
 
     v = a g + b r + k c m
 
-``g`` is the gradient of the minibatch at the current weights, ``r`` its gradient at a reference
-(other weights, or a row of a table), each the *sum* over the minibatch's ``c`` loss entries, and
+``g`` is the gradient of the mini-batch at the current weights, ``r`` its gradient at a reference
+(other weights, or a row of a table), each the *sum* over the mini-batch's ``c`` loss entries, and
 ``m`` a *mean* per loss entry. A method chooses the factors, the reference and ``m``, see
 `EstimateCoefficients`. Each device has its own ``g``, ``r`` and ``c``.
 
@@ -36,7 +36,7 @@ from .rows import StoredGradient
 
 
 class EstimateCoefficients(NamedTuple):
-    """What a method makes of the gradient g of a minibatch: ``v = a g + b r + k c m``."""
+    """What a method makes of the gradient g of a mini-batch: ``v = a g + b r + k c m``."""
 
     a: float = 1.0
     b: float = 0.0
@@ -53,7 +53,7 @@ PLAIN_GRADIENT = EstimateCoefficients()
 
 
 class Estimate(NamedTuple):
-    """The results of a minibatch, apart from v, which is in the live gradients."""
+    """The results of a mini-batch, apart from v, which is in the live gradients."""
 
     recorded: Recorded  # the losses at the weights
     grad_evaluations: int  # loss entries, over all passes
@@ -102,7 +102,7 @@ def gradient_at(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends.
+    """Leave a mini-batch's gradient at a point in the live gradients, zero where nothing depends.
 
     The flags tell which parameters backward has reached, on any device.
     """

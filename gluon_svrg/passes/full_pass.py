@@ -20,11 +20,11 @@ from .random_lock import Losses, RandomLock, losses_at
 from .rows import StoredGradient
 from .watch import first_shape
 
-#: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
+#: The number of mini-batches whose losses are computed twice, to detect random numbers. Randomness
 #: in a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it
 #: escapes three pairs in one refresh of 8, with p = 1/5 in one of 3.
 REPEATED = 3
-#: The number of minibatches that the device may be behind, since what is queued holds their data.
+#: The number of mini-batches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
 NOT_FINITE = (
     "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot held "
@@ -35,7 +35,7 @@ NOT_FINITE = (
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Mean  # in the memory of the pass; over as many entries as a first minibatch has
+    mean: Mean  # in the memory of the pass; over as many entries as a first mini-batch has
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted
@@ -44,8 +44,8 @@ class FullGradient(NamedTuple):
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
-    first_shape: tuple[int, ...]  # of the losses of the first minibatch, for a `MisuseWarnings`
-    rows: list[StoredGradient]  # the gradients of all minibatches, if they were wanted
+    first_shape: tuple[int, ...]  # of the losses of the first mini-batch, for a `MisuseWarnings`
+    rows: list[StoredGradient]  # the gradients of all mini-batches, if they were wanted
 
 
 def full_gradient(
@@ -71,7 +71,7 @@ def full_gradient(
     fault: list[bool] = []  # whether a loss is not finite at the origin either
 
     def added(minibatches: list[tuple[Recorded, Any]]) -> float:
-        """The sum of the losses of some minibatches, which ends their wait."""
+        """The sum of the losses of some mini-batches, which ends their wait."""
         total = 0.0
         for recorded, inputs in minibatches:
             its_loss = Losses.of(recorded).total
@@ -88,7 +88,7 @@ def full_gradient(
         guarded = is_first or outside.may_move
         with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
-                # Under the lock, what a pass draws follows from the seed of its first minibatch.
+                # Under the lock, what a pass draws follows from the seed of its first mini-batch.
                 is_own = is_first or looks or keeps_rows or compares
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None

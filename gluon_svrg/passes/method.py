@@ -40,9 +40,9 @@ class Method:
     # Whether its state changes with each step, so that it needs the reduced gradient
     updates_every_step = False
     replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
-    needs_table = False  # whether each minibatch has an index, and a refresh keeps its gradient
+    needs_table = False  # whether each mini-batch has an index, and a refresh keeps its gradient
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
-    can_store_grads = False  # whether gradients of minibatches can be stored
+    can_store_grads = False  # whether gradients of mini-batches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
     keeps_weights = False  # whether it keeps a point
     keeps_frozen = False  # whether that has frozen values too
@@ -62,7 +62,7 @@ class Method:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
         self.file_signature: tuple[str, ...] = ()  # those without which no file fits
         self.coefficient: Any = None  # how much of the correction is used, if there is a choice
-        self.table: Sized | None = None  # the stored gradients of minibatches
+        self.table: Sized | None = None  # the stored gradients of mini-batches
         # Where the rows of the table were taken, if one is to be checked
         self.taken_at: StaleTableCheck | None = None
         self.point: ParameterValues | None = None  # the weights of the reference, if it keeps them
@@ -84,18 +84,18 @@ class Method:
         return operators
 
     def checked_index(self, index: Any, name: str, trainer: str) -> int:
-        """The index of a minibatch as Python's own integer; raise if it cannot be one."""
+        """The index of a mini-batch as Python's own integer; raise if it cannot be one."""
         if index is None:
             raise TypeError(
-                f"{name}() needs batch_index=..., the position of the minibatch, with the closure: "
-                "the row of the table with its last gradient. Keep the minibatches in a list, and "
-                "shuffle their positions."
+                f"{name}() needs batch_index=..., the position of the mini-batch, with the "
+                "closure: the row of the table with its last gradient. Keep the mini-batches in a "
+                "list, and shuffle their positions."
             )
         if not self.can_store_grads:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
+        return _arguments.whole(index, "batch_index, the position of a mini-batch,", float("-inf"))
 
     def check_coefficient(self, value: Any) -> None:
         """Raise if the coefficient cannot be set to a value."""
@@ -105,7 +105,7 @@ class Method:
 
     #: Whether the method keeps anything that belongs to the parameters' arrays.
     has_state: Any = property(attrgetter("ever_reached"))
-    #: Whether there is a reference to compare a minibatch's gradient with.
+    #: Whether there is a reference to compare a mini-batch's gradient with.
     has_reference: Any = has_state
 
     def refresh(self, full: FullGradient) -> None:
@@ -131,11 +131,11 @@ class Method:
             self.point.bind()
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
-        """The formula for the next minibatch, after the rows of this update."""
+        """The formula for the next mini-batch, after the rows of this update."""
         return PLAIN_GRADIENT
 
     def row(self, estimated: Estimate, index: int) -> StoredGradient | None:
-        """What to keep of a minibatch with an index until the update."""
+        """What to keep of a mini-batch with an index until the update."""
         return None
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
@@ -164,7 +164,7 @@ class Method:
     def optimizer_gradient(
         self, v: np.ndarray, entries: int, batch_index: int | None
     ) -> np.ndarray:
-        """What the optimizer gets for v, the *mean* over a minibatch's entries: a vector."""
+        """What the optimizer gets for v, the *mean* over a mini-batch's entries: a vector."""
         return v
 
     def state(self) -> dict[str, Any] | None:

@@ -18,7 +18,7 @@ from .columns import copy_rows, pieces
 
 
 class ExternalParameters:
-    """Those that were found: at the first minibatch of each refresh, and at the first pass."""
+    """Those that were found: at the first mini-batch of each refresh, and at the first pass."""
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)

@@ -48,14 +48,14 @@ OVERWRITTEN = (
 )
 SOME_ADD = (
     "Some parameters have grad_req='add' and others 'write', so that only some gradients would add "
-    "up. Give all the same grad_req, or update after each minibatch."
+    "up. Give all the same grad_req, or update after each mini-batch."
 )
 #: How far gradients may differ from what was computed, relative to the largest norm so far.
 ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
 
 
 class PendingUpdate:
-    """The minibatches whose estimates are in the live gradients of a network."""
+    """The mini-batches whose estimates are in the live gradients of a network."""
 
     def __init__(self, method: Method, network: ParameterBuffers) -> None:
         self._method, self._network = method, network
@@ -75,7 +75,7 @@ class PendingUpdate:
 
     def drop(self) -> None:
         """Forget all, and the method's next state: the update is over, or does not come."""
-        self.entries = 0  # C: the loss entries of these minibatches, on this worker
+        self.entries = 0  # C: the loss entries of these mini-batches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, StoredGradient] = {}  # what the method keeps of each, by its index
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded

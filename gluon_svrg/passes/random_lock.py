@@ -1,7 +1,7 @@
 """The random lock: both passes of a step draw the same random numbers.
 
 With different dropout masks, the correction would add variance instead of removing it. Random
-numbers are found by the sum of a minibatch's losses, computed twice at the same weights.
+numbers are found by the sum of a mini-batch's losses, computed twice at the same weights.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from .closure import Loss, Recorded, check_repeatable, record
 from .watch import warn
 
 RANDOM = (
-    "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
+    "The losses of the same mini-batch at the same weights, computed twice, differ by {:.2g} of "
     "their size. If the network draws random numbers (dropout), both passes of a step draw the "
     "same from now on, as with lock_random=True; with lock_random=False they would stay "
     "different, and add variance. If it draws none, the closure does not repeat its computation."
 )
 NOT_REPEATABLE = (
-    "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
+    "The losses of the same mini-batch at the same weights, computed twice, differ by {:.2g} of "
     "their size, although MXNet's random numbers were the same. The closure must compute the same "
-    "each time: draw the minibatch (next(iterator)), augment data and update a state before the "
+    "each time: draw the mini-batch (next(iterator)), augment data and update a state before the "
     "step, with no random numbers from outside MXNet. lock_random=True and False omit this check."
 )
 #: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
@@ -33,7 +33,7 @@ ROUNDING = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 
 
 class Losses(NamedTuple):
-    """What is compared of the losses of a minibatch."""
+    """What is compared of the losses of a mini-batch."""
 
     counts: tuple[int, ...]  # the number of loss entries per device
     total: float  # the sum of all loss entries
@@ -42,7 +42,7 @@ class Losses(NamedTuple):
 
     @classmethod
     def of(cls, recorded: Recorded) -> Losses:
-        """Those of a minibatch. Waits for the device."""
+        """Those of a mini-batch. Waits for the device."""
         total = size = rounding = 0.0
         for loss in recorded.losses:
             entries = _mxnet.readable(loss).asnumpy()
@@ -111,7 +111,7 @@ class RandomLock:
 def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
 ) -> Losses:
-    """The losses of a minibatch at a point, recorded as in a step. Waits for the device."""
+    """The losses of a mini-batch at a point, recorded as in a step. Waits for the device."""
     if seed is not None:
         mx.random.seed(seed)
     try:

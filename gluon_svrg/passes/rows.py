@@ -1,4 +1,4 @@
-"""Rows of a table: the gradients of minibatches, with what tells that a minibatch is the same."""
+"""Rows of a table: the gradients of mini-batches, with what tells that a mini-batch is the same."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from .random_lock import Losses, losses_at
 from .watch import warn
 
 RESHUFFLED = (
-    "The stored gradient of minibatch {index} differs from what the closure computes now: its "
+    "The stored gradient of mini-batch {index} differs from what the closure computes now: its "
     "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size: "
-    "was the data reshuffled? Keep the minibatches in a list, and shuffle their positions. If the "
+    "was the data reshuffled? Keep the mini-batches in a list, and shuffle their positions. If the "
     "network draws random numbers, pass lock_random=True; lock_random=False omits this check."
 )
 NO_ROW = (
-    "batch_index is {index}, and the gradients of {count} minibatches are stored. It must be the "
-    "position of a minibatch in the data, 0 or more."
+    "batch_index is {index}, and the gradients of {count} mini-batches are stored. It must be the "
+    "position of a mini-batch in the data, 0 or more."
 )
 
 
 class StoredGradient(NamedTuple):
-    """The gradient of a minibatch, and what is known of it."""
+    """The gradient of a mini-batch, and what is known of it."""
 
-    position: int  # of the minibatch in the data
+    position: int  # of the mini-batch in the data
     grads: Columns  # the *sum* over its loss entries, of unscaled losses, per device
     counts: tuple[int, ...]  # loss entries per device
     seed: int | None  # of the random numbers that it was taken with, where they are locked
     losses: Losses | None = None  # at the weights of the gradient; None if unknown
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Raise a ValueError if the loss entries of a minibatch are not those of this row."""
+        """Raise a ValueError if the loss entries of a mini-batch are not those of this row."""
         if counts != self.counts:
             raise ValueError(
-                f"Minibatch {self.position} had {list(self.counts)} loss entries per device when "
+                f"Mini-batch {self.position} had {list(self.counts)} loss entries per device when "
                 f"its gradient was stored, and the closure returned {list(counts)}. batch_index "
-                f"must be the position of the minibatch in the data: was it reshuffled? {MASK}"
+                f"must be the position of the mini-batch in the data: was it reshuffled? {MASK}"
             )
 
 
@@ -55,7 +55,7 @@ class StaleTableCheck:
         self._point: ParameterValues | None = point  # None once the losses were computed
         # A checksum of the weights then that are not the trainer's
         self.outside = point.network.outside.fingerprint() if outside is None else outside
-        self.visit = visit  # the minibatch of the row, if not all rows were taken at a refresh
+        self.visit = visit  # the mini-batch of the row, if not all rows were taken at a refresh
 
     def check(self, row: StoredGradient, closure: Callable[[], Loss]) -> None:
         """Raise or warn if the first row, computed again where it was taken, has other losses."""

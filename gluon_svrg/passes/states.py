@@ -62,7 +62,7 @@ def to_point(network: ParameterBuffers, weights: Any, frozen: Any = None) -> Par
 
 
 def table_state(network: ParameterBuffers, rows: Sequence[StoredGradient]) -> dict[str, Any]:
-    """Rows as plain data: arrays over all minibatches, for each parameter and device."""
+    """Rows as plain data: arrays over all mini-batches, for each parameter and device."""
     devices = range(len(network.devices))
 
     def together(n: int) -> list[np.ndarray]:
@@ -90,7 +90,7 @@ def table_problems(network: ParameterBuffers, state: Any, hint: str = "") -> Ite
 def rows_of(
     network: ParameterBuffers, state: dict[str, Any], indices: Sequence[int]
 ) -> list[StoredGradient]:
-    """The rows of a state, of minibatches with some indices."""
+    """The rows of a state, of mini-batches with some indices."""
     arrays, rows = in_order(network, state["rows"]), []
     each = zip(indices, state["counts"], state["seeds"], state["losses"])
     for n, (index, stored_counts, seed, losses) in enumerate(each):

@@ -23,21 +23,21 @@ RETURNS_OUTPUT = (
     "output by other means."
 )
 MEAN_LOSS = (
-    "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
-    "is {batch_size}, by which its gradient is divided. Is the loss the mean over the minibatch? "
+    "The closure returned one loss entry for each of the last {count} mini-batches, and batch_size "
+    "is {batch_size}, by which its gradient is divided. Is the loss the mean over the mini-batch? "
     "Then call step(1). If it is the sum, in update_full_grads too, all is right."
 )
 ONE_AND_MANY = (
-    "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
-    "gradient is the mean over loss entries: of sums it is as many times too large as a minibatch "
+    "update_full_grads had one loss entry for a mini-batch, and this step has {entries}. The full "
+    "gradient is the mean over loss entries: of sums it is as many times too large as a mini-batch "
     "has samples. Return the same losses in both, best one for each sample."
 )
 BROADCAST = (
-    "The losses of a minibatch of {n} samples have the shape ({n}, {n}): were shapes ({n}, 1) and "
+    "The losses of a mini-batch of {n} samples have the shape ({n}, {n}): were shapes ({n}, 1) and "
     "({n},) broadcast? Reshape the labels: y.reshape((-1, 1))."
 )
 TWO_GRADIENTS = (
-    "update_full_grads(store_grads=True) has stored gradients, and the last {count} minibatches "
+    "update_full_grads(store_grads=True) has stored gradients, and the last {count} mini-batches "
     "have not used them: each took two gradients. Pass step(..., batch_index=...), or leave "
     "store_grads out."
 )
@@ -106,7 +106,7 @@ class MisuseWarnings:
                 self._once(RETURNS_OUTPUT, one=shape[:1], other=shape)
 
     def row(self, is_used: bool) -> None:
-        """A minibatch while there are stored gradients."""
+        """A mini-batch while there are stored gradients."""
         self._if_it_lasts(TWO_GRADIENTS, not is_used)
 
     def step(self, entries: int, batch_size: float) -> None:
