@@ -145,7 +145,7 @@ MISTAKES = {
         ),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
-            r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
+            r"5 loss entries for a mini-batch, and 3 when it was called again.*draws a mini-batch",
         ),
     },
     mx.base.MXNetError: {
@@ -182,7 +182,7 @@ def test_a_loader_that_goes_on_after_a_break(begun):
         return begun.refresh(lambda index: begun.of_index(index.asnumpy().astype(int)), data)
 
     if mx.__version__.startswith("2"):
-        begun.assert_refused(refresh, RuntimeError, "has 5 minibatches, and this pass .*had 4")
+        begun.assert_refused(refresh, RuntimeError, "has 5 mini-batches, and this pass .*had 4")
     assert refresh() == begun.refresh()
 
 
