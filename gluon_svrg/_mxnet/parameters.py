@@ -84,15 +84,15 @@ data: Callable[[Parameter], list[NDArray]] = attrgetter("_data")
 
 
 def all_rows(parameter: Parameter) -> list[NDArray]:
-    """Copies of the values of a parameter, with all rows; row_sparse ones from the kvstore."""
-    weights = parameter._data
+    """The values of a parameter, one array per device; row_sparse ones get all rows first."""
+    weights = data(parameter)
     if has_sparse_values(parameter):
         trainer: Any = parameter._trainer
         trainer = trainer() if isinstance(trainer, weakref.ref) else trainer  # 2.0
         for weight in weights:
             rows = mx.nd.arange(parameter.shape[0], ctx=device_of(weight), dtype="int64")
             trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
-    return [weight.copy() for weight in weights]
+    return weights
 
 
 def dtype_of(parameter: Parameter) -> str:

@@ -164,14 +164,14 @@ def norm(arrays: Iterable[NDArray]) -> float:
 
 
 #: How far copies of one value may differ by rounding, relative to their norm.
-_ROUNDING = {"float16": 1e-3, "float64": 1e-14}
+ROUNDING_OF_COPIES = {"float16": 1e-3, "float64": 1e-14}
 
 
 def are_close(these: Sequence[NDArray], those: Sequence[NDArray]) -> bool:
     """Whether arrays of some dtype are equal, or differ by rounding. Waits for them."""
     if are_equal(these, those):
         return True
-    rounding = _ROUNDING.get(_mxnet.dtype_name(these[0]), 1e-6)
+    rounding = ROUNDING_OF_COPIES.get(_mxnet.dtype_name(these[0]), 1e-6)
     wide = [vector(arrays) for arrays in (these, those)]
     return bool(np.linalg.norm(wide[0] - wide[1]) <= rounding * np.linalg.norm(wide[1]))
 

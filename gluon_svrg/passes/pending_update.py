@@ -51,7 +51,7 @@ SOME_ADD = (
     "up. Give all the same grad_req, or update after each mini-batch."
 )
 #: How far gradients may differ from what was computed, relative to the largest norm so far.
-ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
+ROUNDING_OF_GRADIENTS = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
 
 
 class PendingUpdate:
@@ -159,7 +159,7 @@ class PendingUpdate:
         for then, now in zip(chain(*self._apart), chain(*self._network.grads)):
             distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
             size = max(norm([then]), self._largest / scale)
-            if distance > ROUNDING[_mxnet.dtype_name(now)] * size:
+            if distance > ROUNDING_OF_GRADIENTS[_mxnet.dtype_name(now)] * size:
                 method = self._method.name
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 

@@ -29,7 +29,7 @@ NOT_REPEATABLE = (
     "step, with no random numbers from outside MXNet. lock_random=True and False omit this check."
 )
 #: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
-ROUNDING = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
+ROUNDING_OF_LOSSES = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 
 
 class Losses(NamedTuple):
@@ -48,7 +48,7 @@ class Losses(NamedTuple):
             entries = _mxnet.readable(loss).asnumpy()
             total += float(entries.sum(dtype="float64"))
             size += float(np.abs(entries).sum(dtype="float64"))
-            rounding = max(rounding, ROUNDING.get(np.dtype(loss.dtype), 1e-2))
+            rounding = max(rounding, ROUNDING_OF_LOSSES.get(np.dtype(loss.dtype), 1e-2))
         return cls(recorded.counts, total, size, rounding)
 
     def difference(self, other: Losses) -> float:
