@@ -116,7 +116,7 @@ MISTAKES = {
         "one of NumPy": (lambda b: b.refresh(data=(PROBLEM.X, PROBLEM.y)), ONE),
         "one array": (lambda b: b.refresh(data=b.batches[0][0]), ONE),
         "one without arguments": (lambda b: b.refresh(b.closure, b.batches[0]), ONE),
-        "no iterable": (lambda b: b.refresh(data=3), "a list of minibatches, got int"),
+        "no iterable": (lambda b: b.refresh(data=3), "a list of mini-batches, got int"),
         "the other order": (lambda b: b.refresh(b.batches, b.loss_of), "in the other order"),
         "a flag": (lambda b: b.refresh(store_grads="x"), "must be True or False, got 'x'"),
         "a closure by position": (lambda b: b.trainer.step(5, b.closure), "is ignore_stale_grad"),
@@ -141,7 +141,7 @@ MISTAKES = {
     RuntimeError: {
         "a part of the data": (
             lambda b: b.refresh(data=Short(b.batches)),
-            "has 5 minibatches, and this pass .*had 4",
+            "has 5 mini-batches, and this pass .*had 4",
         ),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
@@ -363,7 +363,7 @@ WATCHED = {
         lambda b: b.step(lambda: (b.closure(), b.net(b.batches[0][0]))),
         "returns is differentiated",
     ),
-    "a sum in a refresh": (sum_then_each, "one loss entry for a minibatch, and this step has 5"),
+    "a sum in a refresh": (sum_then_each, "one loss entry for a mini-batch, and this step has 5"),
     "labels": (
         lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),
         r"samples have the shape \(5, 5\)",

@@ -36,7 +36,7 @@ class KVStoreTrainer(Trainer):
             self._param2idx = {p._uuid: key for key, p in enumerate(self._params)}
         self._workers = workers(kvstore, len(self._params))
         update_there = self._workers.has_servers and update_on_kvstore is not False
-        self._servers = self._workers if update_there else None
+        self._servers: Any = self._workers if update_there else None
         if not self._workers.reduces:  # such servers store nothing before they have an optimizer
             kvstore.set_optimizer(self._optimizer_for_kvstore())
             self._workers.wait()
@@ -106,9 +106,11 @@ class KVStoreTrainer(Trainer):
             self._optimizer = optimizer
 
     def _init_params(self) -> None:
-        for parameter in self._params_to_init:
-            for array in parameter._data or ():
-                make_plain(array)
+        arrays = [array for p in self._params_to_init for array in p._data or ()]
+        for array in arrays:
+            if array.stype == "default":  # oneDNN may have changed the layout, and no kvstore can
+                array.wait_to_read()  # send that: reading the address undoes it
+                address_of(array)
         waiting = len(self._params_to_init)
         super()._init_params()
         if len(self._params_to_init) == waiting:
@@ -126,9 +128,7 @@ class KVStoreTrainer(Trainer):
         return self._servers.wrapped(self.optimizer)
 
     def _prepare_push(self, batch_size: float) -> float:
-        """If servers update: send them new settings, and divide here. The divisor that remains."""
-        if self._servers is None:
-            return batch_size
+        """Where servers update: send new settings, and divide here. The divisor that remains."""
         self._servers.send_settings(self.optimizer, self._params)
         for parameter in filter(is_trainable, self._params):
             for gradient in map(classic, gradients(parameter)):
@@ -174,10 +174,3 @@ class CopiedTrainer:
 def barrier(kvstore: Any) -> None:
     """Wait until all workers of a distributed kvstore are here."""
     kvstore._barrier()
-
-
-def make_plain(array: NDArray) -> None:
-    """Undo, by reading its address, what oneDNN does to a weight: no kvstore can send that."""
-    if array.stype == "default":
-        array.wait_to_read()
-        address_of(array)
