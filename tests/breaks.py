@@ -165,7 +165,7 @@ BREAKS = {
         ("self.entries + estimated.rec", "estimated.rec", "halves a_clip_between"),
         ("max(norm([then]), self._largest / scale)", "norm([then])", "dtypes_and_amp large_micro"),
         ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),
-        ("or terms is PLAIN_GRADIENT", "", "halves is_the_plain_gradient[STORM"),
+        ("terms is not PLAIN_GRADIENT and ", "", "halves is_the_plain_gradient[STORM"),
         ("if not self.entries and", "if False and", "losses without_losses[MARS"),
         ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],

@@ -69,7 +69,7 @@ def test_the_progress_bar_shows_the_bytes(capfd):
         (-1, IndexError, "batch_index is -1"),
         (1.0, TypeError, "batch_index, .*, must be a whole number, got float"),
         (True, TypeError, "got bool"),
-        (4, ValueError, r"Minibatch 4 had \[3\] loss entries .* gradient .* returned \[5\]"),
+        (4, ValueError, r"Mini-batch 4 had \[3\] loss entries .* gradient .* returned \[5\]"),
     ],
 )
 @each_table

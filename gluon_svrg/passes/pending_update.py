@@ -82,8 +82,7 @@ class PendingUpdate:
         # Since the reduction
         self.next_state: Any = None  # the method's state after the update
         self.total_scale = 1.0  # of `total`
-        # Of what is held; marks then show another backward
-        self._terms: EstimateCoefficients | None = None
+        self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
@@ -139,13 +138,12 @@ class PendingUpdate:
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
-        if self.stage != NOTHING and not self._has_its_arrays():
+        if self.stage == NOTHING:
+            return
+        if not self._has_its_arrays():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
-        overwritten = self._network.overwritten() if self._terms is not None else []
-        if overwritten:
-            raise RuntimeError(
-                OVERWRITTEN.format(name=name, parameter=_mxnet.name_of(overwritten[0]))
-            )
+        for parameter in self._network.overwritten():
+            raise RuntimeError(OVERWRITTEN.format(name=name, parameter=_mxnet.name_of(parameter)))
 
     def _has_its_arrays(self) -> bool:
         """Whether the parameters have the gradients that were held."""
@@ -164,27 +162,30 @@ class PendingUpdate:
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:
-        """Mark what is updated as fresh: as all workers do, and what the mean alone moves."""
-        terms = self._terms
-        if terms is None and workers is None:
-            return
-        weights = self._network.weights
-        if terms is None:  # the parameters may have other arrays than those that are known
+        """Set MXNet's marks of fresh gradients of all parameters that the update moves.
+
+        All workers set the same marks. A parameter that backward has not reached moves where the
+        estimate has a part of the mean gradient.
+        """
+        weights, terms = self._network.weights, self._terms
+        if self.stage == NOTHING:  # the user's own backward has set the marks on this worker
+            if workers is None:
+                return
+            # The parameters may have other arrays than those that are known.
             weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
+            self.reached = list(map(any, _mxnet.fresh(weights)))
         if workers is not None:
-            own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
-            self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
+            counts = workers.sum_numbers([*map(float, self.reached)])
+            self.reached = [count > 0 for count in counts]
         shown = self.reached
-        is_plain = terms is None or terms is PLAIN_GRADIENT or self._method.mean is None
-        if ignore_stale_grad and not is_plain:
-            select = None if terms is None else terms.select
-            leans = map(and_, self._method.ever_reached, select or repeat(True))
+        if ignore_stale_grad and terms is not PLAIN_GRADIENT and self._method.mean is not None:
+            leans = map(and_, self._method.ever_reached, terms.select or repeat(True))
             shown = list(map(or_, shown, leans))
         _mxnet.mark(compress(weights, shown), repeat([True] * len(weights[0])))
 
     def hide_marks(self) -> None:
         """Undo `show_marks`, where a stale gradient has prevented the update."""
-        if self._terms is not None:
+        if self.stage != NOTHING:
             self._network.hide_marks()
 
     @property
