@@ -27,7 +27,7 @@ class LossScale:
 
     @property
     def of_grads(self) -> float:
-        """The scale of the live gradients: 1 after ``amp.unscale``."""
+        """The factor of the gradients: 1 after ``amp.unscale``."""
         trainer = self._trainer
         return 1.0 if self.scaler is None else trainer._amp_original_scale / trainer._scale
 

@@ -126,10 +126,10 @@ def filled_like(array: NDArray, value: float) -> NDArray:
 
 
 def address_of(array: NDArray) -> int | None:
-    """The address of a dense array. What oneDNN has done to its layout is undone."""
-    found = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(found)))
-    return found.value
+    """The address of a dense array. This undoes what oneDNN has done to its layout."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value
 
 
 def is_gradient_in(array: NDArray, buffer: NDArray) -> bool:

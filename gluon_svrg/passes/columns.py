@@ -25,7 +25,7 @@ def _kind(description: Any) -> int:
 
 
 class DeviceArrays(List[NDArray]):
-    """The classic arrays of some parameters on one device, not to be replaced."""
+    """The classic arrays of some parameters on one device. Do not replace its items."""
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class DeviceArrays(List[NDArray]):
 
     @cached_property
     def handles(self) -> list[int]:
-        """MXNet's names for them."""
+        """Their addresses in MXNet's C interface."""
         return [array.handle.value for array in self]
 
     @cached_property
@@ -58,7 +58,7 @@ class DeviceArrays(List[NDArray]):
         return _mxnet.device_of(self[0])
 
     def select(self, chosen: Sequence[bool] | None) -> DeviceArrays:
-        """Those with a flag; all of them if there are no flags."""
+        """The arrays with a flag; all of them if there are no flags."""
         if chosen is None:
             return self
         key = tuple(chosen)
@@ -76,7 +76,10 @@ Columns = List[DeviceArrays]
 
 
 class Mean(NamedTuple):
-    """A mean per loss entry, kept as the sum over some: as many more add without a product."""
+    """A mean per loss entry, stored as a sum and the number of entries in it.
+
+    So the loss entries of another mini-batch with this number are added without a product.
+    """
 
     sums: Columns
     entries: Any  # a number, or an array whose first one it is

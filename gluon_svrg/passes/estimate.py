@@ -36,16 +36,16 @@ from .rows import StoredGradient
 
 
 class EstimateCoefficients(NamedTuple):
-    """What a method makes of the gradient g of a mini-batch: ``v = a g + b r + k c m``."""
+    """The factors, the reference and the mean of an estimate: ``v = a g + b r + k c m``."""
 
     a: float = 1.0
     b: float = 0.0
     k: float = 0.0
-    reference: ParameterValues | StoredGradient | None = None  # where r is; None if b is 0
-    mean: Mean | None = None  # m; None without it
-    copy_to: Columns | None = None  # where to copy g, for unscaled losses
+    reference: ParameterValues | StoredGradient | None = None  # of r; None if b is 0
+    mean: Mean | None = None  # m; None if k is 0
+    copy_to: Columns | None = None  # memory for a copy of g, without the scale of AMP's losses
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
-    select: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
+    select: Sequence[bool] | None = None  # flags of parameters; v = g for those without
 
 
 #: v = g.
@@ -68,7 +68,7 @@ def estimate(
     seed: int | None,
     scale: float,
 ) -> Estimate:
-    """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
+    """Leave ``v = a g + b r + k c m`` in the live gradients; AMP multiplies losses by a scale."""
     network, reference, there = here.network, terms.reference, None
     columns = []
     if reference is not None or terms.copy_to is not None:  # otherwise v is g, or follows later
@@ -102,9 +102,10 @@ def gradient_at(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Leave a mini-batch's gradient at a point in the live gradients, zero where nothing depends.
+    """Leave a mini-batch's gradient at a point in the live gradients.
 
-    The flags tell which parameters backward has reached, on any device.
+    It is zero for parameters on which the loss does not depend. The flags tell which parameters
+    backward has reached, on any device.
     """
     network = point.network
     if seed is not None:

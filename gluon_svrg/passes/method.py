@@ -1,4 +1,4 @@
-"""What a method is: its formula, and its state.
+"""The interface of a method: its formula, and its state.
 
 A trainer calls, in this order::
 
@@ -11,8 +11,8 @@ A trainer calls, in this order::
     after_update()             when it has, or has failed
     commit(pending)            after it has moved them: the next state takes effect
 
-Only `commit`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
-before its update is in the `PendingUpdate`, which are dropped as a whole if there is none.
+Only `commit`, `refresh`, `assign` and `discard` change what a file stores. Everything that is known
+of a step before its update is in the `PendingUpdate`, which is dropped if no update follows.
 """
 
 from __future__ import annotations

@@ -25,18 +25,22 @@ STALE_ARRAYS = (
 
 
 class ParameterBuffers:
-    """The parameters whose gradients passes compute, at aliases: the weights' own marks stay."""
+    """The parameters of a trainer, and their arrays.
+
+    Passes compute at aliases of the weights, so MXNet's marks of fresh gradients at the weights
+    themselves stay as the user's own backward has left them.
+    """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = ExternalParameters(parameters)  # other parameters that closures read
-        self.at: Any = None  # the point that was entered last, until it is left
-        self.kept: Flags | None = None  # the marks of gradients that are in the spare memory
+        self.at: Any = None  # the point at which the network computes now
+        self.kept: Flags | None = None  # the marks of gradients that the spare memory keeps
         self.release()
 
     def release(self) -> None:
-        """Keep no arrays but the parameters' own."""
+        """Free all arrays except the parameters' own."""
         self.trainable: list[Parameter] = []  # with gradients
         self.frozen: list[Parameter] = []  # without
         self.weights: Arrays = []  # the trainable parameters' values
@@ -123,12 +127,12 @@ class ParameterBuffers:
         return self._spare
 
     def take_spare(self) -> Columns:
-        """Take the spare memory, to keep something there."""
+        """Take the spare memory away, to keep something there."""
         taken, self._spare = self.spare, []
         return taken
 
     def give_spare(self, memory: Columns) -> None:
-        """Give memory back, in which sums of the current gradients fit, or keep none."""
+        """Return memory for a sum of the current gradients, or an empty list to free it."""
         self._spare = memory
 
     def sum_everywhere(self, sums: Columns, sum_arrays: Callable[[Any], None]) -> None:
@@ -167,7 +171,7 @@ class ParameterBuffers:
             self._put_grads_back()
 
     def overwritten(self) -> list[Parameter]:
-        """Those whose gradient was overwritten since `hide_marks`, unless it accumulates."""
+        """Parameters whose gradient was overwritten since `hide_marks`, and does not add up."""
         self.note_overwritten(_mxnet.fresh(self.weights))
         return self._overwritten
 

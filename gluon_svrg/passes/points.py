@@ -83,7 +83,7 @@ class ParameterValues:
         copy(columns(weights), columns(self.weights))
 
     def enter(self) -> None:
-        """Let the network compute here, until `leave`, which also ends what was not completed."""
+        """Let the network compute here, until `leave`; that may follow an interrupted call, too."""
         for value, copy_of_it in self._states:
             value.copyto(copy_of_it)
         self.network.at = self

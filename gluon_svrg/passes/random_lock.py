@@ -33,7 +33,7 @@ ROUNDING_OF_LOSSES = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 
 
 class Losses(NamedTuple):
-    """What is compared of the losses of a mini-batch."""
+    """The losses of a mini-batch in a few numbers, to compare them with the same losses later."""
 
     counts: tuple[int, ...]  # the number of loss entries per device
     total: float  # the sum of all loss entries
@@ -42,7 +42,7 @@ class Losses(NamedTuple):
 
     @classmethod
     def of(cls, recorded: Recorded) -> Losses:
-        """Those of a mini-batch. Waits for the device."""
+        """The numbers of a recorded mini-batch. Waits for the device."""
         total = size = rounding = 0.0
         for loss in recorded.losses:
             entries = _mxnet.readable(loss).asnumpy()
@@ -52,7 +52,7 @@ class Losses(NamedTuple):
         return cls(recorded.counts, total, size, rounding)
 
     def difference(self, other: Losses) -> float:
-        """How much they differ, relative to their size; 0 if by rounding, or if unknown."""
+        """The relative difference to other losses; 0 if it may be rounding, or is NaN."""
         size, rounding = max(self.size, other.size), max(self.rounding, other.rounding)
         relative = abs(self.total - other.total) / size if size else 0.0
         return relative if relative > rounding else 0.0  # a NaN proves nothing
@@ -98,7 +98,7 @@ class RandomLock:
         return draw_seed()
 
     def state(self) -> dict[str, Any]:
-        """Whether it is on, and which seeds were drawn. The next ones follow from it."""
+        """The mode, and the number of seeds that were drawn: the next ones follow from these."""
         base = None if self.mode is False else self._base
         return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
 

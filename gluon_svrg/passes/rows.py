@@ -1,4 +1,4 @@
-"""Rows of a table: the gradients of mini-batches, with what tells that a mini-batch is the same."""
+"""Stored gradients of mini-batches, and checks that the mini-batches are still the same."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NO_ROW = (
 
 
 class StoredGradient(NamedTuple):
-    """The gradient of a mini-batch, and what is known of it."""
+    """The gradient of a mini-batch, a row of a table."""
 
     position: int  # of the mini-batch in the data
     grads: Columns  # the *sum* over its loss entries, of unscaled losses, per device
