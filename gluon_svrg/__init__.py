@@ -3,7 +3,7 @@
 Each trainer replaces `gluon.Trainer`, and takes the same arguments:
 
 - `SVRGTrainer` corrects gradients by those at a snapshot of the weights.
-- `SAGATrainer` and `SAGTrainer` correct them by a table of the last gradients of all minibatches.
+- `SAGATrainer` and `SAGTrainer` correct them by a table of the last gradients of all mini-batches.
 - `SARAHTrainer` and `STORMTrainer` correct them by those at the weights before the last step.
 - `MARSTrainer` does the same for Adam and other optimizers for networks.
 

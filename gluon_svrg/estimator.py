@@ -43,7 +43,7 @@ class SVRGBatchProcessor(BatchProcessor):
     (2, 10)
     """
 
-    _batch: Any = None  # the minibatch that a `FullGradHandler` has seen last
+    _batch: Any = None  # the mini-batch that a `FullGradHandler` has seen last
 
     def fit_batch(self, estimator: Any, train_batch: Any, batch_axis: int = 0) -> Any:
         """Leave the estimate in `Parameter.grad`, for the step that MXNet's handler makes."""
@@ -75,7 +75,7 @@ class SVRGBatchProcessor(BatchProcessor):
         return closure
 
     def _get_data_and_label(self, batch: Any, devices: Any, batch_axis: int = 0) -> Any:
-        size = batch[0].shape[batch_axis]  # a last minibatch may have fewer samples than devices
+        size = batch[0].shape[batch_axis]  # a last mini-batch may have fewer samples than devices
         return tuple(
             split_and_load(part, devices[:size], batch_axis=batch_axis, even_split=False)
             for part in batch[:2]

@@ -33,11 +33,11 @@ from mxnet.ndarray import NDArray
 
 from . import _arguments
 from ._docstrings import trainer
-from .passes.columns import Mean, zero
+from .passes.columns import Mean, split, zero
 from .passes.combine import assign, scale_to_norm
 from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .passes.full_pass import FullGradient
-from .passes.live_gradients import PendingUpdate
+from .passes.pending_update import PendingUpdate
 from .recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
@@ -102,35 +102,34 @@ class MARS(Recursive):
         if not self.has_reference or not s or (chosen is not None and not any(chosen)):
             return PLAIN_GRADIENT
         if self.keeps_weights:
-            return EstimateCoefficients(a=1 + s, b=-s, reference=self.point, only=chosen)
-        return EstimateCoefficients(a=1 + s, k=-s, mean=self.mean, only=chosen)
+            return EstimateCoefficients(a=1 + s, b=-s, reference=self.point, select=chosen)
+        return EstimateCoefficients(a=1 + s, k=-s, mean=self.mean, select=chosen)
 
-    def next_state(self, live: PendingUpdate, scale: float, entries: float | NDArray) -> Mean:
+    def next_state(self, pending: PendingUpdate, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step, and V from G and the last m, and clip."""
-        following, chosen = super().next_state(live, scale, entries), self.treated()
-        self._leave_out(following)
+        next_state, chosen = super().next_state(pending, scale, entries), self.treated()
+        self._leave_out(next_state)
         if self.mean is not None and self.s:
             at_mean = -1.0 * (entries * (self.s * scale) / self.mean.entries), 1
-            for pair in zip(self.network.live, self.mean.sums):
-                columns = [column.only(chosen) for column in pair]
+            for pair in zip(self.network.grads, self.mean.sums):
+                columns = [column.select(chosen) for column in pair]
                 assign(columns, (0, ((1 + self.s, 0), at_mean)))
         if self.clip is not None:
-            for column in (live.only(chosen) for live in self.network.live):
+            for column in (grads.select(chosen) for grads in self.network.grads):
                 scale_to_norm(column, self.clip * scale, entries)
-        return following
+        return next_state
 
-    def moved(self, live: PendingUpdate) -> None:
+    def commit(self, pending: PendingUpdate) -> None:
         """If approximate, m is of the last mini-batches alone."""
         if self.keeps_mean:
             self.ever_reached = []
-        super().moved(live)
+        super().commit(pending)
 
     def optimizer_gradient(
         self, v: np.ndarray, entries: int, batch_index: int | None
     ) -> np.ndarray:
         """Clip."""
-        ends = np.cumsum([grad.size for grad in self.network.live[0]])
-        parts = np.split(v, ends[:-1])
+        parts = split(v, [grad.size for grad in self.network.grads[0]])
         for part, is_treated in zip(parts, self.treated() or [True] * len(parts)):
             norm = np.linalg.norm(part)
             if is_treated and self.clip and norm > self.clip:

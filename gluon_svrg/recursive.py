@@ -12,8 +12,8 @@ from mxnet.ndarray import NDArray
 
 from .passes.columns import Columns, Mean
 from .passes.combine import copy
-from .passes.live_gradients import PendingUpdate
 from .passes.method import Method
+from .passes.pending_update import PendingUpdate
 from .passes.points import ParameterValues
 
 
@@ -37,28 +37,27 @@ class Recursive(Method):
         super().discard()
         self._other = None
 
-    def next_state(self, live: PendingUpdate, scale: float, entries: float | NDArray) -> Mean:
+    def next_state(self, pending: PendingUpdate, scale: float, entries: float | NDArray) -> Mean:
         """Compute m for the next step."""
         sums: Columns = []
         if self.keeps_mean:
             sums = self.network.take_spare()
-            copy(live.total, sums, 1 / live.total_scale)
+            copy(pending.total, sums, 1 / pending.total_scale)
         return Mean(sums, entries)
 
-    def before_update(self, following: Any) -> None:
+    def before_update(self, next_state: Any) -> None:
         """Copy the weights, which are about to move, to the next reference."""
         if self._other is not None:
             self._other.move()
         elif self.keeps_weights:
             self._other = ParameterValues.copied(self.network, frozen=False)
 
-    def moved(self, live: PendingUpdate) -> None:
+    def commit(self, pending: PendingUpdate) -> None:
         """Put the next state in place of the last one, whose memory is used again."""
-        super().moved(live)
-        kept, last = live.next_state if self.keeps_mean else None, self.mean
+        super().commit(pending)
+        kept, last = pending.next_state if self.keeps_mean else None, self.mean
         new = kept, self._other, self.point, None
-        self.mean, self.point, self._other, live.next_state = (
-            new  # an interrupt comes between lines
-        )
+        # In one line, as an interrupt comes between lines.
+        self.mean, self.point, self._other, pending.next_state = new
         if last is not None:
             self.network.give_spare(last.sums)

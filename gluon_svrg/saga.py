@@ -29,8 +29,8 @@ from .passes.columns import Columns, Mean, zeros_like
 from .passes.combine import assign, copy
 from .passes.estimate import Estimate, EstimateCoefficients
 from .passes.full_pass import FullGradient
-from .passes.live_gradients import PendingUpdate
 from .passes.method import Method
+from .passes.pending_update import PendingUpdate
 from .passes.points import ParameterValues
 from .passes.random_lock import Losses
 from .passes.rows import NO_ROW, StaleTableCheck, StoredGradient
@@ -67,62 +67,61 @@ class SAGA(Method):
         if batch_index < 0 or (stored is None and self._is_complete):
             raise IndexError(NO_ROW.format(index=batch_index, count=len(self.table)))
         if not self._spare:
-            self._spare.append(zeros_like(self.network.live))
+            self._spare.append(zeros_like(self.network.grads))
         return EstimateCoefficients(
             b=-1.0,
             k=1.0,
             reference=stored,
             mean=self.mean,
             copy_to=self._spare[-1],
-            adds_to_sum=len(self.network.live) == 1,  # a call less, where the sum needs no other
+            adds_to_sum=len(self.network.grads) == 1,  # a call less, where the sum needs no other
         )
 
-    def row(self, found: Estimate, index: int) -> StoredGradient:
+    def row(self, estimated: Estimate, index: int) -> StoredGradient:
         """g, which becomes a row when the weights have moved."""
-        row = StoredGradient(index, self._spare.pop(), found.recorded.counts, found.seed)
+        row = StoredGradient(index, self._spare.pop(), estimated.recorded.counts, estimated.seed)
         if self.table:
             return row
-        self.taken_at = StaleTableCheck.now(
-            ParameterValues.copied(self.network, frozen=True), index
-        )
-        return row._replace(losses=Losses.of(found.recorded.losses))
+        here = ParameterValues.copied(self.network, frozen=True)
+        self.taken_at = StaleTableCheck(here, visit=index)
+        return row._replace(losses=Losses.of(estimated.recorded))
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """The loss entries of rows that are not in the table yet."""
         return (sum(sum(row.counts) for index, row in rows.items() if index not in self.table),)
 
-    def next_state(self, live: PendingUpdate, scale: float, entries: float | NDArray) -> Any:
+    def next_state(self, pending: PendingUpdate, scale: float, entries: float | NDArray) -> Any:
         """Compute N m and N after the step, and leave the optimizer its gradient."""
         network, mean = self.network, self.mean
-        added: Any = self.numbers(live.rows)[0]
-        is_alone = len(network.live) == len(live.rows) == 1 and live.total is network.live
+        added: Any = self.numbers(pending.rows)[0]
+        is_alone = len(network.grads) == len(pending.rows) == 1 and pending.total is network.grads
         if isinstance(entries, NDArray):
             (entries, added), is_alone = entries.split(2, axis=0), False
         sums = network.take_spare()
-        # Where V is of one minibatch on one device, V - C m is g - r, and the sum is there already.
+        # With one mini-batch on one device, V - C m is g - r, and the sum is there already.
         if mean is None and not is_alone:
-            copy(live.total, sums, 1.0 / live.total_scale)
+            copy(pending.total, sums, 1.0 / pending.total_scale)
         elif mean is not None and not is_alone:
             # V - C m first: it is zero where g is the row, so that the sum does not drift.
-            move = (-1.0 * (entries / mean.entries), 2), (1.0 / live.total_scale, 1)
-            for row in zip(sums, live.total, mean.sums):
+            move = (-1.0 * (entries / mean.entries), 2), (1.0 / pending.total_scale, 1)
+            for row in zip(sums, pending.total, mean.sums):
                 assign(row, (0, move), (0, ((1.0, 0), (1.0, 2))))
         if mean is not None:
             added = mean.entries if self._is_complete else mean.entries + added
         if self.replaces_grads:
-            copy(sums, network.live, 1.0 * (entries * scale / added))
+            copy(sums, network.grads, 1.0 * (entries * scale / added))
         return Mean(sums, added)
 
-    def moved(self, live: PendingUpdate) -> None:
+    def commit(self, pending: PendingUpdate) -> None:
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
         if not self._is_complete:  # a refresh knows all losses
-            super().moved(live)
+            super().commit(pending)
         if self.taken_at is not None and self.taken_at.visit is None:
             self.taken_at = None  # the step after a refresh has checked it
-        for index, row in live.rows.items():
+        for index, row in pending.rows.items():
             last, self.table[index] = self.table.get(index, row), row
             self._spare += [last.grads] if last is not row else []
-        before, self.mean, live.next_state = self.mean, live.next_state, None
+        before, self.mean, pending.next_state = self.mean, pending.next_state, None
         if before is not None:
             self.network.give_spare(before.sums)
 
@@ -134,7 +133,7 @@ class SAGA(Method):
         self.mean, self._is_complete = Mean(full.mean.sums, float(full.all_entries)), True
         for column in self.mean.sums:
             assign([column], (0, ((self.mean.entries / full.mean.entries, 0),)))
-        self.taken_at = StaleTableCheck.now(ParameterValues.copied(self.network, frozen=True))
+        self.taken_at = StaleTableCheck(ParameterValues.copied(self.network, frozen=True))
 
     def discard(self) -> None:
         """Start over with an empty table, and free its memory."""

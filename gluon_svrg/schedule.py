@@ -386,8 +386,8 @@ class Coefficient:
         return {"schedule": schedule, "coefficient": self.value}
 
     def problems(self, state: Any) -> Iterator[str]:
-        saved, live = state["schedule"], self.state()["schedule"]
-        if type(saved) is not type(live):
+        saved, current = state["schedule"], self.state()["schedule"]
+        if type(saved) is not type(current):
             yield "its coefficient was of another kind: pass a number, function or schedule as then"
         elif isinstance(saved, saving.SavedObject):
             yield from saving.object_problems(saved, self._schedule, "the coefficient")

@@ -39,7 +39,7 @@ class SVRG(Method):
     def __init__(self, coefficient: Schedule = 1.0) -> None:
         super().__init__()
         self.coefficient: Coefficient = Coefficient(coefficient)
-        self.table: list[StoredGradient] | None = None  # r - c mu of all minibatches
+        self.table: list[StoredGradient] | None = None  # r - c mu of all mini-batches
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
         """``v = g - alpha r + alpha c mu``, or ``v = g - alpha (r - c mu)`` with a table."""
@@ -53,7 +53,7 @@ class SVRG(Method):
     def _row(self, index: int) -> StoredGradient:
         if self.table is None:
             raise RuntimeError(
-                "batch_index needs the gradients of all minibatches at the snapshot. Call "
+                "batch_index needs the gradients of all mini-batches at the snapshot. Call "
                 "update_full_grads(closure, data, store_grads=True), or leave batch_index out."
             )
         if not 0 <= index < len(self.table):
@@ -67,7 +67,7 @@ class SVRG(Method):
                 assign([grads, sums], (0, ((1.0, 0), (-count / full.mean.entries, 1))))
         super().refresh(full)
         self.table = full.rows or None
-        self.taken_at = StaleTableCheck.now(self.point) if self.point and full.rows else None
+        self.taken_at = StaleTableCheck(self.point) if self.point and full.rows else None
 
     def state(self) -> dict[str, Any] | None:
         """The snapshot. Devices hold the same, except for states that operators change."""
@@ -97,7 +97,7 @@ class SVRG(Method):
         table = state["table"]
         if table is not None and self.point is not None:
             self.table = states.rows_of(self.network, table, range(len(table["counts"])))
-            self.taken_at = StaleTableCheck(self.point, table["outside"])
+            self.taken_at = StaleTableCheck(self.point, outside=table["outside"])
 
 
 class PreconditionedSVRG(Preconditioned, SVRG):

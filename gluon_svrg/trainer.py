@@ -17,17 +17,16 @@ from mxnet.gluon import Parameter, Trainer
 from mxnet.ndarray import NDArray
 
 from . import _arguments, _mxnet, saving
-from .kvstore import job
-from .kvstore.kvstore_trainer import KVStoreTrainer
+from .kvstore import job, kinds
 from .kvstore.workers import Agreement
 from .passes.closure import Loss, check_closure
 from .passes.columns import Columns, copy_rows, norm
 from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import PLAIN_GRADIENT, Estimate, EstimateCoefficients, estimate
 from .passes.full_pass import NOT_FINITE, FullGradient, full_gradient
-from .passes.live_gradients import HELD, MOVED, NOTHING, REDUCED, PendingUpdate
 from .passes.method import Method
 from .passes.network import ParameterBuffers, check_gradients
+from .passes.pending_update import HELD, MOVED, NOTHING, REDUCED, PendingUpdate
 from .passes.points import ParameterValues
 from .passes.random_lock import RandomLock, losses_at
 from .passes.rows import StoredGradient
@@ -70,11 +69,11 @@ class _Held(NamedTuple):
     """What a refresh replaces, as a whole."""
 
     method: Method
-    live: PendingUpdate
+    pending: PendingUpdate
     progress: Progress
 
 
-class VarianceReducedTrainer(KVStoreTrainer):
+class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     """A `gluon.Trainer` whose gradients a method corrects. Use one of its subclasses.
 
     Parameters
@@ -143,9 +142,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         why = name if method.updates_every_step else "A prox" if prox is not None else ""
-        super().__init__(
-            params, optimizer, optimizer_params, kvstore, compression_params, update_on_kvstore, why
-        )
+        chosen = kinds.chosen(params, kvstore, compression_params, update_on_kvstore, why)
+        about = {**chosen, "compression_params": compression_params}
+        super().__init__(params, optimizer, optimizer_params, **about)
         method.network = self._network = ParameterBuffers(self._all_parameters)
         method.optimizer = self.optimizer
         self._prox.operators = method.take_operators(self._prox.operators)
@@ -153,9 +152,8 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._registered, self._epoch_count = saving.Registered(), saving.EpochCount()
         kind = " with ".join((method.name, *method.file_signature))
         self._files = saving.StateFiles(kind, self._network.parameters, params)
-        self._here: ParameterValues | None = (
-            None  # the current weights; replaced with the network's arrays
-        )
+        # The current weights; replaced with the network's arrays
+        self._here: ParameterValues | None = None
         self._block: Any = None  # of `at_snapshot`
         self._watch = MisuseWarnings(self._workers.size, method.preconditioner is None)
         self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
@@ -174,7 +172,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         return f"{type(self).__name__}({', '.join(about)})"
 
     _method = property(attrgetter("_held.method"))
-    _live = property(attrgetter("_held.live"))
+    _pending = property(attrgetter("_held.pending"))
     _progress = property(attrgetter("_held.progress"))
 
     # --- a step --------------------------------------------------------------------------------
@@ -238,13 +236,13 @@ class VarianceReducedTrainer(KVStoreTrainer):
         if closure is not None:
             loss = self._correct(closure, batch_index, "step")
         elif batch_index is not None:
-            raise TypeError("step(batch_index=...) needs the closure of that minibatch as well.")
+            raise TypeError("step(batch_index=...) needs the closure of that mini-batch as well.")
         else:
             self._check_intact("step")
             self._start_kvstore()
         if self._method.replaces_grads:
-            self._live.check_unchanged("step", self._loss_scale.of_live_grads)
-        self._watch.step(self._live.entries, batch_size)
+            self._pending.check_unchanged("step", self._loss_scale.of_grads)
+        self._watch.step(self._pending.entries, batch_size)
         if self._loss_scaler is not None and self._overflows_on_kvstore():
             self._move(self._loss_scale.skip, batch_size, ignore_stale_grad)
         else:
@@ -296,20 +294,20 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_outside(name)
         if self._here is None or self._files.waiting or not self._network.is_bound():
             self._start_with(closure)
-        self._live.discard_stale()
+        self._pending.discard_stale()
         if self._method.preconditioner is not None:
             self._measure(closure)
-        terms = self._method.terms(batch_index, self._live.rows)
+        terms = self._method.terms(batch_index, self._pending.rows)
         scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
-        found = self._stage_estimate(closure, terms, batch_index, scale, name)
+        estimated = self._stage_estimate(closure, terms, batch_index, scale, name)
         if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
-        self._progress.grad_evaluations += found.differentiated
+        self._progress.grad_evaluations += estimated.grad_evaluations
         if self._method.table:
             self._watch.row(batch_index is not None)
-        if len(found.recorded.losses) > 1:
-            self._watch.losses(found.recorded.losses)
-        return found.recorded.loss
+        if len(estimated.recorded.losses) > 1:
+            self._watch.losses(estimated.recorded.losses)
+        return estimated.recorded.loss
 
     def _measure(self, closure: Callable[[], Loss]) -> None:
         """Learn from the last steps, go back where they led away, and measure the curvature."""
@@ -346,9 +344,9 @@ class VarianceReducedTrainer(KVStoreTrainer):
         before = list(map(NDArray.copy, accumulating))
         try:
             seed = self._seed_of(closure, reference)
-            found = estimate(here, closure, terms, seed, scale)
-            row = None if index is None else self._method.row(found, index)
-            self._live.stage_estimate(found, terms, row, scale, is_half=name != "step")
+            estimated = estimate(here, closure, terms, seed, scale)
+            row = None if index is None else self._method.row(estimated, index)
+            self._pending.stage_estimate(estimated, terms, row, scale, is_half=name != "step")
         except BaseException:
             for grad, value in zip(accumulating, before):
                 value.copyto(grad)
@@ -360,7 +358,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 mx.random.seed(self._lock.next_seed())  # the next draws are not the same each time
         for grad, value in zip(accumulating, before):
             grad += value
-        return found
+        return estimated
 
     def _seed_of(self, closure: Callable[[], Loss], reference: Any) -> int | None:
         """The seed of the passes of a step, if its random numbers are locked."""
@@ -399,7 +397,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """
         self._check_intact("allreduce_grads")
         if self._method.replaces_grads:
-            self._live.check_unchanged("allreduce_grads", self._loss_scale.of_live_grads)
+            self._pending.check_unchanged("allreduce_grads", self._loss_scale.of_grads)
         super().allreduce_grads()
 
     def update(self, batch_size: int, ignore_stale_grad: bool = False) -> None:
@@ -418,7 +416,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
             As `allreduce_grads`.
         """
         _arguments.number(batch_size, "batch_size", open_low=True)
-        if self._live.awaits_reduction:
+        if self._pending.awaits_reduction:
             raise RuntimeError(
                 "update() needs allreduce_grads() before, even on one device: there "
                 f"{self._method.name} takes its mean gradient."
@@ -428,20 +426,20 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _move(self, update: Any, batch_size: float, ignore_stale_grad: bool) -> None:
         """Mark what is fresh, update, and count a step; if one is stale, it can be tried again."""
-        live, workers = self._live, self._workers
+        pending, workers = self._pending, self._workers
         shares = ignore_stale_grad and workers.size > 1 and workers.reduces
-        live.show_marks(ignore_stale_grad, workers if shares else None)
+        pending.show_marks(ignore_stale_grad, workers if shares else None)
         try:
             update(batch_size, ignore_stale_grad)
         except UserWarning:
-            live.hide_marks()
+            pending.hide_marks()
             raise
         except BaseException:
-            if live.stage != MOVED:
-                live.drop()  # without an update, the method keeps its state
+            if pending.stage != MOVED:
+                pending.drop()  # without an update, the method keeps its state
             raise
-        if live.stage != NOTHING:  # AMP has skipped the update
-            live.drop()
+        if pending.stage != NOTHING:  # AMP has skipped the update
+            pending.drop()
         self._progress.steps += 1
         self._progress.inner_steps += bool(self._method.has_reference)
 
@@ -449,31 +447,29 @@ class VarianceReducedTrainer(KVStoreTrainer):
 
     def _allreduce_grads(self) -> None:
         """Reduce; let the method compute its next state from V and its loss entries C."""
-        live = self._live
-        if live.stage == REDUCED:  # as it is when a step is tried again
+        pending = self._pending
+        if pending.stage == REDUCED:  # as it is when a step is tried again
             return
         super()._allreduce_grads()
-        if not live.awaits_reduction:
-            live.stage = REDUCED if live.stage == HELD else live.stage
+        if not pending.awaits_reduction:
+            pending.stage = REDUCED if pending.stage == HELD else pending.stage
         else:
-            entries = self._sum_over_workers([live.entries, *self._method.numbers(live.rows)])
-            live.reduce(self._loss_scale.of_live_grads, entries, self._workers.sum_arrays)
+            entries = self._sum_over_workers([pending.entries, *self._method.numbers(pending.rows)])
+            pending.reduce(self._loss_scale.of_grads, entries, self._workers.sum_arrays)
 
-    def _on_update(self) -> None:
-        """Let the parts see the weights before the optimizer moves them."""
+    def _run_update(self, update: Callable[[], None]) -> None:
+        """Update; let the method's next state take effect, and apply the proximal operators."""
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
-        if self._live.next_state is not None:
-            self._method.before_update(self._live.next_state)
-
-    def _on_update_end(self) -> None:
-        """Give the optimizer back what the method has changed of it."""
-        if self._live.next_state is not None:
-            self._method.after_update()
-
-    def _on_updated(self) -> None:
-        """Let the method's next state take effect, and apply the proximal operators."""
-        self._live.commit()
+        next_state = self._pending.next_state
+        try:
+            if next_state is not None:
+                self._method.before_update(next_state)
+            update()  # raises if a gradient is stale
+        finally:
+            if next_state is not None:
+                self._method.after_update()
+        self._pending.commit()
         if self._prox.operators:
             self._prox.apply(self._network.parameters, self.optimizer)
 
@@ -516,11 +512,11 @@ class VarianceReducedTrainer(KVStoreTrainer):
         """Raise unless the live gradients hold what `correct_grads` left."""
         self._check_outside(name)
         method = self._method
-        if self._live.stage == NOTHING and (self._is_in_force() or method.needs_closure):
+        if self._pending.stage == NOTHING and (self._is_in_force() or method.needs_closure):
             given = "closure=..., batch_index=..." if method.needs_table else "closure=..."
             what = method.name
             raise RuntimeError(NOT_CORRECTED.format(name=name, method=what, given=given))
-        self._live.check_intact(name)
+        self._pending.check_intact(name)
 
     def _check_outside(self, name: str) -> None:
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
@@ -534,12 +530,12 @@ class VarianceReducedTrainer(KVStoreTrainer):
             raise RuntimeError(
                 f"{name}() was called inside `with trainer.at_snapshot()`. Call it after the block."
             )
-        if network.at or network.kept or _mxnet.notes or self._live.stage == MOVED:
+        if network.at or network.kept or _mxnet.notes or self._pending.stage == MOVED:
             # An interrupt has ended the last call, or this is another thread's.
             network.come_back()
             _mxnet.end_notes()
-            if self._live.stage == MOVED:
-                self._live.commit()
+            if self._pending.stage == MOVED:
+                self._pending.commit()
 
     def _overflows_on_kvstore(self) -> bool:
         """Whether gradients must not reach a kvstore that would update with them."""
@@ -643,7 +639,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
                 self._method.discard()  # no memory of the old snapshot can be reused
             self._bind()
             if keeps_rows and bar is not None:
-                bar.set_postfix_str(_memory_of_rows(network.live, bar.total))
+                bar.set_postfix_str(_memory_of_rows(network.grads, bar.total))
             origin, compares, found = None, False, self._method.preconditioner
             if found is not None:
                 found.prepare_refresh()
@@ -922,7 +918,7 @@ class VarianceReducedTrainer(KVStoreTrainer):
         self._check_states_are_here("load_states")
         if "counters" not in self._files.load(fname, self._parts()):
             self._progress.inner_steps = 0  # of gluon.Trainer
-        self._live.drop()
+        self._pending.drop()
         self._method.discard()
         self._here = None  # what was discarded is bound again
 

@@ -11,9 +11,9 @@ import numpy as np
 from mxnet.gluon import Parameter
 
 from .passes.closure import Loss
-from .passes.columns import Columns, DeviceArrays, vector
+from .passes.columns import Columns, DeviceArrays, split, vector
 from .passes.data import arguments, check_data, one_pass
-from .passes.estimate import differentiate
+from .passes.estimate import gradient_at
 from .passes.points import ParameterValues
 from .passes.random_lock import draw_seed
 from .passes.rows import StoredGradient
@@ -143,7 +143,7 @@ def variance(
         raise TypeError(f"variance() needs an SVRGTrainer, or another of this package, got {name}.")
     method = trainer._begin_comparison("variance")
     network, locked, scale = method.network, trainer._lock.locked, trainer._loss_scale.value
-    here, moments = ParameterValues.here(network), _Moments(network.live[0])
+    here, moments = ParameterValues.here(network), _Moments(network.grads[0])
     m: Any = 0.0 if method.mean is None else method.mean.vector()
     with ExitStack() as stack:
         if locked:
@@ -158,18 +158,18 @@ def variance(
             if isinstance(reference, StoredGradient) and reference.seed is not None:
                 seed = reference.seed
             with network.outside.protected(gradients=True, search=True):
-                recorded, _ = differentiate(here, closure, inputs, seed, scale)
-                g = _mean(network.live, recorded.entries * scale)
+                recorded, _ = gradient_at(here, closure, inputs, seed, scale)
+                g = _mean(network.grads, recorded.entries * scale)
                 v = terms.a * g + terms.k * m  # + b r, if there is a reference
                 if isinstance(reference, ParameterValues):
-                    there, _ = differentiate(reference, closure, inputs, seed, scale)
-                    v += terms.b * _mean(network.live, there.entries * scale)
+                    there, _ = gradient_at(reference, closure, inputs, seed, scale)
+                    v += terms.b * _mean(network.grads, there.entries * scale)
                 elif reference is not None:
                     reference.check_counts(recorded.counts)
                     v += terms.b * _mean(reference.grads, recorded.entries)
                 network.check_hidden()
-            if terms.only is not None:
-                v = np.where(np.repeat(terms.only, moments.sizes), v, g)
+            if terms.select is not None:
+                v = np.where(np.repeat(terms.select, moments.sizes), v, g)
             moments.add(recorded.entries, g, method.optimizer_gradient(v, recorded.entries, index))
     if not moments.minibatches:
         raise ValueError("There was no data to compute a variance over.")
@@ -232,8 +232,7 @@ class _Moments:
 
     def _products(self, g: np.ndarray, d: np.ndarray) -> np.ndarray:
         """For each parameter, the sums of g^2, d^2 and g d over its entries."""
-        ends = np.cumsum(self.sizes)[:-1]
-        parts = zip(np.split(g, ends), np.split(d, ends))
+        parts = zip(split(g, self.sizes), split(d, self.sizes))
         return np.array([[x @ x, y @ y, x @ y] for x, y in parts])
 
 

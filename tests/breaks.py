@@ -39,7 +39,7 @@ BREAKS = {
         ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
         ("self.ever_reached = []", "pass", "halves moves_by_the_last"),
     ],
-    "recursive.py": [("1 / live.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
+    "recursive.py": [("1 / pending.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
     # The preconditioner
     "curvature/nystrom.py": [
         ("float(S.sum()) / entries)", "0.0)", "curvature test_nystrom"),
@@ -133,17 +133,19 @@ BREAKS = {
         ("loss += added(queue)", "pass", "losses mean_of_many"),
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
-    "passes/live_gradients.py": [
-        ("self.entries + found.rec", "found.rec", "halves a_clip_between"),
+    "passes/pending_update.py": [
+        ("self.entries + estimated.rec", "estimated.rec", "halves a_clip_between"),
         ("max(norm([then]), self._largest / scale)", "norm([then])", "dtypes_and_amp large_micro"),
         ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),
-        ("or terms is PLAIN_GRADIENT", "", "methods plain_optimizer[STORM"),
+        ("terms is not PLAIN_GRADIENT and ", "", "methods plain_optimizer[STORM"),
         ("if not self.entries and", "if False and", "losses without_losses[MARS"),
         ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],
-    "passes/method.py": [("self.ever_reached or live", "live", "halves by_its_mean[SARAH")],
+    "passes/method.py": [
+        ("self.ever_reached or pending", "pending", "halves reaches_moves_by_its_mean[SARAH")
+    ],
     "passes/network.py": [
-        ("copy(self.live, self.spare)", "pass", "halves users_own_backward[SVRG]"),
+        ("copy(self.grads, self.spare)", "pass", "halves users_own_backward[SVRG]"),
         ("else p.grad_req)", 'else "write")', "layers penalty_that_ends[SVRG"),
         ('and p.grad_req != "add"]', "]", "halves before_the_update[SVRG"),
         ("if p in self.unseen and any(flags):", "if False:", "layers writes_elsewhere[SVRG"),
@@ -173,7 +175,7 @@ BREAKS = {
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
         ("preconditioner.set_rate_and_momentum()", "preconditioner", "preconditioner trajectory"),
         ("if not np.isfinite(full.norm) and", "if False and", "errors 'mistakes and NaN'"),
-        ("live.drop()  # without", "pass  # without", "methods step_without_an_update"),
+        ("pending.drop()  # without", "pass  # without", "methods step_without_an_update"),
         ("attributes.update(earlier)", "pass", "random_numbers both_passes"),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
         ("note_overwritten(_mxnet.take_fresh(point.weights))", "hide_marks()", "halves snapshot"),
@@ -193,7 +195,7 @@ BREAKS = {
     "saving/objects.py": [
         ("common.index(max(common))", "0", "schedule remembered"),
         ("elif _has_object(value):", "elif False:", "files containers_of_0_6"),
-        ("assign_object(value, getattr(live, name))", "pass", "saved_optimizers of_ones_own"),
+        ("assign_object(value, getattr(current, name))", "pass", "saved_optimizers of_ones_own"),
     ],
     "saving/values.py": [
         ('encoded.get("order", "C")', '"C"', "saved_optimizers of_ones_own"),

@@ -88,7 +88,7 @@ def of_numpy(begun):
     return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
 
 
-ONE = r"The data is a \w+ of arrays.* this is one minibatch"
+ONE = r"The data is a \w+ of arrays.* this is one mini-batch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
 MISTAKES = {
@@ -111,7 +111,7 @@ MISTAKES = {
         "one of NumPy": (lambda b: b.refresh(data=(PROBLEM.X, PROBLEM.y)), ONE),
         "one array": (lambda b: b.refresh(data=b.batches[0][0]), ONE),
         "one without arguments": (lambda b: b.refresh(b.closure, b.batches[0]), ONE),
-        "no iterable": (lambda b: b.refresh(data=3), "a list of minibatches, got int"),
+        "no iterable": (lambda b: b.refresh(data=3), "a list of mini-batches, got int"),
         "the other order": (lambda b: b.refresh(b.batches, b.loss_of), "in the other order"),
         "a flag": (lambda b: b.refresh(store_grads="x"), "must be True or False, got 'x'"),
         "a closure by position": (lambda b: b.trainer.step(5, b.closure), "is ignore_stale_grad"),
@@ -136,11 +136,11 @@ MISTAKES = {
     RuntimeError: {
         "a part of the data": (
             lambda b: b.refresh(data=Short(b.batches)),
-            "has 5 minibatches, and this pass .*had 4",
+            "has 5 mini-batches, and this pass .*had 4",
         ),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
-            r"5 loss entries for a minibatch, and 3 when it was called again.*draws a minibatch",
+            r"5 loss entries for a mini-batch, and 3 when it was called again.*draws a mini-batch",
         ),
     },
     mx.base.MXNetError: {
@@ -178,7 +178,7 @@ def test_a_loader_that_goes_on_after_a_break(begun):
         return begun.refresh(lambda index: begun.of_index(index.asnumpy().astype(int)), data)
 
     if mx.__version__.startswith("2"):
-        with begun.refuses(RuntimeError, "has 5 minibatches, and this pass .*had 4"):
+        with begun.refuses(RuntimeError, "has 5 mini-batches, and this pass .*had 4"):
             refresh()
     assert refresh() == begun.refresh()
 
@@ -340,7 +340,7 @@ def stored(begun, row):
 WATCHED = {
     "a mean": (lambda b: b.step(lambda: b.closure().mean()), "one loss .* and batch_size is 5"),
     "output": (lambda b: b.step(lambda: (b.closure(), b.net(b.batches[0][0]))), "differentiated"),
-    "a sum in a refresh": (sum_then_each, "one loss entry for a minibatch, and this step has 5"),
+    "a sum in a refresh": (sum_then_each, "one loss entry for a mini-batch, and this step has 5"),
     "labels": (
         lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),
         r"samples have the shape \(5, 5\)",

@@ -164,7 +164,7 @@ def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
     play.shares = [play.batches[:4]]
     play.refresh()
     play.epoch((1, 2))
-    message = r"(?s)compute the same each .*draw the minibatch.*augment data.*outside MXNet"
+    message = r"(?s)compute the same each .*draw the mini-batch.*augment data.*outside MXNet"
     with noticed(), play.refuses(RuntimeError, message):
         play.refresh_alone(bad(play), play.batches)
     play.refresh()
@@ -179,7 +179,7 @@ def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
     play = Play(case, devices=devices)
     play.refresh()
     closure = bad(play)
-    with noticed(), play.refuses(RuntimeError, "minibatch"):
+    with noticed(), play.refuses(RuntimeError, "mini-batch"):
         if half:
             play.trainer.correct_grads(closure, **play.row(0))
         else:

@@ -64,7 +64,7 @@ def test_a_layer_that_no_minibatch_initializes(case):
         trainer.step(5, closure=lambda: loss_of(BATCHES[0]), **case.row(0))
 
     for call in (step, lambda: trainer.update_full_grads(loss_of, BATCHES)):
-        with pytest.raises(RuntimeError, match=rf"No minibatch initializes {name}.*in_units"):
+        with pytest.raises(RuntimeError, match=rf"No mini-batch initializes {name}.*in_units"):
             call()
     assert trainer.snapshot is None
 

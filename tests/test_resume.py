@@ -170,7 +170,7 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
             _ = resumed.trainer.snapshot
         with pytest.raises(RuntimeError, match="waits for the parameters"):
             resumed.trainer.step(5)
-        with pytest.raises(RuntimeError, match="No minibatch initializes"):
+        with pytest.raises(RuntimeError, match="No mini-batch initializes"):
             resumed.trainer.export_optimizer_states(tmp_path / "export")
     else:  # which initializes the network; then the weights are put in
         resumed.play([2 if first == "step" else first])

@@ -54,11 +54,11 @@ def test_the_progress_bar_shows_the_bytes(capfd):
 @pytest.mark.parametrize(
     "index, error, message",
     [
-        (5, IndexError, "batch_index is 5, and the gradients of 5 minibatches are stored"),
+        (5, IndexError, "batch_index is 5, and the gradients of 5 mini-batches are stored"),
         (-1, IndexError, "batch_index is -1"),
         (1.0, TypeError, "batch_index, .*, must be a whole number, got float"),
         (True, TypeError, "got bool"),
-        (4, ValueError, r"Minibatch 4 had \[3\] loss entries .* gradient .* returned \[5\]"),
+        (4, ValueError, r"Mini-batch 4 had \[3\] loss entries .* gradient .* returned \[5\]"),
     ],
 )
 @each_table
@@ -76,7 +76,7 @@ def test_a_wrong_index(case, index, error, message):
 @both
 def test_indices_without_a_refresh(case):
     play = Play(case, how="add")
-    with pytest.raises(IndexError, match=r"batch_index is -1, .* position of a minibatch"):
+    with pytest.raises(IndexError, match=r"batch_index is -1, .* position of a mini-batch"):
         play.trainer.correct_grads(lambda: play.loss_of(BATCHES[0]), batch_index=-1)
     play.correct(0)
     with pytest.raises(ValueError, match=r"batch_index=0 was used since the last update already"):
@@ -117,7 +117,7 @@ def test_reshuffled_data_are_found_by_the_first_step_after_each_refresh(case, lo
             variance(play.trainer, play.loss_of, data)
             PROBLEM.assign(play.net, before)
         play.trainer.correct_grads(lambda: play.loss_of(data[1]) * np.nan, batch_index=1)
-        with play.refuses(RuntimeError, r"minibatch 1 differs .* was the data reshuffled"):
+        with play.refuses(RuntimeError, r"mini-batch 1 differs .* was the data reshuffled"):
             play.trainer.step(5, closure=lambda: play.loss_of(data[2]), batch_index=1)
         counted = kit.counted(play.loss_of)
         for moves, expected in ((False, 2), (False, 1), (True, 2)):

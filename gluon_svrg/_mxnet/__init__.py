@@ -1,11 +1,11 @@
 """Everything that differs between MXNet 1.9.1 and 2.0, and every private name of MXNet.
 
 The code tests for features, not for versions. All other packages import it by
-``from .. import _mxnet``, which has all public names of these modules.
+``from .. import _mxnet``, which has the names in `__all__` of these modules.
 """
 
 from .amp import *
 from .arrays import *
-from .open_trainer import *
+from .kvstore_trainer import *
 from .optimizers import *
 from .parameters import *

@@ -5,6 +5,8 @@ from __future__ import annotations
 from operator import attrgetter
 from typing import Any, Iterator
 
+__all__ = ["LossScale"]
+
 
 class LossScale:
     """The loss scaler that ``amp.init_trainer`` has given to a trainer, if any."""
@@ -24,8 +26,8 @@ class LossScale:
         self._trainer._scale = self._trainer._amp_original_scale / self.value
 
     @property
-    def of_live_grads(self) -> float:
-        """The scale of the live gradients: 1 after ``amp.unscale``."""
+    def of_grads(self) -> float:
+        """The factor of the gradients: 1 after ``amp.unscale``."""
         trainer = self._trainer
         return 1.0 if self.scaler is None else trainer._amp_original_scale / trainer._scale
 

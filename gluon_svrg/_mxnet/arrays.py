@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import re
 from contextlib import nullcontext
+from operator import attrgetter
 from typing import Any, Callable, Iterable, List, Sequence
 
 import mxnet as mx
@@ -12,6 +13,12 @@ import numpy as np
 from mxnet.base import _LIB, check_call
 from mxnet.gluon import Parameter
 from mxnet.ndarray import CachedOp, NDArray
+
+__all__ = [
+    "Arrays", "Flags", "cause_of", "classic", "device_of", "dtype_name", "filled_like", "fresh",
+    "is_gradient_in", "is_numpy_like", "is_refused_backward", "like", "mark", "prepared",
+    "readable", "take_fresh", "to_ndarray",
+]  # fmt: skip
 
 HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
 
@@ -25,18 +32,9 @@ Flags = List[List[bool]]
 _QUICK: Any = ctypes.PyDLL(_LIB._name)
 _read, _write = _QUICK.MXNDArrayGetGradState, _QUICK.MXNDArraySetGradState
 _STALE, _FRESH = ctypes.c_int(0), ctypes.c_int(1)
-_devices: dict[tuple[int, int], Any] = {}
 
-
-def device_of(array: NDArray) -> Any:
-    """The device that holds an array: the one of `only`, quicker to compare."""
-    device = array.device if HAS_DEVICES else array.ctx
-    return _devices.setdefault((device.device_typeid, device.device_id), device)
-
-
-def only(device: Any) -> Any:
-    """The one object for a device, which MXNet makes anew each time."""
-    return _devices.setdefault((device.device_typeid, device.device_id), device)
+#: The device that holds an array.
+device_of: Callable[[NDArray], Any] = attrgetter("device" if HAS_DEVICES else "ctx")
 
 
 def classic(array: NDArray) -> NDArray:
@@ -128,10 +126,10 @@ def filled_like(array: NDArray, value: float) -> NDArray:
 
 
 def address_of(array: NDArray) -> int | None:
-    """The address of a dense array. What oneDNN has done to its layout is undone."""
-    found = ctypes.c_void_p()
-    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(found)))
-    return found.value
+    """The address of a dense array. This undoes what oneDNN has done to its layout."""
+    address = ctypes.c_void_p()
+    check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(address)))
+    return address.value
 
 
 def is_gradient_in(array: NDArray, buffer: NDArray) -> bool:

@@ -9,6 +9,10 @@ from mxnet.optimizer import NAG, SGD, Optimizer
 
 from .._arguments import near
 
+__all__ = [
+    "PLAIN_OPTIMIZERS", "check_optimizer", "class_of", "forget_momentum", "steps_along_gradient",
+]  # fmt: skip
+
 #: The attributes with the counts of updates: those of all devices, and those of one of them.
 COUNTS = ("_all_index_update_counts", "_index_update_count")
 #: The attributes that are dicts by the index of a parameter.
@@ -60,4 +64,4 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
 def steps_along_gradient(optimizer: Any) -> bool:
     """Whether the step of an optimizer is one rate times a direction; True for an unknown name."""
     cls = class_of(optimizer)
-    return cls is None or issubclass(cls, (SGD, NAG))
+    return cls is None or issubclass(cls, PLAIN_OPTIMIZERS)

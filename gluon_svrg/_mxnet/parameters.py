@@ -13,12 +13,18 @@ import numpy as np
 from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
-from .arrays import HAS_DEVICES, device_of, not_traced, only
+from .arrays import HAS_DEVICES, device_of, not_traced
+
+__all__ = [
+    "all_rows", "data", "devices", "devices_of_estimator", "dtype_of", "end_notes", "gradients",
+    "has_data", "has_sparse_values", "is_auxiliary", "is_deferred", "is_sparse", "is_trainable",
+    "name_of", "not_initialized", "note_keys", "notes", "put", "reads_noted",
+]  # fmt: skip
 
 
 def devices(parameter: Parameter) -> list[Any]:
     """The devices on which a parameter is (or, when deferred, will be) initialized."""
-    return list(map(only, parameter.list_device() if HAS_DEVICES else parameter.list_ctx()))
+    return parameter.list_device() if HAS_DEVICES else parameter.list_ctx()
 
 
 def devices_of_estimator(estimator: Any) -> Any:
@@ -44,10 +50,10 @@ def not_initialized(parameters: Iterable[Parameter]) -> str:
     """A message about those whose shapes are not known."""
     names = [name_of(p) for p in parameters if is_deferred(p)]
     return (
-        f"No minibatch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none has "
-        "passed the network yet, pass step(batch_size, closure=...), or call the network with one. "
-        "If it does not use a layer, give that its shape (in_units, in_channels, ...), or leave it "
-        "out of the trainer."
+        f"No mini-batch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none "
+        "has passed the network yet, pass step(batch_size, closure=...), or call the network with "
+        "one. If it does not use a layer, give that its shape (in_units, in_channels, ...), or "
+        "leave it out of the trainer."
     )
 
 
@@ -78,15 +84,15 @@ data: Callable[[Parameter], list[NDArray]] = attrgetter("_data")
 
 
 def all_rows(parameter: Parameter) -> list[NDArray]:
-    """Copies of the values of a parameter, with all rows; row_sparse ones from the kvstore."""
-    weights = parameter._data
+    """The values of a parameter, one array per device; row_sparse ones get all rows first."""
+    weights = data(parameter)
     if has_sparse_values(parameter):
         trainer: Any = parameter._trainer
         trainer = trainer() if isinstance(trainer, weakref.ref) else trainer  # 2.0
         for weight in weights:
             rows = mx.nd.arange(parameter.shape[0], ctx=device_of(weight), dtype="int64")
             trainer._row_sparse_pull(parameter, weight, rows, full_idx=True)
-    return [weight.copy() for weight in weights]
+    return weights
 
 
 def dtype_of(parameter: Parameter) -> str:

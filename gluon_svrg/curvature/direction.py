@@ -26,7 +26,7 @@ import numpy as np
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from ..passes.columns import columns, copy_rows
+from ..passes.columns import columns, copy_rows, split
 from ..passes.network import ParameterBuffers
 from .step_size import Sums
 
@@ -100,7 +100,7 @@ class Direction:
 
     def __init__(self, network: ParameterBuffers, decays: np.ndarray, gathers: bool) -> None:
         self._gathers = gathers
-        self._grads, *self._others = network.live
+        self._grads, *self._others = network.grads
         self._weights = columns(network.weights)[0]
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
         self.given: dict[str, NDArray] = {}
@@ -162,7 +162,7 @@ class Direction:
         """Overwrite the gradients on all devices with another direction. Does not wait for them."""
         if self._shared is None:  # once: the last copy has ended before a next direction is known
             flat = np.empty(len(direction), self._dtype)
-            pieces = np.split(flat, np.cumsum([array.size for array in self._grads])[:-1])
+            pieces = split(flat, [array.size for array in self._grads])
             rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
             self._shared = flat, rows
         flat, rows = self._shared

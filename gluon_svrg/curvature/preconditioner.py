@@ -18,8 +18,8 @@ from mxnet.ndarray import NDArray
 from .. import _arguments, _mxnet, saving
 from ..passes import states
 from ..passes.closure import Loss
-from ..passes.columns import vector
-from ..passes.estimate import differentiate
+from ..passes.columns import split, vector
+from ..passes.estimate import gradient_at
 from ..passes.full_pass import NOT_FINITE, FullGradient
 from ..passes.method import Method
 from ..passes.network import ParameterBuffers
@@ -224,19 +224,19 @@ class Preconditioner:
         if self.start is None and not controller.refreshes:
             self._settle(None)
             self.start = ParameterValues.copied(network, frozen=True)
-        point, ends = ParameterValues.copied(network, frozen=False), np.cumsum(self._sizes)[:-1]
+        point = ParameterValues.copied(network, frozen=False)
         differentiated = 0
 
         def mean_gradient(weights: np.ndarray) -> tuple[np.ndarray, float]:
             nonlocal differentiated
-            for row, piece in zip(point.weights, np.split(weights, ends)):
+            for row, piece in zip(point.weights, split(weights, self._sizes)):
                 for array in map(_mxnet.classic, row):
                     array[:] = piece.reshape(array.shape)
-            recorded, _ = differentiate(point, closure, (), seed, 1.0)
+            recorded, _ = gradient_at(point, closure, (), seed, 1.0)
             differentiated += recorded.entries
             (entries,) = workers.sum_numbers([recorded.entries])
-            network.sum_everywhere(network.live, workers.sum_arrays)
-            return vector(network.live[0]) / max(entries, 1.0), entries
+            network.sum_everywhere(network.grads, workers.sum_arrays)
+            return vector(network.grads[0]) / max(entries, 1.0), entries
 
         weights = self._weights(self.origin)  # not where steps may have led away
         if controller.measure(mean_gradient, weights, self.decays, self._eps):
@@ -507,8 +507,7 @@ class Preconditioner:
             return {key: self._saved(key, each) for key, each in value._asdict().items()}
         if name not in VECTORS or value is None:
             return value
-        pieces = np.split(value, np.cumsum(self._sizes)[:-1], axis=-1)
-        return states.by_number(self._network, pieces)
+        return states.by_number(self._network, split(value, self._sizes))
 
     def _restored(self, name: str, value: Any) -> Any:
         """The inverse of `_saved`; an exception where that cannot be."""
@@ -642,7 +641,7 @@ class Preconditioned(Method):
         super().refresh(full)
         self.preconditioner = self.preconditioner.refreshed(self, full)
 
-    def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
+    def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
         """Replace the reduced gradients by the direction; what was learned from them."""
         return self.preconditioner.apply(entries, scale)
 
@@ -652,9 +651,9 @@ class Preconditioned(Method):
     def after_update(self) -> None:
         self.preconditioner.after_update()
 
-    def moved(self, live: Any) -> None:
+    def commit(self, pending: Any) -> None:
         """Keep what was learned; an interrupt can repeat this."""
-        self.preconditioner.commit(live.next_state)
+        self.preconditioner.commit(pending.next_state)
 
 
 def _check_parameters(network: ParameterBuffers) -> None:

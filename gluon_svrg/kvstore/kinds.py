@@ -9,6 +9,8 @@ import mxnet as mx
 from mxnet.gluon import Parameter
 
 from .. import _mxnet
+from ..passes.watch import warn
+from . import job
 from .collective import Collective, HorovodKVStore
 from .servers import AsynchronousServers, SynchronousServers
 from .workers import Workers
@@ -19,6 +21,27 @@ NATIVE = (
     "dist", "dist_sync", "dist_device_sync", "dist_sync_device",
     "dist_async", "dist_device_async", "dist_async_device",
 )  # fmt: skip
+
+
+def chosen(
+    params: Any, kvstore: Any, compression: Any, update_on_kvstore: Any, needs: str
+) -> dict[str, Any]:
+    """Check arguments of a trainer, and make those of a `KVStoreTrainer`. Waits for all workers.
+
+    `needs` names who needs the reduced gradient before the update, if anyone does.
+    """
+    job.rearm_timeout()
+    parameters, kvstore = parameters_of(params), recognized(kvstore)
+    check(parameters, kvstore, compression)
+    update = where_to_update(parameters, kvstore, update_on_kvstore, needs)
+    kvstore, count = created(kvstore), job.number_of_workers()
+    workers = kind_of(kvstore)
+    if workers.is_alone and count > 1:
+        warn(
+            f"This is one of {count} workers, and kvstore={kvstore!r} exchanges nothing with the "
+            "others. Pass 'dist_sync', or with Horovod 'horovod'."
+        )
+    return {"kvstore": kvstore, "update_on_kvstore": update, "workers": workers}
 
 
 def name_of(kvstore: Any) -> str:

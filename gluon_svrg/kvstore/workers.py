@@ -36,12 +36,17 @@ class Workers:
         self._travelling: dict[int, NDArray] = {}  # by key
 
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:
-        """Replace arrays, by small numbers, by their sums over all workers: the same bits."""
+        """Replace arrays, by small numbers, by their sums, bitwise identical on all workers."""
         first = self._first_key + 1
         self._exchange({first + number: _mxnet.classic(array) for number, array in arrays.items()})
 
     def sum_numbers(self, numbers: Sequence[float]) -> np.ndarray:
-        """Sum numbers in float64 and wait, as four whole ones of 16 bits each; a NaN ends all."""
+        """Sum numbers over all workers in float64. Waits for them.
+
+        MXNet sums in float32. So each worker puts its numbers, as parts of 16 bits, in a place of
+        its own, and all are added here. A first number that is NaN says that its worker has failed:
+        then the others raise an error.
+        """
         total = np.array(numbers, dtype="float64")
         for start in range(0, 0 if self.is_alone else len(total), BLOCK):
             block = total[start : start + BLOCK]
@@ -49,8 +54,8 @@ class Workers:
             places[self.rank, : len(block)] = block.view("uint16").reshape(-1, 4)
             array = mx.nd.array(places)
             self._exchange({self._first_key: array})
-            found = array.asnumpy().astype("uint16").view("float64")
-            block[:] = found[:, : len(block), 0].sum(axis=0)
+            of_workers = array.asnumpy().astype("uint16").view("float64")
+            block[:] = of_workers[:, : len(block), 0].sum(axis=0)
             if np.isnan(total[0]) and not np.isnan(numbers[0]):
                 raise RuntimeError(
                     "Another worker has failed during the full gradient, see its error. Nothing "
@@ -101,6 +106,6 @@ class Agreement:
             self._workers.sum_numbers([np.nan])
 
     def reach(self, numbers: Sequence[float]) -> Sequence[float]:
-        """Give this worker's numbers, one at least, and get the sums; raise if others have."""
+        """Give at least one number, and get the sums over all workers; raise if one has failed."""
         self._is_pending = False
         return self._workers.sum_numbers(numbers).tolist()

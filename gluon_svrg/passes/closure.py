@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from inspect import signature
 from math import prod
-from typing import Any, Callable, NamedTuple, NoReturn, Sequence
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 from mxnet.base import MXNetError
@@ -23,7 +23,7 @@ REFUSED = (
 
 
 class Recorded(NamedTuple):
-    """The losses of one minibatch, recorded and not yet differentiated."""
+    """The losses of one mini-batch, recorded and not yet differentiated."""
 
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]  # the same as a tuple
@@ -61,55 +61,8 @@ def takes(closure: Callable[..., Loss], inputs: Sequence[Any]) -> bool:
 
 def record(closure: Callable[..., Loss], batch: Sequence[Any], devices: Sequence[Any]) -> Recorded:
     """Call a closure and record; raise unless it returns losses on devices of the parameters."""
-    loss = called(closure, batch, mx.autograd.record())
-    losses = tuple(loss) if isinstance(loss, (list, tuple)) else (loss,)
-    counts = _counts(losses, devices)
-    return Recorded(loss, losses, counts, sum(counts))
-
-
-def total_loss(minibatches: Sequence[Recorded]) -> float:
-    """The sum of all loss entries of some minibatches, in float64. Waits for the device."""
-    losses = (_mxnet.readable(loss).asnumpy() for each in minibatches for loss in each.losses)
-    return float(sum(entries.sum(dtype="float64") for entries in losses))
-
-
-def called(closure: Callable[..., Loss], batch: Sequence[Any], scope: Any) -> Loss:
-    """Call a closure in a scope of autograd, and explain its errors."""
-    try:
-        with scope:
-            return closure(*batch)
-    except (AssertionError, MXNetError, TypeError, ValueError) as error:
-        _explain(error, closure, batch)
-
-
-def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
-    """Raise if the loss entries of a closure differ between two calls."""
-    if before != counts:
-        raise RuntimeError(
-            f"The closure returned {sum(before)} loss entries for a minibatch, and {sum(counts)} "
-            f"when it was called again. If it draws a minibatch, do that before the step. {MASK}"
-        )
-
-
-def _explain(error: Exception, closure: Callable[..., Loss], batch: Sequence[Any]) -> NoReturn:
-    """Raise an error of a closure, with an explanation where its cause is known."""
-    if _mxnet.is_refused_backward(error):
-        raise RuntimeError(REFUSED) from error
-    if isinstance(error, TypeError) and not takes(closure, batch):
-        what = f"the {len(batch)} items of a batch" if batch else "no arguments"
-        raise TypeError(
-            f"The closure was called with {what}, but its signature is {signature(closure)}. With "
-            "def loss_of(X, y), write update_full_grads(loss_of, data), and "
-            "step(batch_size, closure=lambda: loss_of(X, y))."
-        ) from error
-    cause = _mxnet.cause_of(error)
-    if not cause:
-        raise error
-    raise type(error)(f"{cause}\n{error}") from error
-
-
-def _counts(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[int, ...]:
-    """Count the entries on each device; raise if there is no loss, or one is none."""
+    result = called(closure, batch, mx.autograd.record())
+    losses = tuple(result) if isinstance(result, (list, tuple)) else (result,)
     if not losses:
         raise ValueError("The closure returned an empty tuple or list, expected at least one loss.")
     counts = [0] * len(devices)
@@ -128,4 +81,34 @@ def _counts(losses: Sequence[Any], devices: Sequence[Any]) -> tuple[int, ...]:
                 "the network there as well."
             )
         counts[devices.index(device)] += prod(loss.shape)
-    return tuple(counts)
+    return Recorded(result, losses, tuple(counts), sum(counts))
+
+
+def called(closure: Callable[..., Loss], batch: Sequence[Any], scope: Any) -> Loss:
+    """Call a closure in a scope of autograd, and explain its errors where the cause is known."""
+    try:
+        with scope:
+            return closure(*batch)
+    except (AssertionError, MXNetError, TypeError, ValueError) as error:
+        if _mxnet.is_refused_backward(error):
+            raise RuntimeError(REFUSED) from error
+        if isinstance(error, TypeError) and not takes(closure, batch):
+            what = f"the {len(batch)} items of a batch" if batch else "no arguments"
+            raise TypeError(
+                f"The closure was called with {what}, but its signature is {signature(closure)}. "
+                "With def loss_of(X, y), write update_full_grads(loss_of, data), and "
+                "step(batch_size, closure=lambda: loss_of(X, y))."
+            ) from error
+        cause = _mxnet.cause_of(error)
+        if not cause:
+            raise
+        raise type(error)(f"{cause}\n{error}") from error
+
+
+def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
+    """Raise if the loss entries of a closure differ between two calls."""
+    if before != counts:
+        raise RuntimeError(
+            f"The closure returned {sum(before)} loss entries for a mini-batch, and {sum(counts)} "
+            f"when it was called again. If it draws a mini-batch, do that before the step. {MASK}"
+        )

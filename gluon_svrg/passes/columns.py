@@ -25,7 +25,7 @@ def _kind(description: Any) -> int:
 
 
 class DeviceArrays(List[NDArray]):
-    """The classic arrays of some parameters on one device, not to be replaced."""
+    """The classic arrays of some parameters on one device. Do not replace its items."""
 
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
@@ -49,7 +49,7 @@ class DeviceArrays(List[NDArray]):
 
     @cached_property
     def handles(self) -> list[int]:
-        """MXNet's names for them."""
+        """Their addresses in MXNet's C interface."""
         return [array.handle.value for array in self]
 
     @cached_property
@@ -57,8 +57,8 @@ class DeviceArrays(List[NDArray]):
         """Their device."""
         return _mxnet.device_of(self[0])
 
-    def only(self, chosen: Sequence[bool] | None) -> DeviceArrays:
-        """Those with a flag; all of them if there are no flags."""
+    def select(self, chosen: Sequence[bool] | None) -> DeviceArrays:
+        """The arrays with a flag; all of them if there are no flags."""
         if chosen is None:
             return self
         key = tuple(chosen)
@@ -76,7 +76,10 @@ Columns = List[DeviceArrays]
 
 
 class Mean(NamedTuple):
-    """A mean per loss entry, kept as the sum over some: as many more add without a product."""
+    """A mean per loss entry, stored as a sum and the number of entries in it.
+
+    So the loss entries of another mini-batch with this number are added without a product.
+    """
 
     sums: Columns
     entries: Any  # a number, or an array whose first one it is
@@ -95,6 +98,11 @@ def vector(arrays: Iterable[NDArray]) -> np.ndarray:
     """The entries of arrays, one after the other, in float64. Waits for them."""
     flat = [dense(classic(array)).asnumpy().ravel() for array in arrays]
     return np.concatenate(flat).astype("float64")
+
+
+def split(values: np.ndarray, sizes: Iterable[int]) -> list[np.ndarray]:
+    """The inverse of `vector`: the parts of these sizes, along the last axis."""
+    return np.split(values, np.cumsum([*sizes])[:-1], axis=-1)
 
 
 def columns(arrays: Sequence[Sequence[NDArray]]) -> Columns:
@@ -159,14 +167,14 @@ def norm(arrays: Iterable[NDArray]) -> float:
 
 
 #: How far copies of one value may differ by rounding, relative to their norm.
-_ROUNDING = {"float16": 1e-3, "float64": 1e-14}
+ROUNDING_OF_COPIES = {"float16": 1e-3, "float64": 1e-14}
 
 
 def are_close(these: Sequence[NDArray], those: Sequence[NDArray]) -> bool:
     """Whether arrays of some dtype are equal, or differ by rounding. Waits for them."""
     if are_equal(these, those):
         return True
-    rounding = _ROUNDING.get(_mxnet.dtype_name(these[0]), 1e-6)
+    rounding = ROUNDING_OF_COPIES.get(_mxnet.dtype_name(these[0]), 1e-6)
     wide = [vector(arrays) for arrays in (these, those)]
     return bool(np.linalg.norm(wide[0] - wide[1]) <= rounding * np.linalg.norm(wide[1]))
 

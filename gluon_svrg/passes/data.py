@@ -18,7 +18,7 @@ from .closure import Loss, called, check_closure, takes
 
 NO_DATA = "There was no data. Pass at least one batch; a used generator is empty."
 NOT_ALL = (
-    "The data has {length} minibatches, and this pass over it had {count}. On MXNet 2.0 a "
+    "The data has {length} mini-batches, and this pass over it had {count}. On MXNet 2.0 a "
     "DataLoader with workers goes on where a `break` or an error has left it; the next pass has "
     "all of them. Call this again, and let loops over the data run to their end. Nothing was "
     "changed."
@@ -31,7 +31,7 @@ def arguments(batch: Any) -> Sequence[Any]:
 
 
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:
-    """Raise if the items of data are not the minibatches of a closure."""
+    """Raise if the items of data are not the mini-batches of a closure."""
     if callable(data) and not callable(closure):
         raise TypeError("The arguments of update_full_grads(closure, data) are in the other order.")
     check_closure(closure)
@@ -39,7 +39,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     if isinstance(data, Dataset):
         raise TypeError(f"The data is a {kind}, whose items are samples. Pass a DataLoader of it.")
     if not hasattr(data, "__iter__") and not hasattr(data, "__getitem__"):
-        raise TypeError(f"The data must be a DataLoader, or a list of minibatches, got {kind}.")
+        raise TypeError(f"The data must be a DataLoader, or a list of mini-batches, got {kind}.")
     items = data if isinstance(data, (tuple, list)) and data else [data]
     is_iterator, are_arrays = isinstance(data, DataIter), all(isinstance(x, arrays) for x in items)
     if not (is_iterator or are_arrays) or takes(closure, [None]):
@@ -51,7 +51,7 @@ def check_data(data: Any, closure: Callable[..., Loss]) -> None:
         )
     raise TypeError(
         f"The data is a {kind} of arrays, and the closure cannot be called with one array: this is "
-        "one minibatch. Pass a DataLoader, or a list of minibatches such as [(X, y)]."
+        "one mini-batch. Pass a DataLoader, or a list of mini-batches such as [(X, y)]."
     )
 
 
@@ -76,7 +76,7 @@ def one_pass(data: Iterable[Any], *, progress: bool) -> Iterator[tuple[Iterator[
 
 
 def _all_of(data: Any) -> Iterator[Any]:
-    """The minibatches of data; raise if there are fewer than its length, where that is known."""
+    """The mini-batches of data; raise if there are fewer than its length, where that is known."""
     try:
         length = len(data)
     except (AttributeError, NotImplementedError, TypeError):

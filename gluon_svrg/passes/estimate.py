@@ -1,19 +1,19 @@
-"""The formula of all methods: the estimate from a minibatch's gradient.
+"""The formula of all methods: the estimate from a mini-batch's gradient.
 
 ::
 
     v = a g + b r + k c m
 
-``g`` is the gradient of the minibatch at the current weights, ``r`` its gradient at a reference
-(other weights, or a row of a table), each the *sum* over the minibatch's ``c`` loss entries, and
+``g`` is the gradient of the mini-batch at the current weights, ``r`` its gradient at a reference
+(other weights, or a row of a table), each the *sum* over the mini-batch's ``c`` loss entries, and
 ``m`` a *mean* per loss entry. A method chooses the factors, the reference and ``m``, see
 `EstimateCoefficients`. Each device has its own ``g``, ``r`` and ``c``.
 
 Backward only writes gradients, or adds them to zero. So a step has two passes, and one assignment
 after each::
 
-    at the reference:    live = r        spare = r + (k / b) c m
-    at the weights:      live = g        live = a g + b spare
+    at the reference:    grads = r        spare = r + (k / b) c m
+    at the weights:      grads = g        grads = a g + b spare
 
 A row of a table takes the place of the first pass.
 """
@@ -36,16 +36,16 @@ from .rows import StoredGradient
 
 
 class EstimateCoefficients(NamedTuple):
-    """What a method makes of the gradient g of a minibatch: ``v = a g + b r + k c m``."""
+    """The factors, the reference and the mean of an estimate: ``v = a g + b r + k c m``."""
 
     a: float = 1.0
     b: float = 0.0
     k: float = 0.0
-    reference: ParameterValues | StoredGradient | None = None  # where r is; None if b is 0
-    mean: Mean | None = None  # m; None without it
-    copy_to: Columns | None = None  # where to copy g, for unscaled losses
+    reference: ParameterValues | StoredGradient | None = None  # of r; None if b is 0
+    mean: Mean | None = None  # m; None if k is 0
+    copy_to: Columns | None = None  # memory for a copy of g, without the scale of AMP's losses
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
-    only: Sequence[bool] | None = None  # the parameters that this is for; v = g for the others
+    select: Sequence[bool] | None = None  # flags of parameters; v = g for those without
 
 
 #: v = g.
@@ -53,10 +53,10 @@ PLAIN_GRADIENT = EstimateCoefficients()
 
 
 class Estimate(NamedTuple):
-    """The results of a minibatch, apart from v, which is in the live gradients."""
+    """The results of a mini-batch, apart from v, which is in the live gradients."""
 
     recorded: Recorded  # the losses at the weights
-    differentiated: int  # loss entries, over all passes
+    grad_evaluations: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
     seed: int | None = None  # of the random numbers, if they are locked
 
@@ -68,23 +68,23 @@ def estimate(
     seed: int | None,
     scale: float,
 ) -> Estimate:
-    """Leave ``v = a g + b r + k c m`` in the live gradients; the scale is that of the losses."""
+    """Leave ``v = a g + b r + k c m`` in the live gradients; AMP multiplies losses by a scale."""
     network, reference, there = here.network, terms.reference, None
     columns = []
     if reference is not None or terms.copy_to is not None:  # otherwise v is g, or follows later
-        columns = list(map(partial(_columns, network, terms), range(len(network.live))))
+        columns = list(map(partial(_columns, network, terms), range(len(network.grads))))
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, ParameterValues):
         with network.outside.protected() if network.outside.may_move else nullcontext():
-            there, _ = differentiate(reference, closure, (), seed, scale)
+            there, _ = gradient_at(reference, closure, (), seed, scale)
         network.check_hidden()
         for these, count in zip(columns, there.counts):
             _combine_at_reference(these, terms, count * scale)
         check = partial(check_repeatable, there.counts)
     elif reference is not None:
         check = reference.check_counts
-    recorded, reached = differentiate(here, closure, (), seed, scale, check)
+    recorded, reached = gradient_at(here, closure, (), seed, scale, check)
     if there is None:
         network.check_hidden()
     combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
@@ -94,7 +94,7 @@ def estimate(
     return Estimate(recorded, passes * recorded.entries, reached, seed)
 
 
-def differentiate(
+def gradient_at(
     point: ParameterValues,
     closure: Callable[..., Loss],
     batch: Sequence[Any],
@@ -102,9 +102,10 @@ def differentiate(
     scale: float,
     check: Callable[[Sequence[int]], None] | None = None,
 ) -> tuple[Recorded, list[bool]]:
-    """Leave a minibatch's gradient at a point in the live gradients, zero where nothing depends.
+    """Leave a mini-batch's gradient at a point in the live gradients.
 
-    The flags tell which parameters backward has reached, on any device.
+    It is zero for parameters on which the loss does not depend. The flags tell which parameters
+    backward has reached, on any device.
     """
     network = point.network
     if seed is not None:
@@ -124,7 +125,7 @@ def differentiate(
         network.check_written(point.weights, touched)
     if all(map(all, touched)):
         return recorded, [True] * len(touched)
-    rows = zip(network.live_grads, touched)
+    rows = zip(network.grads_by_parameter, touched)
     zero(grad for grads, flags in rows for grad, flag in zip(grads, flags) if not flag)
     reached = list(map(any, touched))
     if not any(reached):
@@ -138,22 +139,22 @@ def differentiate(
 # --- the assignments after each pass, on one device ---------------------------------------------
 # Each is a chain in which only the first factor differs from 1 and -1, see `assign`.
 
-LIVE, SPARE, MEAN, ROW, COPY = range(5)  # the columns
+GRADS, SPARE, MEAN, ROW, COPY = range(5)  # the columns
 
 
 def _columns(
     network: ParameterBuffers, terms: EstimateCoefficients, device: int
 ) -> list[DeviceArrays]:
-    """The columns on a device, of the parameters that the terms are for; live where not needed."""
-    live, row = network.live[device], terms.reference
+    """The columns on a device, for some parameters; gradients where none is needed."""
+    grads, row = network.grads[device], terms.reference
     found = [
-        live,
+        grads,
         network.spare[device],
-        live if terms.mean is None else terms.mean.sums[device],
-        row.grads[device] if isinstance(row, StoredGradient) else live,
-        live if terms.copy_to is None else terms.copy_to[device],
+        grads if terms.mean is None else terms.mean.sums[device],
+        row.grads[device] if isinstance(row, StoredGradient) else grads,
+        grads if terms.copy_to is None else terms.copy_to[device],
     ]
-    return found if terms.only is None else [column.only(terms.only) for column in found]
+    return found if terms.select is None else [column.select(terms.select) for column in found]
 
 
 def _combine_at_reference(
@@ -161,36 +162,36 @@ def _combine_at_reference(
 ) -> None:
     """Assign ``spare = r + (k / b) c m``, where the live gradients hold r."""
     if terms.mean is None or not count:
-        assign(columns, (SPARE, ((1.0, LIVE),)))
+        assign(columns, (SPARE, ((1.0, GRADS),)))
     else:
         at_mean = terms.k / terms.b * (count / terms.mean.entries), MEAN
-        pair = ((1.0, LIVE), at_mean) if is_one_of(at_mean[0], 1, -1) else (at_mean, (1.0, LIVE))
+        pair = ((1.0, GRADS), at_mean) if is_one_of(at_mean[0], 1, -1) else (at_mean, (1.0, GRADS))
         assign(columns, (SPARE, pair))
 
 
 def _combine_at_weights(
     columns: list[DeviceArrays], terms: EstimateCoefficients, count: int, scale: float
 ) -> None:
-    """Assign ``live = a g + b r + k c m``: all but a g is in the spare memory, or r in a row."""
+    """Assign ``grads = a g + b r + k c m``: all but a g is in the spare memory, or r in a row."""
     factor, number = terms.b, SPARE
     if not isinstance(terms.reference, ParameterValues):
         factor, number = terms.b * scale, ROW
     if is_one_of(factor, 1, -1):
-        assign(columns, (LIVE, ((terms.a, LIVE), (factor, number))))
+        assign(columns, (GRADS, ((terms.a, GRADS), (factor, number))))
     else:
-        assign(columns, (SPARE, ((factor, number),)), (LIVE, ((terms.a, LIVE), (1.0, SPARE))))
+        assign(columns, (SPARE, ((factor, number),)), (GRADS, ((terms.a, GRADS), (1.0, SPARE))))
 
 
 def _combine_and_copy(
     columns: list[DeviceArrays], terms: EstimateCoefficients, count: int, scale: float
 ) -> None:
     """Copy g; assign v to the live gradients, and a g + b r, or the new sum of m, to the spare."""
-    at_row, last = [(terms.a, LIVE)], [(1.0, SPARE)]
+    at_row, last = [(terms.a, GRADS)], [(1.0, SPARE)]
     if terms.reference is not None:
         at_row.append((terms.b * scale, ROW))
     if terms.mean is not None and count:
         last.insert(0, (terms.k * (count * scale / terms.mean.entries), MEAN))
-    steps = [(COPY, ((1 / scale, LIVE),)), (SPARE, tuple(at_row)), (LIVE, tuple(last))]
+    steps = [(COPY, ((1 / scale, GRADS),)), (SPARE, tuple(at_row)), (GRADS, tuple(last))]
     if terms.adds_to_sum:
         unscaled, before = (1 / scale, SPARE), ((1.0, MEAN),) if terms.mean is not None else ()
         steps.append((SPARE, (unscaled, *before)))

@@ -9,22 +9,22 @@ from typing import Any, Callable, Iterable, NamedTuple
 import numpy as np
 
 from .. import _mxnet
-from .closure import Loss, Recorded, total_loss
+from .closure import Loss, Recorded
 from .columns import Columns, Mean, norm, zeros_like
 from .combine import assign, copy
 from .data import NO_DATA, arguments
-from .estimate import differentiate
+from .estimate import gradient_at
 from .network import ParameterBuffers
 from .points import ParameterValues
 from .random_lock import Losses, RandomLock, losses_at
 from .rows import StoredGradient
 from .watch import first_shape
 
-#: The number of minibatches whose losses are computed twice, to detect random numbers. Randomness
+#: The number of mini-batches whose losses are computed twice, to detect random numbers. Randomness
 #: in a share p of all calls escapes one pair with probability 1 - 2 p (1 - p). With p = 1/2 it
 #: escapes three pairs in one refresh of 8, with p = 1/5 in one of 3.
 REPEATED = 3
-#: The number of minibatches that the device may be behind, since what is queued holds their data.
+#: The number of mini-batches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
 NOT_FINITE = (
     "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot held "
@@ -35,7 +35,7 @@ NOT_FINITE = (
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Mean  # in the memory of the pass; over as many entries as a first minibatch has
+    mean: Mean  # in the memory of the pass; over as many entries as a first mini-batch has
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted
@@ -44,8 +44,8 @@ class FullGradient(NamedTuple):
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
-    first_shape: tuple[int, ...]  # of the losses of the first minibatch, for a `MisuseWarnings`
-    rows: list[StoredGradient]  # the gradients of all minibatches, if they were wanted
+    first_shape: tuple[int, ...]  # of the losses of the first mini-batch, for a `MisuseWarnings`
+    rows: list[StoredGradient]  # the gradients of all mini-batches, if they were wanted
 
 
 def full_gradient(
@@ -65,18 +65,19 @@ def full_gradient(
     also be computed at an origin, with the same random numbers if they are locked; the first one
     that is not finite always is, where there is an origin.
     """
-    here, total, outside = ParameterValues.here(network), zeros_like(network.live), network.outside
+    here, total, outside = ParameterValues.here(network), zeros_like(network.grads), network.outside
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
     queue: list[tuple[Recorded, Any]] = []  # what the device may still compute, with its inputs
     fault: list[bool] = []  # whether a loss is not finite at the origin either
 
     def added(minibatches: list[tuple[Recorded, Any]]) -> float:
-        """The sum of the losses of some minibatches, which ends their wait."""
-        total = total_loss([recorded for recorded, _ in minibatches])
-        for recorded, inputs in () if np.isfinite(total) or fault else minibatches:
-            if origin is not None and not np.isfinite(total_loss([recorded])):
-                fault.append(not np.isfinite(losses_at(origin, closure, inputs, None)[1].total))
-                break
+        """The sum of the losses of some mini-batches, which ends their wait."""
+        total = 0.0
+        for recorded, inputs in minibatches:
+            its_loss = Losses.of(recorded).total
+            if origin is not None and not fault and not np.isfinite(its_loss):
+                fault.append(not np.isfinite(losses_at(origin, closure, inputs, None).total))
+            total += its_loss
         return total
 
     loss = compared_loss = 0.0  # the sum of those before; that at the other point
@@ -87,26 +88,26 @@ def full_gradient(
         guarded = is_first or outside.may_move
         with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
-                # Under the lock, what a pass draws follows from the seed of its first minibatch.
+                # Under the lock, what a pass draws follows from the seed of its first mini-batch.
                 is_own = is_first or looks or keeps_rows or compares
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None
-                recorded, its_reached = differentiate(here, closure, inputs, seed, scale)
+                recorded, its_reached = gradient_at(here, closure, inputs, seed, scale)
                 if earlier is None:
                     break
-                if lock.is_repeated(earlier, (recorded.counts, Losses.of(recorded.losses))):
+                if lock.is_repeated(earlier, Losses.of(recorded)):
                     break
         if compares:  # without a backward, statistics of BatchNorm do not move
-            compared_loss += losses_at(origin, closure, inputs, seed)[1].total
+            compared_loss += losses_at(origin, closure, inputs, seed).total
         if is_first:
             network.check_hidden()
             shape = first_shape(inputs, recorded)
             eps = max(float(np.finfo(_mxnet.readable(x).dtype).eps) for x in recorded.losses)
-        for pair in zip(total, network.live):
+        for pair in zip(total, network.grads):
             assign(pair, (0, ((1.0, 0), (1.0, 1))))
         if keeps_rows:
-            grads = zeros_like(network.live)
-            copy(network.live, grads, 1 / scale)
+            grads = zeros_like(network.grads)
+            copy(network.grads, grads, 1 / scale)
             rows.append((grads, recorded, seed))
         entries, together = entries + recorded.entries, together or recorded.counts[0]
         if its_reached != reached:
@@ -130,7 +131,7 @@ def full_gradient(
     there = float(sums[4] / sums[0]) if sums[5] == sums[3] else None
     reached, is_data_finite = [count > 0 for count in sums[7:]], not sums[6]
     kept = [
-        StoredGradient(number, grads, recorded.counts, seed, Losses.of(recorded.losses))
+        StoredGradient(number, grads, recorded.counts, seed, Losses.of(recorded))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
     losses = mean_loss, there, eps, is_data_finite

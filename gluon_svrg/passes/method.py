@@ -1,18 +1,18 @@
-"""What a method is: its formula, and its state.
+"""The interface of a method: its formula, and its state.
 
 A trainer calls, in this order::
 
-    refresh(full)             at update_full_grads, when the full gradient is known
-    bind()                    when parameters have new arrays
-    terms(batch_index, rows)  before each minibatch: v = a g + b r + k c m
-    row(found, batch_index)   when v is computed: what to keep of the minibatch
-    next_state(live, ...)     when v is summed over devices and workers
-    before_update(following)  just before the optimizer moves the weights
-    after_update()            when it has, or has failed
-    moved(live)               after it has moved them: the next state takes effect
+    refresh(full)              at update_full_grads, when the full gradient is known
+    bind()                     when parameters have new arrays
+    terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
+    row(estimated, index)      when v is computed: what to keep of the mini-batch
+    next_state(pending, ...)   when v is summed over devices and workers
+    before_update(next_state)  just before the optimizer moves the weights
+    after_update()             when it has, or has failed
+    commit(pending)            after it has moved them: the next state takes effect
 
-Only `moved`, `refresh`, `assign` and `discard` change what a file holds. What is known of a step
-before its update is in the `PendingUpdate`, which are dropped as a whole if there is none.
+Only `commit`, `refresh`, `assign` and `discard` change what a file stores. Everything that is known
+of a step before its update is in the `PendingUpdate`, which is dropped if no update follows.
 """
 
 from __future__ import annotations
@@ -37,13 +37,12 @@ from .rows import StaleTableCheck, StoredGradient
 class Method:
     """A method without variance reduction: v = g. Other methods override what they need."""
 
-    updates_every_step = (
-        False  # whether its state changes with a step, so that it needs the reduced gradient
-    )
+    # Whether its state changes with each step, so that it needs the reduced gradient
+    updates_every_step = False
     replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
-    needs_table = False  # whether each minibatch has an index, and a refresh keeps its gradient
+    needs_table = False  # whether each mini-batch has an index, and a refresh keeps its gradient
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
-    can_store_grads = False  # whether gradients of minibatches can be stored
+    can_store_grads = False  # whether gradients of mini-batches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
     keeps_weights = False  # whether it keeps a point
     keeps_frozen = False  # whether that has frozen values too
@@ -63,10 +62,9 @@ class Method:
         self.settings: tuple[str, ...] = ()  # the hyperparameters, as ``repr`` shows them
         self.file_signature: tuple[str, ...] = ()  # those without which no file fits
         self.coefficient: Any = None  # how much of the correction is used, if there is a choice
-        self.table: Sized | None = None  # the stored gradients of minibatches
-        self.taken_at: StaleTableCheck | None = (
-            None  # where its rows were taken, if one is to be checked
-        )
+        self.table: Sized | None = None  # the stored gradients of mini-batches
+        # Where the rows of the table were taken, if one is to be checked
+        self.taken_at: StaleTableCheck | None = None
         self.point: ParameterValues | None = None  # the weights of the reference, if it keeps them
         self.mean: Mean | None = None  # m, if it keeps that
         self.ever_reached: list[bool] = []  # per parameter: whether m may not be zero
@@ -86,18 +84,18 @@ class Method:
         return operators
 
     def checked_index(self, index: Any, name: str, trainer: str) -> int:
-        """The index of a minibatch as Python's own integer; raise if it cannot be one."""
+        """The index of a mini-batch as Python's own integer; raise if it cannot be one."""
         if index is None:
             raise TypeError(
-                f"{name}() needs batch_index=..., the position of the minibatch, with the closure: "
-                "the row of the table with its last gradient. Keep the minibatches in a list, and "
-                "shuffle their positions."
+                f"{name}() needs batch_index=..., the position of the mini-batch, with the "
+                "closure: the row of the table with its last gradient. Keep the mini-batches in a "
+                "list, and shuffle their positions."
             )
         if not self.can_store_grads:
             raise TypeError(
                 f"batch_index names a stored gradient, and {trainer} has none. Leave it out."
             )
-        return _arguments.whole(index, "batch_index, the position of a minibatch,", float("-inf"))
+        return _arguments.whole(index, "batch_index, the position of a mini-batch,", float("-inf"))
 
     def check_coefficient(self, value: Any) -> None:
         """Raise if the coefficient cannot be set to a value."""
@@ -107,7 +105,7 @@ class Method:
 
     #: Whether the method keeps anything that belongs to the parameters' arrays.
     has_state: Any = property(attrgetter("ever_reached"))
-    #: Whether there is a reference to compare a minibatch's gradient with.
+    #: Whether there is a reference to compare a mini-batch's gradient with.
     has_reference: Any = has_state
 
     def refresh(self, full: FullGradient) -> None:
@@ -133,40 +131,40 @@ class Method:
             self.point.bind()
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
-        """The formula for the next minibatch, after the rows of this update."""
+        """The formula for the next mini-batch, after the rows of this update."""
         return PLAIN_GRADIENT
 
-    def row(self, found: Estimate, index: int) -> StoredGradient | None:
-        """What to keep of a minibatch with an index until the update."""
+    def row(self, estimated: Estimate, index: int) -> StoredGradient | None:
+        """What to keep of a mini-batch with an index until the update."""
         return None
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
         """More numbers to sum over the workers."""
         return ()
 
-    def next_state(self, live: Any, scale: float, entries: float | NDArray) -> Any:
-        """Compute the state after the step, for `moved`; None if it stays.
+    def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
+        """Compute the state after the step, for `commit`; None if it stays.
 
         The live gradients hold V times the scale on every device, or what the user has made of it,
-        and may be changed; ``live.total`` is V as it was computed. C, the loss entries of all, is a
-        number; with several workers it is an array, of C and the sums of `numbers`.
+        and may be changed; ``pending.total`` is V as it was computed. C, the loss entries of all,
+        is a number; with several workers it is an array, of C and the sums of `numbers`.
         """
         return None
 
-    def before_update(self, following: Any) -> None:
+    def before_update(self, next_state: Any) -> None:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
     def after_update(self) -> None:
         """Undo what `before_update` has changed of the optimizer; it can be called again."""
 
-    def moved(self, live: Any) -> None:
+    def commit(self, pending: Any) -> None:
         """Let the next state take effect; it can be called again after an interrupt."""
-        self.ever_reached = list(map(or_, self.ever_reached or live.reached, live.reached))
+        self.ever_reached = list(map(or_, self.ever_reached or pending.reached, pending.reached))
 
     def optimizer_gradient(
         self, v: np.ndarray, entries: int, batch_index: int | None
     ) -> np.ndarray:
-        """What the optimizer gets for v, the *mean* over a minibatch's entries: a vector."""
+        """What the optimizer gets for v, the *mean* over a mini-batch's entries: a vector."""
         return v
 
     def state(self) -> dict[str, Any] | None:

@@ -25,25 +25,29 @@ STALE_ARRAYS = (
 
 
 class ParameterBuffers:
-    """The parameters whose gradients passes compute, at aliases: the weights' own marks stay."""
+    """The parameters of a trainer, and their arrays.
+
+    Passes compute at aliases of the weights, so MXNet's marks of fresh gradients at the weights
+    themselves stay as the user's own backward has left them.
+    """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
         self.parameters = list(parameters)
         self.devices: list[Any] = _mxnet.devices(parameters[0]) if parameters else []
         self.outside = ExternalParameters(parameters)  # other parameters that closures read
-        self.at: Any = None  # the point that was entered last, until it is left
-        self.kept: Flags | None = None  # the marks of gradients that are in the spare memory
+        self.at: Any = None  # the point at which the network computes now
+        self.kept: Flags | None = None  # the marks of gradients that the spare memory keeps
         self.release()
 
     def release(self) -> None:
-        """Keep no arrays but the parameters' own."""
+        """Free all arrays except the parameters' own."""
         self.trainable: list[Parameter] = []  # with gradients
         self.frozen: list[Parameter] = []  # without
         self.weights: Arrays = []  # the trainable parameters' values
         self.frozen_values: Arrays = []  # those of the others
         self.aliases: Arrays = []  # other arrays with the memory of the values
-        self.live_grads: Arrays = []  # the gradient buffers
-        self.live: Columns = []  # the same as columns
+        self.grads_by_parameter: Arrays = []  # the gradient buffers
+        self.grads: Columns = []  # the same as columns
         self.accumulating: list[NDArray] = []  # those under ``grad_req='add'``
         self.unseen: set[Parameter] = set()  # those that no backward has reached since `bind`
         self._spare: Columns = []
@@ -65,9 +69,9 @@ class ParameterBuffers:
         self.devices = _mxnet.devices(self.parameters[0])
         self.weights = [_mxnet.data(p) for p in self.trainable]
         self.frozen_values = [_mxnet.data(p) for p in self.frozen]
-        self.live_grads = [_mxnet.gradients(p) for p in self.trainable]
-        self.live = columns(self.live_grads)
-        pairs = list(zip(self.trainable, self.live_grads))
+        self.grads_by_parameter = [_mxnet.gradients(p) for p in self.trainable]
+        self.grads = columns(self.grads_by_parameter)
+        pairs = list(zip(self.trainable, self.grads_by_parameter))
         self.accumulating = [g for p, row in pairs if p.grad_req == "add" for g in row]
         self.unseen = set(self.trainable)
         self.aliases = [[w.detach() for w in row] for row in self.weights]
@@ -84,7 +88,7 @@ class ParameterBuffers:
         """
         rows = [
             (weight, grad, "write" if _mxnet.is_sparse(p) else p.grad_req)
-            for p, row, grads in zip(self.trainable, weights, self.live_grads)
+            for p, row, grads in zip(self.trainable, weights, self.grads_by_parameter)
             for weight, grad in zip(row, grads)
         ]
         if rows:
@@ -96,7 +100,7 @@ class ParameterBuffers:
         A network hybridized with ``static_shape=True`` keeps the arrays that it saw before, unless
         their ``grad_req`` is another one now. MXNet shows them as the gradients of the weights.
         """
-        for p, row, grads, flags in zip(self.trainable, weights, self.live_grads, touched):
+        for p, row, grads, flags in zip(self.trainable, weights, self.grads_by_parameter, touched):
             if p in self.unseen and any(flags):
                 for weight, grad, flag in zip(row, grads, flags):
                     if flag and not _mxnet.is_gradient_in(weight, grad):
@@ -119,16 +123,16 @@ class ParameterBuffers:
     def spare(self) -> Columns:
         """Memory for a sum of gradients, which holds nothing between two calls of the trainer."""
         if not self._spare:
-            self._spare = zeros_like(self.live)
+            self._spare = zeros_like(self.grads)
         return self._spare
 
     def take_spare(self) -> Columns:
-        """Take the spare memory, to keep something there."""
+        """Take the spare memory away, to keep something there."""
         taken, self._spare = self.spare, []
         return taken
 
     def give_spare(self, memory: Columns) -> None:
-        """Give memory back, in which sums of the current gradients fit, or keep none."""
+        """Return memory for a sum of the current gradients, or an empty list to free it."""
         self._spare = memory
 
     def sum_everywhere(self, sums: Columns, sum_arrays: Callable[[Any], None]) -> None:
@@ -144,7 +148,7 @@ class ParameterBuffers:
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
         """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
-        copy(self.live, self.spare)
+        copy(self.grads, self.spare)
         self.kept = _mxnet.fresh(self.weights)
         try:
             _mxnet.take_fresh(self.weights)
@@ -154,7 +158,7 @@ class ParameterBuffers:
 
     def _put_grads_back(self) -> None:
         with mx.autograd.pause():  # an interrupt may have left MXNet recording
-            copy(self.spare, self.live)
+            copy(self.spare, self.grads)
         _mxnet.take_fresh(self.weights)
         _mxnet.mark(self.weights, self.kept or [])
         self.kept = None
@@ -167,7 +171,7 @@ class ParameterBuffers:
             self._put_grads_back()
 
     def overwritten(self) -> list[Parameter]:
-        """Those whose gradient was overwritten since `hide_marks`, unless it accumulates."""
+        """Parameters whose gradient was overwritten since `hide_marks`, and does not add up."""
         self.note_overwritten(_mxnet.fresh(self.weights))
         return self._overwritten
 

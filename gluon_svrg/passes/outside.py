@@ -18,16 +18,19 @@ from .columns import copy_rows, pieces
 
 
 class ExternalParameters:
-    """Those that were found: at the first minibatch of each refresh, and at the first pass."""
+    """Parameters that closures read, and that this trainer does not own.
+
+    They are looked for at the first pass, and at the first mini-batch of each refresh.
+    """
 
     def __init__(self, inside: Iterable[Parameter]) -> None:
         self._inside = set(inside)
         self._found: dict[Parameter, None] = {}
         self._is_searched = False
-        self.may_move = True  # whether there are such parameters, or that is not known
+        self.may_move = True  # whether there are such parameters, or nobody has looked yet
 
     def fingerprint(self) -> int:
-        """A checksum of what only another trainer changes; 0 if none was found yet. Waits."""
+        """A checksum of the weights that only others change; 0 without any. Waits for them."""
         found = 0
         fixed = (p for p in self._found if not _mxnet.is_auxiliary(p))
         arrays = chain.from_iterable(map(_mxnet.data, fixed))
@@ -37,7 +40,7 @@ class ExternalParameters:
 
     @contextmanager
     def protected(self, *, gradients: bool = False, search: bool = False) -> Iterator[None]:
-        """Put their states back at the end of a block, and gradients that add, or all of them."""
+        """Restore their states at the end of a block, and gradients that add up, or all of them."""
         with ExitStack() as stack:
 
             def protect(parameter: Parameter) -> None:

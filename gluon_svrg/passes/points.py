@@ -41,15 +41,14 @@ class ParameterValues:
         aliases, sparse = network.aliases, list(map(_mxnet.has_sparse_values, network.trainable))
         if any(sparse) and not moves_states:
             rows = zip(network.trainable, aliases, sparse)
-            aliases = [_mxnet.all_rows(p) if is_sparse else a for p, a, is_sparse in rows]
+            aliases = [_copies(_mxnet.all_rows(p)) if s else row for p, row, s in rows]
         return cls(network, aliases, moves_states=moves_states)
 
     @classmethod
     def copied(cls, network: ParameterBuffers, *, frozen: bool) -> ParameterValues:
         """Copies of the current weights, and perhaps of the frozen values."""
-        weights = list(map(_mxnet.all_rows, network.trainable))
-        values = [[v.copy() for v in row] for row in network.frozen_values] if frozen else None
-        return cls(network, weights, values)
+        weights = [_copies(_mxnet.all_rows(p)) for p in network.trainable]
+        return cls(network, weights, list(map(_copies, network.frozen_values)) if frozen else None)
 
     def bind(self) -> None:
         """Use the gradient buffers that the parameters have now."""
@@ -61,7 +60,7 @@ class ParameterValues:
         self._states: list[tuple[NDArray, NDArray]] = []  # those that operators change, and copies
         for i, parameter in enumerate(network.frozen):
             if _mxnet.is_auxiliary(parameter) and not self._moves_states:
-                copies = [value.copy() for value in rows[i]]
+                copies = _copies(rows[i])
                 self._states += zip(rows[i], copies)
                 rows[i] = copies
         self._parameters, self._arrays = list(network.trainable), list(self.weights)
@@ -80,14 +79,11 @@ class ParameterValues:
 
     def move(self) -> None:
         """Copy the current weights, in place."""
-        rows = (
-            _mxnet.all_rows(p) if _mxnet.has_sparse_values(p) else _mxnet.data(p)
-            for p in self.network.trainable
-        )
-        copy(columns(list(rows)), columns(self.weights))
+        weights = list(map(_mxnet.all_rows, self.network.trainable))
+        copy(columns(weights), columns(self.weights))
 
     def enter(self) -> None:
-        """Let the network compute here, until `leave`, which also ends what was not completed."""
+        """Let the network compute here, until `leave`; that may follow an interrupted call, too."""
         for value, copy_of_it in self._states:
             value.copyto(copy_of_it)
         self.network.at = self
@@ -100,3 +96,7 @@ class ParameterValues:
             mx.autograd.set_training(False)
         _mxnet.put(self._parameters, self._own)
         self.network.at = None
+
+
+def _copies(arrays: list[NDArray]) -> list[NDArray]:
+    return [array.copy() for array in arrays]

@@ -1,65 +1,61 @@
 """The random lock: both passes of a step draw the same random numbers.
 
 With different dropout masks, the correction would add variance instead of removing it. Random
-numbers are found by the sum of a minibatch's losses, computed twice at the same weights.
+numbers are found by the sum of a mini-batch's losses, computed twice at the same weights.
 """
 
 from __future__ import annotations
 
 from functools import cached_property
-from typing import Any, Callable, NamedTuple, Sequence, Tuple
+from typing import Any, Callable, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
-from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from .closure import Loss, check_repeatable, record
+from .closure import Loss, Recorded, check_repeatable, record
 from .watch import warn
 
 RANDOM = (
-    "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
+    "The losses of the same mini-batch at the same weights, computed twice, differ by {:.2g} of "
     "their size. If the network draws random numbers (dropout), both passes of a step draw the "
     "same from now on, as with lock_random=True; with lock_random=False they would stay "
     "different, and add variance. If it draws none, the closure does not repeat its computation."
 )
 NOT_REPEATABLE = (
-    "The losses of the same minibatch at the same weights, computed twice, differ by {:.2g} of "
+    "The losses of the same mini-batch at the same weights, computed twice, differ by {:.2g} of "
     "their size, although MXNet's random numbers were the same. The closure must compute the same "
-    "each time: draw the minibatch (next(iterator)), augment data and update a state before the "
+    "each time: draw the mini-batch (next(iterator)), augment data and update a state before the "
     "step, with no random numbers from outside MXNet. lock_random=True and False omit this check."
 )
 #: How far losses may differ by rounding, relative to their size; for narrower dtypes 1e-2.
-ROUNDING = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
+ROUNDING_OF_LOSSES = {np.dtype("float32"): 1e-4, np.dtype("float64"): 1e-9}
 
 
 class Losses(NamedTuple):
-    """What is compared of the losses of a minibatch."""
+    """The losses of a mini-batch in a few numbers, to compare them with the same losses later."""
 
+    counts: tuple[int, ...]  # the number of loss entries per device
     total: float  # the sum of all loss entries
-    size: float  # that of their absolute values
+    size: float  # the sum of their absolute values
     rounding: float  # relative to the size
 
     @classmethod
-    def of(cls, losses: Sequence[NDArray]) -> Losses:
-        """Those of some arrays of losses. Waits for the device."""
+    def of(cls, recorded: Recorded) -> Losses:
+        """The numbers of a recorded mini-batch. Waits for the device."""
         total = size = rounding = 0.0
-        for loss in losses:
+        for loss in recorded.losses:
             entries = _mxnet.readable(loss).asnumpy()
             total += float(entries.sum(dtype="float64"))
             size += float(np.abs(entries).sum(dtype="float64"))
-            rounding = max(rounding, ROUNDING.get(np.dtype(loss.dtype), 1e-2))
-        return cls(total, size, rounding)
+            rounding = max(rounding, ROUNDING_OF_LOSSES.get(np.dtype(loss.dtype), 1e-2))
+        return cls(recorded.counts, total, size, rounding)
 
     def difference(self, other: Losses) -> float:
-        """How much they differ, relative to their size; 0 if by rounding, or if unknown."""
+        """The relative difference to other losses; 0 if it may be rounding, or is NaN."""
         size, rounding = max(self.size, other.size), max(self.rounding, other.rounding)
         relative = abs(self.total - other.total) / size if size else 0.0
         return relative if relative > rounding else 0.0  # a NaN proves nothing
-
-
-#: The loss entries of a minibatch per device, and its losses.
-Measured = Tuple[Tuple[int, ...], Losses]
 
 
 class RandomLock:
@@ -76,10 +72,10 @@ class RandomLock:
         self.locked: bool = mode is True
         self._count = 0
 
-    def is_repeated(self, first: Measured, second: Measured) -> bool:
+    def is_repeated(self, first: Losses, second: Losses) -> bool:
         """Whether losses are the same twice; if not, warn and lock, or raise if that is on."""
-        check_repeatable(first[0], second[0])
-        difference = first[1].difference(second[1])
+        check_repeatable(first.counts, second.counts)
+        difference = first.difference(second)
         if difference and self.locked:
             raise RuntimeError(NOT_REPEATABLE.format(difference))
         if difference:
@@ -102,7 +98,7 @@ class RandomLock:
         return draw_seed()
 
     def state(self) -> dict[str, Any]:
-        """Whether it is on, and which seeds were drawn. The next ones follow from it."""
+        """The mode, and the number of seeds that were drawn: the next ones follow from these."""
         base = None if self.mode is False else self._base
         return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
 
@@ -114,8 +110,8 @@ class RandomLock:
 
 def losses_at(
     point: Any, closure: Callable[..., Loss], inputs: Sequence[Any], seed: int | None
-) -> Measured:
-    """The loss entries per device, and the losses, recorded as in a step. Waits for the device."""
+) -> Losses:
+    """The losses of a mini-batch at a point, recorded as in a step. Waits for the device."""
     if seed is not None:
         mx.random.seed(seed)
     try:
@@ -123,7 +119,7 @@ def losses_at(
         recorded = record(closure, inputs, point.network.devices)
     finally:
         point.leave()
-    return recorded.counts, Losses.of(recorded.losses)
+    return Losses.of(recorded)
 
 
 def draw_seed() -> int:

@@ -1,8 +1,7 @@
-"""Rows of a table: the gradients of minibatches, with what tells that a minibatch is the same."""
+"""Stored gradients of mini-batches, and checks that the mini-batches are still the same."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import Callable, NamedTuple, Sequence
 
 import numpy as np
@@ -14,48 +13,49 @@ from .random_lock import Losses, losses_at
 from .watch import warn
 
 RESHUFFLED = (
-    "The stored gradient of minibatch {index} differs from what the closure computes now: its "
+    "The stored gradient of mini-batch {index} differs from what the closure computes now: its "
     "losses, computed again at the weights of {when}, are off by {difference:.2g} of their size: "
-    "was the data reshuffled? Keep the minibatches in a list, and shuffle their positions. If the "
+    "was the data reshuffled? Keep the mini-batches in a list, and shuffle their positions. If the "
     "network draws random numbers, pass lock_random=True; lock_random=False omits this check."
 )
 NO_ROW = (
-    "batch_index is {index}, and the gradients of {count} minibatches are stored. It must be the "
-    "position of a minibatch in the data, 0 or more."
+    "batch_index is {index}, and the gradients of {count} mini-batches are stored. It must be the "
+    "position of a mini-batch in the data, 0 or more."
 )
 
 
 class StoredGradient(NamedTuple):
-    """The gradient of a minibatch, and what is known of it."""
+    """The gradient of a mini-batch, a row of a table."""
 
-    position: int  # of the minibatch in the data
+    position: int  # of the mini-batch in the data
     grads: Columns  # the *sum* over its loss entries, of unscaled losses, per device
     counts: tuple[int, ...]  # loss entries per device
     seed: int | None  # of the random numbers that it was taken with, where they are locked
     losses: Losses | None = None  # at the weights of the gradient; None if unknown
 
     def check_counts(self, counts: Sequence[int]) -> None:
-        """Raise a ValueError if the loss entries of a minibatch are not those of this row."""
+        """Raise a ValueError if the loss entries of a mini-batch are not those of this row."""
         if counts != self.counts:
             raise ValueError(
-                f"Minibatch {self.position} had {list(self.counts)} loss entries per device when "
+                f"Mini-batch {self.position} had {list(self.counts)} loss entries per device when "
                 f"its gradient was stored, and the closure returned {list(counts)}. batch_index "
-                f"must be the position of the minibatch in the data: was it reshuffled? {MASK}"
+                f"must be the position of the mini-batch in the data: was it reshuffled? {MASK}"
             )
 
 
-@dataclass
 class StaleTableCheck:
-    """The weights at which rows were taken, until the losses of one were computed there again."""
+    """The weights at which rows were taken, until the losses of one were computed there again.
 
-    _point: ParameterValues | None  # None once they were computed
-    outside: int  # a checksum of others' weights then
-    visit: int | None = None  # the minibatch of that row, if not all rows were taken at a refresh
+    Without a checksum `outside`, which a file has, rows are taken at the current weights.
+    """
 
-    @classmethod
-    def now(cls, point: ParameterValues, visit: int | None = None) -> StaleTableCheck:
-        """At the current weights, which the point has."""
-        return cls(point, point.network.outside.fingerprint(), visit)
+    def __init__(
+        self, point: ParameterValues, *, outside: int | None = None, visit: int | None = None
+    ) -> None:
+        self._point: ParameterValues | None = point  # None once the losses were computed
+        # A checksum of the weights then that are not the trainer's
+        self.outside = point.network.outside.fingerprint() if outside is None else outside
+        self.visit = visit  # the mini-batch of the row, if not all rows were taken at a refresh
 
     def check(self, row: StoredGradient, closure: Callable[[], Loss]) -> None:
         """Raise or warn if the first row, computed again where it was taken, has other losses."""
@@ -66,8 +66,8 @@ class StaleTableCheck:
             return
         outside = point.network.outside
         with outside.protected():
-            counts, losses = losses_at(point, closure, (), row.seed)
-        row.check_counts(counts)
+            losses = losses_at(point, closure, (), row.seed)
+        row.check_counts(losses.counts)
         if not np.isfinite(losses.total):
             return
         difference = row.losses.difference(losses)

@@ -62,7 +62,7 @@ def to_point(network: ParameterBuffers, weights: Any, frozen: Any = None) -> Par
 
 
 def table_state(network: ParameterBuffers, rows: Sequence[StoredGradient]) -> dict[str, Any]:
-    """Rows as plain data: arrays over all minibatches, for each parameter and device."""
+    """Rows as plain data: arrays over all mini-batches, for each parameter and device."""
     devices = range(len(network.devices))
 
     def together(n: int) -> list[np.ndarray]:
@@ -72,7 +72,7 @@ def table_state(network: ParameterBuffers, rows: Sequence[StoredGradient]) -> di
         "rows": by_number(network, map(together, range(len(network.trainable)))),
         "counts": [list(row.counts) for row in rows],
         "seeds": [row.seed for row in rows],
-        "losses": [row.losses and list(row.losses) for row in rows],
+        "losses": [row.losses and list(row.losses[1:]) for row in rows],
     }
 
 
@@ -90,13 +90,15 @@ def table_problems(network: ParameterBuffers, state: Any, hint: str = "") -> Ite
 def rows_of(
     network: ParameterBuffers, state: dict[str, Any], indices: Sequence[int]
 ) -> list[StoredGradient]:
-    """The rows of a state, of minibatches with some indices."""
+    """The rows of a state, of mini-batches with some indices."""
     arrays, rows = in_order(network, state["rows"]), []
     each = zip(indices, state["counts"], state["seeds"], state["losses"])
-    for n, (index, counts, seed, losses) in enumerate(each):
+    for n, (index, stored_counts, seed, losses) in enumerate(each):
+        counts = tuple(stored_counts)
         grads = [
             DeviceArrays(_mxnet.to_ndarray(values[d][n], device) for values in arrays)
             for d, device in enumerate(network.devices)
         ]
-        rows.append(StoredGradient(index, grads, tuple(counts), seed, losses and Losses(*losses)))
+        of_row = losses and Losses(counts, *losses)
+        rows.append(StoredGradient(index, grads, counts, seed, of_row))
     return rows

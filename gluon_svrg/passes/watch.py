@@ -1,6 +1,6 @@
-"""Warnings; what trains, but probably not as it was meant to, gets one by cheap signs.
+"""Warnings about probable misuse, which heuristics find.
 
-These are counts and shapes, which are known without a wait for the device.
+They look at counts and shapes only, so nothing waits for the device.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ RETURNS_OUTPUT = (
     "output by other means."
 )
 MEAN_LOSS = (
-    "The closure returned one loss entry for each of the last {count} minibatches, and batch_size "
-    "is {batch_size}, by which its gradient is divided. Is the loss the mean over the minibatch? "
+    "The closure returned one loss entry for each of the last {count} mini-batches, and batch_size "
+    "is {batch_size}, by which its gradient is divided. Is the loss the mean over the mini-batch? "
     "Then call step(1). If it is the sum, in update_full_grads too, all is right."
 )
 ONE_AND_MANY = (
-    "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
-    "gradient is the mean over loss entries: of sums it is as many times too large as a minibatch "
+    "update_full_grads had one loss entry for a mini-batch, and this step has {entries}. The full "
+    "gradient is the mean over loss entries: of sums it is as many times too large as a mini-batch "
     "has samples. Return the same losses in both, best one for each sample."
 )
 BROADCAST = (
-    "The losses of a minibatch of {n} samples have the shape ({n}, {n}): were shapes ({n}, 1) and "
+    "The losses of a mini-batch of {n} samples have the shape ({n}, {n}): were shapes ({n}, 1) and "
     "({n},) broadcast? Reshape the labels: y.reshape((-1, 1))."
 )
 TWO_GRADIENTS = (
-    "update_full_grads(store_grads=True) has stored gradients, and the last {count} minibatches "
+    "update_full_grads(store_grads=True) has stored gradients, and the last {count} mini-batches "
     "have not used them: each took two gradients. Pass step(..., batch_index=...), or leave "
     "store_grads out."
 )
@@ -45,7 +45,7 @@ EACH_STEP = (
     "EveryEpochs was asked before each of the last {count} steps, and counts each as an epoch. Ask "
     "it once before each epoch, or use EverySteps."
 )
-_IN_A_ROW, _EPOCHS = 5, 20  # how often the same comes before it is taken for what it seems
+_IN_A_ROW, _EPOCHS = 5, 20  # how often something must repeat before there is a warning
 
 
 def warn(message: str) -> None:
@@ -69,7 +69,7 @@ def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
 
 
 class MisuseWarnings:
-    """What was seen so far, on this worker."""
+    """What this worker has seen so far, and has warned about."""
 
     def __init__(self, workers: int, divides: bool) -> None:
         self._workers, self._divides = workers, divides  # whether a step divides by the batch size
@@ -85,19 +85,19 @@ class MisuseWarnings:
             warn(message.format(**values))
 
     def _if_it_lasts(self, message: str, is_so: bool, most: int = _IN_A_ROW, **values: Any) -> None:
-        """Warn if the same has been so a number of times in a row."""
+        """Warn if a condition has held a number of times in a row."""
         self._in_a_row[message] = self._in_a_row[message] + 1 if is_so else 0
         if self._in_a_row[message] == most:
             self._once(message, count=most, **values)
 
     def refresh(self, entries: int, shape: tuple[int, ...]) -> None:
-        """A refresh, with the shape of its `first_shape`."""
+        """Note a refresh, with the result of `first_shape`."""
         self._refresh_entries, self._has_one = entries, shape == ()
         if len(shape) == 2:
             self._once(BROADCAST, n=shape[0])
 
     def losses(self, losses: Sequence[NDArray]) -> None:
-        """Several that a closure returned: perhaps an output of the network beside its loss."""
+        """Look at several losses of a closure: one may be an output of the network."""
         if RETURNS_OUTPUT in self._warned:
             return
         shapes = {(_mxnet.device_of(loss), loss.shape) for loss in losses}
@@ -106,11 +106,11 @@ class MisuseWarnings:
                 self._once(RETURNS_OUTPUT, one=shape[:1], other=shape)
 
     def row(self, is_used: bool) -> None:
-        """A minibatch while there are stored gradients."""
+        """Note whether a step has used its stored gradient, if there are stored gradients."""
         self._if_it_lasts(TWO_GRADIENTS, not is_used)
 
     def step(self, entries: int, batch_size: float) -> None:
-        """A step by some loss entries: perhaps means, which are divided once more."""
+        """Note a step: its losses may be means, which the batch size then divides once more."""
         self._step_entries, are_several = entries, batch_size > self._workers
         are_means = self._divides and entries == 1 and are_several
         if are_means or self._in_a_row[MEAN_LOSS]:
@@ -119,7 +119,7 @@ class MisuseWarnings:
             self._once(ONE_AND_MANY, entries=entries)
 
     def epoch(self, steps: int) -> None:
-        """`EveryEpochs` is asked after so many steps: perhaps before each one."""
+        """Note that `EveryEpochs` is asked after so many steps: perhaps before each step."""
         is_step = steps == self._steps + 1 and 2 * self._step_entries < self._refresh_entries
         self._if_it_lasts(EACH_STEP, is_step, _EPOCHS)
         self._steps = steps

@@ -10,17 +10,17 @@ import numpy as np
 from .values import SavedArray, SavedObject, by_attributes, is_object
 
 
-def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
+def object_problems(saved: Any, current: Any, where: str) -> Iterator[str]:
     """Describe why a `SavedObject` cannot be assigned to an object, which messages name so."""
     was = saved.class_name if isinstance(saved, SavedObject) else "none"
-    now = "none" if live is None else type(live).__name__
+    now = "none" if current is None else type(current).__name__
     if not isinstance(saved, SavedObject) or was != now:
         yield f"{where} was {was} and is {now} here: make it the same one before loading"
         return
-    here = by_attributes(live).attributes
+    here = by_attributes(current).attributes
     for name, value in saved.attributes.items():
-        of_class = getattr(type(live), name, None)
-        is_taken = name in vars(live) or callable(of_class) or hasattr(of_class, "__get__")
+        of_class = getattr(type(current), name, None)
+        is_taken = name in vars(current) or callable(of_class) or hasattr(of_class, "__get__")
         if is_taken and name not in here:
             yield f"{where} has an attribute {name!r} that a {now} cannot have"
         if isinstance(value, SavedObject) or is_object(here.get(name)):
@@ -29,13 +29,13 @@ def object_problems(saved: Any, live: Any, where: str) -> Iterator[str]:
             yield f"its {name} contains objects, which this version does not load"
 
 
-def assign_object(saved: SavedObject, live: Any) -> None:
+def assign_object(saved: SavedObject, current: Any) -> None:
     """Assign attributes in which `object_problems` has found nothing."""
     for name, value in saved.attributes.items():
         if isinstance(value, SavedObject):  # it is not created, but assigned to the one here
-            assign_object(value, getattr(live, name))
+            assign_object(value, getattr(current, name))
         else:
-            setattr(live, name, restored(value))
+            setattr(current, name, restored(value))
 
 
 def restored(value: Any) -> Any:
@@ -61,47 +61,47 @@ class Registered:
     """Schedules, samplers and counts of epochs, told apart by their settings, or else by order."""
 
     def __init__(self) -> None:
-        self._live: list[Any] = []
+        self._schedules: list[Any] = []
         self._waiting: list[SavedObject] = []  # from a file, for objects to come
 
     def add(self, schedule: Any) -> None:
         """Register a schedule, and give it its saved state."""
-        if all(schedule is not known for known in self._live):
+        if all(schedule is not known for known in self._schedules):
             found = "; ".join(self.problems(self._waiting, [schedule]))
             if found:
                 raise ValueError(
                     f"The states that were loaded do not fit: {found}. Nothing was changed."
                 )
             self.assign(self._waiting, [schedule])
-            self._live.append(schedule)
+            self._schedules.append(schedule)
 
     def state(self) -> list[SavedObject]:
         """The attributes of all, in the order in which they were registered."""
-        return [*map(by_attributes, self._live), *self._waiting]
+        return [*map(by_attributes, self._schedules), *self._waiting]
 
     def problems(self, state: list[SavedObject], new: Sequence[Any] = ()) -> Iterator[str]:
         """Describe why a state cannot be assigned, to new schedules or those that are known."""
-        for saved, live in _pairs(state, new or self._live):
-            yield from object_problems(saved, live, "its schedule")
+        for saved, current in _pairs(state, new or self._schedules):
+            yield from object_problems(saved, current, "its schedule")
 
     def assign(self, state: list[SavedObject], new: Sequence[Any] = ()) -> None:
         """Give each schedule its saved state; the rest waits for later schedules."""
-        pairs = _pairs(state, new or self._live)
-        for saved, live in pairs:
-            assign_object(saved, live)
+        pairs = _pairs(state, new or self._schedules)
+        for saved, current in pairs:
+            assign_object(saved, current)
         self._waiting = [saved for saved in state if all(saved is not s for s, _ in pairs)]
 
 
 def _pairs(state: list[SavedObject], schedules: Sequence[Any]) -> list[tuple[SavedObject, Any]]:
     """Pair schedules with saved states of their class that have most attributes in common."""
     pairs: list[tuple[SavedObject, Any]] = []
-    for live in schedules:
-        name, here = by_attributes(live)
+    for current in schedules:
+        name, here = by_attributes(current)
         settings = {*map(repr, here.items())}
         left = [s for s in state if s.class_name == name and all(s is not p for p, _ in pairs)]
         common = [len(settings & {*map(repr, saved.attributes.items())}) for saved in left]
         if left:
-            pairs.append((left[common.index(max(common))], live))
+            pairs.append((left[common.index(max(common))], current))
     return pairs
 
 

@@ -36,8 +36,8 @@ class OptimizerSettings:
     def assign(self, state: Any) -> None:
         assign_object(state["attributes"], self._optimizer)
         for name, row in state["by_index"].items():
-            live = getattr(self._optimizer, name, {})
-            others = {key: value for key, value in live.items() if type(key) is not int}
+            current = getattr(self._optimizer, name, {})
+            others = {key: value for key, value in current.items() if type(key) is not int}
             setattr(self._optimizer, name, {**others, **restored(row)})
         counts = self._counts(state)
         for name, value in zip(optimizers.COUNTS, (counts, counts[self._devices()[0]])):

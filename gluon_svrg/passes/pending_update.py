@@ -48,19 +48,19 @@ OVERWRITTEN = (
 )
 SOME_ADD = (
     "Some parameters have grad_req='add' and others 'write', so that only some gradients would add "
-    "up. Give all the same grad_req, or update after each minibatch."
+    "up. Give all the same grad_req, or update after each mini-batch."
 )
 #: How far gradients may differ from what was computed, relative to the largest norm so far.
-ROUNDING = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
+ROUNDING_OF_GRADIENTS = {"float16": 1e-2, "float32": 1e-4, "float64": 1e-6}
 
 
 class PendingUpdate:
-    """The minibatches whose estimates are in the live gradients of a network."""
+    """The mini-batches whose estimates are in the live gradients of a network."""
 
     def __init__(self, method: Method, network: ParameterBuffers) -> None:
         self._method, self._network = method, network
         self._apart: Columns = []  # memory for V
-        self._live: Columns = []  # the gradients for which that was made
+        self._apart_for: Columns = []  # the gradients for which that was made
         self.drop()
 
     def commit(self) -> None:
@@ -70,21 +70,19 @@ class PendingUpdate:
         """
         self.stage = MOVED
         if self.next_state is not None:
-            self._method.moved(self)
+            self._method.commit(self)
         self.drop()
 
     def drop(self) -> None:
         """Forget all, and the method's next state: the update is over, or does not come."""
-        self.entries = 0  # C: the loss entries of these minibatches, on this worker
+        self.entries = 0  # C: the loss entries of these mini-batches, on this worker
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, StoredGradient] = {}  # what the method keeps of each, by its index
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         # Since the reduction
         self.next_state: Any = None  # the method's state after the update
         self.total_scale = 1.0  # of `total`
-        self._terms: EstimateCoefficients | None = (
-            None  # of what is held; marks then show another backward
-        )
+        self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
@@ -99,7 +97,7 @@ class PendingUpdate:
         elif self._is_moving:
             if len(kinds) > 1:
                 raise RuntimeError(SOME_ADD)
-            size = norm(chain(*self._network.live))
+            size = norm(chain(*self._network.grads))
             self._largest = max(self._largest, size)
             if not size and norm(chain(*self._apart)):
                 self.drop()
@@ -115,7 +113,7 @@ class PendingUpdate:
 
     def stage_estimate(
         self,
-        found: Estimate,
+        estimated: Estimate,
         terms: EstimateCoefficients,
         row: StoredGradient | None,
         scale: float,
@@ -124,29 +122,28 @@ class PendingUpdate:
     ) -> None:
         """Hold an estimate in the live gradients; in half a step, the user may change it."""
         if (is_half or self._network.accumulating) and self._is_moving:
-            if self._live is not self._network.live:  # the last memory was for other arrays
-                self._live = self._network.live
-                self._apart = zeros_like(self._live)
-            for kept, live in zip(self._apart, self._live):
+            if self._apart_for is not self._network.grads:  # the last memory was for other arrays
+                self._apart_for = self._network.grads
+                self._apart = zeros_like(self._apart_for)
+            for kept, grads in zip(self._apart, self._apart_for):
                 before = ((1.0, 0),) if self._is_apart else ()
-                assign([kept, live], (0, (*before, (1 / scale, 1))))
+                assign([kept, grads], (0, (*before, (1 / scale, 1))))
             self._is_apart = True
         rows = self.rows if row is None else {**self.rows, row.position: row}
-        reached = list(map(or_, self.reached or found.reached, found.reached))
+        reached = list(map(or_, self.reached or estimated.reached, estimated.reached))
         arrays = list(map(_mxnet.gradients, self._network.parameters))
-        new = rows, terms, self.entries + found.recorded.entries, reached, arrays, HELD
+        new = rows, terms, self.entries + estimated.recorded.entries, reached, arrays, HELD
         # In one line, as an interrupt comes between lines.
         self.rows, self._terms, self.entries, self.reached, self._grads, self.stage = new
 
     def check_intact(self, name: str) -> None:
         """Raise if there are other gradients, or another backward has overwritten an estimate."""
-        if self.stage != NOTHING and not self._has_its_arrays():
+        if self.stage == NOTHING:
+            return
+        if not self._has_its_arrays():
             raise RuntimeError(NEW_ARRAYS.format(name=name))
-        overwritten = self._network.overwritten() if self._terms is not None else []
-        if overwritten:
-            raise RuntimeError(
-                OVERWRITTEN.format(name=name, parameter=_mxnet.name_of(overwritten[0]))
-            )
+        for parameter in self._network.overwritten():
+            raise RuntimeError(OVERWRITTEN.format(name=name, parameter=_mxnet.name_of(parameter)))
 
     def _has_its_arrays(self) -> bool:
         """Whether the parameters have the gradients that were held."""
@@ -157,41 +154,44 @@ class PendingUpdate:
         """Raise if the user has changed gradients, which the method will replace."""
         if not (self._is_apart and self.stage == HELD):
             return
-        for then, now in zip(chain(*self._apart), chain(*self._network.live)):
+        for then, now in zip(chain(*self._apart), chain(*self._network.grads)):
             distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
             size = max(norm([then]), self._largest / scale)
-            if distance > ROUNDING[_mxnet.dtype_name(now)] * size:
+            if distance > ROUNDING_OF_GRADIENTS[_mxnet.dtype_name(now)] * size:
                 method = self._method.name
                 raise RuntimeError(CHANGED.format(name=name, method=method))
 
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:
-        """Mark what is updated as fresh: as all workers do, and what the mean alone moves."""
-        terms = self._terms
-        if terms is None and workers is None:
-            return
-        weights = self._network.weights
-        if terms is None:  # the parameters may have other arrays than those that are known
+        """Set MXNet's marks of fresh gradients of all parameters that the update moves.
+
+        All workers set the same marks. A parameter that backward has not reached moves where the
+        estimate has a part of the mean gradient.
+        """
+        weights, terms = self._network.weights, self._terms
+        if self.stage == NOTHING:  # the user's own backward has set the marks on this worker
+            if workers is None:
+                return
+            # The parameters may have other arrays than those that are known.
             weights = [_mxnet.data(p) for p in self._network.parameters if _mxnet.is_trainable(p)]
+            self.reached = list(map(any, _mxnet.fresh(weights)))
         if workers is not None:
-            own = map(any, _mxnet.fresh(weights)) if terms is None else self.reached
-            self.reached = [count > 0 for count in workers.sum_numbers([*map(float, own)])]
+            counts = workers.sum_numbers([*map(float, self.reached)])
+            self.reached = [count > 0 for count in counts]
         shown = self.reached
-        is_plain = terms is None or terms is PLAIN_GRADIENT or self._method.mean is None
-        if ignore_stale_grad and not is_plain:
-            only = None if terms is None else terms.only
-            leans = map(and_, self._method.ever_reached, only or repeat(True))
+        if ignore_stale_grad and terms is not PLAIN_GRADIENT and self._method.mean is not None:
+            leans = map(and_, self._method.ever_reached, terms.select or repeat(True))
             shown = list(map(or_, shown, leans))
         _mxnet.mark(compress(weights, shown), repeat([True] * len(weights[0])))
 
     def hide_marks(self) -> None:
         """Undo `show_marks`, where a stale gradient has prevented the update."""
-        if self._terms is not None:
+        if self.stage != NOTHING:
             self._network.hide_marks()
 
     @property
     def total(self) -> Columns:
         """V as it was computed, or the sum of g."""
-        return self._apart if self._is_apart else self._network.live
+        return self._apart if self._is_apart else self._network.grads
 
     @property
     def awaits_reduction(self) -> bool:
