@@ -152,7 +152,7 @@ ARGUMENTS = {
 
 
 @pytest.mark.parametrize("snapshot", [False, True])
-@pytest.mark.parametrize("settings", [one for rows in ARGUMENTS.values() for one in rows], ids=str)
+@pytest.mark.parametrize("settings", [one for rows in ARGUMENTS.values() for one in rows])
 def test_arguments(settings, snapshot):
     found = []
     for svrg in (False, True):
