@@ -241,7 +241,6 @@ BREAKS = {
         ("raise FloatingPointError(", "print(", "compare_engine divergence"),
         ("        self.since = perf_counter()\n", "", "compare_engine first_in_seconds"),
         ("self.since > seconds", "self.since > 0", "compare_engine first_in_seconds"),
-        ("gradient / self.n", "gradient", "compare_engine options_of_optimizers"),
         ("losses + self.problem", "losses + 0 * self.problem", "compare_engine penalty"),
     ],
     "compare/methods.py": [
