@@ -192,14 +192,14 @@ def scaled(*columns):
 
 
 ROWS = """\
-the size,who,color,sold,when,empty,day,price
-1.5,Ann,red,True,2020,,2020-01-01,10.5
-,Bob, blue,False,?,,2020-01-02,20
-2.5,Cid,red,True,2021,NA,2020-01-01,30
-7,Dan,,False,2022,,2020-01-01,
-5,Eve,blue,False,2025,,2020-01-02,40.5
--3,Flo,,True,2020,,2020-01-02 00:00:00+00:00,50
-4,Hal,red,True,2024,,2020-01-01,45
+the size,who,color,sold,when,empty,day,price,
+1.5,Ann,red,True,2020,,2020-01-01,10.5,1
+,Bob, blue,False,?,,2020-01-02,20,2
+2.5,Cid,red,True,2021,NA,2020-01-01,30,3
+7,Dan,,False,2022,,2020-01-01,,4
+5,Eve,blue,False,2025,,2020-01-02,40.5,5
+-3,Flo,,True,2020,,2020-01-02 00:00:00+00:00,50,6
+4,Hal,red,True,2024,,2020-01-01,45,7
 """
 
 
@@ -216,8 +216,9 @@ def test_a_file(separator, tmp_path, capsys):
     expected += [np.insert(when, 1, 0), *scaled([0, 1, 0, 1, 1, 0]).T, np.ones(6)]  # days
     np.testing.assert_allclose(model.X, np.transpose(expected), atol=1e-12)
     assert capsys.readouterr().err == (
-        f"{path}: 6 of 7 rows, no classes; categories: color; left out: 'empty' (0 different "
-        "values in 0 rows: ); 'who' (6 different values in 6 rows: 'Ann', 'Bob')\n"
+        f"{path}: 6 of 7 rows, no classes; categories: color; left out: 'Unnamed: 8' (6 different "
+        "values in 6 rows: 1, 2); 'empty' (0 different values in 0 rows: ); "
+        "'who' (6 different values in 6 rows: 'Ann', 'Bob')\n"
     )
 
 
@@ -225,6 +226,7 @@ def test_a_file(separator, tmp_path, capsys):
     ("cells", "classes"),
     [
         (["no", "yes", "no", "yes", "no"], [0, 1, 0, 1, 0]),
+        (["NA", "None", "a", "NA", "a", "None"], [0, 1, 2, 0, 2, 1]),
         ([7, 3, 7, 3, 9, 9], [1, 0, 1, 0, 2, 2]),
         ([True, False, True, False], [1, 0, 1, 0]),
         ([1, 2, 3, 4, 5], None),
@@ -244,18 +246,25 @@ def test_classes_and_numbers(cells, classes, tmp_path):
 
 BAD_FILES = {
     "no column": ("a,b\n1,2\n", r"own.csv has no column 'y': choose one from 'a', 'b'$"),
-    "constant": ("a,y\n1,3\n2,3\n3,\n", r"only one class"),
-    "names": ("a,y\n1,u\n2,v\n3,w\n", r"too many classes: 3 different values in 3 rows: 'u', 'v'$"),
-    "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"contains infinity"),
+    "constant": (
+        "a,y\n1,3\n2,3\n3,\n",
+        r"'y' that cannot be learned: 1 different values in 2 rows",
+    ),
+    "names": (
+        "a,y\n1,u\n2,v\n3,w\n",
+        r"cannot be learned: 3 different values in 3 rows: 'u', 'v'$",
+    ),
+    "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"own.csv has infinite numbers in 'a'$"),
     "comment": (
         "# of a shop\na;b;y\n1;2;0\n",
         r"has no column 'y': choose one from '# of a shop'$",
     ),
     "words": ("a,y\nsome,0\nother,1\n", r"to learn 'y' from; left out: 'a' \(2 different values"),
-    "latin-1": ("a,y\né,0\ne,1\n", r"can't decode byte 0xe9"),
+    "commas": ("a;y\n0,5;0\n1,5;1\n", r"'0,5', '1,5'; decimal commas need --decimal ','\)$"),
+    "latin-1": ("a,y\né,0\ne,1\n", r"cannot read own.csv as UTF-8 text .* byte 0xe9"),
 }
 BAD_CALLS = {
-    "iris": r"No such file or directory: 'iris'$",
+    "iris": r"there is no file iris; bundled data are digits, breast_cancer, diabetes, wine$",
     "own.csv": r"own.csv needs a --target: choose one from 'a', 'y'$",
     "wine --target y": r"--target is for files; wine has a target of its own$",
     "diabetes --learning-rates 0,1": r"each of learning_rates must be finite, above 0, got 0.0.$",
@@ -278,6 +287,6 @@ def test_mistakes(name, call):
 
 def test_a_package_that_is_not_installed(call, monkeypatch):
     """This does not wait for the figure."""
-    monkeypatch.setitem(sys.modules, "matplotlib", None)  # so `import` finds none
+    monkeypatch.setattr(compare, "find_spec", lambda name: None if name == "matplotlib" else name)
     status, printed, log = call("diabetes")
-    assert (status, printed) == (2, "") and "error: import of matplotlib" in log
+    assert (status, printed) == (2, "") and "error: matplotlib is not installed: pip inst" in log

@@ -21,10 +21,13 @@ from __future__ import annotations  # functions import the rest: --help must nee
 import argparse
 import json
 import os
+import re
 import sys
 import time
 import warnings
 from functools import partial
+from importlib.util import find_spec
+from math import inf
 from pathlib import Path
 from typing import Any
 
@@ -90,8 +93,9 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
     try:
         _require_mxnet()
-        import matplotlib  # noqa: F401  # if it is missing, this must not wait for the figure
-
+        for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
+            if find_spec(name) is None:
+                raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
         model = LinearModel(options)
         options.output.mkdir(parents=True, exist_ok=True)
         comparison = model.compare(options)
@@ -123,10 +127,18 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
     from sklearn.compose import make_column_transformer
     from sklearn.preprocessing import OneHotEncoder, StandardScaler
 
-    widths = {mark: pd.read_csv(path, sep=mark, nrows=0).shape[1] for mark in ",;\t|"}
-    settings: Any = {"sep": max(widths, key=lambda mark: widths[mark]), "decimal": decimal}
-    settings.update(index_col=False, skipinitialspace=True, na_values="?", low_memory=False)
-    frame = pd.read_csv(path, **settings)
+    if not path.exists():
+        raise ValueError(f"there is no file {path}; bundled data are {', '.join(BUNDLED)}")
+    try:
+        widths = {mark: pd.read_csv(path, sep=mark, nrows=0).shape[1] for mark in ",;\t|"}
+        settings: Any = {"sep": max(widths, key=lambda mark: widths[mark]), "decimal": decimal}
+        settings.update(index_col=False, skipinitialspace=True, na_values="?", low_memory=False)
+        frame = pd.read_csv(path, **settings)
+        if target in frame and frame[target].dtype == object:  # there, None and NA may be classes
+            settings.update(usecols=[target], dtype=str, keep_default_na=False, na_values=["", "?"])
+            frame[target] = pd.read_csv(path, **settings)[target]
+    except (EOFError, OSError, ValueError) as error:
+        raise ValueError(f"cannot read {path} as UTF-8 text with a first line: {error}") from error
     if target not in frame:
         lacks = "needs a --target" if target is None else f"has no column {target!r}"
         raise ValueError(f"{path} {lacks}: choose one from {', '.join(map(repr, frame))}")
@@ -135,17 +147,22 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
         if dates.count() == frame[name].count():
             frame[name] = (dates - dates.min()) / pd.Timedelta(days=1)
     rows = frame.dropna(subset=[target])
+    infinite = [name for name in rows.select_dtypes("number") if rows[name].abs().max() == inf]
+    if infinite:
+        raise ValueError(f"{path} has infinite numbers in {', '.join(map(repr, infinite))}")
     y = rows.pop(target)
     texts = rows.select_dtypes(object)
     many = texts.columns[texts.nunique() > (texts.count() // 2).clip(upper=200)]
-    useless = [*rows.columns[rows.count() == 0], *many]
+    unnamed = rows.columns[rows.columns.str.startswith("Unnamed: ")]  # as an index has no name
+    useless = [*rows.columns[rows.count() == 0].union(many).union(unnamed)]
     left_out = "; ".join(f"{name!r} ({described(rows[name])})" for name in useless) or "no column"
-    rows, texts = rows.drop(columns=useless), texts.columns.drop(many)
+    rows = rows.drop(columns=useless)
+    texts = rows.select_dtypes(object).columns
     if rows.empty:
         raise ValueError(f"{path} has nothing to learn {target!r} from; left out: {left_out}")
     labels, most, is_text = y.nunique(), len(y) // 2, y.dtype == object
-    if is_text and labels > most:
-        raise ValueError(f"{path} has a target {target!r} with too many classes: {described(y)}")
+    if labels < 2 or (is_text and labels > most):
+        raise ValueError(f"{path} has a target {target!r} that cannot be learned: {described(y)}")
     is_class = is_text or (labels <= min(20, most) and (y % 1 == 0).all())
     scaler = make_column_transformer(
         (OneHotEncoder(), [*texts]), remainder=StandardScaler(), sparse_threshold=0
@@ -159,7 +176,8 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
 def described(cells: Any) -> str:
     """How many values a column has, and the first ones."""
     first = ", ".join(map(repr, cells.dropna()[:2]))
-    return f"{cells.nunique()} different values in {cells.count()} rows: {first}"
+    hint = "; decimal commas need --decimal ','" * bool(re.match(r"'-?[\d.]*,\d+'", first))
+    return f"{cells.nunique()} different values in {cells.count()} rows: {first}{hint}"
 
 
 class LinearModel:
@@ -278,8 +296,10 @@ class LinearModel:
         n, strength = len(self.X), self.decay + self.l1
         settings: Any = {"tol": 1e-12, "fit_intercept": bool(self.l1)}
         if self.classes:
-            is_wide = self.outputs * self.X.shape[1] > MOST_WEIGHTS
-            solver = "saga" if self.l1 else "newton-cg" if is_wide else "newton-cholesky"
+            # With several classes newton-cg is faster; before scikit-learn 1.6, newton-cholesky
+            # minimizes another loss there.
+            is_large = self.outputs > 1 or self.X.shape[1] > MOST_WEIGHTS
+            solver = "saga" if self.l1 else "newton-cg" if is_large else "newton-cholesky"
             settings.update(C=1 / strength / n, penalty="elasticnet" if self.l1 else "l2")
             settings.update(l1_ratio=self.l1 / strength, random_state=0)
             return solver, LogisticRegression(solver=solver, **settings)

@@ -120,6 +120,7 @@ def methods_of(
     methods: Any, optimizer_params: Any, l2: float | None, prox: ProxArgument, snapshots: int
 ) -> list[Contender]:
     """All methods that are named; raise if one is unknown. l2 is None where wd may be anything."""
+    methods = [methods] if isinstance(methods, str) else methods
     named = methods if isinstance(methods, Mapping) else {name: name for name in methods}
     given, contenders, used = dict(optimizer_params or {}), [], set()
     for name, what in named.items():

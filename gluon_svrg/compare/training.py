@@ -112,6 +112,7 @@ class _Run:
             if refreshes and is_due and self.done + self.n < self.budget:
                 stored = {"store_grads": True} if stores else {}
                 trainer.update_full_grads(self.loss_of, fixed or self._whole(epoch), **stored)
+            before = self.done
             order: Any = enumerate(self.data.batches(seed, epoch, self.training.batch_size))
             if fixed:
                 rng, size = np.random.RandomState([seed, epoch, 1]), len(fixed)
@@ -136,6 +137,8 @@ class _Run:
                 if self.done >= mark * self.n:
                     self.note()
                     mark = self.done // self.n + 1
+            if self.done == before:
+                raise ValueError(f"{method.name!r} computes no gradient in epoch {epoch}.")
 
     def _whole(self, epoch: int) -> Iterable[Any]:
         """The data of a full gradient: large chunks, unless losses depend on their mini-batch."""
