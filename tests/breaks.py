@@ -118,7 +118,6 @@ BREAKS = {
         ("            if draws:\n", "            if False:\n", "penalties dropout"),
         ("if self.table is None and self", "if False and self", "penalties stored_gradients"),
         ("controller.entries // BEST_STEPS", "controller.entries // 16", "penalties few_steps"),
-        ("if message not in self._warned:", "if True:", "penalties few_steps"),
     ],
     # A step and a refresh
     "passes/states.py": [
@@ -161,6 +160,7 @@ BREAKS = {
         ("outside.fingerprint() == self.outside", "True", "tables 'weights_have_moved or share'"),
     ],
     "passes/watch.py": [
+        ("if message not in self.messages:", "if True:", "penalties few_steps"),
         ("min(sizes[0] for", "max(sizes[0] for", "errors false_alarm"),
         ("and shape not in shapes[1:]", "", "errors false_alarm"),
         ("steps == self._steps + 1 and", "", "errors false_alarm"),

@@ -19,6 +19,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+TINY = 1e-300  # in the place of a divisor of 0
 ENTRIES_PER_DIRECTION = 10  # of a sketch, for each effective direction where P has all of them
 ROUNDING_OF_PRODUCTS = 10  # of the products Y, in units of their dtype's rounding
 

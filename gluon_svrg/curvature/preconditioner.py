@@ -24,15 +24,14 @@ from ..passes.full_pass import NOT_FINITE, FullGradient
 from ..passes.method import Method
 from ..passes.network import ParameterBuffers
 from ..passes.points import ParameterValues
-from ..passes.watch import warn
+from ..passes.watch import WarnOnce
 from .direction import LAG, SLOTS, Direction, as_sums
-from .nystrom import NystromApproximation
+from .nystrom import TINY, NystromApproximation
 from .probe import Probe
 from .proximal import Penalty, proximal_point, values_needed
 from .step_size import DEFAULT, StepSizeController
 
 LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
-TINY = 1e-300
 VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_proximal")  # of all weights, in rows
 #: What a controller has of these kinds.
 TUPLES: dict[str, Any] = {"P": NystromApproximation, "probe": Probe}
@@ -135,7 +134,7 @@ class Preconditioner:
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
         self._rounding = 0.0  # of squared moves
         self._wd: float | None = None  # the optimizer's, during an update
-        self._warned: set[str] = set()  # shared by all copies
+        self._warn_once = WarnOnce()  # shared by all copies
 
     _network = property(lambda self: self._method.network)
     _optimizer = property(lambda self: self._method.optimizer)
@@ -150,7 +149,7 @@ class Preconditioner:
         network, self._method = method.network, method
         if method.point is None:  # all that was learned belongs to other arrays
             fresh = Preconditioner(method, self.controller.rank, self._operators)
-            vars(self).update(vars(fresh), _warned=self._warned)
+            vars(self).update(vars(fresh), _warn_once=self._warn_once)
         self._eps = float(np.finfo(_mxnet.dtype_of(network.trainable[0])).eps)
         self.penalty = Penalty(self._operators, network.trainable)
         self._set_scale(self.per_sample)
@@ -207,11 +206,6 @@ class Preconditioner:
         with np.errstate(over="ignore", invalid="ignore"):  # of weights far away
             w = self._weights(there)
             return mean_loss + float(self.decays @ w**2) / 2 + self.penalty.value(w)
-
-    def _warn_once(self, message: str, **values: Any) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warn(message.format(**values))
 
     # --- is there something to measure in this step? ---------------------------------------------
 

@@ -16,13 +16,12 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from .nystrom import NystromApproximation
+from .nystrom import TINY, NystromApproximation
 
 BUDGET = 0.25  # of a sketch, in data passes; but it takes a whole mini-batch
 LEAST_ENTRIES = 4  # loss entries of a sketch for each vector
 ITERATIONS = 3  # of the power method
 MOST_FLAT = 6  # pairs of mini-batches without any curvature, each probed from farther away
-TINY = 1e-300
 
 NOT_MEASURABLE = (
     "The curvature of the loss cannot be measured: gradients beside the current weights are not "

@@ -23,11 +23,10 @@ import mxnet as mx
 import numpy as np
 
 from .. import _mxnet, prox
-from .nystrom import NystromApproximation
+from .nystrom import TINY, NystromApproximation
 
 TOLERANCE = 1e-3  # of c, relative to its norm, or to that of the first one: it may become 0
 MOST_ITERATIONS = 30
-TINY = 1e-300
 
 
 class Part(NamedTuple):

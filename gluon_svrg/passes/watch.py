@@ -68,21 +68,28 @@ def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
     return shape if is_square and {(n,), (n, 1)} & {*shapes} else (0,)
 
 
+class WarnOnce:
+    """Warns with each message once."""
+
+    def __init__(self) -> None:
+        self.messages: set[str] = set()
+
+    def __call__(self, message: str, **values: Any) -> None:
+        if message not in self.messages:
+            self.messages.add(message)
+            warn(message.format(**values))
+
+
 class MisuseWarnings:
     """What this worker has seen so far, and has warned about."""
 
     def __init__(self, workers: int, divides: bool) -> None:
         self._workers, self._divides = workers, divides  # whether a step divides by the batch size
-        self._warned: set[str] = set()
+        self._once = WarnOnce()
         self._in_a_row = {MEAN_LOSS: 0, TWO_GRADIENTS: 0, EACH_STEP: 0}
         self._refresh_entries = self._step_entries = 0
         self._has_one = False  # whether the last refresh had one entry for several samples
         self._steps = 0  # when `EveryEpochs` was asked last
-
-    def _once(self, message: str, **values: Any) -> None:
-        if message not in self._warned:
-            self._warned.add(message)
-            warn(message.format(**values))
 
     def _if_it_lasts(self, message: str, is_so: bool, most: int = _IN_A_ROW, **values: Any) -> None:
         """Warn if a condition has held a number of times in a row."""
@@ -98,7 +105,7 @@ class MisuseWarnings:
 
     def losses(self, losses: Sequence[NDArray]) -> None:
         """Look at several losses of a closure: one may be an output of the network."""
-        if RETURNS_OUTPUT in self._warned:
+        if RETURNS_OUTPUT in self._once.messages:
             return
         shapes = {(_mxnet.device_of(loss), loss.shape) for loss in losses}
         for device, shape in shapes:
