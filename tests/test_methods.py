@@ -1,8 +1,5 @@
 """What every method must pass, each against its twin in NumPy; their table is in `plays`."""
 
-from collections import Counter
-from itertools import repeat
-
 import kit
 import mxnet as mx
 import numpy as np
@@ -38,17 +35,17 @@ def test_trajectory_in_float32(case):
 def test_minibatches_of_many_sizes(case, monkeypatch):
     """What is compiled for the first sizes does for all others; only some calls are kept."""
     monkeypatch.setattr(combine, "_SEVERAL", 4)
-    monkeypatch.setattr(combine, "_MOST_CALLS", 12)
-    monkeypatch.setattr(combine, "_known", {})
-    monkeypatch.setattr(combine, "_times_compiled", Counter())
+    monkeypatch.setattr(combine, "_MOST", 12)
+    for name in ("_known", "_quick"):
+        monkeypatch.setattr(combine, name, {})
     problem = Dense("classification", hidden=(5,), seed=46, samples=66)
     play = Play(case, problem)
     play.shares = [np.split(np.arange(66), np.cumsum(range(1, 11)))]
     play.run(parts=(range(11), range(10, -1, -1)))
     most = 1 if case.twin is oracle.MARS and case.gradients == 2 else combine._SEVERAL + 2
-    kinds = Counter((combine.replaced(steps, repeat(None)), *of) for steps, *of in combine._known)
-    assert max(kinds.values()) == most
-    assert max(len(each._calls) for each in combine._known.values()) <= combine._MOST_CALLS + 1
+    assert max(map(len, combine._known.values())) == most
+    compiled = [each for known in combine._known.values() for each in known.values()]
+    assert max(len(each._calls) for each in compiled) <= combine._MOST + 1
 
 
 @pytest.mark.parametrize("how, devices", [("step", None), ("step", TWO), ("add", TWO)])

@@ -6,7 +6,6 @@ than its arithmetic: for 162 arrays of 16 by 16, a sum takes 1.2 ms by 162 calls
 
 from __future__ import annotations
 
-from collections import Counter
 from functools import lru_cache
 from itertools import chain, repeat
 from operator import attrgetter
@@ -148,7 +147,7 @@ class Compiled:
             for place, number in self._given:
                 inputs.insert(place, factors[number].handle.value)
             call = _mxnet.prepared(self._operator, device, inputs, outputs)
-            if len(self._calls) > _MOST_CALLS:
+            if len(self._calls) > _MOST:
                 self._calls.clear()
             if not self._given:
                 self._calls[key] = call
@@ -164,10 +163,10 @@ def _on_device(factor: Any, device: Any) -> NDArray:
 
 
 _ones: dict[Any, NDArray] = {}  # by device
-_MOST_CALLS, _MOST_COMPILED, _SEVERAL = 256, 1024, 8
-#: Compiled steps by the steps, with factors or None in their place, and the kinds of columns.
-_known: dict[Any, Compiled] = {}
-_times_compiled: Counter[Any] = Counter()  # by the same, without factors
+_MOST, _SEVERAL = 256, 8
+#: By steps and columns: what is compiled, by the factors.
+_known: dict[Any, dict[Any, Compiled]] = {}
+_quick: dict[Any, Compiled] = {}  # by both, which takes a step less time to look up
 _kind_of, _number_of = attrgetter("kind"), attrgetter("number")
 
 
@@ -199,22 +198,24 @@ def _one_by_one(columns: Sequence[DeviceArrays], steps: tuple[Step, ...]) -> Non
 def _compiled(columns: Sequence[DeviceArrays], steps: tuple[Step, ...]) -> Compiled | None:
     """The compiled steps for such columns, unless some are sparse."""
     key = steps, *map(_kind_of, columns)
-    if key in _known:
-        return _known[key]
+    if key in _quick:
+        return _quick[key]
     if not columns[0] or not all(column.is_dense for column in columns):
         return None
-    without_factors = replaced(steps, repeat(None)), *key[1:]
-    is_array = any(isinstance(factor, NDArray) for factor in products(steps))
-    varies = is_array or _times_compiled[without_factors] > _SEVERAL
-    if varies:
-        key = without_factors
-    if key not in _known:
-        if len(_known) > _MOST_COMPILED:
-            _known.clear()
-            _times_compiled.clear()
-        _known[key] = Compiled(steps, columns, varies=varies)
-        _times_compiled[without_factors] += not varies
-    return _known[key]
+    kind = replaced(steps, repeat(None)), key[1:]
+    if len(_known) > _MOST:
+        _known.clear()
+        _quick.clear()
+    by_factors = _known.setdefault(kind, {})
+    factors: Any = tuple(products(steps))
+    varies = any(isinstance(factor, NDArray) for factor in factors)
+    if varies or (factors not in by_factors and len(by_factors) > _SEVERAL):
+        varies, factors = True, None
+    if factors not in by_factors:
+        by_factors[factors] = Compiled(steps, columns, varies=varies)
+    if not varies:
+        _quick[key] = by_factors[factors]
+    return by_factors[factors]
 
 
 def copy(these: Columns, targets: Columns, factor: Any = 1.0) -> None:
