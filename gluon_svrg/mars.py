@@ -119,11 +119,11 @@ class MARS(Recursive):
                 scale_to_norm(column, self.clip * scale, entries)
         return next_state
 
-    def commit(self, pending: PendingUpdate) -> None:
+    def moved(self, pending: PendingUpdate) -> None:
         """If approximate, m is of the last mini-batches alone."""
         if self.keeps_mean:
             self.ever_reached = []
-        super().commit(pending)
+        super().moved(pending)
 
     def optimizer_gradient(
         self, v: np.ndarray, entries: int, batch_index: int | None

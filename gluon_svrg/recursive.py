@@ -52,9 +52,9 @@ class Recursive(Method):
         elif self.keeps_weights:
             self._other = ParameterValues.copied(self.network, frozen=False)
 
-    def commit(self, pending: PendingUpdate) -> None:
+    def moved(self, pending: PendingUpdate) -> None:
         """Put the next state in place of the last one, whose memory is used again."""
-        super().commit(pending)
+        super().moved(pending)
         kept, last = pending.next_state if self.keeps_mean else None, self.mean
         new = kept, self._other, self.point, None
         # In one line, as an interrupt comes between lines.

@@ -112,10 +112,10 @@ class SAGA(Method):
             copy(sums, network.grads, 1.0 * (entries * scale / added))
         return Mean(sums, added)
 
-    def commit(self, pending: PendingUpdate) -> None:
+    def moved(self, pending: PendingUpdate) -> None:
         """Put the new rows and the new m in place of the old ones, whose memory is used again."""
         if not self._is_complete:  # a refresh knows all losses
-            super().commit(pending)
+            super().moved(pending)
         if self.taken_at is not None and self.taken_at.visit is None:
             self.taken_at = None  # the step after a refresh has checked it
         for index, row in pending.rows.items():

@@ -135,8 +135,8 @@ class SVRGTrainer(VarianceReducedTrainer):
         more than once, and returns its coefficient.
     preconditioner : Nystrom, optional
         Learns the curvature of the loss, and sets the learning rate and the momentum [3]_, which
-        must be left out. For convex losses, with SGD or NAG. If a refresh finds that the loss has
-        risen, the weights return to the last snapshot.
+        must be left out. For convex losses, with SGD or NAG. If the loss rises, the weights return
+        to the last snapshot, or to the start.
 
     References
     ----------

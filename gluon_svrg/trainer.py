@@ -50,7 +50,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.num_snapshots = 0  # refreshes over the whole training
-        self.inner_steps = 0  # steps since the last one; 0 without a snapshot
+        self.inner_steps = 0  # steps with a reference, since the last refresh
         self.steps = 0  # steps over the whole training
         self.grad_evaluations = 0  # loss entries that this worker has differentiated
         self.compared = False  # whether the losses of a step were compared since the last refresh
@@ -198,7 +198,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             Returns the loss of this mini-batch: an NDArray of shape ``(batch,)`` or any other, or a
             list or tuple of them, such as one for each device. It must compute the same loss each
             time: it is called twice if the method compares with other weights, last at the current
-            ones, and once or twice more in the first step after a refresh, as a check. Leave it out
+            ones, and more often in a first step after a refresh, as a check, and in steps in which
+            a preconditioner measures. Leave it out
             after `correct_grads`, or after your own backward without a snapshot.
         batch_index : int, optional
             The position of this mini-batch in the data, from 0, on each worker. `SAGATrainer` and
@@ -219,10 +220,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         Notes
         -----
-        A step that raises an exception, or that AMP skips, changes nothing but what a
-        preconditioner has learned from earlier steps. An interrupt during the update can leave some
-        weights moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in the mean
-        gradient of SARAH, STORM and approximate MARS, and in the table of SAGA and SAG, until
+        A step that raises an exception changes nothing, but that a preconditioner may have learned
+        or rolled back before. A step that AMP skips only counts. An interrupt during the update can
+        leave some weights moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in
+        the mean gradient of SARAH and STORM, and in the table of SAGA and SAG, until
         `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
@@ -254,8 +255,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Leave the estimate of a mini-batch's gradient in `Parameter.grad`, to clip or inspect it.
 
         Then call `step` without a closure, or `allreduce_grads` and `update`. The state of a method
-        follows from the result of `allreduce_grads`, before you clip it. With SAG and approximate
-        MARS, the optimizer's gradient exists only after `allreduce_grads`.
+        follows from the result of `allreduce_grads`, before you clip it. With SAG, MARS and a
+        preconditioner, the optimizer's gradient exists only after `allreduce_grads`.
 
         Parameters
         ----------
@@ -443,7 +444,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         self._progress.steps += 1
         self._progress.inner_steps += bool(self._method.has_reference)
 
-    # `gluon.Trainer` calls these, in this order, in a step.
+    # `gluon.Trainer` and `KVStoreTrainer` call these in a step, in this order.
 
     def _allreduce_grads(self) -> None:
         """Reduce; let the method compute its next state from V and its loss entries C."""
@@ -458,7 +459,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             pending.reduce(self._loss_scale.of_grads, entries, self._workers.sum_arrays)
 
     def _run_update(self, update: Callable[[], None]) -> None:
-        """Update; let the method's next state take effect, and apply the proximal operators."""
+        """Update, with the optimizer as the method wants it."""
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
         next_state = self._pending.next_state
@@ -469,6 +470,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         finally:
             if next_state is not None:
                 self._method.after_update()
+        self._on_updated()
+
+    def _on_updated(self) -> None:
+        """Let the method's next state take effect, and apply the proximal operators."""
         self._pending.commit()
         if self._prox.operators:
             self._prox.apply(self._network.parameters, self.optimizer)
@@ -595,7 +600,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         Notes
         -----
-        The pass waits for the device once, and with ``lock_random='auto'`` at each of the first
+        The pass waits for the device rarely, and with ``lock_random='auto'`` at each of the first
         three mini-batches. The gradients in `Parameter.grad` do not change. After an exception,
         nothing has changed. The snapshot needs three times the memory of the parameters in
         addition, four times at the peak of the pass, and a copy of the frozen ones.
@@ -840,7 +845,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         It has ``data_passes`` (gradient evaluations so far, divided by the loss entries of the
         pass), ``steps`` so far, ``mean_loss`` and ``gradient_norm`` (of the full gradient) at the
         snapshot, ``learning_rate``, and ``coefficient`` (or None). With a preconditioner it also
-        has ``momentum``, ``objective`` (the mean loss with weight decay and penalties),
+        has ``momentum``, ``objective`` (the lowest mean loss with weight decay and penalties),
         ``curvature`` (L), ``noise`` (N), and ``went_back``: the number of rollbacks since the
         last refresh. After a refresh that was refused, the dict describes the snapshot.
         """
@@ -869,7 +874,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Save the complete state of training, except the weights, to a file.
 
         That is the optimizer with its states and scheduler, the snapshot, the full gradient, stored
-        gradients, counters and history, schedules, the random lock, and AMP's loss scaler. With the
+        gradients, what a preconditioner has learned, counters and history, schedules, the random
+        lock, and AMP's loss scaler. With the
         weights (``net.save_parameters``), training resumes to the last bit, even in mid-epoch.
 
         Parameters

@@ -103,6 +103,8 @@ BREAKS = {
     ],
     "curvature/preconditioner.py": [
         ("replaces_grads = needs_closure", "needs_closure", "preconditioner errors"),
+        ("most, self._most = self._most, 0.0", "most = self._most", "preconditioner by_hand"),
+        ("full.all_entries, False", "full.all_entries, True", "penalties dropout"),
         ("rank, operators", "rank * 0 + 50, operators", "preconditioner in_every_way"),
         ("network.sum_everywhere(", "(lambda *_: 0)(", "preconditioner going_back"),
         ("workers.sum_arrays)", "lambda _: None)", "workers test_each_task"),
@@ -234,6 +236,7 @@ BREAKS = {
     ],
     "compare/training.py": [
         ("since % self.problem.refresh_every", "since % 1", "compare_engine refreshes_come"),
+        ("        put(accepted)\n", "", "compare_engine lbfgs_ends"),
         ("(1 + cos(pi * part))", "(1 + cos(pi * part / 2))", "compare_engine rates_of_steps"),
         ('method.base == "sag" and epoch > 0', "False", "compare_engine order_of_minibatches"),
         ("len(batch[0]) if mx", "1 if mx", "compare_engine equal_gradients[4-sgd"),
@@ -245,10 +248,11 @@ BREAKS = {
     ],
     "compare/methods.py": [
         ("Linear(0.75, snapshots)", "Linear(0.75, 3 * snapshots)", "compare_engine refreshes_come"),
+        ("what.lower(), method.optimizer]", "method.optimizer][::-1]", "compare_engine options_of"),
         ('"lock_random": problem.is_random', '"lock_random": False', "compare_engine lock_of"),
         ('if method.base not in ("", *TRAINERS):', "if False:", "compare_engine proximal"),
     ],
-    "compare/problem.py": [
+    "compare/task.py": [
         ("penalties += number(", "penalties += 0 * number(", "compare_engine proximal"),
         ("operator(weight, 0.0).copyto(weight)", "pass", "compare_engine bounds"),
         ('p.grad_req = "write"', "pass", "compare_engine gradients_that_add"),

@@ -21,7 +21,7 @@ SMALL = ["diabetes", "--passes", 4, "--batch-size", 64, "--learning-rates", "0.0
 
 
 def model_of(*arguments):
-    return compare.LinearModel(cli.parser().parse_args(["compare", *map(str, arguments)]))
+    return compare.Problem(cli.parser().parse_args(["compare", *map(str, arguments)]))
 
 
 def interrupt(*args):

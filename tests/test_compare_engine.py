@@ -19,7 +19,7 @@ from problems import array, contexts
 from scipy.sparse import csr_matrix
 
 from gluon_svrg import SVRGTrainer
-from gluon_svrg.compare import compare, data, problem, search, training
+from gluon_svrg.compare import compare, data, search, task, training
 from gluon_svrg.compare.comparison import OF_FLOAT32
 from gluon_svrg.prox import L1, Box
 from gluon_svrg.schedule import Linear
@@ -246,6 +246,9 @@ def test_options_of_optimizers():
     options = {"SGD": {"momentum": 0.5}}  # of this method, not of all with SGD
     found = regression({"SGD": "svrg", "plain": "sgd"}, optimizer_params=options, **ONE_RATE)
     assert [training.options for training in found.trainings] == [{"momentum": 0.5}, {}]
+    options = {"nag": {"momentum": 0.5}, "svrg+nag": {"momentum": 0.8}}  # its own come first
+    found = regression(["nag", "svrg+nag"], optimizer_params=options, **ONE_RATE)
+    assert [training.options["momentum"] for training in found.trainings] == [0.5, 0.8]
     options = {"lbfgs": [{"memory": 1}, {"memory": 9}]}
     found = regression(["lbfgs"], optimizer_params=options, passes=9, seeds=1)
     short, long = found.trainings
@@ -327,7 +330,7 @@ def clock(monkeypatch):
         return squares(net, X, y)
 
     clock.loss_of = loss_of
-    for module in (problem, search, training):
+    for module in (task, search, training):
         monkeypatch.setattr(module, "perf_counter", lambda: clock.now)
     return clock
 
@@ -584,6 +587,14 @@ def test_the_lock_of_random_numbers(is_random, steps):
     names = ["svrg", "svrg-stored", "saga", "storm", "mars"]
     regression(names, loss_of=loss_of, **ONE_RATE)
     assert {row["lock"] for name in names for row in steps[name]} == {is_random}
+
+
+def test_lbfgs_ends_where_it_was_accepted():
+    """Its passes may be over within a line search."""
+    bce = gluon.loss.SigmoidBinaryCrossEntropyLoss()
+    found = regression(["lbfgs"], (X, CLASSES), lambda net, X, y: bce(net(X), y), passes=8, seeds=3)
+    for each in found.chosen["lbfgs"]:
+        assert (np.diff(each.of("loss")) <= 0).all()
 
 
 def test_stored_gradients_with_a_preconditioner(steps):

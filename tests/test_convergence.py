@@ -7,7 +7,7 @@ import pytest
 from plays import WITH_STORED, Play
 from problems import Dense, values
 
-from gluon_svrg.commands.compare import LinearModel
+from gluon_svrg.commands.compare import Problem
 from gluon_svrg.compare import compare
 
 RIDGE = 0.125  # exact in float32, as MXNet takes it
@@ -60,7 +60,7 @@ def least_passes(problem, minimum, method, passes, **search):
 def test_nothing_to_search(name, l2, passes):
     """A grid of rates and momenta finds little better than what a preconditioner sets."""
     pytest.importorskip("sklearn", reason="needs scikit-learn")
-    problem = LinearModel(Namespace(data=name, target=None, weight_decay=l2, l1=0.0))
+    problem = Problem(Namespace(data=name, target=None, weight_decay=l2, l1=0.0))
     minimum, _ = problem.minimum()
     found = least_passes(problem, minimum, "svrg-nystrom", passes)
     grid = {"nag": [{"momentum": momentum} for momentum in (0, 0.9, 0.97, 0.99)]}

@@ -340,7 +340,7 @@ def stored(begun, row):
 WATCHED = {
     "a mean": (lambda b: b.step(lambda: b.closure().mean()), "one loss .* and batch_size is 5"),
     "output": (lambda b: b.step(lambda: (b.closure(), b.net(b.batches[0][0]))), "differentiated"),
-    "a sum in a refresh": (sum_then_each, "one loss entry for a mini-batch, and this step has 5"),
+    "a sum in a refresh": (sum_then_each, "one loss entry for a minibatch, and this step has 5"),
     "labels": (
         lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),
         r"samples have the shape \(5, 5\)",

@@ -218,6 +218,7 @@ def test_trajectory_in_every_way(settings):
         (0, [1.2, 0, 11 / 12, "refresh"]),  # it has risen, but not with the weight decay
         (0, [*[*range(23), "refresh"] * 3, *range(23), 1.1, *[3] * 13]),  # a small rise
         (0, [*range(23), "refresh", *range(8), 1.6, *[3] * 13]),  # to below the loss at the start
+        (0, [*range(23), "refresh", *[22] * 6]),  # smaller mini-batches than before
     ],
 )
 def test_trajectory_by_hand(backs, script):

@@ -96,7 +96,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
             if find_spec(name) is None:
                 raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
-        model = LinearModel(options)
+        model = Problem(options)
         options.output.mkdir(parents=True, exist_ok=True)
         comparison = model.compare(options)
         penalties = f"weight decay {options.weight_decay:g}, L1 {options.l1:g}"
@@ -180,7 +180,7 @@ def described(cells: Any) -> str:
     return f"{cells.nunique()} different values in {cells.count()} rows: {first}{hint}"
 
 
-class LinearModel:
+class Problem:
     """A linear model on a data set; its penalty is an argument of `compare`."""
 
     def __init__(self, options: argparse.Namespace) -> None:

@@ -1,6 +1,6 @@
 """Several methods on your own network and data, with equal numbers of gradients and tuned rates.
 
-Each method starts from the same weights, sees the same mini-batches, and searches its own rate.
+Each method starts from the same weights, and searches its own rate, unless it sets that itself.
 This needs pandas, scipy and tqdm, and for figures matplotlib.
 """
 
@@ -17,8 +17,8 @@ from ..prox import ProxArgument
 from .comparison import TAKEN, Comparison
 from .data import Data
 from .methods import methods_of, needs
-from .problem import Problem
 from .search import Search
+from .task import Task
 
 __all__ = ["Comparison", "compare"]
 
@@ -165,7 +165,7 @@ def compare(
         if re.fullmatch(TAKEN, name) or (name == "gap" and minimum is not None):
             raise ValueError(f"A measure cannot be called {name!r}: the tables have such a column.")
     source = Data(data, batch_size, all_seeds[0])
-    problem = Problem(
+    problem = Task(
         new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox
     )
     if objective not in problem.measures:
@@ -177,7 +177,7 @@ def compare(
             _arguments.number(row.get(key), f"{key} of the rival {name!r}", low=-inf)
     problem.check(all_seeds[0])
     if methods is METHODS and (problem.is_random or problem.weights > MANY):
-        methods = METHODS[:-1]
+        methods = [name for name in METHODS if name != "lbfgs"]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
     known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}

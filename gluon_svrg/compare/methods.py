@@ -20,7 +20,7 @@ from ..storm import STORMTrainer
 from ..svrg import SVRGTrainer
 from ..trainer import VarianceReducedTrainer
 from .data import Data
-from .problem import Problem
+from .task import Task
 
 LBFGS, DECAY, STORED = "lbfgs", "-decay", "svrg-stored"
 NYSTROM = ("svrg-nystrom", "svrg-stored-nystrom")
@@ -87,7 +87,7 @@ class Contender:
         rates = {} if self.sets_rate else {"learning_rate": rate}
         return {**rates, **options, **self.penalty}
 
-    def trainer(self, problem: Problem, net: Any, rate: float, options: Options) -> Any:
+    def trainer(self, problem: Task, net: Any, rate: float, options: Options) -> Any:
         """A new trainer of a network, None for L-BFGS; raise if the user's function makes none."""
         params = net.collect_params()
         if not self.steps:
@@ -161,6 +161,8 @@ def _named(label: str, name: str, snapshots: int) -> Contender:
             f"There is no method {name!r}.{hint} Choose from {', '.join(TRAINERS)}, lbfgs, or an "
             "optimizer of MXNet, as sgd; svrg+nag is SVRG with NAG; sgd-decay has a falling rate."
         )
+    if base in NYSTROM and decays:
+        raise ValueError(f"{name!r} cannot decay a learning rate that {base!r} sets itself.")
     if base in NYSTROM:
         return Contender(label, None, base, optimizer, own={"preconditioner": Nystrom()})
     own = {"coefficient": Linear(0.75, snapshots)} if base == "alpha-svrg" else {}

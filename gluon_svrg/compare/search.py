@@ -13,7 +13,7 @@ from tqdm.auto import tqdm
 
 from .. import _mxnet
 from .methods import Contender
-from .problem import Problem
+from .task import Task
 from .training import OutOfTimeError, Training, train
 
 UPDATES = 1.5  # the seconds of a training, divided by those of its gradients, roughly
@@ -25,7 +25,7 @@ FIRST_FOR_SGD, FIRST = GRID.index(0.1), GRID.index(0.003)  # the middle of the f
 class Search:
     """All trainings of all methods."""
 
-    problem: Problem
+    problem: Task
     methods: Sequence[Contender]
     seeds: Sequence[int]
     rates: Sequence[float] | None  # the only ones to try

@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from .. import _mxnet
 from ..passes.columns import vector
 from .methods import NYSTROM, Contender, Options, needs
-from .problem import Problem, recorded, trainable_of
+from .task import Task, recorded, trainable_of
 
 DIVERGED = 10.0  # times the first loss
 OVER = "The seconds were over before any training. Allow more, fewer passes, larger mini-batches."
@@ -40,7 +40,9 @@ class Training:
     batch_size: int  # 0 for L-BFGS
     passes: float  # that all methods have; L-BFGS may have made more
     diverged: bool = False
-    curve: list[dict[str, float]] = field(default_factory=list)  # a row each data pass
+    curve: list[dict[str, float]] = field(
+        default_factory=list
+    )  # a row each data pass; of L-BFGS, more
 
     def of(self, name: str) -> np.ndarray:
         """A column of the curve: ``data_passes``, ``seconds``, ``loss`` or a measure."""
@@ -60,9 +62,7 @@ class Training:
 class _Run:
     """A training while it runs."""
 
-    def __init__(
-        self, problem: Problem, method: Contender, training: Training, until: float
-    ) -> None:
+    def __init__(self, problem: Task, method: Contender, training: Training, until: float) -> None:
         self.problem, self.data, self.training = problem, problem.data, training
         self.n, self.budget, self.until = problem.data.n, problem.passes * problem.data.n, until
         self.method, self.net = method, problem.network(training.seed)
@@ -189,7 +189,7 @@ class _Run:
 
 
 def train(
-    problem: Problem, method: Contender, training: Training, until: float, slowest: float
+    problem: Task, method: Contender, training: Training, until: float, slowest: float
 ) -> None:
     """Train a new network by a method, and record its curve.
 

@@ -8,7 +8,7 @@
     u = P^-1 v = solved + P^-1 slope
     f = min(1, L d move / d solved)         where d move > 0; else 1: it shortens steps of more
     f = min(1, bound / |v|)                 without a snapshot, and then P is the identity
-    grads = f u                             or 0, where that is not finite (NaN: AMP skips it)
+    grads = f u                             or 0, where d solved is not finite (NaN: AMP skips it)
 
 V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
 corrects mu by its share. Without a snapshot mu is 0. The products are read some steps later, so
@@ -117,7 +117,7 @@ class Direction:
         new = {name: self._row(values) for name, values in rows.items()}
         self.given, self._rest = {**self.given, **new}, rest or self._rest
         self._calls: dict[Any, Any] = {}
-        self._slot = 0
+        self.slot = 0
         self._d = [self._row(np.zeros(self.given["wd"].shape)) for _ in range(SLOTS)]
 
     def _row(self, values: Any) -> NDArray:
@@ -126,7 +126,7 @@ class Direction:
 
     def d(self, steps_before: int) -> NDArray:
         """The d of an earlier step: 1 for the last one that was kept."""
-        return self._d[(self._slot - steps_before) % SLOTS]
+        return self._d[(self.slot - steps_before) % SLOTS]
 
     def apply(
         self, entries: float | NDArray, most: float | NDArray, scale: float, bound: float
@@ -140,7 +140,7 @@ class Direction:
         """
         vary, has_snapshot = isinstance(entries, NDArray), "s" in self.given
         is_short = has_snapshot and (vary or entries < most)
-        key = None if vary else (entries, most), scale, bound, self._slot
+        key = None if vary else (entries, most), scale, bound, self.slot
         if key not in self._calls:
             if len(self._calls) > 64:
                 self._calls.clear()
@@ -184,7 +184,7 @@ class Direction:
         outputs = [*grads, products]
         if has_snapshot:
             arrays["last_d"] = self.d(1)
-            outputs.append(self._d[self._slot])
+            outputs.append(self._d[self.slot])
         if self._gathers:
             outputs.append(gathered)
         for letter, column in (("g", grads), ("w", self._weights)):
@@ -193,10 +193,6 @@ class Direction:
         handles = [array.handle.value for array in outputs]
         call = _mxnet.prepared(operator, self._device, inputs, handles)
         return call, per_entry, rest, products, gathered, (arrays, outputs)
-
-    def keep(self) -> None:
-        """The last step was made: the next one compares with it."""
-        self._slot = (self._slot + 1) % SLOTS
 
 
 def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:

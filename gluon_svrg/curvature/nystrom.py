@@ -60,7 +60,7 @@ class NystromApproximation(NamedTuple):
     def with_rows(self, rows: np.ndarray, eps: float) -> NystromApproximation:
         """P + rows' rows; each row that is no combination of the directions adds one.
 
-        A rho that a dtype, by its rounding, cannot tell from the largest curvature is raised.
+        A rho that the rounding of a dtype would hide beside the largest curvature is increased.
         """
         U, S = self.U, self.S
         for row in rows:
@@ -83,10 +83,11 @@ def nystrom(
 ) -> tuple[NystromApproximation, bool]:
     """P from the mean of the products over some loss entries; whether rounding hides some weights.
 
-    Curvature below zero counts as zero. Without weight decay, rho follows from how much so few
-    entries can tell. Where P has fewer directions than there are weights, rho is the mean curvature
-    that an entry adds: it stands for what is unknown. Where P has all directions, it leaves as many
-    effective ones, sum S / (S + rho), as the entries can tell.
+    Curvature below zero counts as zero. rho is the weight decay and a floor, which follows from how
+    much so few entries can tell. Where P has fewer directions than there are weights, the floor is
+    the smallest curvature in S, or the mean curvature that an entry adds: it stands for what is
+    unknown. Where P has all directions, it leaves as many effective ones, sum S / (S + floor), as
+    the entries can tell.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
     rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))

@@ -49,7 +49,7 @@ NAMES_IN_0_6 = {
 }
 
 LEFT_OUT = (
-    "The gradient of a mini-batch is not finite (NaN or infinity), and its step was left out. Are "
+    "The gradient of a mini-batch is not finite (NaN or infinity), and was left out. Are "
     "the data finite? Further ones are left out without a warning; after four in a row the weights "
     "go back to the snapshot."
 )
@@ -72,16 +72,17 @@ class Nystrom:
     """A preconditioner that learns the curvature of the loss from gradients [1]_.
 
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
-    the Hessian, as differences of gradients of the closure: in the first two steps, and in the
-    first ones after the first refresh, with about a quarter of the data.
+    the Hessian, as differences of gradients of the closure: in the first steps, and in the first
+    ones after the first refresh, with about a quarter of the data or one whole mini-batch; again
+    where the weights have moved far since.
 
     Parameters
     ----------
     rank : int, default 50
         How many directions it measures, at most: fewer where there are few weights or loss entries.
-        It keeps twice as many vectors of all weights at most, on the device in their dtype and on
-        the host in float64, and on the host twice as many while it measures. With 0 it sets the
-        rate and the momentum alone.
+        It keeps up to twice as many vectors of all weights on the device, in their dtype, and three
+        times as many on the host, in float64; five times while it measures. With 0 it sets the rate
+        and the momentum alone.
 
     Raises
     ------
@@ -114,7 +115,7 @@ class Step(NamedTuple):
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
     scale: float  # of the gradients
-    proximal: np.ndarray | None  # the proximal point z, and (x - z) / t; None without penalties
+    proximal: np.ndarray | None  # z and (x - z) / t; None without penalties or a direction
 
 
 class Preconditioner:
@@ -129,7 +130,7 @@ class Preconditioner:
         self.per_sample: float | None = None  # loss entries of a sample; known at the first update
         self._pending: list[Step] = []  # the last steps, not read yet
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
-        self._last_proximal: np.ndarray | None = None  # that of the last step
+        self._last_proximal: np.ndarray | None = None  # that of the last step with one
         self._kept: dict[Any, Any] = {}  # by parameter: what is 0, and 1 for all else on a device
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
         self._rounding = 0.0  # of squared moves
@@ -162,7 +163,7 @@ class Preconditioner:
         self.decays = self._checked_decays()
         self.penalty.factor = 1 / (per_sample or 1.0)
         self._direction = Direction(self._network, self.decays, bool(self.penalty))
-        self._upload()
+        self._forget_steps()
 
     def _checked_decays(self) -> np.ndarray:
         """The weight decay of each weight; raise if the parameters cannot be one vector."""
@@ -245,7 +246,7 @@ class Preconditioner:
         self._upload()
 
     def read(self, *, is_refresh: bool = False) -> None:
-        """Learn from all steps but the last ones; at a refresh from all."""
+        """Learn from all steps but the last `LAG`; from all at a refresh, or in short epochs."""
         lag = 0 if is_refresh or 0 < self.controller.epoch_length < LEAST_STEPS else LAG
         while len(self._pending) > lag:
             step, *self._pending = self._pending
@@ -332,10 +333,11 @@ class Preconditioner:
         proximal = self._last_proximal if step.proximal is None else step.proximal
         self._settle(proximal)
         if not any(step is each for each in self._pending):
-            self._direction.keep()
-            new = [*self._pending, step], self.controller.steps + 1, step.most, proximal
+            direction, controller = self._direction, self.controller
+            slot = (direction.slot + 1) % SLOTS  # the next step compares with this one
+            new = [*self._pending, step], controller.steps + 1, step.most, proximal, slot
             # In one line, as an interrupt comes between lines.
-            self._pending, self.controller.steps, self._most, self._last_proximal = new
+            self._pending, controller.steps, self._most, self._last_proximal, direction.slot = new
 
     def _settle(self, proximal: np.ndarray | None) -> None:
         """Put weights inside their bounds; those are 0 that z has as 0 for the second time.
@@ -476,7 +478,7 @@ class Preconditioner:
     # --- a part of a file ------------------------------------------------------------------------
 
     def state(self) -> dict[str, Any] | None:
-        """All that was learned, with vectors by parameter; None before the first step."""
+        """All that was learned, with vectors by parameter; None before the first pass."""
         if self._direction is None:
             return None
         start, most = self.start, self._most
@@ -608,7 +610,7 @@ class Preconditioned(Method):
     def check_rate_is_free(self) -> None:
         """Raise a RuntimeError: the learning rate is not the user's."""
         raise RuntimeError(
-            "The preconditioner sets the learning rate, anew at each refresh. Leave "
+            "The preconditioner sets the learning rate, anew at each step. Leave "
             "set_learning_rate() out, or the preconditioner."
         )
 
@@ -645,7 +647,7 @@ class Preconditioned(Method):
     def after_update(self) -> None:
         self.preconditioner.after_update()
 
-    def commit(self, pending: Any) -> None:
+    def moved(self, pending: Any) -> None:
         """Keep what was learned; an interrupt can repeat this."""
         self.preconditioner.commit(pending.next_state)
 

@@ -2,10 +2,10 @@
 
 ::
 
-    H u ~ ( gradient(s + e z + e u) - gradient(s + e z) ) / e      s: the snapshot; z is random
+    H u ~ ( gradient(s + e z + e u) - gradient(s + e z) ) / e      s: snapshot or start; z is random
 
 First, where a sketch is wanted, the products of the Hessian with the vectors Q, over as many
-mini-batches as it needs. Then power iterations, each with one of two mini-batches: the largest
+mini-batches as it needs. Then three power iterations with each of two mini-batches: the largest
 curvature in the metric of P, and the noise, the difference of the first products of the two.
 """
 

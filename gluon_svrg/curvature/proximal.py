@@ -1,7 +1,7 @@
 """Penalties in the metric of P: the proximal gradient is the direction [1]_.
 
 The objective is F(w) + h(w), and h has a proximal operator. With the weights w, the direction
-u = P^-1 v and the step t, the optimizer gets (w - z) / t in place of u::
+u = P^-1 v and the step t, the rate times f, the optimizer gets (w - z) / rate in place of f u::
 
     x = w - t u,    z = argmin  (z - x)'P(z - x) / 2 + t h(z)
 

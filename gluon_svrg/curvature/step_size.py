@@ -1,8 +1,8 @@
 """The learning rate and the momentum that follow from curvature and noise.
 
 In the metric of P, L is the largest curvature of mini-batches, and N the noise of their Hessians.
-A probe measures both once. Then each step tells them anew: d is the difference of its gradients at
-the weights w and at the snapshot s, and d_ that of the step before::
+A probe measures both where P is new. Then each step tells them anew: d is the difference of its
+gradients at the weights w and at the snapshot s, and d_ that of the step before::
 
     L: of the secants d P^-1 d / d (w - s) of an epoch, nine in ten are below it
     N = sum |d - d_|^2 / 2 / sum d (w - s),            |x|^2 = x P^-1 x
@@ -42,7 +42,7 @@ class Settings:
     fall: float = 2.0  # and divided by this where none does
     slope_remains: float = 0.05  # that part
     slope_stays: float = 0.9  # P is of another place if so much remains although T is large
-    change: float = 4.0  # the largest factor of L: by one step, at a refresh, at a rollback
+    change: float = 4.0  # by which L rises at most in a step or a rollback, or falls at a refresh
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
@@ -62,7 +62,7 @@ class Sums(NamedTuple):
     cross: float = 0.0  # d P^-1 d of the step before
     along: float = 0.0  # d (w - s)
     moved: float = 0.0  # |w - s|^2, without P
-    slope: float = 0.0  # the slope of the objective at the snapshot, times w - s
+    slope: float = 0.0  # the slope of the objective at s, times w - s, and the penalty's rise
 
     @property
     def increase(self) -> float:
@@ -94,7 +94,7 @@ class StepSizeController:
         self.L_at_reset = 0.0
         self.secants: list[float] = []
         self.noise = self.secant_sum = 0.0  # the sums whose ratio is N
-        self.squared: float | None = None  # |d|^2 of the last step
+        self.squared: float | None = None  # |d|^2 of the last step in this metric
         self.loss_increases: list[float] = []  # above the snapshot's, in the last steps
         # Replaced at a refresh; losses are objectives: with weight decay and penalties
         self.refreshes = 0
@@ -263,4 +263,5 @@ class StepSizeController:
         if is_stale or self.refreshes in (0, self.resketch_at):
             self.begin(size, self.entries)
         self.refreshes += 1
+        self.failures = 0
         self._reset()

@@ -41,8 +41,8 @@ class EstimateCoefficients(NamedTuple):
     a: float = 1.0
     b: float = 0.0
     k: float = 0.0
-    reference: ParameterValues | StoredGradient | None = None  # of r; None if b is 0
-    mean: Mean | None = None  # m; None if k is 0
+    reference: ParameterValues | StoredGradient | None = None  # of r; None without one
+    mean: Mean | None = None  # m; None without one
     copy_to: Columns | None = None  # memory for a copy of g, without the scale of AMP's losses
     adds_to_sum: bool = False  # whether to add a g + b r to the sum of m, in the spare memory
     select: Sequence[bool] | None = None  # flags of parameters; v = g for those without
@@ -137,7 +137,7 @@ def gradient_at(
 
 
 # --- the assignments after each pass, on one device ---------------------------------------------
-# Each is a chain in which only the first factor differs from 1 and -1, see `assign`.
+# Each is a chain of sums, see `assign`.
 
 GRADS, SPARE, MEAN, ROW, COPY = range(5)  # the columns
 

@@ -1,18 +1,19 @@
 """The interface of a method: its formula, and its state.
 
-A trainer calls, in this order::
+A trainer calls::
 
-    refresh(full)              at update_full_grads, when the full gradient is known
     bind()                     when parameters have new arrays
+    refresh(full), refuse()    at update_full_grads, when the full gradient is known
     terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
     row(estimated, index)      when v is computed: what to keep of the mini-batch
     next_state(pending, ...)   when v is summed over devices and workers
     before_update(next_state)  just before the optimizer moves the weights
     after_update()             when it has, or has failed
-    commit(pending)            after it has moved them: the next state takes effect
+    moved(pending)             after it has moved them: the next state takes effect
 
-Only `commit`, `refresh`, `assign` and `discard` change what a file stores. Everything that is known
-of a step before its update is in the `PendingUpdate`, which is dropped if no update follows.
+Only `moved`, `refresh`, `refuse`, `assign` and `discard` change what a file stores, but what a
+preconditioner has learned. Everything that is known of a step before its update is in the
+`PendingUpdate`, which is dropped if no update follows.
 """
 
 from __future__ import annotations
@@ -143,11 +144,12 @@ class Method:
         return ()
 
     def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
-        """Compute the state after the step, for `commit`; None if it stays.
+        """Compute the state after the step, for `moved`; None if it stays.
 
         The live gradients hold V times the scale on every device, or what the user has made of it,
-        and may be changed; ``pending.total`` is V as it was computed. C, the loss entries of all,
-        is a number; with several workers it is an array, of C and the sums of `numbers`.
+        and may be changed; ``pending.total`` is V as it was computed, times ``total_scale``. C, the
+        loss entries of all, is a number; with several workers it is an array, of C and the sums of
+        `numbers`.
         """
         return None
 
@@ -157,7 +159,7 @@ class Method:
     def after_update(self) -> None:
         """Undo what `before_update` has changed of the optimizer; it can be called again."""
 
-    def commit(self, pending: Any) -> None:
+    def moved(self, pending: Any) -> None:
         """Let the next state take effect; it can be called again after an interrupt."""
         self.ever_reached = list(map(or_, self.ever_reached or pending.reached, pending.reached))
 

@@ -7,7 +7,7 @@
     held or reduced --drop--> nothing           where no update comes
     reduced --commit--> moved, then nothing     after the update; again after an interrupt
 
-No other file writes this state. It ends as a whole, together with the method's next state.
+It ends as a whole, together with the method's next state.
 
 A method whose state moves with V takes what was computed, and the optimizer what the user has made
 of it. So V is kept apart where the user can change the live gradients before they are reduced, and
@@ -70,7 +70,7 @@ class PendingUpdate:
         """
         self.stage = MOVED
         if self.next_state is not None:
-            self._method.commit(self)
+            self._method.moved(self)
         self.drop()
 
     def drop(self) -> None:
@@ -79,8 +79,7 @@ class PendingUpdate:
         self.reached: list[bool] = []  # per parameter: whether any of their losses depends on it
         self.rows: dict[int, StoredGradient] = {}  # what the method keeps of each, by its index
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
-        # Since the reduction
-        self.next_state: Any = None  # the method's state after the update
+        self.next_state: Any = None  # the method's state after the update, once it is reduced
         self.total_scale = 1.0  # of `total`
         self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart

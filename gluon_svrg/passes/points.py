@@ -37,7 +37,7 @@ class ParameterValues:
 
     @classmethod
     def here(cls, network: ParameterBuffers, *, moves_states: bool = False) -> ParameterValues:
-        """The current weights, by reference. Sparse weights have all rows."""
+        """The current weights, by reference; copies of sparse ones, unless states move here."""
         aliases, sparse = network.aliases, list(map(_mxnet.has_sparse_values, network.trainable))
         if any(sparse) and not moves_states:
             rows = zip(network.trainable, aliases, sparse)

@@ -28,7 +28,7 @@ class StoredGradient(NamedTuple):
     """The gradient of a mini-batch, a row of a table."""
 
     position: int  # of the mini-batch in the data
-    grads: Columns  # the *sum* over its loss entries, of unscaled losses, per device
+    grads: Columns  # the *sum* over its loss entries, unscaled; in SVRG's table r - c mu
     counts: tuple[int, ...]  # loss entries per device
     seed: int | None  # of the random numbers that it was taken with, where they are locked
     losses: Losses | None = None  # at the weights of the gradient; None if unknown

@@ -28,7 +28,7 @@ MEAN_LOSS = (
     "Then call step(1). If it is the sum, in update_full_grads too, all is right."
 )
 ONE_AND_MANY = (
-    "update_full_grads had one loss entry for a mini-batch, and this step has {entries}. The full "
+    "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
     "gradient is the mean over loss entries: of sums it is as many times too large as a mini-batch "
     "has samples. Return the same losses in both, best one for each sample."
 )

@@ -24,7 +24,7 @@ BESIDE_ZERO = 1e-3  # the scale of random weights in place of zeros
 
 
 @dataclass
-class Problem:
+class Task:
     """What all methods train on: network, loss, data, and how many gradients."""
 
     new_net: Callable[[], Any]
@@ -76,7 +76,7 @@ class Problem:
         return ProximalOperators(self.prox, net.collect_params(), "sgd", {}).operators
 
     def check(self, seed: int) -> None:
-        """Compute the losses of two networks; raise unless they can be compared."""
+        """Compute weights and losses twice; raise unless they can be compared."""
         if isinstance(self.new_net, Block) or not callable(self.new_net):
             raise TypeError("new_net must be a function that returns a network, not a network.")
         net, other = self.network(seed), self.network(seed)
