@@ -3,9 +3,8 @@
 Linear models tell from what is known at a departure whether a flight arrives more than 15 minutes
 late (``late``, and ``L1`` with that penalty; ``kernel`` from random Fourier features of the
 numbers), how late (``Huber``), and where a flight started (``origin``). SVRG with a preconditioner
-finds its own rate and momentum. Each rival has its best setting: no rate, momentum or size of the
-minibatches beside it is better, and the record has what the search took. L-BFGS has two memories.
-Seconds are of the processor, data are float32. Gaps are parts of that of zero weights.
+finds its own rate and momentum; no rate or momentum beside that of a rival is better, and its
+record has the search. Seconds are of the processor, data are float32, gaps parts of the first one.
 """
 
 from __future__ import annotations
@@ -27,9 +26,8 @@ SEEDS = (0, 1, 2)  # of SVRG on `late`, and of all without a search; the first o
 MOMENTA = [0.5, 0.9, 0.97, 0.99, 0.995, 0.998, 0.999]
 SIZES = [f"late, {rows:,}" for rows in (1_000, 3_000, 10_000, 30_000, 100_000)]
 
-NYSTROM, SVRG, STORED = "Nystrom", "SVRG, nag", "SVRG, nag, stored"
-NYSTROM_STORED = "Nystrom, stored"
-SGD, LBFGS = "SGD, nag, falling", next(iter(MEMORIES))
+NYSTROM, NYSTROM_STORED, SVRG = "Nystrom", "Nystrom, stored", "SVRG, nag"
+STORED, SGD, LBFGS = "SVRG, nag, stored", "SGD, nag, falling", next(iter(MEMORIES))
 #: Problem, method, data passes (of scikit-learn: after how many iterations it is looked at);
 #: rate and momentum where the search begins, and the minibatch, 0 for that of `compare`.
 PLANS: list[tuple[str, str, Any, float, float, int]] = [
@@ -41,8 +39,7 @@ PLANS: list[tuple[str, str, Any, float, float, int]] = [
     *(("late", SGD, passes, 3, 0.9, 1024) for passes in (12, 24)),
     ("late", "Adam, falling", 24, 0.3, 0, 1024),
     *(("late", name, 220, 0, 0, 1024) for name in MEMORIES),
-    ("late", NEWTON, range(4, 10), 0, 0, 0),
-    ("late", "sklearn newton-cg", range(4, 10), 0, 0, 0),
+    *(("late", name, range(4, 10), 0, 0, 0) for name in (NEWTON, "sklearn newton-cg")),
     ("late", "sklearn lbfgs", (50, 100, 200, 400), 0, 0, 0),
     ("late", "sklearn sag", (4, 10, 20), 0, 0, 0),
     *(("L1", NYSTROM, 40, 0, 0, size) for size in (1024, 4096)),
@@ -61,8 +58,7 @@ PLANS: list[tuple[str, str, Any, float, float, int]] = [
     ("kernel", SGD, 40, 0.1, 0.99, 1024),
     ("kernel", LBFGS, 600, 0, 0, 0),
     *(("kernel", f"{NEWTON}{dtype}", range(4, 10), 0, 0, 0) for dtype in ("", ", float64")),
-    ("kernel, 2000", NYSTROM, 150, 0, 0, 0),
-    ("kernel, 2000", LBFGS, 300, 0, 0, 0),
+    *(("kernel, 2000", name, passes, 0, 0, 0) for name, passes in ((NYSTROM, 150), (LBFGS, 300))),
     *((name, method, 400, 0, 0, 0) for name in SIZES for method in (NYSTROM, LBFGS)),
     *((name, NEWTON, range(4, 13), 0, 0, 0) for name in SIZES),
 ]
@@ -79,8 +75,8 @@ def run(quick: bool, only: Sequence[str] = ()) -> Records:
         case = problem(name, 1_000 if quick else None)
         train = partial(trained, case, method, budget, LEVELS[-1])
         settings: dict = {"minibatch": minibatch, "plain_epochs": int(NYSTROM in method)}
-        axes = [RATES, MOMENTA]
-        axes = [axis if value and not quick else [value] for axis, value in zip(axes, start)]
+        pairs = zip((RATES, MOMENTA), start)
+        axes = [axis if value and not quick else [value] for axis, value in pairs]
         found = best(partial(train, **settings), axes, start, LEVELS[-1])
         records.append(found)
         if (NYSTROM in method or (name == "late" and method in (SVRG, STORED))) and not quick:
@@ -105,15 +101,14 @@ def tables(runs: Mapping[str, Records]) -> dict[str, str]:
         numbers[f"{who}, seconds"] = number(median(some, LEVELS[-1], 1), ".2g")
     texts = {f"flights: {name}": text for name, text in numbers.items() if text != "-"}
     texts["kernel: headline"] = _headline(_some(records, "kernel"))
-    main = [name for name in PROBLEMS if name not in SIZES]
-    shown = {"flights": _rows(runs, main), "flights by size": _rows(runs, SIZES)}
-    return {**texts, **{name: as_text(list(rows)) for name, rows in shown.items()}}
+    shown = {"flights": [*PROBLEMS][: -len(SIZES)], "flights by size": SIZES}
+    return {**texts, **{name: as_text([*_rows(runs, some)]) for name, some in shown.items()}}
 
 
 def _headline(records: Records) -> str:
     """The seconds to a gap of 1e-5, and those of the rival that gets there first."""
-    methods = dict.fromkeys(entry["method"] for entry in records)
-    seconds = {name: median(_some(records, "kernel", method=name), 1e-5, 1) for name in methods}
+    names = {entry["method"] for entry in records}
+    seconds = {name: median(_some(records, "kernel", method=name), 1e-5, 1) for name in names}
     ours = seconds.pop(NYSTROM, inf)
     rival = min(seconds, key=seconds.__getitem__, default="")
     if not isfinite(seconds.get(rival, inf)):

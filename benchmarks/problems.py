@@ -23,9 +23,6 @@ from sklearn import datasets
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
 
 BLOCK = 65_536  # rows whose outputs are computed at once
-Blocks = list  # of inputs and targets, each of so many rows at most
-SCALE = 6**-0.5  # of the frequencies of random Fourier features of six numbers
-FEW = 0.1  # a larger part that is not zero is quicker in a dense array
 
 
 @dataclass(eq=False)
@@ -52,7 +49,7 @@ class Problem:
         self.l1 = getattr(self.penalty, "l1", getattr(self.penalty, "strength", 0.0))
         self.whole_l2 = self.l2 + getattr(self.penalty, "l2", 0.0)
         self.shape = (int(self.y.max()) + 1 if self.kind == "softmax" else 1, columns)
-        is_sparse = np.count_nonzero(self.X) < FEW * self.X.size
+        is_sparse = np.count_nonzero(self.X) < 0.1 * self.X.size  # else dense arrays are quicker
         self.suited = csr_matrix(self.X) if is_sparse else self.X  # what is quickest in NumPy
 
     def losses(self, outputs: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -78,7 +75,7 @@ class Problem:
         return losses, slopes[None]
 
     @cached_property
-    def blocks(self) -> Blocks:
+    def blocks(self) -> list:
         """The rows and their targets in pieces."""
         cuts = [slice(start, start + BLOCK) for start in range(0, self.n, BLOCK)]
         return [(self.suited[cut], self.y[cut]) for cut in cuts]
@@ -98,7 +95,7 @@ class Problem:
         weight = weight.astype("float64")
         return float(total / self.n + 0.5 * self.whole_l2 * (weight**2).sum() + self.value(weight))
 
-    def smooth(self, weight: np.ndarray, blocks: Blocks) -> tuple[float, np.ndarray]:
+    def smooth(self, weight: np.ndarray, blocks: list) -> tuple[float, np.ndarray]:
         """The objective but for what is not smooth, and its gradient, from data in float64."""
         total, slope = 0.0, self.whole_l2 * weight
         for X, y in blocks:
@@ -143,7 +140,7 @@ class Problem:
             weight = weight_of(found.reshape(start.shape))
         return np.where(np.abs(weight) < 1e-10, 0, weight) if self.l1 else weight
 
-    def _curvature(self, weight: np.ndarray, blocks: Blocks) -> np.ndarray:
+    def _curvature(self, weight: np.ndarray, blocks: list) -> np.ndarray:
         """The Hessian of a logistic loss; of others that of least squares."""
         hessian = self.whole_l2 * np.eye(self.shape[1])
         for X, y in blocks:
@@ -228,7 +225,7 @@ def problem(name: str, rows: int | None = None) -> Problem:
     features = settings.pop("features", 0)
     if features:  # random ones of Fourier, of the six numbers of a flight
         random, X = np.random.RandomState(0), X[:, :6].astype("float32")
-        X = X @ random.normal(0, SCALE, (6, features)).astype("float32")
+        X = X @ random.normal(0, 6**-0.5, (6, features)).astype("float32")
         X = np.cos(X + random.uniform(0, 2 * np.pi, features).astype("float32"))
     return Problem(name, kind, X, y, **settings)
 
@@ -379,8 +376,7 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "diabetes, from 0": ("diabetes", {"penalty": Box(0, inf)}),
     "OFP, L1": ("OFP", {"l2": 0.0, "penalty": L1(0.05)}),
     "OFP, units": ("OFP", {"l2": 1e-8, "units": True}),
-    **{f"late, {n:,}": ("late", {"rows": n}) for n in (1_000, 3_000, 10_000, 30_000)},
-    **{f"late, {n:,}": ("late", {"rows": n}) for n in (30_001, 100_000)},
+    **{f"late, {n:,}": ("late", {"rows": n}) for n in (1000, 3000, 10**4, 30_000, 30_001, 10**5)},
     "kernel": ("late", {"features": 500}),
     "kernel, 2000": ("late", {"features": 2000, "rows": 100_000}),
     "L1": ("late", {"l2": 0.0, "penalty": L1(3e-4)}),
