@@ -138,5 +138,7 @@ def _rows(records: Records) -> Iterator[dict[str, str]]:
             "its search": "{trainings}: {search_passes:.0f}".format(**tuned[0]) if tuned else "",
             "L-BFGS": passes[2],
             "s": "/".join(number(value, ".2g") for value in seconds),
-            "rival": ", ".join(f"{e['method'][8:]} ({e['storage'].split()[0]})" for e in rivals),
+            "rival": ", ".join(
+                f"{e['method'].split()[-1]} ({e['storage'].split()[0]})" for e in rivals
+            ),
         }
