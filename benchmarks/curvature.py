@@ -62,8 +62,7 @@ def _cases() -> Iterator[tuple[str, str, int]]:
 def run(quick: bool, only: Sequence[str] = ()) -> Records:
     """Train all methods on all problems, or on some: a record per training."""
     cases = [case for case in _cases() if case[1] in (only or case)]
-    bar = tqdm(cases, desc="curvature", leave=False)
-    return [entry for case in bar for entry in measured(*case, quick)]
+    return [entry for case in tqdm(cases, desc="curvature") for entry in measured(*case, quick)]
 
 
 def measured(group: str, name: str, minibatch: int, quick: bool) -> Iterator[dict[str, Any]]:
@@ -126,6 +125,7 @@ def _rows(records: Records) -> Iterator[dict[str, str]]:
         first, goal = ours[0], LEVELS[-1]
         lbfgs = [entry for entry in others if entry["method"] == LBFGS]
         rivals = sorted((e for e in others if e not in lbfgs), key=lambda e: to(e, goal, 1))[:1]
+        names = [f"{e['method'].split()[-1]} ({e['storage'].split()[0]})" for e in rivals]
         seconds = [median(entries, goal, 1) for entries in (ours, tuned, lbfgs, rivals)]
         seconds.insert(2, tuned[0]["search_seconds"] if tuned else np.inf)
         found = [_passes(each) if each else [] for each in (ours, tuned, lbfgs)]
@@ -138,7 +138,5 @@ def _rows(records: Records) -> Iterator[dict[str, str]]:
             "its search": "{trainings}: {search_passes:.0f}".format(**tuned[0]) if tuned else "",
             "L-BFGS": passes[2],
             "s": "/".join(number(value, ".2g") for value in seconds),
-            "rival": ", ".join(
-                f"{e['method'].split()[-1]} ({e['storage'].split()[0]})" for e in rivals
-            ),
+            "rival": "".join(names),
         }
