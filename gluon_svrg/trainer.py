@@ -463,12 +463,14 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
         next_state = self._pending.next_state
+        # A mini-batch without losses has no next state, but a preconditioner still sets the rate.
+        is_prepared = next_state is not None or self._method.preconditioner is not None
         try:
-            if next_state is not None:
+            if is_prepared:
                 self._method.before_update(next_state)
             update()  # raises if a gradient is stale
         finally:
-            if next_state is not None:
+            if is_prepared:
                 self._method.after_update()
         self._on_updated()
 

@@ -344,6 +344,7 @@ def test_large_weight_decay(dtype):
     training.train(8, after=lambda: found.append(optimizer.wd))
     with pytest.raises(ZeroDivisionError):
         training.trainer.step(kit.Indivisible(9), closure=lambda: training.loss_of(np.arange(9)))
+    training.trainer.step(9, closure=lambda: training.loss_of(np.arange(9))[:0])  # no losses
     assert {*found, optimizer.wd} == {40.0}
     np.testing.assert_allclose(training.w, ridge(X, y, 40.0), rtol=0, atol=1e-7)
 

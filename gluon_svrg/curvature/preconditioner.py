@@ -294,10 +294,10 @@ class Preconditioner:
         at_snapshot = self._snapshot[2] if self._snapshot else 0.0
         return np.stack([z, (x - z) / step]), self.penalty.value(w) - at_snapshot
 
-    def before_update(self, step: Step) -> None:
+    def before_update(self, step: Step | None) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
         optimizer = self._optimizer
-        if self.per_sample is None:
+        if self.per_sample is None and step is not None:
             self._learn_scale(step)
         self._wd = optimizer.wd
         self.set_rate_and_momentum()
@@ -641,7 +641,7 @@ class Preconditioned(Method):
         """Replace the reduced gradients by the direction; what was learned from them."""
         return self.preconditioner.apply(entries, scale)
 
-    def before_update(self, step: Step) -> None:
+    def before_update(self, step: Step | None) -> None:
         self.preconditioner.before_update(step)
 
     def after_update(self) -> None:
