@@ -116,6 +116,7 @@ BREAKS = {
         ("self._optimizer.wd, self._wd =", "self._wd, self._wd =", "penalties large_weight"),
         ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),
         (" / (self.per_sample or 1.0)", "", "penalties entries_of_a_sample"),
+        ("controller.start_over(len(self.decays))", "pass", "penalties entries_of_the_first"),
         ("changed |= not draws", "changed |= False", "penalties data_that_change"),
         ("            if draws:\n", "            if False:\n", "penalties dropout"),
         ("if self.table is None and self", "if False and self", "penalties stored_gradients"),

@@ -335,6 +335,18 @@ def test_loss_entries_of_a_sample(prox):
     np.testing.assert_allclose(training.train(12).w, best.ravel(), atol=1e-6)
 
 
+def test_loss_entries_of_the_first_update():
+    """It tells what a sample is, after measurements without that: no weight moves yet."""
+    training = Training(*regression(outputs=3), wd=0.1)
+    training.loss, training.layer.weight.grad_req = lambda z, y: (z - y) ** 2 / 2, "add"
+    for batch in training.batches()[:8]:
+        training.trainer.correct_grads(lambda batch=batch: training.loss_of(batch))
+    assert training.trainer._method.preconditioner.controller.rate > 0
+    training.trainer.allreduce_grads()
+    training.trainer.update(8 * training.size)
+    assert not training.w.any() and not training.trainer.learning_rate
+
+
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
 def test_large_weight_decay(dtype):
     """The optimizer has it only during an update, also where that fails."""

@@ -314,7 +314,7 @@ class Preconditioner:
         self._optimizer.momentum = self.controller.momentum
 
     def _learn_scale(self, step: Step) -> None:
-        """From the first update, in which no weight moves: the batch size says what a sample is."""
+        """From the first update, before a weight moves: the batch size says what a sample is."""
         entries = float(np.ravel(getattr(step.entries, "asnumpy", lambda: step.entries)())[0])
         per_sample = entries * self._optimizer.rescale_grad * step.scale
         if not per_sample:
@@ -323,8 +323,8 @@ class Preconditioner:
             self.per_sample = 1.0
             return
         controller, point = self.controller, self._method.point
+        controller.start_over(len(self.decays))
         self._set_scale(per_sample)
-        controller.begin(len(self.decays), controller.entries)  # 0 before a refresh
         if point is not None:
             controller.loss = controller.first_loss = self._objective(controller.mean_loss, point)
 

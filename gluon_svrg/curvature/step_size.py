@@ -113,6 +113,12 @@ class StepSizeController:
         self.probes += 1
         self.probe = Probe.begin(self.probes, size, self.rank, entries, self.L)
 
+    def start_over(self, size: int) -> None:
+        """Measure again from the beginning, as the objective is another one; the rate is 0."""
+        self.P, self.L = None, 0.0
+        self._reset()
+        self.begin(size, self.entries)  # without any before a refresh
+
     def measure(
         self, mean_gradient: MeanGradient, weights: np.ndarray, decays: np.ndarray, eps: float
     ) -> bool:
