@@ -155,7 +155,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         # The current weights; replaced with the network's arrays
         self._here: ParameterValues | None = None
         self._block: Any = None  # of `at_snapshot`
-        self._watch = MisuseWarnings(self._workers.size, method.preconditioner is None)
+        self._watch = MisuseWarnings(self._workers.size, not method.sets_rate)
         self._loss_scale = _mxnet.LossScale(proxy(self))  # of AMP; keeps no trainer alive
 
     def __repr__(self) -> str:
@@ -296,7 +296,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if self._here is None or self._files.waiting or not self._network.is_bound():
             self._start_with(closure)
         self._pending.discard_stale()
-        if self._method.preconditioner is not None:
+        if self._method.sets_rate:
             self._measure(closure)
         terms = self._method.terms(batch_index, self._pending.rows)
         scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
@@ -312,16 +312,18 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     def _measure(self, closure: Callable[[], Loss]) -> None:
         """Learn from the last steps, go back where they led away, and measure the curvature."""
-        found, network = self._method.preconditioner, self._network
-        found.read()
-        if found.controller.has_diverged:
-            self._roll_back(found)
-        if found.controller.probe is None:
+        preconditioner, network = self._method.preconditioner, self._network
+        preconditioner.read()
+        controller = preconditioner.controller
+        if controller.has_diverged:
+            self._roll_back(preconditioner)
+        if controller.probe is None:
             return
         seed = self._lock.next_seed()  # with other dropout masks, a difference would say nothing
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
-            self._progress.grad_evaluations += found.measure(closure, seed, self._workers)
-        if not found.controller.L:
+            count = preconditioner.measure(closure, seed, self._workers)
+            self._progress.grad_evaluations += count
+        if not controller.L:
             _mxnet.forget_momentum(self._all_updaters)
 
     def _roll_back(self, preconditioner: Any) -> None:
@@ -464,7 +466,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             self._prox.note_moving(self._network.parameters)
         next_state = self._pending.next_state
         # A mini-batch without losses has no next state, but a preconditioner still sets the rate.
-        is_prepared = next_state is not None or self._method.preconditioner is not None
+        is_prepared = next_state is not None or self._method.sets_rate
         try:
             if is_prepared:
                 self._method.before_update(next_state)
@@ -647,34 +649,27 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.grads, bar.total))
-            origin, compares, found = None, False, self._method.preconditioner
-            if found is not None:
-                found.prepare_refresh()
-                origin, compares = found.origin, found.compares(self._lock.locked)
+            origin, compares = self._method.prepare_refresh(self._lock.locked)
             stack.enter_context(network.grads_kept())
             about = self._lock, self._loss_scale.value, done, keeps_rows, origin, compares
             full = full_gradient(network, closure, batches, *about)
         self._watch.refresh(full.entries, full.first_shape)
         network.give_spare([])  # the snapshot takes its memory
         is_scaled = self._loss_scale.value > 1 and np.isfinite(full.mean_loss)
-        if not np.isfinite(full.norm) and (found is None or is_scaled):
-            raise FloatingPointError(NOT_FINITE)
-        found = found and found.copied()
-        accepted = found is None or found.accepts(full, self._lock.locked)
+        if is_scaled and not np.isfinite(full.norm):
+            raise FloatingPointError(NOT_FINITE)  # then it is repeated at a lower scale
+        method = copy(self._method)
+        accepted = method.accepts(full, self._lock.locked)
         if not accepted:
-            self._roll_back(found)
-        self._held = self._after(full, alpha, accepted, found)
-        if found is None:
-            return full.mean_loss
-        self._method.preconditioner.set_rate_and_momentum()
-        return self._method.preconditioner.controller.mean_loss
+            self._roll_back(method.preconditioner)
+        self._held = self._after(method, full, alpha, accepted)
+        return self._method.end_refresh(full)
 
     def _after(
-        self, full: FullGradient, alpha: float | None, accepted: bool, preconditioner: Any
+        self, method: Method, full: FullGradient, alpha: float | None, accepted: bool
     ) -> _Held:
         """What is held after a refresh, apart from what is held now."""
-        method, progress = copy(self._method), copy(self._progress)
-        method.preconditioner = preconditioner
+        progress = copy(self._progress)
         if accepted:
             method.refresh(full)
             progress.num_snapshots += 1
@@ -693,8 +688,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             "learning_rate": float(self.learning_rate),
             "coefficient": alpha,
         }
-        if method.preconditioner is not None:
-            line.update(method.preconditioner.end_epoch())
+        line.update(method.end_epoch())
         if not accepted:  # the line is of the snapshot, as the one before
             earlier = progress.history[-1:] if method.has_state else []
             line["gradient_norm"] = earlier[0]["gradient_norm"] if earlier else None

@@ -103,6 +103,7 @@ BREAKS = {
     ],
     "curvature/preconditioner.py": [
         ("replaces_grads = needs_closure", "needs_closure", "preconditioner errors"),
+        (".set_rate_and_momentum()\n        ret", "\n        ret", "preconditioner trajectory"),
         ("most, self._most = self._most, 0.0", "most = self._most", "preconditioner by_hand"),
         ("full.all_entries, False", "full.all_entries, True", "penalties dropout"),
         ("rank, operators", "rank * 0 + 50, operators", "preconditioner in_every_way"),
@@ -144,7 +145,8 @@ BREAKS = {
         ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],
     "passes/method.py": [
-        ("self.ever_reached or pending", "pending", "halves reaches_moves_by_its_mean[SARAH")
+        ("self.ever_reached or pending", "pending", "halves reaches_moves_by_its_mean[SARAH"),
+        ("if not np.isfinite(full.norm)", "if False", "errors 'mistakes and NaN'"),
     ],
     "passes/network.py": [
         ("copy(self.grads, self.spare)", "pass", "halves users_own_backward[SVRG]"),
@@ -176,8 +178,6 @@ BREAKS = {
     "trainer.py": [
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
-        ("preconditioner.set_rate_and_momentum()", "preconditioner", "preconditioner trajectory"),
-        ("if not np.isfinite(full.norm) and", "if False and", "errors 'mistakes and NaN'"),
         ("pending.drop()  # without", "pass  # without", "methods step_without_an_update"),
         ("attributes.update(earlier)", "pass", "random_numbers both_passes"),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),

@@ -75,22 +75,22 @@ def _compiled(
         squared, _, _, _, along, *_ = F.split(F.reshape(sums, shape=(1, -1)), num_outputs=8, axis=1)
         along = F.relu(along)
         factor = F.minimum(F.broadcast_div(F.broadcast_mul(along, given("bound")), squared), 1.0)
-        factor, found = F.where(along, factor, given("one")), [sums, d]
+        factor, outputs = F.where(along, factor, given("one")), [sums, d]
     else:
         u = inverse(v)
         squared = F.dot(v, v, transpose_b=True)
         factor = F.minimum(F.broadcast_div(given("bound"), F.sqrt(squared)), 1.0)
-        found = [squared]
+        outputs = [squared]
     is_finite = squared < float(np.finfo("float32").max)
     full = F.broadcast_mul(u, factor)
     direction = F.where(F.reshape(is_finite, shape=(1,)), full, given("left_out"))
     if gathers:
-        found.append(F.concat(direction, weights, F.broadcast_mul(factor, is_finite), dim=1))
+        outputs.append(F.concat(direction, weights, F.broadcast_mul(factor, is_finite), dim=1))
     ends = np.cumsum([0, *map(prod, shapes)]).tolist()
     parts = [direction]
     if len(shapes) > 1:
         parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
-    graph = F.Group([*(F.reshape(x, shape=shape) for x, shape in zip(parts, shapes)), *found])
+    graph = F.Group([*(F.reshape(x, shape=shape) for x, shape in zip(parts, shapes)), *outputs])
     flags = [("static_alloc", True), ("forward_bulk_size", 200)]
     return CachedOp(graph, flags), graph.list_inputs()
 

@@ -172,7 +172,7 @@ class Preconditioner:
         wide = np.asarray(decays, "float32").astype("float64") / (self.per_sample or 1.0)
         return np.repeat(wide, self._sizes)
 
-    def prepare_refresh(self) -> None:
+    def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
         """Begin inside the bounds; raise a ValueError if the weight decay has changed."""
         if self.origin is None:
             self._settle(None)
@@ -181,6 +181,7 @@ class Preconditioner:
                 "The weight decay has changed, and with it the loss whose curvature the "
                 "preconditioner knows. Call discard_snapshot() after such a change."
             )
+        return self.origin, self.compares(draws)
 
     def _upload(self) -> None:
         """Give the device what was learned, and the snapshot."""
@@ -517,10 +518,10 @@ class Preconditioner:
 
     def _learned(self, state: dict[str, Any]) -> StepSizeController:
         """The controller of a state; an exception where that cannot be."""
-        found = StepSizeController(self.controller.rank)
-        for name in vars(found):
-            setattr(found, name, self._restored(name, state[name]))
-        return found
+        controller = StepSizeController(self.controller.rank)
+        for name in vars(controller):
+            setattr(controller, name, self._restored(name, state[name]))
+        return controller
 
     def problems(self, state: dict[str, Any]) -> Iterator[str]:
         """Tell why a state cannot be assigned; so does an exception, as where a part is missing."""
@@ -578,7 +579,7 @@ def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
 class Preconditioned(Method):
     """What a preconditioner changes of SVRG: a base before that class."""
 
-    updates_every_step = replaces_grads = needs_closure = True
+    updates_every_step = replaces_grads = needs_closure = sets_rate = True
 
     def __init__(self, coefficient: Any, preconditioner: Nystrom) -> None:
         super().__init__(coefficient)  # type: ignore[call-arg]
@@ -620,6 +621,13 @@ class Preconditioned(Method):
             batch_index = None
         return super().terms(batch_index, rows)
 
+    def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
+        return self.preconditioner.prepare_refresh(draws)
+
+    def accepts(self, full: FullGradient, draws: bool) -> bool:
+        self.preconditioner = self.preconditioner.copied()
+        return self.preconditioner.accepts(full, draws)
+
     def refuse(self) -> None:
         super().refuse()
         self.preconditioner._method, self.preconditioner.controller.is_refused = self, True
@@ -636,6 +644,13 @@ class Preconditioned(Method):
     def refresh(self, full: FullGradient) -> None:
         super().refresh(full)
         self.preconditioner = self.preconditioner.refreshed(self, full)
+
+    def end_refresh(self, full: FullGradient) -> float:
+        self.preconditioner.set_rate_and_momentum()
+        return self.preconditioner.controller.mean_loss
+
+    def end_epoch(self) -> dict[str, float]:
+        return self.preconditioner.end_epoch()
 
     def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
         """Replace the reduced gradients by the direction; what was learned from them."""

@@ -80,10 +80,10 @@ class Probe(NamedTuple):
 
         def product(u: np.ndarray) -> np.ndarray:
             size = float(np.linalg.norm(u)) or 1.0
-            found = (mean_gradient(at + step / size * u)[0] - here) * (size / step)
-            if not np.isfinite(found).all():
+            Hu = (mean_gradient(at + step / size * u)[0] - here) * (size / step)
+            if not np.isfinite(Hu).all():
                 raise FloatingPointError(NOT_MEASURABLE)
-            return found
+            return Hu
 
         return product, at, here, entries
 

@@ -60,8 +60,8 @@ class Part(NamedTuple):
 
     def value(self, weights: np.ndarray) -> float:
         """The penalty."""
-        found: Any = self.operator.value(weights if self.is_ours else self._on_device(weights))
-        return float(found.asnumpy().item() if hasattr(found, "asnumpy") else found)
+        penalty: Any = self.operator.value(weights if self.is_ours else self._on_device(weights))
+        return float(penalty.asnumpy().item() if hasattr(penalty, "asnumpy") else penalty)
 
     def _on_device(self, weights: np.ndarray) -> Any:
         return mx.nd.array(weights, ctx=self.device, dtype=self.dtype)
@@ -97,23 +97,23 @@ class Penalty:
 
     def apply(self, weights: np.ndarray, step: float) -> np.ndarray:
         """The Euclidean operator: the minimum of (z - w)'(z - w) / 2 + step h(z)."""
-        found = weights.copy()
+        result = weights.copy()
         for part in self.parts:
             piece = weights[part.place].reshape(part.shape)
-            found[part.place] = part(piece, self.factor * step).ravel()
-        return found
+            result[part.place] = part(piece, self.factor * step).ravel()
+        return result
 
     def derivative(
         self, weights: np.ndarray, result: np.ndarray, step: float, directions: np.ndarray
     ) -> np.ndarray:
         """The operator's derivative at weights, with a known result, times directions in rows."""
-        found = directions.copy()
+        products = directions.copy()
         for part in self.parts:
             w, z = (each[part.place].reshape(part.shape) for each in (weights, result))
             rows = directions[:, part.place].reshape(-1, *part.shape)
             given = w, z, self.factor * step, rows
-            found[:, part.place] = part.derivative(*given).reshape(len(rows), -1)
-        return found
+            products[:, part.place] = part.derivative(*given).reshape(len(rows), -1)
+        return products
 
     def least_subgradient(self, weights: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         """The shortest sum of the gradient of F and a subgradient of h: by a small step."""

@@ -117,10 +117,10 @@ def zeros_like(these: Columns) -> Columns:
         dtype = SUMMED_IN[_mxnet.dtype_name(array)]
         return mx.nd.empty(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
-    found = [DeviceArrays(map(empty, column)) for column in these]
-    for column in found:
+    sums = [DeviceArrays(map(empty, column)) for column in these]
+    for column in sums:
         zero(column)
-    return found
+    return sums
 
 
 def dense(array: NDArray) -> NDArray:

@@ -24,11 +24,11 @@ Step = Tuple[int, Tuple[Tuple[Any, int], ...]]
 def are_read(steps: tuple[Step, ...]) -> list[int]:
     """The numbers of the arrays that steps read before they assign to them."""
     assigned: set[int] = set()
-    found: dict[int, None] = {}
+    read: dict[int, None] = {}
     for target, terms in steps:
-        found.update({number: None for _, number in terms if number not in assigned})
+        read.update({number: None for _, number in terms if number not in assigned})
         assigned.add(target)
-    return list(found)
+    return list(read)
 
 
 def are_assigned(steps: tuple[Step, ...]) -> list[int]:
@@ -190,8 +190,8 @@ def _one_by_one(columns: Sequence[DeviceArrays], steps: tuple[Step, ...]) -> Non
     for n in range(len(columns[0])):
         values = {number: dense(columns[number][n]) for number in are_read(steps)}
         dtypes = tuple(column.dtypes[n] for column in columns)
-        found = results(mx.nd, steps, values, dtypes)
-        for number, value in zip(are_assigned(steps), found):
+        assigned = results(mx.nd, steps, values, dtypes)
+        for number, value in zip(are_assigned(steps), assigned):
             store(value, columns[number][n])
 
 

@@ -147,14 +147,14 @@ def _columns(
 ) -> list[DeviceArrays]:
     """The columns on a device, for some parameters; gradients where none is needed."""
     grads, row = network.grads[device], terms.reference
-    found = [
+    columns = [
         grads,
         network.spare[device],
         grads if terms.mean is None else terms.mean.sums[device],
         row.grads[device] if isinstance(row, StoredGradient) else grads,
         grads if terms.copy_to is None else terms.copy_to[device],
     ]
-    return found if terms.select is None else [column.select(terms.select) for column in found]
+    return columns if terms.select is None else [column.select(terms.select) for column in columns]
 
 
 def _combine_at_reference(

@@ -3,7 +3,10 @@
 A trainer calls::
 
     bind()                     when parameters have new arrays
-    refresh(full), refuse()    at update_full_grads, when the full gradient is known
+    prepare_refresh(draws)     at update_full_grads, before its pass
+    accepts(full, draws)       when the full gradient is known, of a copy of the method
+    refresh(full), refuse()    as that tells
+    end_refresh(full)          when the copy has taken the method's place
     terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
     row(estimated, index)      when v is computed: what to keep of the mini-batch
     next_state(pending, ...)   when v is summed over devices and workers
@@ -29,7 +32,7 @@ from .. import _arguments, saving
 from . import states
 from .columns import Mean
 from .estimate import PLAIN_GRADIENT, Estimate, EstimateCoefficients
-from .full_pass import FullGradient
+from .full_pass import NOT_FINITE, FullGradient
 from .network import ParameterBuffers
 from .points import ParameterValues
 from .rows import StaleTableCheck, StoredGradient
@@ -45,6 +48,7 @@ class Method:
     needs_refresh = False  # whether it is the plain optimizer until the first refresh
     can_store_grads = False  # whether gradients of mini-batches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
+    sets_rate = False  # whether it sets the rate of the optimizer, and measures for that
     keeps_weights = False  # whether it keeps a point
     keeps_frozen = False  # whether that has frozen values too
     keeps_mean = False  # whether it keeps m
@@ -53,7 +57,7 @@ class Method:
     network: ParameterBuffers  # its parameters, from the trainer
     optimizer: Any  # from the trainer, too
     name: str  # in messages and files
-    preconditioner: Any = None  # what sets the rate and the momentum of the optimizer, if any
+    preconditioner: Any = None  # what sets the rate, if that is so: a part of its own of a file
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -109,6 +113,22 @@ class Method:
     #: Whether there is a reference to compare a mini-batch's gradient with.
     has_reference: Any = has_state
 
+    def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
+        """Where a refused refresh goes back to, and whether it compares the losses of both places.
+
+        The flag tells whether closures draw random numbers.
+        """
+        return None, False
+
+    def accepts(self, full: FullGradient, draws: bool) -> bool:
+        """Whether a refresh may take a snapshot; raise a FloatingPointError if nothing can follow.
+
+        It is asked of a copy of the method, which is kept if nothing is raised until the end.
+        """
+        if not np.isfinite(full.norm):
+            raise FloatingPointError(NOT_FINITE)
+        return True
+
     def refresh(self, full: FullGradient) -> None:
         """Make the current weights the reference, with the full gradient there."""
         if self.keeps_weights:
@@ -120,6 +140,14 @@ class Method:
     def refuse(self) -> None:
         """A refresh goes back to the snapshot, perhaps of other mini-batches: forget the table."""
         self.table, self.taken_at = None, None
+
+    def end_refresh(self, full: FullGradient) -> float:
+        """Set the optimizer's rate, if it is the method's; the mean loss at the snapshot."""
+        return full.mean_loss
+
+    def end_epoch(self) -> dict[str, float]:
+        """Count steps anew, after a refresh; a part of a line of `history`."""
+        return {}
 
     def discard(self) -> None:
         """Forget the reference and free its memory."""

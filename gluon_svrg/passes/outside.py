@@ -32,12 +32,12 @@ class ExternalParameters:
 
     def fingerprint(self) -> int:
         """A checksum of the weights that only others change; 0 without any. Waits for them."""
-        found = 0
+        checksum = 0
         fixed = (p for p in self._found if not _mxnet.is_auxiliary(p))
         arrays = chain.from_iterable(map(_mxnet.data, fixed))
         for piece in chain.from_iterable(map(pieces, arrays)):
-            found = zlib.crc32(piece.tobytes(), found)
-        return found
+            checksum = zlib.crc32(piece.tobytes(), checksum)
+        return checksum
 
     @contextmanager
     def protected(self, *, gradients: bool = False, search: bool = False) -> Iterator[None]:
