@@ -166,7 +166,7 @@ def lowest(points: Iterable[Sequence[float]]) -> list[list[float]]:
     points, least, kept = [*points], np.inf, []
     for number, (done, seconds, gap) in enumerate(points):
         if np.isfinite(gap) and (gap < least or number == len(points) - 1):
-            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.3g}")])
+            kept.append([float(f"{done:.4g}"), float(f"{seconds:.3g}"), float(f"{gap:.6g}")])
         least = min(gap, least)
     return kept
 
