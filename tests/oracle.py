@@ -338,6 +338,9 @@ class Nystrom:
         nu = max(10 * self.eps * np.linalg.norm(Y, 2), -1.1 * np.linalg.eigvalsh(core)[0])
         B = Y + nu * self.Q
         S, U = np.linalg.eigh(B @ np.linalg.inv(core + nu * np.eye(rank)) @ B.T)
+        if rank == len(self.w):
+            S, U = np.linalg.eigh(self.Q @ core @ self.Q.T)
+            S = S + nu
         S, U = np.maximum(S[-rank:] - nu, 0), U[:, -rank:]
         rest = max(S.min(), S.sum() / self.sampled)
         if rank == len(self.w):  # as many effective directions as the entries can tell
@@ -347,6 +350,10 @@ class Nystrom:
                 effective = (S / (S + many[:, None])).sum(axis=1)
                 rest = np.interp(-self.sampled / 10, -effective, many)
         rho = max(self.decays.max() + rest, nu, 1e-14 * S.max())
+        if rank == len(self.w):
+            unseen = (1e-9 * S.max() > nu) & (1e-9 * S.max() > S)
+            error = np.linalg.norm(self.Q.T @ Y - Y.T @ self.Q, 2) / 2
+            S = np.where(unseen, S.sum() / self.sampled, np.maximum(S, error))
         self.P = U @ np.diag(S) @ U.T + rho * np.eye(len(self.w))
         self.P = self.P + sum(np.outer(row, row) for row in self.rows)
         self.known = min(rank + len(self.rows), len(self.w))
@@ -397,10 +404,9 @@ class Nystrom:
             (d, move, slope), *self.steps = self.steps
             secant = d @ np.linalg.solve(self.P, d) / (d @ move) if d @ move > 0 else 0.0
             has_room = self.known == len(self.w) or self.known < 2 * self.rank
-            is_near = slope + d @ move / 2 <= self.first_loss - self.loss
-            if self.has_P and has_room and is_near and secant > self.k.outlier * self.L > 0:
+            if self.has_P and has_room and secant > self.k.outlier * self.L > 0:
                 self.known = min(self.known + 1, len(self.w))
-                row = d / np.sqrt(d @ move * self.L)
+                row = d * np.sqrt(min(1 / self.L, self.k.change / secant) / (d @ move))
                 self.P, self.rows = self.P + np.outer(row, row), [*self.rows, row][-self.rank :]
                 self.last, self.steps = None, []
                 return
@@ -449,7 +455,6 @@ class Nystrom:
             self.go_back()
             self.refused, self.made, self.planned, self.most = True, 0, self.made, 0.0
             return
-        is_stale = False
         if self.s is None:
             self.again = self.k.resketch_at * (self.w == self.start).all()
         elif self.changed:
@@ -461,8 +466,6 @@ class Nystrom:
             if way.any():
                 now, then = self.penalty.least(self.w, slope), self.penalty.least(self.s, self.full)
                 ratio = now @ way / (then @ way)
-                is_stale = ratio > self.k.slope_stays and self.k.most_budget < self.k.rise * self.T
-                is_stale = is_stale and not self.is_measuring
                 up = min(self.k.rise * self.T, self.k.most_budget)
                 down = max(self.T / self.k.fall, self.k.least_budget)
                 self.T = up if ratio > self.k.slope_remains else down
@@ -471,8 +474,7 @@ class Nystrom:
             self.N = min(self.noise / self.along, 2 * self.L) if self.along else self.N
         self.s, self.full, self.loss, self.refused = self.w, slope, min(loss, self.loss), False
         self.data, self.all = batches, self.mean(self.w, batches)[2]
-        self.rows = [] if is_stale else self.rows
-        if self.refreshes in (0, self.again) or is_stale:
+        if self.refreshes in (0, self.again):
             self.begin(self.all)
         self.refreshes, self.made, self.planned = self.refreshes + 1, 0, self.made
         self.most = 0.0

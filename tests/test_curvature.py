@@ -49,7 +49,11 @@ def test_nystrom(rank, known, entries, decay):
     Q = orthonormal(np.random.RandomState(1), rank, 8)
     P, is_limited = nystrom(Q, Q @ H, entries, decay, EPS)
     dense = H if known <= rank else H @ Q.T @ np.linalg.inv(Q @ H @ Q.T) @ Q @ H
-    np.testing.assert_allclose(P.S, np.linalg.eigvalsh(dense)[::-1][:rank], atol=1e-12)
+    if known < rank == 8:  # the others have the mean curvature that an entry adds
+        S, V = np.linalg.eigh(H)
+        dense = V * np.where(S < 1e-9, S.sum() / entries, S) @ V.T
+    S = np.sort(np.linalg.eigvalsh(dense)[8 - rank :])
+    np.testing.assert_allclose(np.sort(P.S), S, atol=1e-12)
     np.testing.assert_allclose(P.U @ P.U.T, np.eye(rank), atol=1e-12)
     for e in np.eye(8):
         np.testing.assert_allclose(P.product(e), dense @ e + P.rho * e, atol=1e-10)
@@ -60,7 +64,8 @@ def test_nystrom(rank, known, entries, decay):
     if rank < 8:  # the curvature that an entry adds stands for all directions that are not known
         np.testing.assert_allclose(floor, max(P.S[-1], P.S.sum() / entries), atol=1e-12)
     elif known > entries / 10:  # as many effective directions as the entries can tell
-        np.testing.assert_allclose((P.S / (P.S + floor)).sum(), entries / 10)
+        S = np.linalg.eigvalsh(H)
+        np.testing.assert_allclose((S / (S + floor)).sum(), entries / 10)
     else:
         assert abs(floor) < 1e-15
     assert not is_limited
@@ -72,14 +77,19 @@ def test_nystrom(rank, known, entries, decay):
         ([1.0, 1e-9], 0.0, 1e9, 1e-6, True),
         ([1.0, 1e-9], 1e-5, 1e9, 1e-5, False),
         ([1.0, 1e-3], 0.0, 10, 1e-3**0.5, False),
+        ([1.0, 0.0], 0.0, 10, 1e-6, False),  # in float32 it may be rounding
         ([1.0, -0.5], 0.0, 1e9, 0.55, False),  # what curves downward counts as 0
     ],
 )
 def test_least_curvature(curvature, decay, entries, rho, is_limited):
     """Whether rounding sets it."""
-    P, found = nystrom(np.eye(2), np.diag(curvature), entries, decay, 1e-7)
+    Y = np.diag(curvature)
+    P, found = nystrom(np.eye(2), Y, entries, decay, 1e-7)
     np.testing.assert_allclose([P.rho, *P.S], [rho, *np.maximum(curvature, 0)], 1e-6, atol=1e-8)
     assert found == is_limited
+    Y[0, 1], Y[1, 0] = 0.01, -0.01  # an error: products with a Hessian are symmetric
+    P, _ = nystrom(np.eye(2), Y, entries, decay, 1e-7)
+    np.testing.assert_allclose(P.S, np.maximum(curvature, 0.01))
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 8), seeds)
@@ -237,15 +247,15 @@ def test_rate_within_an_epoch(length):
         np.testing.assert_allclose(found.rate, np.interp(found.steps % (2 * n), *expected))
 
 
-@given(st.integers(1, 3), st.integers(1, 6), seeds)
-def test_outliers_are_learned(rank, count, seed):
-    """With the outlier's secant s, the next one along it is 1 / (1 / s + 1 / L); L and N stay."""
+@given(st.integers(1, 3), st.integers(1, 6), st.sampled_from([2.1, 3.9, 4.1, 1e6]), seeds)
+def test_outliers_are_learned(rank, count, ratio, seed):
+    """A secant of r L falls to r L / (1 + r), or by a factor of 5; L and N stay."""
     rng, found = np.random.RandomState(seed), started(rank=rank, entries=1000.0)
     before = found.L, found.N, found.rate, found.momentum
     for number in range(count):
         d = rng.randn(4)
         squared = d @ found.apply_inverse(d)
-        alongs = [squared / (found.L * r) for r in (0.9, 1.9, 2.1)]
+        alongs = [squared / (found.L * r) for r in (0.9, 1.9, ratio)]
         usual, quiet, outlier = (Sums(squared, 0, x, 1, -x / 2) for x in alongs)
         has_room = len(found.P.U) < 2 * rank or len(found.P.U) == 4
         assert (found.is_outlier(quiet), found.is_outlier(outlier)) == (False, has_room)
@@ -254,12 +264,10 @@ def test_outliers_are_learned(rank, count, seed):
         found.read(usual, 0.0)
         found.learn(d, outlier, EPS)
         secant = d @ found.apply_inverse(d) / outlier.along
-        np.testing.assert_allclose(secant, found.L / (1 + 1 / 2.1))
+        np.testing.assert_allclose(secant, ratio * found.L / (1 + min(ratio, 4)))
         assert found.squared is None and len(found.rows) == min(number + 1, rank)
     assert (found.L, found.N, found.rate, found.momentum) == before
     assert not started().is_outlier(outlier)  # without P
-    far = found.first_loss - found.loss + 1e-3  # above the loss at the start
-    assert not found.is_outlier(outlier._replace(slope=far - outlier.along / 2))
 
 
 def fail(found, count):
@@ -308,21 +316,6 @@ def test_roll_back(diverges):
     np.testing.assert_allclose(found.N, max(0.01, noise))
     assert found.rate <= rate / 4 and (found.rollbacks, found.failures) == (1, 0)
     assert not found.has_diverged
-
-
-@pytest.mark.parametrize("ratios, is_stale", [([0.95] * 2, 1), ([0.85] * 2, 0), ([0.95], 0)])
-def test_a_slope_that_stays(ratios, is_stale):
-    """Where nine tenths of it remain although the budget is large, P is of another place."""
-    found = started(rank=2, entries=1000.0)
-    found.refresh(4, 1.0)
-    found.learn(np.ones(4), Sums(9.0, 0, 1.0, 1.0), EPS)
-    assert found.probe is None
-    for ratio in ratios[1:] + ratios[:1]:
-        found.refresh(4, ratio)
-    assert (found.probe is not None) == (found.rows is None) == is_stale
-    if is_stale:  # as long as that goes on, there is no further one
-        found.refresh(4, 0.95)
-        assert found.probes == 3
 
 
 # --- penalties -----------------------------------------------------------------------------------

@@ -21,6 +21,7 @@ import numpy as np
 
 TINY = 1e-300  # in the place of a divisor of 0
 ENTRIES_PER_DIRECTION = 10  # of a sketch, for each effective direction where P has all of them
+NONE = 1e-9  # of the largest curvature: less is none
 ROUNDING_OF_PRODUCTS = 10  # of the products Y, in units of their dtype's rounding
 
 
@@ -87,18 +88,25 @@ def nystrom(
     much so few entries can tell. Where P has fewer directions than there are weights, the floor is
     the smallest curvature in S, or the mean curvature that an entry adds: it stands for what is
     unknown. Where P has all directions, it leaves as many effective ones, sum S / (S + floor), as
-    the entries can tell.
+    the entries can tell, and S is known up to the error of the products, by which Q'Y is not
+    symmetric. In float64 a direction without any curvature, as of a column that is zero in all
+    entries, gets the mean curvature that an entry adds.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
     rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))
     shift = max(rounding, -1.1 * float(values[0]))
-    root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
-    _, sizes, U = np.linalg.svd(root, full_matrices=False)
-    S = np.maximum(sizes**2 - shift, 0)
-    if len(S) < Q.shape[1]:
+    if len(Q) < Q.shape[1]:
+        root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
+        _, sizes, U = np.linalg.svd(root, full_matrices=False)
+        S = np.maximum(sizes**2 - shift, 0)
         floor = max(float(S[-1]), float(S.sum()) / entries)
-    else:
+    else:  # H itself, in the basis Q
+        S, U = np.maximum(values[::-1], 0), V.T[::-1] @ Q
         floor = _damping(S, entries / ENTRIES_PER_DIRECTION)
+        error = float(np.linalg.norm(Q @ Y.T - Y @ Q.T, 2)) / 2
+        none = NONE * S[0]
+        is_unseen = (none > S) & (none > shift)
+        S = np.where(is_unseen, S.sum() / entries, np.maximum(S, error))
     rho = float(max(decay + floor, shift, 1e-14 * S[0]))
     lost = (S[:, None] * U**2).sum(axis=0) < rounding  # weights whose own curvature is rounding
     return NystromApproximation(U, S, rho), rho == rounding and bool((lost & Y.any(axis=0)).any())

@@ -41,8 +41,7 @@ class Settings:
     rise: float = 3.0  # T is multiplied by it where a part of the slope remains
     fall: float = 2.0  # and divided by this where none does
     slope_remains: float = 0.05  # that part
-    slope_stays: float = 0.9  # P is of another place if so much remains although T is large
-    change: float = 4.0  # by which L rises at most in a step or a rollback, or falls at a refresh
+    change: float = 4.0  # by which L rises or falls at once, and a secant that P learns falls
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
@@ -185,13 +184,8 @@ class StepSizeController:
     # --- steps ---------------------------------------------------------------------------------
 
     def is_outlier(self, sums: Sums) -> bool:
-        """Whether P is to learn the gradient difference d of a step, if it has room.
-
-        It does not learn where the loss is above the first one: that is curvature of far away.
-        """
+        """Whether P is to learn the gradient difference d of a step, if it has room."""
         if self.P is None or not self.refreshes or not (sums.along > 0 and self.L):
-            return False
-        if sums.increase > self.first_loss - self.loss:
             return False
         known, size = self.P.U.shape
         if 2 * self.rank <= known < size:
@@ -199,9 +193,13 @@ class StepSizeController:
         return DEFAULT.outlier * self.L < sums.squared / sums.along < inf
 
     def learn(self, d: np.ndarray, sums: Sums, eps: float) -> None:
-        """Let P learn an outlier. The step says nothing else: L stays, and N leaves it out."""
+        """Let P learn an outlier. The step says nothing else: L stays, and N leaves it out.
+
+        Its secant becomes about L, or falls by a factor: it may be curvature of far away.
+        """
         assert self.P is not None
-        row = (d / (sums.along * self.L) ** 0.5)[None]
+        factor = min(sums.squared / (sums.along * self.L), DEFAULT.change)
+        row = (d * (factor / sums.squared) ** 0.5)[None]
         rows = row if self.rows is None else np.concatenate([self.rows, row])
         self.P, self.rows, self.squared = self.P.with_rows(row, eps), rows[-self.rank :], None
 
@@ -252,21 +250,15 @@ class StepSizeController:
 
     def refresh(self, size: int, slope_ratio: float | None) -> None:
         """Take a new snapshot; the ratio is how much of an epoch's slope remains, if known."""
-        is_stale = False
         if slope_ratio is not None:
-            remains, most = slope_ratio > DEFAULT.slope_remains, DEFAULT.most_budget
-            is_stale = slope_ratio > DEFAULT.slope_stays and self.noise_budget * DEFAULT.rise > most
-            risen = min(self.noise_budget * DEFAULT.rise, most)
+            risen = min(self.noise_budget * DEFAULT.rise, DEFAULT.most_budget)
             fallen = max(self.noise_budget / DEFAULT.fall, DEFAULT.least_budget)
-            self.noise_budget = risen if remains else fallen
+            self.noise_budget = risen if slope_ratio > DEFAULT.slope_remains else fallen
         if self.secants:
             largest = float(np.quantile(self.secants, DEFAULT.quantile))
             self.L = max(largest, self.L / DEFAULT.change)
             self._learn_noise()
-        is_stale = is_stale and self.probe is None
-        if is_stale:
-            self.rows = None
-        if is_stale or self.refreshes in (0, self.resketch_at):
+        if self.refreshes in (0, self.resketch_at):
             self.begin(size, self.entries)
         self.refreshes += 1
         self.failures = 0
