@@ -132,8 +132,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
             raise RuntimeError(
-                "FullGradHandler needs an SVRGBatchProcessor, which uses full gradients: pass "
-                "Estimator(..., batch_processor=SVRGBatchProcessor())."
+                "FullGradHandler needs Estimator(..., batch_processor=SVRGBatchProcessor())."
             )
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
@@ -172,12 +171,10 @@ def _method_of(estimator: Any) -> Method:
     name = type(trainer).__name__
     if not isinstance(trainer, VarianceReducedTrainer):
         raise TypeError(
-            f"SVRGBatchProcessor needs an SVRGTrainer, got {name}. Pass Estimator(..., "
-            "trainer=SVRGTrainer(net.collect_params(), ...))."
+            f"SVRGBatchProcessor needs an SVRGTrainer, got {name}: pass Estimator(trainer=...)."
         )
     if trainer._method.needs_table:
         raise TypeError(
-            f"{name} needs batch_index, which an Estimator does not tell. Write the loop yourself, "
-            "or use SVRGTrainer."
+            f"{name} needs batch_index, which an Estimator does not tell. Use SVRGTrainer."
         )
     return trainer._method

@@ -7,12 +7,10 @@
 ``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
 entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
-norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
-The paper writes ``g + s (g - r)``.
+norm ``clip``. The paper writes ``g + s (g - r)``, and ``beta`` is the optimizer's momentum.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
-mean gradient of the last step's mini-batch at its own weights. As ``m`` is the same everywhere, it
-is subtracted after the reduction: with ``G`` the sum of ``g``,
+mean gradient of the last step, and is subtracted after the reduction: with ``G`` the sum of ``g``,
 
 ::
 

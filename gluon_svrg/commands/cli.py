@@ -11,6 +11,7 @@ for example:
 from __future__ import annotations  # what is imported here needs no MXNet
 
 import argparse
+from functools import partial
 from typing import Sequence
 
 from .. import __version__
@@ -33,5 +34,12 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (compare, launch, join):
-        module.add_to(commands)
+        command = commands.add_parser(
+            module.__name__.rpartition(".")[2],
+            help=str(module.__doc__).partition("\n")[0],
+            description=module.__doc__,
+            formatter_class=argparse.RawDescriptionHelpFormatter,
+        )
+        command.set_defaults(run=partial(module.run, command))
+        module.add_arguments(command)
     return parser

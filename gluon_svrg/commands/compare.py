@@ -25,7 +25,6 @@ import re
 import sys
 import time
 import warnings
-from functools import partial
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -38,15 +37,8 @@ MOST_WEIGHTS = 1000  # for newton-cholesky: with 4,000 it takes 10 s, and newton
 LIMIT, SHARE = 60.0, 0.2  # seconds for scikit-learn, or its part of --seconds
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "compare",
-        help=str(__doc__).partition("\n")[0],
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=partial(run, parser))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("data", metavar="DATA", help=f"{', '.join(BUNDLED)}, or a file")
     add("--target", help="the column of the file to predict")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
@@ -199,9 +198,8 @@ class Comparison:
 
         figure = Figure(figsize=(11, 5), layout="constrained")
         panels = figure.subplots(ncols=2, sharey=True)
-        for (name, trainings), color, marker in zip(
-            self._all.items(), cycle(COLORS), cycle(MARKERS)
-        ):
+        for place, (name, trainings) in enumerate(self._all.items()):
+            color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
             middle = np.argsort(self._ends[name])[(len(trainings) - 1) // 2]
             for number, each in enumerate(trainings):
                 look: Any = {"color": color, "alpha": 0.4, "lw": 0.7}

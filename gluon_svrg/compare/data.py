@@ -137,8 +137,7 @@ def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
     values = np.ascontiguousarray(_numpy(array))
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
         raise ValueError(
-            f"Array {number} of data must have finite numbers. Number texts from 0, as np.unique "
-            "does."
+            f"Array {number} of data must have finite numbers; np.unique numbers texts."
         )
     return values, array.dtype if isinstance(array, NDArray) else None
 

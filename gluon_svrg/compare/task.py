@@ -83,8 +83,7 @@ class Task:
         for one, two in zip(net.collect_params().values(), other.collect_params().values()):
             if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
                 raise ValueError(
-                    "new_net() must return a new network each time, with the same weights after "
-                    "the same seeds."
+                    "new_net() must return a new network each time, equal after the same seeds."
                 )
         batch = next(self.data.batches(self.data.seed, 0))
         losses = [recorded(self.loss_of, net, *batch) for _ in range(2)]
@@ -111,13 +110,9 @@ class Task:
             mx.nd.waitall()
             times.append(perf_counter() - since)
             since = perf_counter()
-        self.first = {name: self.measured(name, net) for name in self.measures}
+        self.first = {name: number(measure(net)) for name, measure in self.measures.items()}
         steps = float(np.median(times)) * self.data.n / self.data.size
         return steps + perf_counter() - since
-
-    def measured(self, name: str, net: Any) -> float:
-        """A measure of a network."""
-        return number(self.measures[name](net))
 
     def loss(self, net: Any) -> float:
         """The mean loss over the data in predict mode, plus all penalties."""

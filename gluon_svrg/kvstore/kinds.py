@@ -81,13 +81,12 @@ def recognized(kvstore: Any) -> Any:
     if name not in known and not _is_in_python(kvstore):
         names = ", ".join(map(repr, sorted(known)))
         raise ValueError(
-            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, and "
-            "what you register with mx.kvstore.KVStoreBase.register."
+            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}."
         )
-    if name == "horovod" or not isinstance(kvstore, str):
-        return name if name == "horovod" else kvstore
+    if name == "horovod" or (isinstance(kvstore, str) and name in NATIVE):
+        return name
     # With one device, gluon.Trainer would ignore the name of a registered class.
-    return name if name in NATIVE else mx.kv.create(name)
+    return mx.kv.create(name) if isinstance(kvstore, str) else kvstore
 
 
 def created(kvstore: Any) -> Any:
@@ -98,8 +97,7 @@ def created(kvstore: Any) -> Any:
         return kvstore
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
         raise RuntimeError(
-            f"kvstore={kvstore!r} needs a job with parameter servers. Leave it out, or start with "
-            "`gluon-svrg launch -n 2 -- python train.py`."
+            f"kvstore={kvstore!r} needs a job: `gluon-svrg launch -n 2 -- python train.py`."
         )
     return mx.kv.create(kvstore)
 
@@ -165,6 +163,5 @@ def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
     cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
     if compression and (has_servers or cannot or kind.startswith("local")):
         raise ValueError(
-            f"MXNet cannot compress gradients in a kvstore {kind!r} under gluon.Trainer. Use "
-            "kvstore='device' with several devices, or no compression_params."
+            f"A kvstore {kind!r} cannot compress gradients. Use 'device' with several devices."
         )

@@ -35,7 +35,6 @@ class StateFiles:
             "gluon_svrg": __version__,
             "mxnet": mx.__version__,
             "method": self._method,
-            "devices": len(_mxnet.devices(self._parameters[0])),
             "parameters": self._described(),
         }
         states = {name: part.state() for name, part in parts.items()}
@@ -100,15 +99,14 @@ class StateFiles:
 
     def _check_origin(self, version: str, method: str) -> None:
         """Raise a ValueError if a file is of another MXNet or of another method."""
-        if version.split(".")[0] != mx.__version__.split(".")[0]:
+        here = mx.__version__
+        if version.split(".")[0] != here.split(".")[0]:
             raise ValueError(
-                f"it was saved with MXNet {version}, and this is MXNet {mx.__version__}, whose "
-                "optimizers keep other states: load it there"
+                f"it was saved with MXNet {version}, and this is MXNet {here}: load it there"
             )
         if method != self._method:
             raise ValueError(
-                f"it was saved with {method}, and this trainer uses {self._method}: load it into "
-                "a trainer of that method"
+                f"it was saved with {method}, and this trainer uses {self._method}: use the same"
             )
 
     def _check(
