@@ -131,9 +131,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         self._epoch = 0
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
-            raise RuntimeError(
-                "FullGradHandler needs Estimator(..., batch_processor=SVRGBatchProcessor())."
-            )
+            raise RuntimeError("FullGradHandler needs batch_processor=SVRGBatchProcessor().")
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot."""
@@ -170,11 +168,7 @@ def _method_of(estimator: Any) -> Method:
     trainer = estimator.trainer
     name = type(trainer).__name__
     if not isinstance(trainer, VarianceReducedTrainer):
-        raise TypeError(
-            f"SVRGBatchProcessor needs an SVRGTrainer, got {name}: pass Estimator(trainer=...)."
-        )
+        raise TypeError(f"Estimator(trainer=...) needs an SVRGTrainer, got {name}.")
     if trainer._method.needs_table:
-        raise TypeError(
-            f"{name} needs batch_index, which an Estimator does not tell. Use SVRGTrainer."
-        )
+        raise TypeError(f"{name} needs batch_index, which an Estimator lacks. Use SVRGTrainer.")
     return trainer._method

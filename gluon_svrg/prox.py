@@ -405,14 +405,9 @@ def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
 def _check_parameter(operator: Prox, parameter: Parameter) -> None:
     """Raise unless an operator can be applied to a parameter."""
     name, dtype, shape = _mxnet.name_of(parameter), _mxnet.dtype_of(parameter), parameter.shape
+    choose = f"Choose other parameters: prox={{'.*weight': {operator}}}."
     if dtype not in ("float32", "float64"):
-        raise ValueError(
-            f"{operator} needs float32 or float64, and {name} is {dtype}: a copy in the optimizer "
-            f"may overwrite it. Or choose other parameters: prox={{'.*weight': {operator}}}."
-        )
+        raise ValueError(f"{operator} needs float32 or float64, and {name} is {dtype}. {choose}")
     axis = operator.axis if isinstance(operator, GroupLasso) else None
     if axis is not None and shape is not None and axis >= len(shape):
-        raise ValueError(
-            f"{operator} cannot group {name} of shape {shape}, which has no axis {axis}. Choose "
-            f"the parameters: prox={{'.*weight': {operator}}}."
-        )
+        raise ValueError(f"{operator} cannot group {name} of shape {shape}. {choose}")

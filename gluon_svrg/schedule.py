@@ -166,9 +166,7 @@ class _Refresh:
             Whether to call ``update_full_grads``.
         """
         if not hasattr(type(trainer), "wants_snapshot"):
-            raise TypeError(
-                f"due must be called with a trainer with snapshots, got {type(trainer).__name__}."
-            )
+            raise TypeError(f"due needs a trainer with snapshots, got {type(trainer).__name__}.")
         is_time = self._is_time(trainer)  # first, because it counts
         return trainer.wants_snapshot or is_time
 
@@ -345,10 +343,7 @@ class Coefficient:
         self.set(_at(schedule, index))
         self._schedule = schedule if callable(schedule) else self.value
         if self.value >= 2:
-            warn(
-                f"The coefficient is {self.value:g}. From 2 on the estimate does not have less "
-                "variance than the plain gradient, even at the snapshot: 1 is SVRG."
-            )
+            warn(f"A coefficient of {self.value:g} does not reduce the variance: 1 is SVRG.")
 
     def set(self, value: float) -> None:
         """Put a coefficient in force; in the formula it is rounded to float32."""

@@ -26,11 +26,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="gluon-svrg",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("gluon-svrg", description=__doc__, formatter_class=form)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (compare, launch, join):
@@ -38,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
             module.__name__.rpartition(".")[2],
             help=str(module.__doc__).partition("\n")[0],
             description=module.__doc__,
-            formatter_class=argparse.RawDescriptionHelpFormatter,
+            formatter_class=form,
         )
         command.set_defaults(run=partial(module.run, command))
         module.add_arguments(command)

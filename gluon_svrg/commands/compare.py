@@ -287,18 +287,17 @@ class Problem:
 
         n, strength = len(self.X), self.decay + self.l1
         settings: Any = {"tol": 1e-12, "fit_intercept": bool(self.l1)}
+        if self.l1:
+            settings["l1_ratio"] = self.l1 / strength
         if self.classes:
             # With several classes newton-cg is faster; before scikit-learn 1.6, newton-cholesky
             # minimizes another loss there.
             is_large = self.outputs > 1 or self.X.shape[1] > MOST_WEIGHTS
             solver = "saga" if self.l1 else "newton-cg" if is_large else "newton-cholesky"
             settings.update(C=1 / strength / n, penalty="elasticnet" if self.l1 else "l2")
-            settings.update(l1_ratio=self.l1 / strength, random_state=0)
-            return solver, LogisticRegression(solver=solver, **settings)
+            return solver, LogisticRegression(solver=solver, random_state=0, **settings)
         if self.l1:
-            return "coordinate descent", ElasticNet(
-                alpha=strength, l1_ratio=self.l1 / strength, **settings
-            )
+            return "coordinate descent", ElasticNet(alpha=strength, **settings)
         solver = "cholesky" if self.decay else "svd"
         return solver, Ridge(strength * n, solver=solver, **settings)
 

@@ -96,9 +96,7 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
             return Rank(numbers[rank], numbers[size], name, scheduler)
     if "JOB_COMPLETION_INDEX" in numbers:
         return Rank(numbers["JOB_COMPLETION_INDEX"])
-    raise ValueError(
-        "no engine has told this process its rank: use mpirun, srun, Kubernetes or launch"
-    )
+    raise ValueError("this process has no rank: use mpirun, srun, Kubernetes or gluon-svrg launch")
 
 
 def role_of(rank: Rank, options: argparse.Namespace) -> str:
@@ -128,9 +126,7 @@ def address_of(name: str | None) -> str:
     else:
         raise ValueError(f"{name} has no address: use another name in --scheduler HOST")
     if address.startswith("127.") and name not in ("localhost", address):
-        raise ValueError(
-            f"{name} is {address} on this machine, which others cannot reach: --scheduler ADDRESS"
-        )
+        raise ValueError(f"{name} is {address} here, unreachable for others: --scheduler ADDRESS")
     return address
 
 

@@ -32,12 +32,8 @@ class Comparison:
     ----------
     search : Search
         All trainings.
-    minimum : float, optional
-        The best possible objective.
-    gaps : sequence of float
-        Parts of the first distance to it, the largest first.
-    rivals : dict
-        The objective and the seconds of solvers outside of this package.
+    minimum, gaps, rivals : float, sequence of float, dict
+        As for `compare`; the largest gap is first.
     left_out : dict
         Why methods could not train.
 

@@ -77,9 +77,7 @@ class Data:
         for batch in self.function(seed, epoch):
             yield [x if isinstance(x, NDArray) else self.array(x) for x in batch]
         if batch is None:
-            raise ValueError(
-                f"data({seed}, {epoch}) gave no mini-batch: return a new generator each time."
-            )
+            raise ValueError(f"data({seed}, {epoch}) gave no mini-batch: return a new generator.")
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
@@ -136,9 +134,7 @@ def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
     """The numbers of an array, which must be finite, and the dtype of an array of MXNet."""
     values = np.ascontiguousarray(_numpy(array))
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
-        raise ValueError(
-            f"Array {number} of data must have finite numbers; np.unique numbers texts."
-        )
+        raise ValueError(f"Array {number} of data needs finite numbers; np.unique numbers texts.")
     return values, array.dtype if isinstance(array, NDArray) else None
 
 

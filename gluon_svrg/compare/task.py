@@ -82,9 +82,7 @@ class Task:
         net, other = self.network(seed), self.network(seed)
         for one, two in zip(net.collect_params().values(), other.collect_params().values()):
             if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
-                raise ValueError(
-                    "new_net() must return a new network each time, equal after the same seeds."
-                )
+                raise ValueError("new_net must return new networks, equal after equal seeds.")
         batch = next(self.data.batches(self.data.seed, 0))
         losses = [recorded(self.loss_of, net, *batch) for _ in range(2)]
         what = getattr(losses[0], "shape", type(losses[0]).__name__)
@@ -96,10 +94,9 @@ class Task:
         one, two = (loss.asnumpy() for loss in losses)
         self.seconds_a_pass = self._seconds(net)
         self.weights = sum(p.data().size for p in trainable_of(net))
-        if not self.first["loss"] or not isfinite(self.first["loss"]):
-            raise ValueError(
-                f"The loss of a new network is {self.first['loss']:g}: there is nothing to compare."
-            )
+        first = self.first["loss"]
+        if not first or not isfinite(first):
+            raise ValueError(f"The loss of a new network is {first:g}: nothing can be compared.")
         self.is_random = not np.allclose(one, two, rtol=1e-4, equal_nan=True)
 
     def _seconds(self, net: Any) -> float:

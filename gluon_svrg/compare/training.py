@@ -187,14 +187,12 @@ class _Run:
         put(accepted)
 
 
-def train(
-    problem: Task, method: Contender, training: Training, until: float, slowest: float
-) -> None:
+def train(task: Task, method: Contender, training: Training, until: float, slowest: float) -> None:
     """Train a new network by a method, and record its curve.
 
     L-BFGS may take as many seconds as the slowest of the others, and goes on with more passes.
     """
-    run = _Run(problem, method, training, until)
+    run = _Run(task, method, training, until)
     try:
         run.note()
         if method.base not in NYSTROM:  # which rolls back by itself
@@ -205,4 +203,4 @@ def train(
     except FloatingPointError:  # of a measurement, or of a full gradient
         training.diverged = True
         end = {"data_passes": run.done / run.n, "seconds": run.seconds, "loss": inf}
-        training.curve.append({**dict.fromkeys(problem.measures, nan), **end})
+        training.curve.append({**dict.fromkeys(task.measures, nan), **end})

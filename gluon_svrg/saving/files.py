@@ -31,12 +31,8 @@ class StateFiles:
 
     def save(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
         """Write the states of all parts to a file; those that wait as they were loaded."""
-        header = {
-            "gluon_svrg": __version__,
-            "mxnet": mx.__version__,
-            "method": self._method,
-            "parameters": self._described(),
-        }
+        header: dict[str, Any] = {"gluon_svrg": __version__, "mxnet": mx.__version__}
+        header.update(method=self._method, parameters=self._described())
         states = {name: part.state() for name, part in parts.items()}
         file_format.write(path, header, {**states, **self.waiting})
 
@@ -101,13 +97,9 @@ class StateFiles:
         """Raise a ValueError if a file is of another MXNet or of another method."""
         here = mx.__version__
         if version.split(".")[0] != here.split(".")[0]:
-            raise ValueError(
-                f"it was saved with MXNet {version}, and this is MXNet {here}: load it there"
-            )
+            raise ValueError(f"it needs MXNet {version}, which saved it, and this is MXNet {here}")
         if method != self._method:
-            raise ValueError(
-                f"it was saved with {method}, and this trainer uses {self._method}: use the same"
-            )
+            raise ValueError(f"it needs a trainer of {method}, and this one uses {self._method}")
 
     def _check(
         self, states: Any, parts: Mapping[str, Any], path: Any, then: Any, hint: str = ""

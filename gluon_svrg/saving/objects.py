@@ -69,9 +69,7 @@ class Registered:
         if all(schedule is not known for known in self._schedules):
             found = "; ".join(self.problems(self._waiting, [schedule]))
             if found:
-                raise ValueError(
-                    f"The states that were loaded do not fit: {found}. Nothing was changed."
-                )
+                raise ValueError(f"The loaded states do not fit: {found}. Nothing was changed.")
             self.assign(self._waiting, [schedule])
             self._schedules.append(schedule)
 
