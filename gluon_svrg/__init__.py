@@ -64,11 +64,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _SUPPORTING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _require_mxnet()
-    if name in _SUPPORTING:
-        return _import_module(f".{name}", __name__)
-    value = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    module = _import_module(f".{_MODULES.get(name, name)}", __name__)
+    return getattr(module, name) if name in _MODULES else module
 
 
 def __dir__() -> list[str]:

@@ -156,11 +156,9 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         closure = estimator.batch_processor.loss_of(estimator, estimator.batch_axis)
         trainer.update_full_grads(closure, self.train_data, progress=self.progress)
         if trainer.has_snapshot:
-            found = trainer.history[-1]
-            estimator.logger.info(
-                f"[Epoch {self._epoch}] full gradient: mean loss "
-                f"{found['mean_loss']:.6f}, gradient norm {found['gradient_norm']:.6f}"
-            )
+            loss, norm = (trainer.history[-1][key] for key in ("mean_loss", "gradient_norm"))
+            text = f"full gradient: mean loss {loss:.6f}, gradient norm {norm:.6f}"
+            estimator.logger.info(f"[Epoch {self._epoch}] {text}")
 
 
 def _method_of(estimator: Any) -> Method:

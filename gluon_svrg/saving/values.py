@@ -37,11 +37,12 @@ class SavedObject(NamedTuple):
 
 def by_attributes(value: Any) -> SavedObject:
     """Save an object by its attributes, except functions, which belong to its class."""
-    attributes = {
-        name: item
-        for name, item in vars(value).items()
-        if name not in NOT_SAVED and (is_object(item) or not callable(item))
-    }
+    attributes: dict[str, Any] = {}
+    for name, item in vars(value).items():
+        if is_object(item):
+            attributes[name] = by_attributes(item)
+        elif name not in NOT_SAVED and not callable(item):
+            attributes[name] = item
     return SavedObject(type(value).__name__, attributes)
 
 
@@ -81,10 +82,7 @@ def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
         return {**found, "order": "F"} if array.flags.fnc else found  # sums depend on the layout
     if isinstance(value, SavedObject):
         kind, pairs = value
-        items = [
-            [name, encode(by_attributes(v) if is_object(v) else v, arrays, f"{kind}.{name}")]
-            for name, v in pairs.items()
-        ]
+        items = [[name, encode(v, arrays, f"{kind}.{name}")] for name, v in pairs.items()]
         return {"kind": "object", "class": kind, "attributes": items}
     if isinstance(value, dict) and all(map(is_key, value)):
         items = [
