@@ -49,8 +49,7 @@ class SVRGBatchProcessor(BatchProcessor):
         """Leave the estimate in `Parameter.grad`, for the step that MXNet's handler makes."""
         if _method_of(estimator).needs_refresh and train_batch is not self._batch:
             raise RuntimeError(
-                "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
-                "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
+                "SVRGBatchProcessor needs a FullGradHandler(train_data, update_freq=2) in fit()."
             )
         self._batch = None
         devices = _mxnet.devices_of_estimator(estimator)
@@ -75,11 +74,9 @@ class SVRGBatchProcessor(BatchProcessor):
         return closure
 
     def _get_data_and_label(self, batch: Any, devices: Any, batch_axis: int = 0) -> Any:
-        size = batch[0].shape[batch_axis]  # a last mini-batch may have fewer samples than devices
-        return tuple(
-            split_and_load(part, devices[:size], batch_axis=batch_axis, even_split=False)
-            for part in batch[:2]
-        )
+        # A last mini-batch may have fewer samples than there are devices.
+        devices = devices[: batch[0].shape[batch_axis]]
+        return tuple(split_and_load(x, devices, batch_axis, even_split=False) for x in batch[:2])
 
 
 class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, events.BatchBegin):

@@ -644,7 +644,7 @@ MISTAKES = [
      "must return new networks, equal after"),
     ({"loss_of": lambda net, X, y: squares(net, X, y).mean()}, r"returned \(1?,?\) for a mini-b"),
     ({"data": (X, Y[:50])}, "as long as each other"),
-    ({"data": X}, "data must be arrays, as in"),
+    ({"data": X}, "data must be arrays, a DataLoader"),
     ({"data": lambda seed, epoch: USED}, "gave no mini-batch: return a new generator"),
     ({"methods": ["saga"], "data": batches}, "'saga' keeps the gradient of each mini-batch"),
     ({"methods": ["saga"], "data": growing}, "gives other mini-batches in each epoch"),

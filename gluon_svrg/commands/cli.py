@@ -31,12 +31,9 @@ def parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (compare, launch, join):
-        command = commands.add_parser(
-            module.__name__.rpartition(".")[2],
-            help=str(module.__doc__).partition("\n")[0],
-            description=module.__doc__,
-            formatter_class=form,
-        )
+        name, text = module.__name__.rpartition(".")[2], str(module.__doc__)
+        first_line = text.partition("\n")[0]
+        command = commands.add_parser(name, help=first_line, description=text, formatter_class=form)
         command.set_defaults(run=partial(module.run, command))
         module.add_arguments(command)
     return parser

@@ -21,7 +21,6 @@ from __future__ import annotations  # functions import the rest: --help must nee
 import argparse
 import json
 import os
-import re
 import sys
 import time
 import warnings
@@ -156,9 +155,8 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
     if labels < 2 or (is_text and labels > most):
         raise ValueError(f"{path} has a target {target!r} that cannot be learned: {described(y)}")
     is_class = is_text or (labels <= min(20, most) and (y % 1 == 0).all())
-    scaler = make_column_transformer(
-        (OneHotEncoder(), [*texts]), remainder=StandardScaler(), sparse_threshold=0
-    )
+    ones = OneHotEncoder(), [*texts]
+    scaler = make_column_transformer(ones, remainder=StandardScaler(), sparse_threshold=0)
     X = np.nan_to_num(scaler.fit_transform(rows))  # a missing number becomes the mean, 0
     kind = f"{labels if is_class else 'no'} classes; categories: {', '.join(texts) or 'none'}"
     print(f"{path}: {len(y)} of {len(frame)} rows, {kind}; left out: {left_out}", file=sys.stderr)
@@ -168,8 +166,7 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
 def described(cells: Any) -> str:
     """How many values a column has, and the first ones."""
     first = ", ".join(map(repr, cells.dropna()[:2]))
-    hint = "; decimal commas need --decimal ','" * bool(re.match(r"'-?[\d.]*,\d+'", first))
-    return f"{cells.nunique()} different values in {cells.count()} rows: {first}{hint}"
+    return f"{cells.nunique()} different values in {cells.count()} rows: {first}"
 
 
 class Problem:

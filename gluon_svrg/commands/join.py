@@ -29,12 +29,8 @@ _PATIENCE = 300  # seconds until the scheduler's name has an address, as that of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     roles.add_arguments(parser)
-    parser.add_argument(
-        "--scheduler",
-        metavar="HOST[:PORT]",
-        type=host_and_port,
-        help="Where rank 0 runs. Not needed under srun, and if all ranks run on one machine.",
-    )
+    text = "Where rank 0 runs. Not needed under srun, and if all ranks run on one machine."
+    parser.add_argument("--scheduler", metavar="HOST[:PORT]", type=host_and_port, help=text)
 
 
 def host_and_port(text: str) -> tuple[str | None, int | None]:

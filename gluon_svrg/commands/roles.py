@@ -29,14 +29,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add = parser.add_argument
     add("-n", "--workers", metavar="N", type=_positive, required=True, help="How many train.")
     add("-s", "--servers", metavar="N", type=_positive, default=1, help="Servers (default: 1).")
-    add(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=os.environ.get(TIMEOUT) or "0",
-        help="End the job when a worker has made no step, and no mini-batch of a refresh, for so "
-        f"long (default: never). {TIMEOUT} sets it, too.",
-    )
+    given = os.environ.get(TIMEOUT) or "0"
+    text = f"End the job if a mini-batch takes so long (default: never). {TIMEOUT} sets it, too."
+    add("--timeout", metavar="SECONDS", type=seconds, default=given, help=text)
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
 
 

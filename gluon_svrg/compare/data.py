@@ -22,10 +22,7 @@ CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
 #: The default mini-batch is a power of two from LEAST to MOST: 128 steps an epoch or more, roughly.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
-KINDS = (
-    "data must be arrays, as in (X, y), a DataLoader, a list of mini-batches, or a function "
-    "batches(seed, epoch) that returns the mini-batches of an epoch, got {}."
-)
+KINDS = "data must be arrays, a DataLoader, a list of mini-batches or batches(seed, epoch), got {}."
 
 
 class Data:

@@ -163,9 +163,9 @@ def _named(label: str, name: str, snapshots: int) -> Contender:
         )
     if base in NYSTROM and decays:
         raise ValueError(f"{name!r} cannot decay a learning rate that {base!r} sets itself.")
-    if base in NYSTROM:
-        return Contender(label, None, base, optimizer, own={"preconditioner": Nystrom()})
-    own = {"coefficient": Linear(0.75, snapshots)} if base == "alpha-svrg" else {}
+    own: dict[str, Any] = {"preconditioner": Nystrom()} if base in NYSTROM else {}
+    if base == "alpha-svrg":
+        own["coefficient"] = Linear(0.75, snapshots)
     return Contender(label, None, base, optimizer, decays, own)
 
 

@@ -23,9 +23,7 @@ NATIVE = (
 )  # fmt: skip
 
 
-def chosen(
-    params: Any, kvstore: Any, compression: Any, update_on_kvstore: Any, needs: str
-) -> dict[str, Any]:
+def chosen(params: Any, kvstore: Any, compression: Any, update: Any, needs: str) -> dict[str, Any]:
     """Check arguments of a trainer, and make those of a `KVStoreTrainer`. Waits for all workers.
 
     `needs` names who needs the reduced gradient before the update, if anyone does.
@@ -33,7 +31,7 @@ def chosen(
     job.rearm_timeout()
     parameters, kvstore = parameters_of(params), recognized(kvstore)
     check(parameters, kvstore, compression)
-    update = where_to_update(parameters, kvstore, update_on_kvstore, needs)
+    update = where_to_update(parameters, kvstore, update, needs)
     kvstore, count = created(kvstore), job.number_of_workers()
     workers = kind_of(kvstore)
     if workers.is_alone and count > 1:
@@ -71,8 +69,9 @@ def recognized(kvstore: Any) -> Any:
     if kvstore is None or isinstance(kvstore, HorovodKVStore):
         return kvstore
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        kind = type(kvstore).__name__
-        raise TypeError(f"kvstore must be a kvstore, the name of one, or None, got {kind}.")
+        raise TypeError(
+            f"kvstore must be a kvstore, name or None, got {type(kvstore).__name__}."
+        )
     name = name_of(kvstore).lower()
     if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
         raise ValueError("This MXNet was not built with NCCL. Use kvstore='device'.")

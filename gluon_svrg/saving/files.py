@@ -101,9 +101,7 @@ class StateFiles:
         if method != self._method:
             raise ValueError(f"it needs a trainer of {method}, and this one uses {self._method}")
 
-    def _check(
-        self, states: Any, parts: Mapping[str, Any], path: Any, then: Any, hint: str = ""
-    ) -> None:
+    def _check(self, states: Any, parts: Any, path: Any, then: Any, hint: str = "") -> None:
         """Raise a ValueError if the content of a file does not fit."""
         found = self._problems(states, parts, then)
         if found:

@@ -81,14 +81,12 @@ def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
         found = {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
         return {**found, "order": "F"} if array.flags.fnc else found  # sums depend on the layout
     if isinstance(value, SavedObject):
-        kind, pairs = value
-        items = [[name, encode(v, arrays, f"{kind}.{name}")] for name, v in pairs.items()]
+        kind, own = value
+        items = [[name, encode(v, arrays, f"{kind}.{name}")] for name, v in own.items()]
         return {"kind": "object", "class": kind, "attributes": items}
     if isinstance(value, dict) and all(map(is_key, value)):
-        items = [
-            [encode(key, arrays, where), encode(item, arrays, f"{where}[{key!r}]")]
-            for key, item in value.items()
-        ]
+        pairs = value.items()
+        items = [[encode(k, arrays, where), encode(v, arrays, f"{where}[{k!r}]")] for k, v in pairs]
         return {"kind": "parameters" if type(value) is ByParameter else "dict", "items": items}
     if type(value) in (list, tuple):
         items = [encode(item, arrays, f"{where}[...]") for item in value]
