@@ -63,9 +63,8 @@ class Comparison:
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
         self._minimum = minimum
         best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
-        if minimum is not None and sign * minimum - best > max(
-            10 * self._least, gaps[-1] * abs(start - minimum)
-        ):
+        gap = 0.0 if minimum is None else gaps[-1] * abs(start - minimum)
+        if minimum is not None and sign * minimum - best > max(10 * self._least, gap):
             self._minimum, reached = None, f"{search.objective} is {sign * best:.6g} at best"
             self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {reached}.")
         self._what = search.objective if self._minimum is None else "gap"

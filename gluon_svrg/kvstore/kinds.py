@@ -69,9 +69,7 @@ def recognized(kvstore: Any) -> Any:
     if kvstore is None or isinstance(kvstore, HorovodKVStore):
         return kvstore
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        raise TypeError(
-            f"kvstore must be a kvstore, name or None, got {type(kvstore).__name__}."
-        )
+        raise TypeError(f"kvstore must be a kvstore, name or None, got {type(kvstore).__name__}.")
     name = name_of(kvstore).lower()
     if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
         raise ValueError("This MXNet was not built with NCCL. Use kvstore='device'.")
