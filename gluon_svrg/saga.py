@@ -251,22 +251,15 @@ class SAGTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    The mini-batches are drawn with replacement, once all were visited:
+    A loop as for `SAGATrainer`. Draw the mini-batches with replacement, once all were visited:
 
     >>> import random
-    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SAGTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> minibatches = [k * ones((3, 2)) for k in range(1, 5)]
     >>> trainer = SAGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
-    >>> for i in [*range(4), *random.choices(range(4), k=8)]:
-    ...     X = minibatches[i]
-    ...     loss = trainer.step(len(X), closure=lambda: net(X) ** 2, batch_index=i)
-    >>> trainer.inner_steps
-    12
+    >>> indices = [*range(4), *random.choices(range(4), k=8)]
     """
 
     _method_class = SAG

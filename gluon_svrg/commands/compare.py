@@ -155,8 +155,8 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
     if labels < 2 or (is_text and labels > most):
         raise ValueError(f"{path} has a target {target!r} that cannot be learned: {described(y)}")
     is_class = is_text or (labels <= min(20, most) and (y % 1 == 0).all())
-    ones = OneHotEncoder(), [*texts]
-    scaler = make_column_transformer(ones, remainder=StandardScaler(), sparse_threshold=0)
+    encoded = OneHotEncoder(), [*texts]
+    scaler = make_column_transformer(encoded, remainder=StandardScaler(), sparse_threshold=0)
     X = np.nan_to_num(scaler.fit_transform(rows))  # a missing number becomes the mean, 0
     kind = f"{labels if is_class else 'no'} classes; categories: {', '.join(texts) or 'none'}"
     print(f"{path}: {len(y)} of {len(frame)} rows, {kind}; left out: {left_out}", file=sys.stderr)

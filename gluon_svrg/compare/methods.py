@@ -39,10 +39,7 @@ PENALIZING = ("sgd", "nag", "adam")
 Options = Mapping[str, Any]
 
 SCIPY = "scipy.optimize.minimize with {{'maxcor': {memory}}}: see methods.md#l-bfgs in the guide"
-SHAPE = (
-    'It has a dict for each optimizer or method, {"nag": {"momentum": 0.9}}, or a list of dicts, '
-    'which are all tried: {"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}.'
-)
+SHAPE = 'Pass {"nag": {"momentum": 0.9}}, or a list of dicts to try: {"nag": [{"momentum": 0.9}]}.'
 
 
 @dataclass

@@ -55,7 +55,7 @@ class StateFiles:
 
     def apply(self, parts: Mapping[str, Any]) -> None:
         """Check and assign what waits, now that the parameters are initialized; as `load`."""
-        hint = "Load it again, or call discard_snapshot() to train on without it."
+        hint = " Load it again, or call discard_snapshot() to train on without it."
         path, then = self._file
         self._check(self.waiting, parts, path, then, hint)
         for name, state in self.waiting.items():
@@ -105,10 +105,8 @@ class StateFiles:
         """Raise a ValueError if the content of a file does not fit."""
         found = self._problems(states, parts, then)
         if found:
-            raise ValueError(
-                f"{path} does not fit this trainer: {'; '.join(found[:10])}"
-                f"{'; and more' * (len(found) > 10)}. Nothing was changed. {hint}".rstrip()
-            )
+            why = "; ".join(found[:10])
+            raise ValueError(f"{path} does not fit this trainer: {why}. Nothing was changed.{hint}")
 
     def _problems(self, states: Any, parts: Mapping[str, Any], then: Any) -> list[str]:
         """Tell why the content of a file does not fit."""

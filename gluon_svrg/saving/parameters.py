@@ -53,7 +53,6 @@ def _words(label: str) -> list[Any]:
 
 def misfits(then: list[Description], now: list[Description], is_frozen_kept: bool) -> Iterator[str]:
     """Describe parameters of another shape or dtype, or, if that matters, that were frozen."""
-    words = ["without gradients", "with gradients"]
     for position, (was, here) in enumerate(zip(then, now)):
         name = f"parameter {position} ({here.key or here.name}) was"
         sizes = itertools.zip_longest(was.shape or (), here.shape or (), fillvalue=-9)
@@ -63,7 +62,7 @@ def misfits(then: list[Description], now: list[Description], is_frozen_kept: boo
             shapes = [shape and tuple(shape) for shape in (was.shape, here.shape)]
             yield f"{name} {was.dtype} {shapes[0]} and is {here.dtype} {shapes[1]} here"
         if is_frozen_kept and was.is_trainable != here.is_trainable:
-            yield f"{name} {words[was.is_trainable]}, here it is not"
+            yield f"{name} {'with' if was.is_trainable else 'without'} gradients, here it is not"
 
 
 def array_problems(
