@@ -31,7 +31,6 @@ add_arguments = roles.add_arguments
 
 def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Run the job; return the exit status of the process that failed first, or 0."""
-    names = roles.names(options)
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
@@ -40,7 +39,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end the job if nobody reads its output
     job = _Job()
     try:
-        for name in names:
+        for name in roles.names(options):
             variables = roles.variables(name, options, _HOST, port, _HOST)
             command = roles.command(name, options)
             job.start(name, command, {"OMP_NUM_THREADS": "1", **variables})
@@ -114,10 +113,9 @@ class _Job:
             os.killpg(process, signal.SIGCONT)  # a stopped process ends, too
         deadline = time.monotonic() + _PATIENCE
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while time.monotonic() < deadline and not all(
-            os.waitid(os.P_PID, process, look) for process in self._running
-        ):
-            time.sleep(0.02)
+        for process in self._running:
+            while time.monotonic() < deadline and not os.waitid(os.P_PID, process, look):
+                time.sleep(0.02)
         for process in list(self._running):
             self._end(process)
         for reader in self._readers:
