@@ -343,7 +343,10 @@ class Coefficient:
         self.set(_at(schedule, index))
         self._schedule = schedule if callable(schedule) else self.value
         if self.value >= 2:
-            warn(f"A coefficient of {self.value:g} does not reduce the variance: 1 is SVRG.")
+            warn(
+                f"The coefficient is {self.value:g}. Above 2 the estimate has more variance than "
+                "the plain gradient, and at 2 as much: 1 is SVRG, and 0 the plain optimizer."
+            )
 
     def set(self, value: float) -> None:
         """Put a coefficient in force; in the formula it is rounded to float32."""

@@ -347,7 +347,7 @@ WATCHED = {
     ),
     "rows": (lambda b: stored(b, {}), "each took two gradients"),
     "epochs": (lambda b: ask(b, True), "asked before each of the last 20 steps"),
-    "a coefficient": (lambda b: b.set(coefficient=2), "coefficient of 2 does not reduce"),
+    "a coefficient": (lambda b: b.set(coefficient=2), "coefficient is 2. .* and at 2 as much"),
 }
 
 
