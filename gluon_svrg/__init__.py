@@ -64,11 +64,8 @@ def __getattr__(name: str) -> Any:
     if name not in _MODULES and name not in _SUPPORTING:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     _require_mxnet()
-    if name in _SUPPORTING:
-        return _import_module(f".{name}", __name__)
-    value = getattr(_import_module(f".{_MODULES[name]}", __name__), name)
-    globals()[name] = value
-    return value
+    module = _import_module(f".{_MODULES.get(name, name)}", __name__)
+    return getattr(module, name) if name in _MODULES else module
 
 
 def __dir__() -> list[str]:
@@ -79,9 +76,8 @@ def _find_mxnet() -> None:
     """Look for MXNet without importing it, which takes seconds; raise an ImportError if not."""
     if _find_spec("mxnet") is None:
         raise ImportError(
-            "gluon_svrg needs MXNet, which is not installed. Install the build for your machine: "
-            "pip install '.[cpu]' in a clone of this package, or mxnet-cu112 and the like for a "
-            "GPU."
+            "gluon_svrg needs MXNet, which is not installed. Run pip install '.[cpu]' in a clone, "
+            "or install a build for your GPU, such as mxnet-cu112."
         )
 
 
@@ -92,6 +88,5 @@ def _require_mxnet() -> None:
         import mxnet  # noqa: F401
     except AttributeError as error:
         raise ImportError(
-            f"MXNet cannot be imported ({error}). MXNet 1.9.1 and 2.0.0b1 need numpy older than "
-            "1.24: pip install 'numpy<1.24'."
+            f"MXNet cannot be imported ({error}). It needs an old NumPy: pip install 'numpy<1.24'."
         ) from error

@@ -49,8 +49,7 @@ class SVRGBatchProcessor(BatchProcessor):
         """Leave the estimate in `Parameter.grad`, for the step that MXNet's handler makes."""
         if _method_of(estimator).needs_refresh and train_batch is not self._batch:
             raise RuntimeError(
-                "SVRGBatchProcessor needs a FullGradHandler: nothing else takes full gradients. "
-                "Pass fit(..., event_handlers=[FullGradHandler(train_data, update_freq=2)])."
+                "SVRGBatchProcessor needs a FullGradHandler(train_data, update_freq=2) in fit()."
             )
         self._batch = None
         devices = _mxnet.devices_of_estimator(estimator)
@@ -75,11 +74,9 @@ class SVRGBatchProcessor(BatchProcessor):
         return closure
 
     def _get_data_and_label(self, batch: Any, devices: Any, batch_axis: int = 0) -> Any:
-        size = batch[0].shape[batch_axis]  # a last mini-batch may have fewer samples than devices
-        return tuple(
-            split_and_load(part, devices[:size], batch_axis=batch_axis, even_split=False)
-            for part in batch[:2]
-        )
+        # A last mini-batch may have fewer samples than there are devices.
+        devices = devices[: batch[0].shape[batch_axis]]
+        return tuple(split_and_load(x, devices, batch_axis, even_split=False) for x in batch[:2])
 
 
 class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, events.BatchBegin):
@@ -131,10 +128,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         self._epoch = 0
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
-            raise RuntimeError(
-                "FullGradHandler needs an SVRGBatchProcessor, which uses full gradients: pass "
-                "Estimator(..., batch_processor=SVRGBatchProcessor())."
-            )
+            raise RuntimeError("FullGradHandler needs batch_processor=SVRGBatchProcessor().")
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or there is no snapshot."""
@@ -159,11 +153,9 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         closure = estimator.batch_processor.loss_of(estimator, estimator.batch_axis)
         trainer.update_full_grads(closure, self.train_data, progress=self.progress)
         if trainer.has_snapshot:
-            found = trainer.history[-1]
-            estimator.logger.info(
-                f"[Epoch {self._epoch}] full gradient: mean loss "
-                f"{found['mean_loss']:.6f}, gradient norm {found['gradient_norm']:.6f}"
-            )
+            loss, norm = (trainer.history[-1][key] for key in ("mean_loss", "gradient_norm"))
+            text = f"full gradient: mean loss {loss:.6f}, gradient norm {norm:.6f}"
+            estimator.logger.info(f"[Epoch {self._epoch}] {text}")
 
 
 def _method_of(estimator: Any) -> Method:
@@ -171,13 +163,7 @@ def _method_of(estimator: Any) -> Method:
     trainer = estimator.trainer
     name = type(trainer).__name__
     if not isinstance(trainer, VarianceReducedTrainer):
-        raise TypeError(
-            f"SVRGBatchProcessor needs an SVRGTrainer, got {name}. Pass Estimator(..., "
-            "trainer=SVRGTrainer(net.collect_params(), ...))."
-        )
+        raise TypeError(f"Estimator(trainer=...) needs an SVRGTrainer, got {name}.")
     if trainer._method.needs_table:
-        raise TypeError(
-            f"{name} needs batch_index, which an Estimator does not tell. Write the loop yourself, "
-            "or use SVRGTrainer."
-        )
+        raise TypeError(f"{name} needs batch_index, which an Estimator lacks. Use SVRGTrainer.")
     return trainer._method

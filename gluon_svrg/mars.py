@@ -7,12 +7,10 @@
 ``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its loss entries. ``V`` is the sum of ``v`` over the ``C`` loss
 entries of all devices and workers. The mean estimate ``V / C`` of each tensor is clipped to the
-norm ``clip``, and the optimizer gets the result. ``beta`` is meant to be the optimizer's momentum.
-The paper writes ``g + s (g - r)``.
+norm ``clip``. The paper writes ``g + s (g - r)``, and ``beta`` is the optimizer's momentum.
 
 The approximate form takes one gradient per step. It replaces ``r`` by ``c m``, where ``m`` is the
-mean gradient of the last step's mini-batch at its own weights. As ``m`` is the same everywhere, it
-is subtracted after the reduction: with ``G`` the sum of ``g``,
+mean gradient of the last step, and is subtracted after the reduction: with ``G`` the sum of ``g``,
 
 ::
 
@@ -65,13 +63,10 @@ class MARS(Recursive):
             _arguments.number(clip, "clip", open_low=True)
         _arguments.flag(exact, "exact")
         _arguments.flag(include_vectors, "include_vectors")
-        self.settings = (
-            f"gamma {gamma:g}",
-            f"beta {beta:g}",
-            "no clip" if clip is None else f"clip {float(clip):g}",
-            "exact" if exact else "approximate",
-            *(("vectors included",) if include_vectors else ()),
-        )
+        clips = "no clip" if clip is None else f"clip {float(clip):g}"
+        kind = "exact" if exact else "approximate"
+        self.settings = (f"gamma {gamma:g}", f"beta {beta:g}", clips, kind)
+        self.settings += ("vectors included",) * include_vectors
         self.s = gamma * beta / (1 - beta)
         self.clip, self.include_vectors = clip, include_vectors
         self.keeps_weights, self.keeps_mean = exact, not exact
@@ -125,9 +120,7 @@ class MARS(Recursive):
             self.ever_reached = []
         super().moved(pending)
 
-    def optimizer_gradient(
-        self, v: np.ndarray, entries: int, batch_index: int | None
-    ) -> np.ndarray:
+    def optimizer_gradient(self, v: np.ndarray, count: int, batch_index: int | None) -> np.ndarray:
         """Clip."""
         parts = split(v, [grad.size for grad in self.network.grads[0]])
         for part, is_treated in zip(parts, self.treated() or [True] * len(parts)):

@@ -12,6 +12,8 @@ one gradient moves a weight that far in total. With a preconditioner, the operat
 direction instead, in the metric of the preconditioner, and nothing needs to be tuned. Files of
 `save_states` do not store the operator.
 
+An argument of a wrong type raises a TypeError, and one out of range a ValueError.
+
 References
 ----------
 .. [1] N. Parikh and S. Boyd, "Proximal Algorithms", Foundations and Trends in Optimization 1(3),
@@ -109,8 +111,7 @@ class Prox:
             return 0.0
         raise NotImplementedError(
             f"{type(self).__name__} needs a method value(self, weight) that returns its penalty, "
-            "such as abs(weight).sum(): objectives are compared with it. If the result of the "
-            "operator is independent of the step, set is_projection = True instead."
+            "as abs(weight).sum(). If the step does not matter, set is_projection = True instead."
         )
 
     def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
@@ -132,11 +133,6 @@ class L1(Prox):
     strength : float
         The factor of the penalty, which is added to the *mean* loss: ``alpha`` of scikit-learn's
         ``Lasso``, ``1 / (C n)`` of its ``LogisticRegression`` for n samples.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``strength`` is not a number, or is negative or not finite.
 
     References
     ----------
@@ -180,11 +176,6 @@ class ElasticNet(Prox):
     l1, l2 : float
         The factors of the penalties, which are added to the mean loss: ``alpha * l1_ratio`` and
         ``alpha * (1 - l1_ratio)`` of scikit-learn's ``ElasticNet``. ``l2`` adds to ``wd``.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one is not a number, or is negative or not finite.
 
     References
     ----------
@@ -233,11 +224,6 @@ class GroupLasso(Prox):
     axis : int or None, default 0
         The groups are the slices along this axis. In Gluon's layers, 0 makes a group for each
         output, and 1 for each input. None makes the whole weight one group.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If ``strength`` is not a number of at least 0, or ``axis`` is negative or no integer.
 
     References
     ----------
@@ -296,11 +282,6 @@ class Box(Prox):
     ----------
     low, high : float
         The bounds. They may be infinite: ``Box(0, inf)`` keeps weights from being negative.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If one is not a number, or ``low`` is above ``high``.
 
     Examples
     --------
@@ -396,8 +377,7 @@ def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
             fits = [re.match(key, n) if by_name else key is p for n, p in zip(names, parameters)]
         except re.error as error:
             raise ValueError(
-                f"prox has the key {key!r}, which is no regular expression: {error}. To fit all "
-                "names that end in weight, write '.*weight'."
+                f"prox has the key {key!r}, which is no regular expression, as '.*weight': {error}."
             ) from error
         if parameters and not any(fits):
             raise ValueError(
@@ -425,14 +405,9 @@ def _check_optimizer(operator: Prox, optimizer: Any, settings: Any) -> None:
 def _check_parameter(operator: Prox, parameter: Parameter) -> None:
     """Raise unless an operator can be applied to a parameter."""
     name, dtype, shape = _mxnet.name_of(parameter), _mxnet.dtype_of(parameter), parameter.shape
+    choose = f"Choose other parameters: prox={{'.*weight': {operator}}}."
     if dtype not in ("float32", "float64"):
-        raise ValueError(
-            f"{operator} needs float32 or float64, and {name} is {dtype}: a copy in the optimizer "
-            f"may overwrite it. Or choose other parameters: prox={{'.*weight': {operator}}}."
-        )
+        raise ValueError(f"{operator} needs float32 or float64, and {name} is {dtype}. {choose}")
     axis = operator.axis if isinstance(operator, GroupLasso) else None
     if axis is not None and shape is not None and axis >= len(shape):
-        raise ValueError(
-            f"{operator} cannot group {name} of shape {shape}, which has no axis {axis}. Choose "
-            f"the parameters: prox={{'.*weight': {operator}}}."
-        )
+        raise ValueError(f"{operator} cannot group {name} of shape {shape}. {choose}")

@@ -60,21 +60,17 @@ class SAGA(Method):
         assert batch_index is not None
         if batch_index in rows:
             raise ValueError(
-                f"batch_index={batch_index} was used since the last update already, and a row "
-                "moves once an update. Call update(), or step() without a closure, before."
+                f"batch_index={batch_index} was used since the last update: call update() before."
             )
         stored = self.table.get(batch_index)
         if batch_index < 0 or (stored is None and self._is_complete):
             raise IndexError(NO_ROW.format(index=batch_index, count=len(self.table)))
         if not self._spare:
             self._spare.append(zeros_like(self.network.grads))
+        # With one device the estimate adds to the sum, too, which is a call less.
+        spare, is_alone = self._spare[-1], len(self.network.grads) == 1
         return EstimateCoefficients(
-            b=-1.0,
-            k=1.0,
-            reference=stored,
-            mean=self.mean,
-            copy_to=self._spare[-1],
-            adds_to_sum=len(self.network.grads) == 1,  # a call less, where the sum needs no other
+            b=-1.0, k=1.0, reference=stored, mean=self.mean, copy_to=spare, adds_to_sum=is_alone
         )
 
     def row(self, estimated: Estimate, index: int) -> StoredGradient:
@@ -171,14 +167,12 @@ class SAG(SAGA):
 
     replaces_grads = True
 
-    def optimizer_gradient(
-        self, v: np.ndarray, entries: int, batch_index: int | None
-    ) -> np.ndarray:
+    def optimizer_gradient(self, v: np.ndarray, count: int, batch_index: int | None) -> np.ndarray:
         """The mean of the table when the row has moved."""
         assert self.mean is not None
         before, mean = self.mean.divisor(), self.mean.vector()
-        after = before + (0 if batch_index in self.table else entries)
-        return (before * mean + entries * (v - mean)) / after
+        after = before + (0 if batch_index in self.table else count)
+        return (before * mean + count * (v - mean)) / after
 
 
 @trainer
@@ -257,22 +251,15 @@ class SAGTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    The mini-batches are drawn with replacement, once all were visited:
+    A loop as for `SAGATrainer`. Draw the mini-batches with replacement, once all were visited:
 
     >>> import random
-    >>> import mxnet as mx
     >>> from mxnet import gluon
     >>> from gluon_svrg import SAGTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> minibatches = [k * ones((3, 2)) for k in range(1, 5)]
     >>> trainer = SAGTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.01})
-    >>> for i in [*range(4), *random.choices(range(4), k=8)]:
-    ...     X = minibatches[i]
-    ...     loss = trainer.step(len(X), closure=lambda: net(X) ** 2, batch_index=i)
-    >>> trainer.inner_steps
-    12
+    >>> indices = [*range(4), *random.choices(range(4), k=8)]
     """
 
     _method_class = SAG

@@ -50,11 +50,6 @@ class Linear:
     final : float, default 0.0
         The last coefficient, at least 0.
 
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument has the wrong type or is out of range.
-
     References
     ----------
     .. [1] Y. Yin, Z. Xu, Z. Li, T. Darrell and Z. Liu, "A Coefficient Makes SVRG Effective",
@@ -171,10 +166,7 @@ class _Refresh:
             Whether to call ``update_full_grads``.
         """
         if not hasattr(type(trainer), "wants_snapshot"):
-            raise TypeError(
-                f"{type(self).__name__}.due must be called with a trainer with snapshots, got "
-                f"{type(trainer).__name__}."
-            )
+            raise TypeError(f"due needs a trainer with snapshots, got {type(trainer).__name__}.")
         is_time = self._is_time(trainer)  # first, because it counts
         return trainer.wants_snapshot or is_time
 
@@ -252,11 +244,6 @@ class Loopless(_Refresh):
         The probability of a refresh, above 0 and up to 1.
     seed : int, default 0
         The seed of the decisions, at least 0.
-
-    Raises
-    ------
-    TypeError, ValueError
-        If an argument has the wrong type or is out of range.
 
     References
     ----------
@@ -354,12 +341,11 @@ class Coefficient:
     def change(self, schedule: Schedule, index: int) -> None:
         """Change to another schedule, in force for the snapshot of an index."""
         self.set(_at(schedule, index))
-        self._schedule = schedule
+        self._schedule = schedule if callable(schedule) else self.value
         if self.value >= 2:
             warn(
                 f"The coefficient is {self.value:g}. Above 2 the estimate has more variance than "
-                "the plain gradient, even at the snapshot, and at 2 as much: 1 is SVRG, and 0 the "
-                "plain optimizer."
+                "the plain gradient, and at 2 as much: 1 is SVRG, and 0 the plain optimizer."
             )
 
     def set(self, value: float) -> None:
@@ -372,15 +358,12 @@ class Coefficient:
 
     def is_over(self, num_snapshots: int) -> bool:
         """Whether the schedule wants no more snapshots."""
-        is_over = getattr(self._schedule, "is_over", None)
-        return is_over is not None and bool(is_over(num_snapshots))
+        return isinstance(self._schedule, Until) and self._schedule.is_over(num_snapshots)
 
     def state(self) -> dict[str, Any]:
         """The coefficient, and its schedule: a number, an object, or the word "function"."""
         schedule: Any = self._schedule
-        if not callable(schedule):
-            schedule = float(schedule)
-        else:
+        if callable(schedule):
             is_function = hasattr(schedule, "__name__")
             schedule = "function" if is_function else saving.by_attributes(schedule)
         return {"schedule": schedule, "coefficient": self.value}

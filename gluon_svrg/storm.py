@@ -7,8 +7,7 @@
 ``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
-of the paper: the share of the fresh gradient. With 1 this is the plain gradient. The first
-step has ``v = g``, so no refresh is needed; a refresh sets ``m`` to the full gradient.
+of the paper. The first step has ``v = g``; a refresh sets ``m`` to the full gradient.
 
 Each step keeps ``1 - mixing`` of the earlier rounding errors: the drift of ``m`` stays below
 ``1 / mixing`` times the error of one step.
@@ -75,17 +74,14 @@ class STORMTrainer(VarianceReducedTrainer):
 
     Examples
     --------
-    >>> import mxnet as mx
+    A loop as for `MARSTrainer`, with:
+
     >>> from mxnet import gluon
     >>> from gluon_svrg import STORMTrainer
     >>> net = gluon.nn.Dense(1)
     >>> net.initialize()
-    >>> ones = mx.np.ones if mx.util.is_np_array() else mx.nd.ones
-    >>> trainer = STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
-    >>> for X in [k * ones((3, 2)) for k in range(1, 5)]:
-    ...     loss = trainer.step(len(X), closure=lambda: net(X) ** 2)
-    >>> trainer.has_snapshot
-    True
+    >>> STORMTrainer(net.collect_params(), 'sgd', {'learning_rate': 0.1}, mixing=0.3)
+    STORMTrainer(sgd, mixing 0.3)
     """
 
     _method_class = STORM

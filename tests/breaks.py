@@ -211,8 +211,7 @@ BREAKS = {
     ],
     "saving/pickles.py": [
         ("if name not in [*_ARRAYS,", "if [] and name in [", "crafted_files crafted_pickles"),
-        ('.startswith("EXT")', '.startswith("no")', "crafted_files extensions"),
-        ("content = pickletools.optimize(content)", "pass", "crafted_files extensions"),
+        ("def get_extension(", "def _extension(", "crafted_files extensions"),
         ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
     ],
     # What surrounds the trainers

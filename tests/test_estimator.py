@@ -187,10 +187,10 @@ def test_parts_that_are_missing():
     """It is said before a pass."""
     for estimator, has_handler, error, message in [
         (make(cls=gluon.Trainer), True, TypeError, "needs an SVRGTrainer, got Trainer"),
-        (make(processor=BatchProcessor), True, RuntimeError, "needs an SVRGB"),
+        (make(processor=BatchProcessor), True, RuntimeError, r"SVRGBatchProcessor\(\)"),
         (make(), False, RuntimeError, "needs a FullGradHandler"),
-        (make(cls=SAGATrainer), True, TypeError, "which an Estimator does not tell"),
-        (make(cls=SAGATrainer), False, TypeError, "which an Estimator does not tell"),
+        (make(cls=SAGATrainer), True, TypeError, "which an Estimator lacks"),
+        (make(cls=SAGATrainer), False, TypeError, "which an Estimator lacks"),
     ]:
         with pytest.raises(error, match=message):
             estimator.fit(DATA, epochs=1, event_handlers=[FullGradHandler(DATA, 2)] * has_handler)

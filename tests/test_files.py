@@ -64,7 +64,7 @@ def test_other_formats_methods_and_parts(run, content, tmp_path):
     file_format.write(path, {}, {})
     refused(run, path.read_bytes(), path, "cannot be loaded: it is damaged: KeyError")
     SAGATrainer(run.net.collect_params(), "sgd").save_states(path)
-    refused(run, path.read_bytes(), path, "it was saved with SAGA, and this trainer uses SVRG")
+    refused(run, path.read_bytes(), path, "it needs a trainer of SAGA, and this one uses SVRG")
     for foreign, message in [
         (b"hello", "no file of states"),
         (b"\x80\x04", "damaged"),
@@ -85,7 +85,7 @@ def test_momentum_and_master_copy_of_this_mxnet_alone(dtype, name):
     layer.initialize(mx.init.Zero())
     settings = {"momentum": 0.9, "multi_precision": dtype == "float16"}
     trainer = SVRGTrainer(layer.collect_params(), "sgd", settings)
-    with pytest.raises(ValueError, match=rf"saved with MXNet {OTHER}, and this is MXNet"):
+    with pytest.raises(ValueError, match=rf"needs MXNet {OTHER}.*, and this is MXNet"):
         trainer.load_states(DATA / f"{name}-mxnet{OTHER}.states")
     trainer.load_states(DATA / f"{name}-mxnet{GENERATION}.states")
     assert (trainer.optimizer.momentum, trainer.optimizer.lr) == (0.5, 0.5)
@@ -201,7 +201,7 @@ def described(names):
 )
 def test_names(then, now, positions):
     if positions is None:
-        with pytest.raises(ValueError, match=r"other parameters: .* as a dict|parameters, and th"):
+        with pytest.raises(ValueError, match=r"other parameters: .* a dict|parameters, and th"):
             match(described(then), described(now))
     else:
         assert match(described(then), described(now)) == positions

@@ -45,8 +45,8 @@ def test_ranks(variables, expected):
 @pytest.mark.parametrize(
     "options, variables, message",
     [
-        (["-n", 2], {}, "no engine has told this process its rank"),
-        (["-n", 2], {"SLURM_PROCID": "0"}, "no engine has told"),  # as in a batch script
+        (["-n", 2], {}, "this process has no rank: use mpirun"),
+        (["-n", 2], {"SLURM_PROCID": "0"}, "this process has no rank"),  # as in a batch script
         (["-n", 2], OPEN_MPI, "on several machines, name that of rank 0: --scheduler HOST"),
         (["-n", 3], OPEN_MPI, "1 servers and 3 workers are 5 ranks, and there are 4: start 5"),
         (["-n", 1], OPEN_MPI, "1 servers and 1 workers are 3 ranks, and there are 4: start 3"),

@@ -487,7 +487,7 @@ def test_what_does_not_fit_changes_nothing(tmp_path, monkeypatch):
         other.play([3])
         for these, those in ((run, other), (other, run)):
             these.trainer.save_states(path)
-            with pytest.raises(ValueError, match=r"saved with SVRG.*, and this trainer uses SVRG"):
+            with pytest.raises(ValueError, match=r"a trainer of SVRG.*, and this one uses SVRG"):
                 those.trainer.load_states(path)
     good = part.state()
     without = ({name: good[name] for name in good if name != key} for key in good)

@@ -113,8 +113,7 @@ def test_from_some_devices_to_others(then, now, name, update_on_kvstore, tmp_pat
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path):
-    run, circle = Training(), [1]
-    circle.append({"again": circle})
+    run = Training()
     for value, message in [
         (object(), "SGD.own is a object, which cannot be saved"),
         ({4, 5}, "SGD.own is a set, which cannot be saved"),
@@ -123,7 +122,6 @@ def test_what_cannot_be_loaded_is_not_saved(tmp_path):
         ({(1, (2,)): 3}, "SGD.own is a dict, .* numbers and strings as keys"),
         ([len], r"SGD.own\[...\] is a builtin_function_or_method"),
         (np.array([object()]), "is a ndarray, which cannot be saved"),
-        (circle, "contains itself, or is nested more than 60 deep"),
     ]:
         run.optimizer.own = value
         with pytest.raises(TypeError, match=message):

@@ -154,7 +154,7 @@ test_bad_arguments = kit.refusals(
     (lambda: Linear(1, 3, "x"), TypeError, "final must be a number, got str"),
     (lambda: Cosine(1, 2.5), TypeError, "num_snapshots must be a whole number, got float"),
     (lambda: EveryEpochs(True), TypeError, "epochs must be a whole number, got bool"),
-    (lambda: EveryEpochs(2).due(None), TypeError, "due must be called .*, got NoneType"),
+    (lambda: EveryEpochs(2).due(None), TypeError, "due needs a trainer .*, got NoneType"),
     (lambda: EverySteps(-3), ValueError, "steps must be 1 or more"),
     (lambda: EverySteps(5, 0), ValueError, "factor must be 1 or more, got 0"),
     (lambda: Loopless(0), ValueError, "probability must be finite, above 0"),

@@ -47,7 +47,7 @@ def test_as_the_dense_network(kind, devices, kvstore, optimizer):
 
 
 def test_a_prox_is_refused():
-    with pytest.raises(ValueError, match=r"A prox needs .* is a row_sparse weight"):
+    with pytest.raises(ValueError, match=r"A prox needs .* is row_sparse, which only"):
         make("sparse weight", prox=L1(0.1))
 
 

@@ -79,7 +79,7 @@ def test_indices_without_a_refresh(case):
     with pytest.raises(IndexError, match=r"batch_index is -1, .* position of a mini-batch"):
         play.trainer.correct_grads(lambda: play.loss_of(BATCHES[0]), batch_index=-1)
     play.correct(0)
-    with pytest.raises(ValueError, match=r"batch_index=0 was used since the last update already"):
+    with pytest.raises(ValueError, match=r"batch_index=0 was used since the last update: call"):
         play.correct(0)
     play.correct(1)
     play.trainer.step(10)

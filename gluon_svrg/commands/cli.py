@@ -11,6 +11,7 @@ for example:
 from __future__ import annotations  # what is imported here needs no MXNet
 
 import argparse
+from functools import partial
 from typing import Sequence
 
 from .. import __version__
@@ -25,13 +26,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def parser() -> argparse.ArgumentParser:
     """The parser of the command line."""
-    parser = argparse.ArgumentParser(
-        prog="gluon-svrg",
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
+    form = argparse.RawDescriptionHelpFormatter
+    parser = argparse.ArgumentParser("gluon-svrg", description=__doc__, formatter_class=form)
     parser.add_argument("--version", action="version", version=__version__)
     commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
     for module in (compare, launch, join):
-        module.add_to(commands)
+        name, text = module.__name__.rpartition(".")[2], str(module.__doc__)
+        first_line = text.partition("\n")[0]
+        command = commands.add_parser(name, help=first_line, description=text, formatter_class=form)
+        command.set_defaults(run=partial(module.run, command))
+        module.add_arguments(command)
     return parser

@@ -21,11 +21,9 @@ from __future__ import annotations  # functions import the rest: --help must nee
 import argparse
 import json
 import os
-import re
 import sys
 import time
 import warnings
-from functools import partial
 from importlib.util import find_spec
 from math import inf
 from pathlib import Path
@@ -38,15 +36,8 @@ MOST_WEIGHTS = 1000  # for newton-cholesky: with 4,000 it takes 10 s, and newton
 LIMIT, SHARE = 60.0, 0.2  # seconds for scikit-learn, or its part of --seconds
 
 
-def add_to(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Add the command to the command line."""
-    parser = commands.add_parser(
-        "compare",
-        help=str(__doc__).partition("\n")[0],
-        description=__doc__,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.set_defaults(run=partial(run, parser))
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
     add, shown = parser.add_argument, "(default: %(default)s)"
     add("data", metavar="DATA", help=f"{', '.join(BUNDLED)}, or a file")
     add("--target", help="the column of the file to predict")
@@ -164,9 +155,8 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
     if labels < 2 or (is_text and labels > most):
         raise ValueError(f"{path} has a target {target!r} that cannot be learned: {described(y)}")
     is_class = is_text or (labels <= min(20, most) and (y % 1 == 0).all())
-    scaler = make_column_transformer(
-        (OneHotEncoder(), [*texts]), remainder=StandardScaler(), sparse_threshold=0
-    )
+    encoded = OneHotEncoder(), [*texts]
+    scaler = make_column_transformer(encoded, remainder=StandardScaler(), sparse_threshold=0)
     X = np.nan_to_num(scaler.fit_transform(rows))  # a missing number becomes the mean, 0
     kind = f"{labels if is_class else 'no'} classes; categories: {', '.join(texts) or 'none'}"
     print(f"{path}: {len(y)} of {len(frame)} rows, {kind}; left out: {left_out}", file=sys.stderr)
@@ -176,8 +166,7 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
 def described(cells: Any) -> str:
     """How many values a column has, and the first ones."""
     first = ", ".join(map(repr, cells.dropna()[:2]))
-    hint = "; decimal commas need --decimal ','" * bool(re.match(r"'-?[\d.]*,\d+'", first))
-    return f"{cells.nunique()} different values in {cells.count()} rows: {first}{hint}"
+    return f"{cells.nunique()} different values in {cells.count()} rows: {first}"
 
 
 class Problem:
@@ -295,18 +284,17 @@ class Problem:
 
         n, strength = len(self.X), self.decay + self.l1
         settings: Any = {"tol": 1e-12, "fit_intercept": bool(self.l1)}
+        if self.l1:
+            settings["l1_ratio"] = self.l1 / strength
         if self.classes:
             # With several classes newton-cg is faster; before scikit-learn 1.6, newton-cholesky
             # minimizes another loss there.
             is_large = self.outputs > 1 or self.X.shape[1] > MOST_WEIGHTS
             solver = "saga" if self.l1 else "newton-cg" if is_large else "newton-cholesky"
             settings.update(C=1 / strength / n, penalty="elasticnet" if self.l1 else "l2")
-            settings.update(l1_ratio=self.l1 / strength, random_state=0)
-            return solver, LogisticRegression(solver=solver, **settings)
+            return solver, LogisticRegression(solver=solver, random_state=0, **settings)
         if self.l1:
-            return "coordinate descent", ElasticNet(
-                alpha=strength, l1_ratio=self.l1 / strength, **settings
-            )
+            return "coordinate descent", ElasticNet(alpha=strength, **settings)
         solver = "cholesky" if self.decay else "svd"
         return solver, Ridge(strength * n, solver=solver, **settings)
 

@@ -1,4 +1,13 @@
-"""`gluon-svrg join`: a rank of mpirun, srun or Kubernetes becomes a role of MXNet's job."""
+"""Take a role in a job that mpirun, srun or Kubernetes starts.
+
+Rank 0 becomes the scheduler of MXNet's job, the next ones become servers, and all others workers
+with the command. The process stays one of mpirun, srun or Kubernetes, which watches it.
+
+examples, each with one scheduler, two servers and four workers:
+  mpirun -np 7 gluon-svrg join -n 4 -s 2 -- python train.py
+  mpirun -np 7 --host a:4,b:3 gluon-svrg join -n 4 -s 2 --scheduler a -- python train.py
+  srun -n 7 --kill-on-bad-exit gluon-svrg join -n 4 -s 2 -- python train.py
+"""
 
 from __future__ import annotations
 
@@ -9,36 +18,19 @@ import socket
 import sys
 import time
 import zlib
-from typing import Any, Mapping, NamedTuple
+from typing import Mapping, NamedTuple
 from urllib.parse import urlsplit
 
 from . import roles
 
-_DESCRIPTION = """\
-Turn a process that mpirun, srun or Kubernetes has started, and watches, into a role of MXNet's job:
-rank 0 into the scheduler, the next ones into servers, all others into workers with the command."""
-
-_EPILOG = """\
-examples, each with one scheduler, two servers and four workers:
-  mpirun -np 7 gluon-svrg join -n 4 -s 2 -- python train.py
-  mpirun -np 7 --host a:4,b:3 gluon-svrg join -n 4 -s 2 --scheduler a -- python train.py
-  srun -n 7 --kill-on-bad-exit gluon-svrg join -n 4 -s 2 -- python train.py"""
-
 _PATIENCE = 300  # seconds until the scheduler's name has an address, as that of a new pod
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the command line."""
-    help = "Take a role in a job that mpirun, srun or Kubernetes starts."
-    parser = roles.add_command(
-        commands, "join", run, help=help, description=_DESCRIPTION, epilog=_EPILOG
-    )
-    parser.add_argument(
-        "--scheduler",
-        metavar="HOST[:PORT]",
-        type=host_and_port,
-        help="Where rank 0 runs. Not needed under srun, and if all ranks run on one machine.",
-    )
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of the command."""
+    roles.add_arguments(parser)
+    text = "Where rank 0 runs. Not needed under srun, and if all ranks run on one machine."
+    parser.add_argument("--scheduler", metavar="HOST[:PORT]", type=host_and_port, help=text)
 
 
 def host_and_port(text: str) -> tuple[str | None, int | None]:
@@ -47,7 +39,7 @@ def host_and_port(text: str) -> tuple[str | None, int | None]:
     return parts.hostname, parts.port
 
 
-def run(options: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Become a role, or end with an error."""
     try:
         rank = find_rank(os.environ)
@@ -64,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         roles.die_with(os.getppid())
         os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
     except (ImportError, OSError, ValueError) as error:
-        return options.error(str(error))  # which ends the process
+        parser.error(str(error))  # which ends the process
 
 
 class Rank(NamedTuple):
@@ -100,10 +92,7 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
             return Rank(numbers[rank], numbers[size], name, scheduler)
     if "JOB_COMPLETION_INDEX" in numbers:
         return Rank(numbers["JOB_COMPLETION_INDEX"])
-    raise ValueError(
-        "no engine has told this process its rank: start it by mpirun, srun or an Indexed Job of "
-        "Kubernetes; on one machine, use gluon-svrg launch"
-    )
+    raise ValueError("this process has no rank: use mpirun, srun, Kubernetes or gluon-svrg launch")
 
 
 def role_of(rank: Rank, options: argparse.Namespace) -> str:
@@ -133,9 +122,7 @@ def address_of(name: str | None) -> str:
     else:
         raise ValueError(f"{name} has no address: use another name in --scheduler HOST")
     if address.startswith("127.") and name not in ("localhost", address):
-        raise ValueError(
-            f"{name} is {address} on this machine, which others cannot reach: --scheduler ADDRESS"
-        )
+        raise ValueError(f"{name} is {address} here, unreachable for others: --scheduler ADDRESS")
     return address
 
 
@@ -148,6 +135,5 @@ def check_is_here(name: str | None, address: str, port: int) -> None:
         except OSError as error:
             raise ValueError(
                 f"rank 0, the scheduler, cannot use port {port} of {name} ({error.strerror}): name "
-                f"the machine of rank 0 ({socket.gethostname()}) and a free port, --scheduler "
-                "HOST:PORT"
+                f"this machine and a free port, as in --scheduler {socket.gethostname()}:PORT"
             ) from error

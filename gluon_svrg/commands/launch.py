@@ -1,4 +1,11 @@
-"""`gluon-svrg launch`: a job on this machine, with a process for each role."""
+"""Run a training script on several workers, on this machine.
+
+This starts a scheduler, servers and workers of MXNet's distributed kvstores. When one of them
+fails, all others are ended, and the last line names the first one.
+
+example:
+  gluon-svrg launch -n 4 -s 2 -- python train.py --epochs 10
+"""
 
 from __future__ import annotations
 
@@ -14,28 +21,16 @@ from typing import Any, NoReturn
 
 from . import roles
 
-_DESCRIPTION = """\
-Start a scheduler, servers and workers of MXNet's distributed kvstores on this machine. When one of
-them fails, all others are ended, and the last line names the first one."""
-
-_EPILOG = """\
-example:
-  gluon-svrg launch -n 4 -s 2 -- python train.py --epochs 10"""
-
 _HOST = "127.0.0.1"
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)  # that end the job
 _PATIENCE = 3  # seconds for processes to end by themselves
 
 
-def add_to(commands: Any) -> None:
-    """Add the command to the command line."""
-    help = "Run a training script on several workers, on this machine."
-    roles.add_command(commands, "launch", run, help=help, description=_DESCRIPTION, epilog=_EPILOG)
+add_arguments = roles.add_arguments
 
 
-def run(options: argparse.Namespace) -> int:
+def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
     """Run the job; return the exit status of the process that failed first, or 0."""
-    names = roles.names(options)
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
         port = probe.getsockname()[1]
@@ -44,13 +39,13 @@ def run(options: argparse.Namespace) -> int:
     signal.signal(signal.SIGPIPE, signal.SIG_DFL)  # end the job if nobody reads its output
     job = _Job()
     try:
-        for name in names:
+        for name in roles.names(options):
             variables = roles.variables(name, options, _HOST, port, _HOST)
             command = roles.command(name, options)
             job.start(name, command, {"OMP_NUM_THREADS": "1", **variables})
         name, code = job.wait()
     except (ImportError, OSError, ValueError) as error:  # the command cannot run
-        options.error(str(error))
+        parser.error(str(error))
     except KeyboardInterrupt as interrupt:
         name, code = "the launcher", -interrupt.args[0]
     finally:
@@ -118,10 +113,9 @@ class _Job:
             os.killpg(process, signal.SIGCONT)  # a stopped process ends, too
         deadline = time.monotonic() + _PATIENCE
         look = os.WEXITED | os.WNOHANG | os.WNOWAIT
-        while time.monotonic() < deadline and not all(
-            os.waitid(os.P_PID, process, look) for process in self._running
-        ):
-            time.sleep(0.02)
+        for process in self._running:
+            while time.monotonic() < deadline and not os.waitid(os.P_PID, process, look):
+                time.sleep(0.02)
         for process in list(self._running):
             self._end(process)
         for reader in self._readers:

@@ -7,7 +7,6 @@ import ctypes
 import os
 import signal
 import sys
-from typing import Any, Callable
 
 from .. import _find_mxnet
 from ..kvstore.job import TIMEOUT, seconds
@@ -24,30 +23,16 @@ _SERVER = (
 )
 
 
-def add_command(
-    commands: Any, name: str, run: Callable[[argparse.Namespace], int], **texts: Any
-) -> argparse.ArgumentParser:
-    """Add a command with the options of every job; return its parser."""
-    parser: argparse.ArgumentParser = commands.add_parser(
-        name,
-        usage="%(prog)s -n WORKERS [-s SERVERS] [OPTIONS] -- COMMAND ...",
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-        **texts,
-    )
-    parser.set_defaults(run=run, error=parser.error)
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of every job."""
+    parser.usage = "%(prog)s -n WORKERS [-s SERVERS] [OPTIONS] -- COMMAND ..."
     add = parser.add_argument
     add("-n", "--workers", metavar="N", type=_positive, required=True, help="How many train.")
     add("-s", "--servers", metavar="N", type=_positive, default=1, help="Servers (default: 1).")
-    add(
-        "--timeout",
-        metavar="SECONDS",
-        type=seconds,
-        default=os.environ.get(TIMEOUT) or "0",
-        help="End the job when a worker has made no step, and no mini-batch of a refresh, for so "
-        f"long (default: never). {TIMEOUT} sets it, too.",
-    )
+    given = os.environ.get(TIMEOUT) or "0"
+    text = f"End the job if a mini-batch takes so long (default: never). {TIMEOUT} sets it, too."
+    add("--timeout", metavar="SECONDS", type=seconds, default=given, help=text)
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
-    return parser
 
 
 def _positive(text: str) -> int:

@@ -23,14 +23,8 @@ from .task import Task
 __all__ = ["Comparison", "compare"]
 
 METHODS = ("sgd", "sgd-decay", "adam", "svrg", "svrg+nag", "svrg-nystrom", "mars", "lbfgs")
-RANDOM = (
-    "'lbfgs' needs the same loss each time, and this network draws random numbers (dropout), or "
-    "loss_of does. Leave it out."
-)
-NO_REFRESH = (
-    "{!r} would never refresh: the first full gradient is complete after plain_epochs + 1 = {} "
-    "passes, and passes is {:g}."
-)
+RANDOM = "'lbfgs' needs the same loss each time, and here it is random (dropout). Leave it out."
+NO_REFRESH = "{!r} would never refresh: pass more than plain_epochs + 1 = {} passes, not {:g}."
 MANY = 10**6  # L-BFGS is not a default for more weights: it needs 520 bytes for each
 
 
@@ -165,28 +159,26 @@ def compare(
         if re.fullmatch(TAKEN, name) or (name == "gap" and minimum is not None):
             raise ValueError(f"A measure cannot be called {name!r}: the tables have such a column.")
     source = Data(data, batch_size, all_seeds[0])
-    problem = Task(
-        new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox
-    )
-    if objective not in problem.measures:
+    task = Task(new_net, loss_of, source, passes, measures, plain_epochs, refresh_every, l2, prox)
+    if objective not in task.measures:
         raise ValueError(f"objective is {objective!r}, which is neither 'loss' nor measured.")
     if maximize is None and objective != "loss":
         raise ValueError(f"Is a larger {objective!r} better? Pass maximize=True or maximize=False.")
     for name, row in (rivals or {}).items():
         for key in (objective, "seconds"):
             _arguments.number(row.get(key), f"{key} of the rival {name!r}", low=-inf)
-    problem.check(all_seeds[0])
-    if methods is METHODS and (problem.is_random or problem.weights > MANY):
+    task.check(all_seeds[0])
+    if methods is METHODS and (task.is_random or task.weights > MANY):
         methods = [name for name in METHODS if name != "lbfgs"]
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
     known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}
     for method in known:  # a mistake should not show only after the first trainings
-        if not method.steps and problem.is_random:
+        if not method.steps and task.is_random:
             raise ValueError(RANDOM)
         try:
-            net, options = problem.network(all_seeds[0]), method.options[0]
-            refreshes, has_table = needs(method, method.trainer(problem, net, 0.01, options))
+            net, options = task.network(all_seeds[0]), method.options[0]
+            refreshes, has_table = needs(method, method.trainer(task, net, 0.01, options))
         except ValueError as error:
             if prox is None:
                 raise
@@ -199,10 +191,10 @@ def compare(
     known = [method for method in known if method.name not in left_out]
     if not known:
         raise ValueError(f"No method is left to compare: {left_out}.")
-    sign, start = -1 if maximize else 1, problem.first[objective]
+    sign, start = -1 if maximize else 1, task.first[objective]
     if minimum is not None and sign * (start - minimum) <= 0:
         raise ValueError(f"minimum is {minimum:g}, and a new network is there already: {start:g}.")
-    search = Search(problem, known, all_seeds, rates, objective, sign, most)
+    search = Search(task, known, all_seeds, rates, objective, sign, most)
     search.run(progress)
     return Comparison(search, minimum, parts, rivals or {}, left_out)
 

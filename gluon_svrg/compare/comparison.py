@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from itertools import cycle
 from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
@@ -33,12 +32,8 @@ class Comparison:
     ----------
     search : Search
         All trainings.
-    minimum : float, optional
-        The best possible objective.
-    gaps : sequence of float
-        Parts of the first distance to it, the largest first.
-    rivals : dict
-        The objective and the seconds of solvers outside of this package.
+    minimum, gaps, rivals : float, sequence of float, dict
+        As for `compare`; the largest gap is first.
     left_out : dict
         Why methods could not train.
 
@@ -68,9 +63,8 @@ class Comparison:
         self._least = (ROUNDING if is_exact else OF_FLOAT32) * max(1.0, abs(start))
         self._minimum = minimum
         best = min(np.nanmin(sign * each.of(search.objective)) for each in self.trainings)
-        if minimum is not None and sign * minimum - best > max(
-            10 * self._least, gaps[-1] * abs(start - minimum)
-        ):
+        gap = 0.0 if minimum is None else gaps[-1] * abs(start - minimum)
+        if minimum is not None and sign * minimum - best > max(10 * self._least, gap):
             self._minimum, reached = None, f"{search.objective} is {sign * best:.6g} at best"
             self._notes.append(f"The minimum of {minimum:.6g} is none, and left out: {reached}.")
         self._what = search.objective if self._minimum is None else "gap"
@@ -199,9 +193,8 @@ class Comparison:
 
         figure = Figure(figsize=(11, 5), layout="constrained")
         panels = figure.subplots(ncols=2, sharey=True)
-        for (name, trainings), color, marker in zip(
-            self._all.items(), cycle(COLORS), cycle(MARKERS)
-        ):
+        for place, (name, trainings) in enumerate(self._all.items()):
+            color, marker = COLORS[place % len(COLORS)], MARKERS[place % len(MARKERS)]
             middle = np.argsort(self._ends[name])[(len(trainings) - 1) // 2]
             for number, each in enumerate(trainings):
                 look: Any = {"color": color, "alpha": 0.4, "lw": 0.7}

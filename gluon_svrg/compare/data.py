@@ -22,10 +22,7 @@ CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
 #: The default mini-batch is a power of two from LEAST to MOST: 128 steps an epoch or more, roughly.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
-KINDS = (
-    "data must be arrays, as in (X, y), a DataLoader, a list of mini-batches, or a function "
-    "batches(seed, epoch) that returns the mini-batches of an epoch, got {}."
-)
+KINDS = "data must be arrays, a DataLoader, a list of mini-batches or batches(seed, epoch), got {}."
 
 
 class Data:
@@ -77,9 +74,7 @@ class Data:
         for batch in self.function(seed, epoch):
             yield [x if isinstance(x, NDArray) else self.array(x) for x in batch]
         if batch is None:
-            raise ValueError(
-                f"data({seed}, {epoch}) gave no mini-batch: return a new generator each time."
-            )
+            raise ValueError(f"data({seed}, {epoch}) gave no mini-batch: return a new generator.")
 
     def chunks(self) -> Iterable[Batch]:
         """The whole data in large pieces, in the same order each time."""
@@ -136,10 +131,7 @@ def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
     """The numbers of an array, which must be finite, and the dtype of an array of MXNet."""
     values = np.ascontiguousarray(_numpy(array))
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
-        raise ValueError(
-            f"Array {number} of data must have finite numbers. Number texts from 0, as np.unique "
-            "does."
-        )
+        raise ValueError(f"Array {number} of data needs finite numbers; np.unique numbers texts.")
     return values, array.dtype if isinstance(array, NDArray) else None
 
 

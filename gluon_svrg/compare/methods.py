@@ -39,10 +39,7 @@ PENALIZING = ("sgd", "nag", "adam")
 Options = Mapping[str, Any]
 
 SCIPY = "scipy.optimize.minimize with {{'maxcor': {memory}}}: see methods.md#l-bfgs in the guide"
-SHAPE = (
-    'It has a dict for each optimizer or method, {"nag": {"momentum": 0.9}}, or a list of dicts, '
-    'which are all tried: {"nag": [{"momentum": 0.9}, {"momentum": 0.99}]}.'
-)
+SHAPE = 'Pass {"nag": {"momentum": 0.9}}, or a list of dicts to try: {"nag": [{"momentum": 0.9}]}.'
 
 
 @dataclass
@@ -163,9 +160,9 @@ def _named(label: str, name: str, snapshots: int) -> Contender:
         )
     if base in NYSTROM and decays:
         raise ValueError(f"{name!r} cannot decay a learning rate that {base!r} sets itself.")
-    if base in NYSTROM:
-        return Contender(label, None, base, optimizer, own={"preconditioner": Nystrom()})
-    own = {"coefficient": Linear(0.75, snapshots)} if base == "alpha-svrg" else {}
+    own: dict[str, Any] = {"preconditioner": Nystrom()} if base in NYSTROM else {}
+    if base == "alpha-svrg":
+        own["coefficient"] = Linear(0.75, snapshots)
     return Contender(label, None, base, optimizer, decays, own)
 
 

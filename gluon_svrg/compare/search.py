@@ -28,7 +28,7 @@ class Search:
     problem: Task
     methods: Sequence[Contender]
     seeds: Sequence[int]
-    rates: Sequence[float] | None  # the only ones to try
+    rates: list[float] | None  # the only ones to try
     objective: str
     sign: int  # -1 to maximize
     seconds: float  # for all of it
@@ -95,9 +95,7 @@ class Search:
                     low, high = max(0, min(low, best - 1)), min(max(high, best + 1), len(GRID) - 1)
             best = max(1, best - 1)  # for the next options: a larger momentum wants a lower rate
 
-    def _best(
-        self, method: Contender, place: int, rates: Sequence[float], all_seeds: bool
-    ) -> float:
+    def _best(self, method: Contender, place: int, rates: list[float], all_seeds: bool) -> float:
         """The best rate with the first seed, or with all seeds where the first one is promising."""
         firsts, is_above = {}, False
         for rate in rates:  # rates above one that diverges do not count

@@ -82,10 +82,7 @@ class Task:
         net, other = self.network(seed), self.network(seed)
         for one, two in zip(net.collect_params().values(), other.collect_params().values()):
             if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
-                raise ValueError(
-                    "new_net() must return a new network each time, with the same weights after "
-                    "the same seeds."
-                )
+                raise ValueError("new_net must return new networks, equal after equal seeds.")
         batch = next(self.data.batches(self.data.seed, 0))
         losses = [recorded(self.loss_of, net, *batch) for _ in range(2)]
         what = getattr(losses[0], "shape", type(losses[0]).__name__)
@@ -97,10 +94,9 @@ class Task:
         one, two = (loss.asnumpy() for loss in losses)
         self.seconds_a_pass = self._seconds(net)
         self.weights = sum(p.data().size for p in trainable_of(net))
-        if not self.first["loss"] or not isfinite(self.first["loss"]):
-            raise ValueError(
-                f"The loss of a new network is {self.first['loss']:g}: there is nothing to compare."
-            )
+        first = self.first["loss"]
+        if not first or not isfinite(first):
+            raise ValueError(f"The loss of a new network is {first:g}: nothing can be compared.")
         self.is_random = not np.allclose(one, two, rtol=1e-4, equal_nan=True)
 
     def _seconds(self, net: Any) -> float:
@@ -111,13 +107,9 @@ class Task:
             mx.nd.waitall()
             times.append(perf_counter() - since)
             since = perf_counter()
-        self.first = {name: self.measured(name, net) for name in self.measures}
+        self.first = {name: number(measure(net)) for name, measure in self.measures.items()}
         steps = float(np.median(times)) * self.data.n / self.data.size
         return steps + perf_counter() - since
-
-    def measured(self, name: str, net: Any) -> float:
-        """A measure of a network."""
-        return number(self.measures[name](net))
 
     def loss(self, net: Any) -> float:
         """The mean loss over the data in predict mode, plus all penalties."""

@@ -18,7 +18,7 @@ from scipy.optimize import minimize
 from .. import _mxnet
 from ..passes.columns import vector
 from .methods import NYSTROM, Contender, Options, needs
-from .task import Task, recorded, trainable_of
+from .task import Task, number, recorded, trainable_of
 
 DIVERGED = 10.0  # times the first loss
 OVER = "The seconds were over before any training. Allow more, fewer passes, larger mini-batches."
@@ -40,9 +40,8 @@ class Training:
     batch_size: int  # 0 for L-BFGS
     passes: float  # that all methods have; L-BFGS may have made more
     diverged: bool = False
-    curve: list[dict[str, float]] = field(
-        default_factory=list
-    )  # a row each data pass; of L-BFGS, more
+    # A row for each data pass; L-BFGS has more
+    curve: list[dict[str, float]] = field(default_factory=list)
 
     def of(self, name: str) -> np.ndarray:
         """A column of the curve: ``data_passes``, ``seconds``, ``loss`` or a measure."""
@@ -89,9 +88,9 @@ class _Run:
         mx.nd.waitall()
         self.seconds += perf_counter() - self.since if self.training.curve else 0.0
         row = {"data_passes": self.done / self.n, "seconds": self.seconds}
-        for name in self.problem.measures:  # the loss is the first
+        for name, measure in self.problem.measures.items():  # the loss is the first
             with np.errstate(all="ignore"):
-                row[name] = self.problem.measured(name, self.net)
+                row[name] = number(measure(self.net))
             if not row["loss"] <= self.highest:
                 raise FloatingPointError("The training has diverged.")
         self.training.curve.append(row)
@@ -188,14 +187,12 @@ class _Run:
         put(accepted)
 
 
-def train(
-    problem: Task, method: Contender, training: Training, until: float, slowest: float
-) -> None:
+def train(task: Task, method: Contender, training: Training, until: float, slowest: float) -> None:
     """Train a new network by a method, and record its curve.
 
     L-BFGS may take as many seconds as the slowest of the others, and goes on with more passes.
     """
-    run = _Run(problem, method, training, until)
+    run = _Run(task, method, training, until)
     try:
         run.note()
         if method.base not in NYSTROM:  # which rolls back by itself
@@ -206,4 +203,4 @@ def train(
     except FloatingPointError:  # of a measurement, or of a full gradient
         training.diverged = True
         end = {"data_passes": run.done / run.n, "seconds": run.seconds, "loss": inf}
-        training.curve.append({**dict.fromkeys(problem.measures, nan), **end})
+        training.curve.append({**dict.fromkeys(task.measures, nan), **end})

@@ -58,9 +58,8 @@ class HorovodKVStore(KVStoreBase):
             size = os.environ.get(name, "1")
             if self.num_workers == 1 and size != "1":
                 raise RuntimeError(
-                    f"Horovod sees one process, but {name} is {size}: each would train alone. "
-                    f"Start by horovodrun --gloo -np {size} python ..., or build it with "
-                    "HOROVOD_WITH_MPI=1."
+                    f"Horovod sees one process, but {name} is {size}: each would train alone. Use "
+                    f"horovodrun --gloo -np {size} python ..., or build with HOROVOD_WITH_MPI=1."
                 )
         # All others wait for the last sum of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)

@@ -23,9 +23,7 @@ NATIVE = (
 )  # fmt: skip
 
 
-def chosen(
-    params: Any, kvstore: Any, compression: Any, update_on_kvstore: Any, needs: str
-) -> dict[str, Any]:
+def chosen(params: Any, kvstore: Any, compression: Any, update: Any, needs: str) -> dict[str, Any]:
     """Check arguments of a trainer, and make those of a `KVStoreTrainer`. Waits for all workers.
 
     `needs` names who needs the reduced gradient before the update, if anyone does.
@@ -33,13 +31,12 @@ def chosen(
     job.rearm_timeout()
     parameters, kvstore = parameters_of(params), recognized(kvstore)
     check(parameters, kvstore, compression)
-    update = where_to_update(parameters, kvstore, update_on_kvstore, needs)
+    update = where_to_update(parameters, kvstore, update, needs)
     kvstore, count = created(kvstore), job.number_of_workers()
     workers = kind_of(kvstore)
     if workers.is_alone and count > 1:
         warn(
-            f"This is one of {count} workers, and kvstore={kvstore!r} exchanges nothing with the "
-            "others. Pass 'dist_sync', or with Horovod 'horovod'."
+            f"kvstore={kvstore!r} connects none of {count} workers: pass 'dist_sync' or 'horovod'."
         )
     return {"kvstore": kvstore, "update_on_kvstore": update, "workers": workers}
 
@@ -72,22 +69,18 @@ def recognized(kvstore: Any) -> Any:
     if kvstore is None or isinstance(kvstore, HorovodKVStore):
         return kvstore
     if not isinstance(kvstore, (str, mx.kvstore.KVStoreBase)):
-        kind = type(kvstore).__name__
-        raise TypeError(f"kvstore must be a kvstore, the name of one, or None, got {kind}.")
+        raise TypeError(f"kvstore must be a kvstore, name or None, got {type(kvstore).__name__}.")
     name = name_of(kvstore).lower()
     if name == "nccl" and not mx.runtime.Features().is_enabled("NCCL"):
         raise ValueError("This MXNet was not built with NCCL. Use kvstore='device'.")
     known = {*NATIVE, *mx.kvstore.KVStoreBase.kv_registry, "horovod"}
     if name not in known and not _is_in_python(kvstore):
         names = ", ".join(map(repr, sorted(known)))
-        raise ValueError(
-            f"MXNet has no kvstore {name!r}; it would silently use another. Known are {names}, and "
-            "what you register with mx.kvstore.KVStoreBase.register."
-        )
-    if name == "horovod" or not isinstance(kvstore, str):
-        return name if name == "horovod" else kvstore
+        raise ValueError(f"MXNet has no kvstore {name!r}; it would use another. Known are {names}.")
+    if name == "horovod" or (isinstance(kvstore, str) and name in NATIVE):
+        return name
     # With one device, gluon.Trainer would ignore the name of a registered class.
-    return name if name in NATIVE else mx.kv.create(name)
+    return mx.kv.create(name) if isinstance(kvstore, str) else kvstore
 
 
 def created(kvstore: Any) -> Any:
@@ -97,10 +90,7 @@ def created(kvstore: Any) -> Any:
     if not isinstance(kvstore, str) or not kind_of(kvstore).has_servers:
         return kvstore
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
-        raise RuntimeError(
-            f"kvstore={kvstore!r} needs a job with parameter servers. Leave it out, or start with "
-            "`gluon-svrg launch -n 2 -- python train.py`."
-        )
+        raise RuntimeError(f"kvstore={kvstore!r} needs a job: gluon-svrg launch -n 2 -- COMMAND")
     return mx.kv.create(kvstore)
 
 
@@ -122,26 +112,20 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
     devices = len(_mxnet.devices(parameters[0])) if parameters else 1
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
     if kvstore is None and devices > 1:
-        raise ValueError(
-            f"kvstore=None with {devices} devices: they would drift apart. Use kvstore='device'."
-        )
+        raise ValueError(f"With kvstore=None, {devices} devices drift apart. Use kvstore='device'.")
     is_dropped = devices == 1 and kind.is_alone and isinstance(kvstore, (str, type(None)))
     if wanted and (is_dropped or kind is Collective):
         where = "one device" if is_dropped else named
         raise ValueError(f"update_on_kvstore=True with {where}, which cannot update. Leave it out.")
     if wanted is False and not kind.reduces:
-        raise ValueError(
-            f"update_on_kvstore=False with {named}, which always updates. Leave it out."
-        )
+        raise ValueError(f"update_on_kvstore=False, but {named} always updates. Leave it out.")
     problem = ""
     if not kind.reduces:
         problem = f"{named} never reduces gradients. Use kvstore='dist_sync'."
     elif wanted:
         problem = "with update_on_kvstore=True the kvstore keeps it. Leave that out."
     elif sparse is not None:
-        problem = (
-            f"{_mxnet.name_of(sparse)} is a row_sparse weight, which only the kvstore can update."
-        )
+        problem = f"{_mxnet.name_of(sparse)} is row_sparse, which only the kvstore can update."
     if needs and problem:
         raise ValueError(f"{needs} needs the reduced gradient before the update, and {problem}")
     # On servers that sum, MXNet would ignore set_learning_rate.
@@ -165,6 +149,5 @@ def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
     cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
     if compression and (has_servers or cannot or kind.startswith("local")):
         raise ValueError(
-            f"MXNet cannot compress gradients in a kvstore {kind!r} under gluon.Trainer. Use "
-            "kvstore='device' with several devices, or no compression_params."
+            f"A kvstore {kind!r} cannot compress gradients. Use 'device' with several devices."
         )

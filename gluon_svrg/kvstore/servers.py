@@ -50,8 +50,7 @@ class SynchronousServers(Workers):
         name, servers = type(optimizer).__name__, len(self._probes)
         if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
             raise ValueError(
-                f"{name} needs the norms of whole arrays, and each of {servers} servers has a "
-                "slice of those that are large. Use update_on_kvstore=False, or one server."
+                f"{name} needs whole arrays, and {servers} servers hold slices. Start one server."
             )
         return ServerOptimizer(optimizer, self._probes)
 
@@ -67,9 +66,8 @@ class SynchronousServers(Workers):
             self.kvstore.pull(key, out=answer)
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
-                    "A server could not load the optimizer, see its output: gluon_svrg, and the "
-                    "module that defines your optimizer or scheduler, must be importable there "
-                    "without mxnet.gluon. Or update on the workers: update_on_kvstore=False."
+                    "A server could not load the optimizer, see its output. Its module must not "
+                    "import mxnet.gluon. Or update on the workers: update_on_kvstore=False."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:

@@ -191,9 +191,7 @@ class Method:
         """Let the next state take effect; it can be called again after an interrupt."""
         self.ever_reached = list(map(or_, self.ever_reached or pending.reached, pending.reached))
 
-    def optimizer_gradient(
-        self, v: np.ndarray, entries: int, batch_index: int | None
-    ) -> np.ndarray:
+    def optimizer_gradient(self, v: np.ndarray, count: int, batch_index: int | None) -> np.ndarray:
         """What the optimizer gets for v, the *mean* over a mini-batch's entries: a vector."""
         return v
 

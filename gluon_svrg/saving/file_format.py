@@ -56,9 +56,7 @@ def unpack(content: bytes) -> tuple[dict[str, Any], dict[str, Any], list[np.ndar
     second = content.find(b"\n", first) + 1
     checksum = hashlib.sha256(memoryview(content)[second:]).hexdigest().encode()
     if not first or content[first : second - 1] != checksum:
-        raise ValueError(
-            "its checksum is wrong: it is damaged or was not copied completely. Copy it again"
-        )
+        raise ValueError("its checksum is wrong: it is damaged or incomplete. Copy it again")
     third = content.find(b"\n", second) + 1
     end = third + int(content[second:third])
     manifest = json.loads(content[third:end])

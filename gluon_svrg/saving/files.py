@@ -31,13 +31,8 @@ class StateFiles:
 
     def save(self, path: str | os.PathLike[str], parts: Mapping[str, Any]) -> None:
         """Write the states of all parts to a file; those that wait as they were loaded."""
-        header = {
-            "gluon_svrg": __version__,
-            "mxnet": mx.__version__,
-            "method": self._method,
-            "devices": len(_mxnet.devices(self._parameters[0])),
-            "parameters": self._described(),
-        }
+        header: dict[str, Any] = {"gluon_svrg": __version__, "mxnet": mx.__version__}
+        header.update(method=self._method, parameters=self._described())
         states = {name: part.state() for name, part in parts.items()}
         file_format.write(path, header, {**states, **self.waiting})
 
@@ -60,7 +55,7 @@ class StateFiles:
 
     def apply(self, parts: Mapping[str, Any]) -> None:
         """Check and assign what waits, now that the parameters are initialized; as `load`."""
-        hint = "Load it again, or call discard_snapshot() to train on without it."
+        hint = " Load it again, or call discard_snapshot() to train on without it."
         path, then = self._file
         self._check(self.waiting, parts, path, then, hint)
         for name, state in self.waiting.items():
@@ -100,27 +95,18 @@ class StateFiles:
 
     def _check_origin(self, version: str, method: str) -> None:
         """Raise a ValueError if a file is of another MXNet or of another method."""
-        if version.split(".")[0] != mx.__version__.split(".")[0]:
-            raise ValueError(
-                f"it was saved with MXNet {version}, and this is MXNet {mx.__version__}, whose "
-                "optimizers keep other states: load it there"
-            )
+        here = mx.__version__
+        if version.split(".")[0] != here.split(".")[0]:
+            raise ValueError(f"it needs MXNet {version}, which saved it, and this is MXNet {here}")
         if method != self._method:
-            raise ValueError(
-                f"it was saved with {method}, and this trainer uses {self._method}: load it into "
-                "a trainer of that method"
-            )
+            raise ValueError(f"it needs a trainer of {method}, and this one uses {self._method}")
 
-    def _check(
-        self, states: Any, parts: Mapping[str, Any], path: Any, then: Any, hint: str = ""
-    ) -> None:
+    def _check(self, states: Any, parts: Any, path: Any, then: Any, hint: str = "") -> None:
         """Raise a ValueError if the content of a file does not fit."""
         found = self._problems(states, parts, then)
         if found:
-            raise ValueError(
-                f"{path} does not fit this trainer: {'; '.join(found[:10])}"
-                f"{'; and more' * (len(found) > 10)}. Nothing was changed. {hint}".rstrip()
-            )
+            why = "; ".join(found[:10])
+            raise ValueError(f"{path} does not fit this trainer: {why}. Nothing was changed.{hint}")
 
     def _problems(self, states: Any, parts: Mapping[str, Any], then: Any) -> list[str]:
         """Tell why the content of a file does not fit."""

@@ -7,7 +7,7 @@ from typing import Any, Iterator, Sequence
 import mxnet as mx
 import numpy as np
 
-from .values import SavedArray, SavedObject, by_attributes, is_object
+from .values import SavedArray, SavedObject, by_attributes
 
 
 def object_problems(saved: Any, current: Any, where: str) -> Iterator[str]:
@@ -23,8 +23,8 @@ def object_problems(saved: Any, current: Any, where: str) -> Iterator[str]:
         is_taken = name in vars(current) or callable(of_class) or hasattr(of_class, "__get__")
         if is_taken and name not in here:
             yield f"{where} has an attribute {name!r} that a {now} cannot have"
-        if isinstance(value, SavedObject) or is_object(here.get(name)):
-            yield from object_problems(value, here.get(name), f"its {name}")
+        if SavedObject in (type(value), type(here.get(name))):
+            yield from object_problems(value, getattr(current, name, None), f"its {name}")
         elif _has_object(value):
             yield f"its {name} contains objects, which this version does not load"
 
@@ -69,9 +69,7 @@ class Registered:
         if all(schedule is not known for known in self._schedules):
             found = "; ".join(self.problems(self._waiting, [schedule]))
             if found:
-                raise ValueError(
-                    f"The states that were loaded do not fit: {found}. Nothing was changed."
-                )
+                raise ValueError(f"The loaded states do not fit: {found}. Nothing was changed.")
             self.assign(self._waiting, [schedule])
             self._schedules.append(schedule)
 

@@ -98,9 +98,8 @@ class OptimizerStates:
             if not self._fits(saved, expected):
                 name = _mxnet.name_of(parameter)
                 yield (
-                    f"the optimizer's state of parameter {position} ({name}) is "
-                    f"{_described(saved)!s:.200} and must be {_described(expected)}: was it saved "
-                    "with another momentum, or of another network?"
+                    f"the state of parameter {position} ({name}) is {_described(saved)!s:.200} and "
+                    f"must be {_described(expected)}: was it saved with another momentum?"
                 )
 
     def assign(self, state: Any) -> None:

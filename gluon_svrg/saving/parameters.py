@@ -42,8 +42,7 @@ def match(then: Sequence[Description], now: Sequence[Description]) -> list[int]:
         return list(range(len(now)))  # names that repeat, as in a list of MXNet 2.0
     was, here = (", ".join(sorted(labels)[:3]) for labels in by_key)
     raise ValueError(
-        f"it has other parameters: {was}, ... are not {here}, ... Give the trainer its parameters "
-        "as a dict with the keys or names of the file"
+        f"it has other parameters: {was}, ... are not {here}, ... Pass a dict with the same keys"
     )
 
 
@@ -54,7 +53,6 @@ def _words(label: str) -> list[Any]:
 
 def misfits(then: list[Description], now: list[Description], is_frozen_kept: bool) -> Iterator[str]:
     """Describe parameters of another shape or dtype, or, if that matters, that were frozen."""
-    words = ["without gradients", "with gradients"]
     for position, (was, here) in enumerate(zip(then, now)):
         name = f"parameter {position} ({here.key or here.name}) was"
         sizes = itertools.zip_longest(was.shape or (), here.shape or (), fillvalue=-9)
@@ -64,7 +62,7 @@ def misfits(then: list[Description], now: list[Description], is_frozen_kept: boo
             shapes = [shape and tuple(shape) for shape in (was.shape, here.shape)]
             yield f"{name} {was.dtype} {shapes[0]} and is {here.dtype} {shapes[1]} here"
         if is_frozen_kept and was.is_trainable != here.is_trainable:
-            yield f"{name} {words[was.is_trainable]}, here it is not"
+            yield f"{name} {'with' if was.is_trainable else 'without'} gradients, here it is not"
 
 
 def array_problems(

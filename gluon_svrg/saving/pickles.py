@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import pickle
-import pickletools
 import re
 import struct
 from typing import Any, Iterator
@@ -28,12 +27,6 @@ _DTYPES = {0: "<f4", 1: "<f8", 2: "<f2", 3: "|u1", 4: "<i4", 5: "|i1", 6: "<i8",
 def loads(content: bytes) -> tuple[dict[Any, Any], SavedObject, str]:
     """Read the states by index, the optimizer, and the first number of MXNet's version."""
     try:
-        # Frames are made anew: where one ends inside an argument, Python's unpickler skips the rest
-        # of the argument, and so runs other operations than those that `genops` lists.
-        content = pickletools.optimize(content)
-        for opcode, code, _ in pickletools.genops(content):
-            if opcode.name.startswith("EXT"):  # for a code that Python knows, no class is looked up
-                raise ValueError(f"it has the code of an extension, {code}, which no MXNet writes")
         found = _Unpickler(io.BytesIO(content)).load()
         is_pair = isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], _StandIn)
         if not is_pair or "begin_num_update" not in found[1].state:
@@ -59,8 +52,12 @@ class _StandIn:
         self.state = state
 
 
-class _Unpickler(pickle.Unpickler):
+class _Unpickler(pickle._Unpickler):  # that in C asks no subclass for an extension
     """Makes plain containers, and stand-ins for all else; it refuses persistent ids by itself."""
+
+    def get_extension(self, code: int) -> Any:
+        """Refuse a code: Python may know an object for it, and would not ask `find_class`."""
+        raise ValueError(f"it has the code of an extension, {code}, which no MXNet writes")
 
     def find_class(self, module: str, name: str) -> Any:
         """A stand-in for an array, an optimizer or a scheduler, by its name; nothing else."""

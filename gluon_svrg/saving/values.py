@@ -11,7 +11,6 @@ from .. import _mxnet
 
 #: Attributes that the trainer sets itself, or that belong to the running MXNet.
 NOT_SAVED = ("param_dict", "sym_info", "allow_np_array", "aggregate_num", "use_fused_step")
-MAX_DEPTH = 60  # of containers and objects in one another
 
 _SCALARS = (bool, int, float, str, type(None))
 #: What a file can have; only those of 0.6 have sets.
@@ -38,11 +37,12 @@ class SavedObject(NamedTuple):
 
 def by_attributes(value: Any) -> SavedObject:
     """Save an object by its attributes, except functions, which belong to its class."""
-    attributes = {
-        name: item
-        for name, item in vars(value).items()
-        if name not in NOT_SAVED and (is_object(item) or not callable(item))
-    }
+    attributes: dict[str, Any] = {}
+    for name, item in vars(value).items():
+        if is_object(item):
+            attributes[name] = by_attributes(item)
+        elif name not in NOT_SAVED and not callable(item):
+            attributes[name] = item
     return SavedObject(type(value).__name__, attributes)
 
 
@@ -54,7 +54,7 @@ def is_object(value: Any) -> bool:
 def is_key(value: Any) -> bool:
     """Whether a value can be the key of a dict in a file."""
     items = value if type(value) is tuple else (value,)
-    return len(items) <= 16 and all(type(item) in _SCALARS for item in items)
+    return all(type(item) in _SCALARS for item in items)
 
 
 def saved_array(array: np.ndarray, kind: str, stype: str = "default") -> SavedArray:
@@ -65,7 +65,7 @@ def saved_array(array: np.ndarray, kind: str, stype: str = "default") -> SavedAr
     return saved
 
 
-def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> Any:
+def encode(value: Any, arrays: list[np.ndarray], where: str) -> Any:
     """Convert a value for JSON, its arrays to a list; a TypeError names what cannot be saved."""
     kind = type(value).__name__
     if type(value) in _SCALARS:
@@ -80,28 +80,20 @@ def encode(value: Any, arrays: list[np.ndarray], where: str, depth: int = 0) -> 
         arrays.append(np.asarray(array, order="C"))
         found = {"kind": array.kind, "array": len(arrays) - 1, "stype": array.stype}
         return {**found, "order": "F"} if array.flags.fnc else found  # sums depend on the layout
-    if depth > MAX_DEPTH:
-        kind = f"{kind} that contains itself, or is nested more than {MAX_DEPTH} deep"
-    elif isinstance(value, SavedObject):
-        kind, pairs = value
-        items = [
-            [k, encode(by_attributes(v) if is_object(v) else v, arrays, f"{kind}.{k}", depth + 1)]
-            for k, v in pairs.items()
-        ]
+    if isinstance(value, SavedObject):
+        kind, own = value
+        items = [[name, encode(v, arrays, f"{kind}.{name}")] for name, v in own.items()]
         return {"kind": "object", "class": kind, "attributes": items}
-    elif isinstance(value, dict) and all(map(is_key, value)):
-        items = [
-            [encode(key, arrays, where), encode(item, arrays, f"{where}[{key!r}]", depth + 1)]
-            for key, item in value.items()
-        ]
+    if isinstance(value, dict) and all(map(is_key, value)):
+        pairs = value.items()
+        items = [[encode(k, arrays, where), encode(v, arrays, f"{where}[{k!r}]")] for k, v in pairs]
         return {"kind": "parameters" if type(value) is ByParameter else "dict", "items": items}
-    elif type(value) in (list, tuple):
-        items = [encode(item, arrays, f"{where}[...]", depth + 1) for item in value]
+    if type(value) in (list, tuple):
+        items = [encode(item, arrays, f"{where}[...]") for item in value]
         return {"kind": kind, "items": items}
     raise TypeError(
-        f"{where[:200]} is a {kind}, which cannot be saved. An optimizer, a scheduler or a "
-        "schedule is saved by its attributes: numbers, strings, None, arrays, schedulers, and "
-        "lists, tuples and dicts of all these but schedulers, with numbers and strings as keys."
+        f"{where[:200]} is a {kind}, which cannot be saved. Use numbers, strings, None, arrays, "
+        "and lists, tuples and dicts of these, with numbers and strings as keys."
     )
 
 
