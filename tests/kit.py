@@ -9,7 +9,7 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from problems import array, parameters
 
 from gluon_svrg import SVRGTrainer
@@ -69,6 +69,35 @@ def scale_losses(trainer):
     trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
     trainer._amp_original_scale = trainer._scale
     return trainer._amp_loss_scaler
+
+
+def backward(closure):
+    """The loss of a closure; its gradients are in the parameters."""
+    with autograd.record():
+        loss = closure()
+    autograd.backward(loss)
+    return loss
+
+
+def plain_step(trainer, closure, batch_size, **kwargs):
+    """One step as everybody writes it with `gluon.Trainer`."""
+    loss = backward(closure)
+    trainer.step(batch_size, **kwargs)
+    return loss
+
+
+def svrg_step(trainer, closure, batch_size, **kwargs):
+    return trainer.step(batch_size, closure=closure, **kwargs)
+
+
+def split_at(cuts):
+    """A function that cuts an index array at fractions of its length; pieces may be empty."""
+
+    def split(index):
+        ends = [round(cut * len(index)) for cut in sorted(cuts)]
+        return [index[a:b] for a, b in zip([0, *ends], [*ends, len(index)])]
+
+    return split
 
 
 def one_epoch(trainer, loss_of, batches):
@@ -152,7 +181,7 @@ def everything(trainer, net):
     names = ("num_snapshots", "inner_steps", "grad_evaluations", "coefficient")
     found = {name: getattr(trainer, name) for name in names if hasattr(trainer, name)}
     found["learning rate"], found["updates"] = trainer.learning_rate, trainer.optimizer.num_update
-    found["modes"] = [mx.autograd.is_recording(), mx.autograd.is_training()]
+    found["modes"] = [autograd.is_recording(), autograd.is_training()]
     arrays = {
         f"parameter {number}": p.list_data()
         for number, p in enumerate(net.collect_params().values())

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loops import backward
+from kit import backward
 
 from gluon_svrg.prox import Box
 

@@ -12,8 +12,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import run
-from kit import noticed, sequence
-from loops import backward
+from kit import backward, noticed, sequence
 from mxnet import autograd, gluon
 from problems import array, contexts
 from scipy.sparse import csr_matrix

@@ -9,8 +9,7 @@ from functools import partial
 
 import mxnet as mx
 import pytest
-from kit import amp, assert_unchanged, scale_losses
-from loops import backward, plain_step, svrg_step
+from kit import amp, assert_unchanged, backward, plain_step, scale_losses, svrg_step
 from mxnet import autograd, gluon
 from plays import BATCHES, PROBLEM, TWO
 from problems import parameters

@@ -4,8 +4,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
-from loops import backward, split_at
+from kit import assert_unchanged, backward, split_at
 from plays import BATCHES, PARTLY, PROBLEM, STATIC, TWO, WITH_STORED, Play, each_method, scale, ways
 from problems import Partly, distance, parameters, values
 

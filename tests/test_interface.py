@@ -9,8 +9,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, everything
-from loops import backward
+from kit import assert_unchanged, backward, everything
 from mxnet import gluon
 from plays import Play, each_method
 from problems import Dense, array, distance, parameters

@@ -12,8 +12,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
-from loops import plain_step
+from kit import assert_unchanged, plain_step
 from mxnet import autograd, gluon
 from mxnet.ndarray import NDArray
 from plays import WITH_STORED, Play

@@ -10,7 +10,7 @@ import numpy as np
 import oracle
 import pytest
 from jobs import run
-from loops import split_at
+from kit import split_at
 from plays import BATCHES, CASES, PARTS, PROBLEM, SETTINGS, TWO, Play
 from problems import Words, distance, parameters, values
 

@@ -9,8 +9,7 @@ from operator import methodcaller
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import clear, gradients
-from loops import backward
+from kit import backward, clear, gradients
 from mxnet import gluon
 from plays import PARTS, STATIC, TWO, Play, each_method
 from problems import IS_NUMPY_LIKE, Dense, array, distance, parameters, values

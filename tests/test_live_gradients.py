@@ -6,8 +6,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
-from loops import backward
+from kit import assert_unchanged, backward
 from mxnet import autograd
 from plays import BATCHES, CASES, PROBLEM, TWO, Play, each_method, ways
 from problems import array, distance, parameters, values

@@ -5,8 +5,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged, everything
-from loops import backward, plain_step, split_at
+from kit import assert_unchanged, backward, everything, plain_step, split_at
 from mxnet import gluon
 from plays import BATCHES, CASES, PARTLY, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
 from problems import Dense, contexts, distance, parameters, values

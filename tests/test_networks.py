@@ -6,8 +6,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import HYBRIDIZE, assert_unchanged
-from loops import backward, plain_step
+from kit import HYBRIDIZE, assert_unchanged, backward, plain_step
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from plays import BATCHES, PROBLEM, WITH_STORED, Play, each_method

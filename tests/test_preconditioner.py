@@ -9,8 +9,7 @@ import oracle
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kit import assert_unchanged
-from loops import split_at
+from kit import assert_unchanged, split_at
 from mxnet import gluon
 from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values

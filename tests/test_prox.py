@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kit import assert_unchanged
-from loops import plain_step
+from kit import assert_unchanged, plain_step
 from mxnet import gluon
 from mxnet.gluon.loss import L2Loss
 from mxnet.lr_scheduler import FactorScheduler

@@ -6,8 +6,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
-from loops import plain_step
+from kit import assert_unchanged, plain_step
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import Dense, parameters, values

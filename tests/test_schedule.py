@@ -6,7 +6,7 @@ from functools import partial
 import kit
 import numpy as np
 import pytest
-from loops import plain_step
+from kit import plain_step
 from mxnet import gluon
 from problems import Dense
 

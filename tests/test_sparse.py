@@ -7,8 +7,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
-from loops import plain_step, svrg_step
+from kit import assert_unchanged, plain_step, svrg_step
 from mxnet import gluon
 from plays import TWO
 from problems import IS_NUMPY_LIKE, Words, flat, values_of_any

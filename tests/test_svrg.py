@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import HYBRIDIZE, full_gradients, gradients, make
-from loops import backward
+from kit import HYBRIDIZE, backward, full_gradients, gradients, make
 from problems import Dense, distance
 
 problems = st.builds(

@@ -6,7 +6,7 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from loops import backward, split_at
+from kit import backward, split_at
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import contexts, distance, values

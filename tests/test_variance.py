@@ -8,8 +8,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged
-from loops import split_at
+from kit import assert_unchanged, split_at
 from mxnet import gluon
 from plays import BATCHES, CASES, PROBLEM, TWO, Play
 from problems import array, flat, parameters

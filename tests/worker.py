@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import kit
 import mxnet as mx
 import numpy as np
-from loops import backward
+from kit import backward
 from mxnet import gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
