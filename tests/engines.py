@@ -13,15 +13,13 @@ from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
 
-from cluster import start_horovod
-from jobs import GLUON_SVRG, start, wait_for
+from jobs import GLUON_SVRG, start, start_horovod, wait_for
 
 BESIDE = Path(sys.executable).parent  # programs of this environment
 PROGRAMS = {"4": "/usr/bin/mpirun", "5": str(BESIDE / "mpirun")}
 SYSTEM = "/usr/sbin:/sbin:" + os.environ["PATH"]
-AS_ROOT = {
-    f"{kind}_ALLOW_RUN_AS_ROOT{end}": "1" for kind in ("OMPI", "PRTE") for end in ("", "_CONFIRM")
-}
+NAMES = [f"{kind}_ALLOW_RUN_AS_ROOT" for kind in ("OMPI", "PRTE")]
+AS_ROOT = {f"{name}{end}": "1" for name in NAMES for end in ("", "_CONFIRM")}
 ENGINES = ["launch", "mpirun 4", "mpirun 5", "horovodrun"]
 ENGINES += [f"{engine}, two machines" for engine in ("mpirun 4", "mpirun 5", "srun")]
 
@@ -80,13 +78,10 @@ class Machines:
             self._daemon([*enter, "sh", "-c", script])
             wait_for(self.folder / name, self._daemons[-1])
         agent = self.folder / "agent"  # in place of ssh
-        entries = [
-            f'{name}) exec {" ".join(self.on(n))} sh -c "$*" ;;'
-            for n, name in enumerate(self.names)
-        ]
-        agent.write_text(
-            '#!/bin/sh\nhost=$1; shift\ncase "$host" in\n' + "\n".join(entries) + "\nesac\n"
-        )
+        lines = ["#!/bin/sh", "host=$1; shift", 'case "$host" in']
+        for number, name in enumerate(self.names):
+            lines.append(f'{name}) exec {" ".join(self.on(number))} sh -c "$*" ;;')
+        agent.write_text("\n".join([*lines, "esac", ""]))
         agent.chmod(0o755)
         return self
 
@@ -160,10 +155,10 @@ PartitionName=all Nodes=node-a,node-b Default=YES State=UP OverSubscribe=FORCE:8
 """
 
 
-def begin(engine, machines, folder, script, *options):
-    """Start a job of two workers and a server, whose command is a script with its arguments."""
-    words, variables = [sys.executable, *script], {"PATH": f"{BESIDE}:{SYSTEM}", **AS_ROOT}
-    roles, where, prefix = ["-n", 2, "-s", 1, *options], [], []
+def begin(engine, machines, folder, words, *options):
+    """Start a job of two workers and a server, whose command has these words."""
+    variables, where, prefix = {"PATH": f"{BESIDE}:{SYSTEM}", **AS_ROOT}, [], []
+    roles = ["-n", 2, "-s", 1, *options]
     if engine == "launch":
         return start([*GLUON_SVRG, "launch", *roles, "--", *words], folder, **variables)
     if engine == "horovodrun":

@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import launch
+from jobs import launch
 
 import gluon_svrg
 from gluon_svrg.commands import cli

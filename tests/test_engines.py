@@ -3,19 +3,16 @@
 Run with ``-rP``, this prints how long each end took.
 """
 
-import json
 import os
 import re
 import signal
 import time
 from pathlib import Path
 
+import jobs
 import pytest
-from cluster import WORKER, assert_identical, found_by
 from engines import ENGINES, Machines, begin, missing
-from jobs import assert_nothing_left, end, finish, processes_of, variables_of, wait_for
 
-SCRIPT = Path(__file__).with_name("launched.py")
 TIMEOUT = 8  # seconds
 WITHIN = 15  # seconds from an event to the end, beside the time-out
 SERVED = [engine for engine in ENGINES if engine != "horovodrun"]
@@ -36,43 +33,43 @@ def job(request, tmp_path, marker):
     """Starts a job; what is left of it is killed."""
     started = []
 
-    def start(engine, *script_and_options):
+    def start(engine, *words_and_options):
         if missing(engine):
             pytest.skip(missing(engine))
         machines = request.getfixturevalue("machines") if "two machines" in engine else None
-        started.append(begin(engine, machines, tmp_path, *script_and_options))
+        started.append(begin(engine, machines, tmp_path, *words_and_options))
         return started[-1]
 
     yield start
     for process in started:
-        end(process)
+        jobs.end(process)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("engine", SERVED)
 def test_the_weights_of_one_process(engine, job, tmp_path, marker):
     """In float64, with the update on the workers; Horovod's are in `test_workers`."""
-    process = job(engine, [WORKER, tmp_path, json.dumps({"": ["method", {}]})])
-    output = finish(process)
+    process = job(engine, jobs.words_of(tmp_path, "method"))
+    output = jobs.finish(process)
     assert process.returncode == 0, output
-    found = found_by(tmp_path, 2)
-    assert_identical(found)
+    found = jobs.found_by(tmp_path, 2)
+    jobs.assert_identical(found)
     print(f"\n{engine} | difference from one process | {found[0]['distances'].max():.1e}")
     assert found[0]["distances"].max() < 1e-12
-    assert_nothing_left(marker)
+    jobs.assert_nothing_left(marker)
 
 
 def find_role(marker, role):
     """The process of a role; of several workers, the one that has started last."""
-    return max(process for process in processes_of(marker) if is_role(role, process))
+    return max(process for process in jobs.processes_of(marker) if is_role(role, process))
 
 
 def is_role(role, process):
     words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
     if role == "worker":
-        return words[1:2] == [str(SCRIPT)]
+        return words[1:2] == [str(jobs.WORKER)]
     is_ours = words[1] == "-c" and words[2].endswith("import mxnet")
-    return is_ours and variables_of(process)["DMLC_ROLE"] == role
+    return is_ours and jobs.variables_of(process)["DMLC_ROLE"] == role
 
 
 ENDS = [
@@ -103,9 +100,10 @@ def test_ends(engine, what, who, job, tmp_path, marker):
     program = "short" if (what, who) == ("stopped", "scheduler") else what
     kvstore = "horovod" if engine == "horovodrun" else "dist_sync"
     options = ["--timeout", TIMEOUT] if is_silent else []
-    process = job(engine, [SCRIPT, tmp_path, program, kvstore], *options)
+    settings = {"folder": str(tmp_path), "what": program, "kvstore": kvstore}
+    process = job(engine, jobs.words_of(tmp_path, "disturbed", **settings), *options)
     for rank in range(2):
-        wait_for(tmp_path / f"reached-{rank}", process)
+        jobs.wait_for(tmp_path / f"reached-{rank}", process)
     since = time.monotonic()
     if what in ("killed", "stopped"):
         number = signal.SIGKILL if what == "killed" else signal.SIGSTOP
@@ -115,11 +113,11 @@ def test_ends(engine, what, who, job, tmp_path, marker):
         for _ in range(times):
             process.send_signal(getattr(signal, what))
             time.sleep(0.2)
-    output = finish(process, 60)
+    output = jobs.finish(process, 60)
     ended = time.monotonic() - since
     if (engine, what) != ("horovodrun", "SIGINT"):  # its status is 0 after Ctrl-C
         assert process.returncode != 0, output
-    assert_nothing_left(marker, seconds=WITHIN)
+    jobs.assert_nothing_left(marker, seconds=WITHIN)
     gone = time.monotonic() - since
     print(f"\n{engine} | {who} {what} | {ended:.1f} s, and nothing left after {gone:.1f} s")
     assert ended < WITHIN + (TIMEOUT if is_silent else 0)
@@ -128,4 +126,4 @@ def test_ends(engine, what, who, job, tmp_path, marker):
     if is_silent:
         assert re.search(rf"Timeout \(0:00:0{TIMEOUT}\)!", output), output
     if what == "uneven":
-        assert "launched.py" in output  # where it has waited
+        assert "in disturbed" in output  # where it has waited

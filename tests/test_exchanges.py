@@ -4,7 +4,6 @@
 """
 
 import fcntl
-import json
 import os
 import socket
 import struct
@@ -14,8 +13,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cluster import WORKER, found_by
-from jobs import GLUON_SVRG, run
+from jobs import GLUON_SVRG, found_by, run, words_of
 
 ALONE = ["unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
 ALONE += [] if os.geteuid() == 0 else ["--map-root-user"]
@@ -35,7 +33,7 @@ def test_what_all_processes_send(kvstore, step, refresh, tmp_path, marker):
     if kvstore == "horovod":
         horovodrun = python.with_name("horovodrun")
         launcher = [horovodrun, "--gloo", "--network-interface", "lo", "-np", n]
-    task = [python, WORKER, tmp_path, json.dumps({"": ["exchanges", {"kvstore": kvstore}]})]
+    task = words_of(tmp_path, "exchanges", kvstore=kvstore)
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
     status, output = run([*ALONE, python, __file__, *launcher, *task], PATH=path)
     assert status == 0, output

@@ -1,15 +1,12 @@
 """`gluon-svrg join`: what it makes of what engines tell it, and of the commands of the guide."""
 
-import json
 import re
 import shlex
 import socket
-import sys
 from pathlib import Path
 
 import pytest
-from cluster import WORKER, found_by
-from jobs import GLUON_SVRG, assert_nothing_left, finish, run, start
+from jobs import GLUON_SVRG, assert_nothing_left, finish, found_by, run, start, words_of
 
 from gluon_svrg.commands import cli
 from gluon_svrg.commands.join import Rank, find_rank
@@ -67,8 +64,8 @@ def test_an_indexed_job(tmp_path, marker):
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    script = [sys.executable, WORKER, tmp_path, json.dumps({"": ["method", {}]})]
-    command = [*GLUON_SVRG, "join", "-n", 2, "--scheduler", f"localhost:{port}", "--", *script]
+    command = [*GLUON_SVRG, "join", "-n", 2, "--scheduler", f"localhost:{port}", "--"]
+    command += words_of(tmp_path, "method")
     processes = [start(command, JOB_COMPLETION_INDEX=str(rank)) for rank in range(4)]
     outputs = [finish(process) for process in processes]
     assert [process.returncode for process in processes] == [0] * 4, outputs

@@ -7,8 +7,7 @@ import subprocess
 import sys
 
 import pytest
-from cluster import launch
-from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, run, start
+from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, launch, run, start
 
 
 @pytest.mark.parametrize(

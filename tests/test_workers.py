@@ -10,7 +10,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 import worker
-from cluster import assert_close, assert_identical, run_cluster, run_tasks
+from jobs import assert_close, assert_identical, run_cluster, run_tasks
 from plays import HOWS, WITH_STORED
 from worker import PROBLEM
 

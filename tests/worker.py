@@ -373,6 +373,27 @@ def exchanges(kvstore, size=1000):
     return who, {"step": sent(step), "refresh": sent(refresh)}
 
 
+def disturbed(folder, what, kvstore="dist_sync"):
+    """Train until something ends it; say when that may come."""
+    who, chosen = make_kvstore(kvstore)
+    play = Play(WITH_STORED["SVRG"], PROBLEM, kvstore=chosen)
+    play.shares = [minibatches(who.rank, who.num_workers)[0]]  # its twin has no part in this
+    play.refresh()
+    for step in range(100 if what == "short" else 10_000):
+        if step == 5:
+            Path(folder, f"reached-{who.rank}").write_text("")
+            if what == "raise" and who.rank == 0:
+                raise ValueError("mine")
+            if what == "early" and who.rank == 1:
+                sys.exit()
+        if what == "uneven" and step == 5 + who.rank:
+            play.refresh()
+        play.update(step % 4)
+        play.distance()
+        time.sleep(0.02)
+    return who, {}
+
+
 class Unknown(mx.optimizer.SGD):
     """Not importable on a server, where `__main__` is another."""
 
