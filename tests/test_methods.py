@@ -1,15 +1,21 @@
-"""What every method must pass, each against its twin in NumPy; their table is in `plays`."""
+"""What every method must pass, each against its twin in NumPy, and what some must; see `plays`."""
+
+from dataclasses import replace
+from functools import partial
 
 import kit
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged, backward, everything, plain_step, split_at
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import HYBRIDIZE, assert_unchanged, backward, everything, plain_step, split_at
 from mxnet import gluon
 from plays import BATCHES, CASES, PARTLY, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
 from problems import Dense, contexts, distance, parameters, values
 
+from gluon_svrg import MARSTrainer, SAGTrainer, SARAHTrainer, STORMTrainer
 from gluon_svrg.passes import combine
 
 
@@ -305,3 +311,131 @@ def test_a_file_of_gluon_trainer_starts_anew(case, tmp_path):
     play.trainer.load_states(tmp_path / "states")
     assert (play.trainer.inner_steps, play.trainer.has_snapshot) == (0, False)
     assert case.needs_refresh or case.indexed or play.trainer.full_grads is None
+
+
+RECURSIVE = {name: CASES[name] for name in ("SARAH", "STORM", "MARS", "approximate MARS")}
+OF_MATRICES = {"gamma": 0.1, "exact": False, "clip": 0.2}
+RECURSIVE["MARS of matrices"] = replace(CASES["approximate MARS"], settings=OF_MATRICES)
+each_recursive = pytest.mark.parametrize("case", RECURSIVE.values(), ids=RECURSIVE)
+
+
+@each_recursive
+def test_what_the_snapshot_is(case):
+    """The weights before the last step, and the mean gradient that the next step leans on."""
+    play = Play(case)
+    trainer, net = play.trainer, play.net
+    assert not trainer.has_snapshot and trainer.snapshot is trainer.full_grads is None
+    if case.needs_refresh:
+        play.refresh()
+    for count, number in enumerate((2, 3, 4), 1):
+        before = values(net)
+        play.update(number)
+        assert trainer.has_snapshot and trainer.inner_steps == count
+        if case.gradients == 2:
+            assert_unchanged([trainer.snapshot[p][0].asnumpy() for p in parameters(net)], before)
+            with trainer.at_snapshot():
+                assert_unchanged(values(net), before)
+        else:
+            assert trainer.snapshot is None
+            with pytest.raises(RuntimeError, match="keeps no weights"), trainer.at_snapshot():
+                pass
+        check_mean(play)
+    play.refresh()
+    check_mean(play)
+    play.update(0)
+    check_mean(play)
+
+
+def check_mean(play):
+    if play.case is RECURSIVE["MARS"]:
+        assert play.trainer.full_grads is None
+        return
+    found, expected = kit.full_gradients(play.trainer, play.net), play.twin.mean
+    if play.case is RECURSIVE["MARS of matrices"]:  # vectors are left alone
+        assert not found[1].any() and not found[3].any()
+        found, expected = found[::2], expected[::2]
+    assert distance(found, expected) < 1e-12
+
+
+COMPRESSION = {"compression_params": {"type": "2bit", "threshold": 0.5}}
+make = partial(kit.make, PROBLEM, devices=TWO)
+test_arguments_that_are_refused = kit.refusals(
+    (lambda: make(cls=SARAHTrainer, **COMPRESSION), ValueError, "would stay forever"),
+    (
+        lambda: make(cls=MARSTrainer, exact=False, **COMPRESSION),
+        ValueError,
+        "would stay forever",
+    ),
+    (
+        lambda: make(cls=STORMTrainer, mixing=1.5),
+        ValueError,
+        "mixing .* and at most 1, got 1.5",
+    ),
+    (
+        lambda: make(cls=MARSTrainer, gamma=-1),
+        ValueError,
+        "gamma must be .*, at least 0, got -1",
+    ),
+    (lambda: make(cls=MARSTrainer, beta=1.0), ValueError, "beta .* 1, in float32 too, got 1.0"),
+    (lambda: make(cls=MARSTrainer, exact="no"), TypeError, "must be True or False, got 'no'"),
+    (lambda: make(cls=SAGTrainer, **COMPRESSION), ValueError, "SAGTrainer cannot compress"),
+)
+
+
+@each_recursive
+def test_calls_that_are_refused(case):
+    play = Play(case)
+    trainer, loss_of = play.trainer, play.loss_of
+    with pytest.raises(ValueError, match="no use for stored gradients"):
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
+    with pytest.raises(TypeError, match="batch_index names a stored gradient"):
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
+
+
+def test_files_of_exact_mars_are_refused_by_approximate_mars(tmp_path):
+    play, other = Play(RECURSIVE["MARS"]), Play(RECURSIVE["approximate MARS"])
+    play.epoch((0, 1))
+    play.trainer.save_states(tmp_path / "states")
+    with pytest.raises(ValueError, match="it has weights, unlike"):
+        other.trainer.load_states(tmp_path / "states")
+    other.follow(0, 1)  # nothing was changed
+
+
+problems = st.builds(
+    Dense,
+    st.sampled_from(["regression", "classification"]),
+    hidden=st.lists(st.integers(1, 5), max_size=2),
+    samples=st.integers(2, 17),
+    features=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@given(
+    problem=problems,
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=2),
+    coefficient=st.sampled_from([0.25, 1.0]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_at_the_snapshot(hybridize, problem, sizes, coefficient, dtype):
+    """The estimate is the full gradient, in which samples weigh alike, however they are cut."""
+    net, loss_of, trainer = kit.make(problem, dtype, hybridize=hybridize)
+    eps = np.finfo(dtype).eps
+    total, count = problem.gradient(problem.initial, np.arange(len(problem.X)))
+    losses = loss_of(np.arange(count)).asnumpy().astype("float64")
+    for size in sizes:
+        mean_loss = trainer.update_full_grads(loss_of, problem.batches(size))
+        assert mean_loss == pytest.approx(losses.mean(), rel=100 * eps)
+        mean = kit.full_gradients(trainer, net)
+        assert distance(mean, [grad / count for grad in total]) < 1000 * eps
+    trainer.coefficient = coefficient
+    for index in problem.batches(sizes[0]):
+        backward(lambda: loss_of(index))
+        plain = kit.gradients(net)
+        trainer.correct_grads(lambda: loss_of(index))
+        pairs = [(g, len(index) * mu) for g, mu in zip(plain, mean)]
+        expected = [(1 - coefficient) * g + coefficient * mu for g, mu in pairs]
+        scale = max(np.abs(g).max() for g in plain + expected)
+        for estimate, value in zip(kit.gradients(net), expected):
+            assert np.abs(estimate - value).max() <= 4 * eps * scale
