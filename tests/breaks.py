@@ -53,7 +53,7 @@ BREAKS = {
     ],
     "curvature/probe.py": [
         ("np.ascontiguousarray(", "np.asarray(", "curvature layout_of_a_file"),
-        ("LEAST_ENTRIES)) or 1)", "LEAST_ENTRIES)))", "preconditioner test_rank"),
+        ("LEAST_ENTRIES)) or 1)", "LEAST_ENTRIES)))", "curvature layout_of_a_file"),
         ("min(noise, 2 * largest)", "noise", "curvature two_minibatches"),
     ],
     "curvature/step_size.py": [

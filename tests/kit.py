@@ -13,6 +13,7 @@ from mxnet import autograd, gluon
 from problems import array, parameters
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.prox import Prox
 
 amp = importlib.import_module("mxnet.amp" if find_spec("mxnet.amp") else "mxnet.contrib.amp")
 HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
@@ -227,6 +228,22 @@ def move(net, amount, seed=0):
     for p in parameters(net):
         step = amount * rng.standard_normal(p.shape)
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
+
+
+class Asymmetric(Prox):
+    """An operator of a user: the penalty has a slope above 0."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, weight, step):
+        return weight - mx.nd.minimum(mx.nd.maximum(weight, 0), self.slope * step)
+
+    def value(self, weight):
+        return self.slope * mx.nd.relu(weight).sum()
+
+    def __repr__(self):  # the name of a case, the same in each process
+        return f"Asymmetric({self.slope})"
 
 
 class Indivisible(float):

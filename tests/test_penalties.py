@@ -5,13 +5,13 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged
+from kit import Asymmetric, assert_unchanged
 from mxnet import gluon
 from plays import TWO
 from problems import array
 
 from gluon_svrg import Nystrom, SVRGTrainer
-from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
+from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso
 
 
 def standardized(X):
@@ -90,16 +90,6 @@ class Training:
         return self
 
 
-class Asymmetric(Prox):
-    """Of a user: 5 for each unit above 0."""
-
-    def __call__(self, weight, step):
-        return weight - mx.nd.minimum(mx.nd.maximum(weight, 0), 5.0 * step)
-
-    def value(self, weight):
-        return 5.0 * mx.nd.relu(weight).sum()
-
-
 def by_gradients(operator):
     """The minimum of a least squares loss with a penalty, by accelerated proximal gradients."""
 
@@ -153,7 +143,7 @@ PROBLEMS = {
     ),
     "a user's": (
         "diabetes",
-        Asymmetric(),
+        Asymmetric(5.0),
         by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
         lambda w: 5 * np.maximum(w, 0).sum(),
     ),
@@ -227,7 +217,7 @@ def test_objective_in_history(operator):
         np.testing.assert_allclose(line["objective"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("operator", [L1(0.2), Asymmetric()])
+@pytest.mark.parametrize("operator", [L1(0.2), Asymmetric(5.0)])
 def test_devices_and_files(operator, tmp_path):
     """Devices have the same bits at all times, and a new trainer goes on from a file with them."""
     first, second = (Training(*regression(), operator, devices=TWO, dtype="float32") for _ in "12")
