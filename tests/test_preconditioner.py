@@ -324,7 +324,7 @@ def test_an_overflow_of_amp():
 
 
 def test_a_new_start():
-    """After `discard_snapshot` nothing is left of what was learned, and no momentum; but the rank."""
+    """After `discard_snapshot` nothing is left of what was learned; the rank stays."""
     pair = Pair(rank=2)
     pair.train(3)
     pair.trainer.discard_snapshot()
