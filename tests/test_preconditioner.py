@@ -326,10 +326,10 @@ def test_an_overflow_of_amp():
 def test_a_new_start():
     """After `discard_snapshot` nothing is left of what was learned; the rank stays."""
     pair = Pair(rank=2)
-    pair.train(3)
-    pair.trainer.discard_snapshot()
-    pair.twin = pair.make_twin()
-    pair.train(3)
+    for plain in (True, True, False):
+        pair.train(3, plain)
+        pair.trainer.discard_snapshot()
+        pair.twin = pair.make_twin()
 
 
 def test_a_layer_that_is_frozen_no_more():
