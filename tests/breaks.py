@@ -122,9 +122,7 @@ BREAKS = {
         ("controller.entries // BEST_STEPS", "controller.entries // 16", "penalties few_steps"),
     ],
     # A step and a refresh
-    "passes/states.py": [
-        ("row if _mxnet.is_auxiliary(p) else row[:1]", "row[:1]", "resume statistics_of_each"),
-    ],
+    "passes/states.py": [("row if _mxnet.is_auxiliary(p) else", "", "resume statistics_of_each")],
     "passes/estimate.py": [
         ("terms.b * (count / terms.mean.entries)", "terms.b", "methods trajectory[SVRG"),
         ("SPARE), ((1.0, MEAN)", "SPARE), ((0.9, MEAN)", "tables mean_is_that"),
@@ -142,9 +140,7 @@ BREAKS = {
         ("if not self.entries and", "if False and", "losses without_losses[MARS"),
         ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],
-    "passes/method.py": [
-        ("self.ever_reached or pending", "pending", "halves reaches_moves_by_its_mean[SARAH")
-    ],
+    "passes/method.py": [("self.ever_reached or pending", "pending", "halves by_its_mean[SARAH")],
     "passes/network.py": [
         ("copy(self.grads, self.spare)", "pass", "halves users_own_backward[SVRG]"),
         ("else p.grad_req)", 'else "write")', "layers penalty_that_ends[SVRG"),
@@ -273,11 +269,7 @@ BREAKS = {
     ],
     "compare/comparison.py": [
         ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
-        (
-            "self._curve(training) <= level",
-            "self._curve(training) >= level",
-            "compare_engine minimum",
-        ),
+        ("(training) <= level", "(training) >= level", "compare_engine minimum"),
         ("self._minimum, self._least)", "self._minimum, 0.0)", "compare_engine smallest_gap"),
         ("and e not in some]", "]", "compare_engine search_is_counted"),
     ],
@@ -285,11 +277,7 @@ BREAKS = {
         ("seeds=range(options.seed,", "seeds=range(0,", "compare momentum"),
         ("loss if has_converged else None", "loss", "compare converged"),
         ("return 130 if", "return 0 if", "compare interrupt"),
-        (
-            "np.nan_to_num(scaler.fit_transform(rows))",
-            "scaler.fit_transform(rows)",
-            "compare a_file",
-        ),
+        ("np.nan_to_num(scaler", "(scaler", "compare a_file"),
         ("utc=True, ", "", "compare a_file"),
         ('{".*weight": L1(self.l1)}', "L1(self.l1)", "compare weights_alone"),
         ("self.l1 * abs(w).sum()", "0", "compare the_minimum"),

@@ -246,19 +246,10 @@ def test_classes_and_numbers(cells, classes, tmp_path):
 
 BAD_FILES = {
     "no column": ("a,b\n1,2\n", r"own.csv has no column 'y': choose one from 'a', 'b'$"),
-    "constant": (
-        "a,y\n1,3\n2,3\n3,\n",
-        r"'y' that cannot be learned: 1 different values in 2 rows",
-    ),
-    "names": (
-        "a,y\n1,u\n2,v\n3,w\n",
-        r"cannot be learned: 3 different values in 3 rows: 'u', 'v'$",
-    ),
+    "same": ("a,y\n1,3\n2,3\n3,\n", r"'y' that cannot be learned: 1 different values in 2 rows"),
+    "ids": ("a,y\n1,u\n2,v\n3,w\n", r"cannot be learned: 3 different values in 3 rows: 'u', 'v'$"),
     "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"own.csv has infinite numbers in 'a'$"),
-    "comment": (
-        "# of a shop\na;b;y\n1;2;0\n",
-        r"has no column 'y': choose one from '# of a shop'$",
-    ),
+    "header": ("# of a shop\na;b;y\n1;2;0\n", r"has no column 'y': choose one from '# of a shop'$"),
     "words": ("a,y\nsome,0\nother,1\n", r"to learn 'y' from; left out: 'a' \(2 different values"),
     "commas": ("a;y\n0,5;0\n1,5;1\n", r"'0,5', '1,5'; decimal commas need --decimal ','\)$"),
     "latin-1": ("a,y\né,0\ne,1\n", r"cannot read own.csv as UTF-8 text .* byte 0xe9"),

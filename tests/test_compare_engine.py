@@ -522,10 +522,9 @@ def test_proximal_operators(steps):
     settings = {"prox": {".*weight": L1(0.5)}, "minimum": minimum, "passes": 40, "measure": zeros}
     settings.update(seeds=1, batch_size=5)
     settings["new_net"] = partial(dense, in_units=5)
-    found = regression(
-        ["svrg+nag", "svrg-nystrom", "nag-decay", "sgd", "adam", "lbfgs"], **settings
-    )
-    assert [*found.chosen] == ["svrg+nag", "svrg-nystrom", "nag-decay", "sgd"]
+    names = ["svrg+nag", "svrg-nystrom", "nag-decay", "sgd", "adam", "lbfgs"]
+    found = regression(names, **settings)
+    assert [*found.chosen] == names[:4]
     assert not any(each["snapshots"] for each in steps["sgd"]) and steps["svrg+nag"]
     table = found.table()
     assert 0 < (w == 0).sum() == table["zeros"]["svrg+nag"]

@@ -1,5 +1,6 @@
 """Curvature in NumPy, without a trainer: P, probes, the controller, penalties in P's metric."""
 
+from functools import partial
 from itertools import cycle
 
 import mxnet as mx
@@ -10,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import Asymmetric, counted
 from mxnet import gluon
+from oracle import group_lasso
 
 from gluon_svrg.curvature.direction import as_sums
 from gluon_svrg.curvature.nystrom import NystromApproximation, nystrom
@@ -340,13 +342,10 @@ OPERATORS = {
         lambda z: 0.3 * np.abs(z).sum() + (z**2).sum(),
     ),
     GroupLasso(0.6): (
-        lambda z, t: oracle.group_lasso(z, t, 0.6, rows(z)),
+        lambda z, t: group_lasso(z, t, 0.6, rows(z)),
         lambda z: 0.6 * np.sqrt((z**2).sum(rows(z))).sum(),
     ),
-    GroupLasso(0.6, axis=None): (
-        lambda z, t: oracle.group_lasso(z, t, 0.6),
-        lambda z: 0.6 * np.linalg.norm(z),
-    ),
+    GroupLasso(0.6, None): (partial(group_lasso, strength=0.6), lambda z: 0.6 * np.linalg.norm(z)),
     Box(-0.2, 0.7): (lambda z, t: oracle.box(z, t, -0.2, 0.7), lambda z: 0.0),
     Box(0, np.inf): (lambda z, t: oracle.box(z, t, 0, np.inf), lambda z: 0.0),
     Asymmetric(0.4): (lambda z, t: z - np.clip(z, 0, 0.4 * t), lambda z: 0.4 * z[z > 0].sum()),

@@ -58,9 +58,8 @@ class Problem(Dense):
             weight, bias = net[0].weight.data(device), net[0].bias.data(device)
             fixed, X = as_nd(weight.detach()), as_nd(X)  # only the operator reaches the weight
             hidden = mx.nd.FullyConnected(X, fixed, as_nd(bias), num_hidden=5).tanh()
-            return loss_function(net[1](as_usual(hidden)), y) + as_usual(
-                (self.operator(weight) ** 2).sum()
-            )
+            penalty = (self.operator(weight) ** 2).sum()
+            return loss_function(net[1](as_usual(hidden)), y) + as_usual(penalty)
 
         def loss_of(index, part=None):
             if devices is None:

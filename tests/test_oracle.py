@@ -128,10 +128,7 @@ def test_proximal_operators_find_the_minimum(numbers, rate, strength, ridge, axi
     w, reach = np.array(numbers).reshape(2, 3) / 100, rate * strength
     for size, x in [
         (np.abs(w), oracle.elastic_net(w, rate, strength, ridge) * (1 + rate * ridge)),
-        (
-            np.sqrt(np.sum(w * w, axis=axis, keepdims=True)),
-            oracle.group_lasso(w, rate, strength, axis),
-        ),
+        (np.sqrt((w * w).sum(axis, keepdims=True)), oracle.group_lasso(w, rate, strength, axis)),
     ]:
         np.testing.assert_array_equal(x[np.broadcast_to(size <= reach, w.shape)], 0)
         expected = w - reach * w / np.where(size > 0, size, 1)

@@ -143,10 +143,8 @@ def test_the_statistics_of_each_device(tmp_path):
     straight.play([0, 1, "refresh"])
     straight.save(tmp_path)
     resumed.load(tmp_path)
-    found = [
-        [value.asnumpy() for row in run.trainer.snapshot.values() for value in row]
-        for run in (straight, resumed)
-    ]
+    rows = ([*run.trainer.snapshot.values()] for run in (straight, resumed))
+    found = [[value.asnumpy() for row in each for value in row] for each in rows]
     assert_unchanged(*found)
     assert sum(not np.array_equal(*pair) for pair in zip(found[0][::2], found[0][1::2])) == 2
 
