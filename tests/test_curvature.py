@@ -337,19 +337,15 @@ def rows(z):
 #: For each operator a twin of (z, step), and the penalty.
 OPERATORS = {
     L1(0.5): (lambda z, t: oracle.l1(z, t, 0.5), lambda z: 0.5 * np.abs(z).sum()),
-    ElasticNet(0.3, 2.0): (
-        lambda z, t: oracle.elastic_net(z, t, 0.3, 2.0),
-        lambda z: 0.3 * np.abs(z).sum() + (z**2).sum(),
-    ),
-    GroupLasso(0.6): (
-        lambda z, t: group_lasso(z, t, 0.6, rows(z)),
-        lambda z: 0.6 * np.sqrt((z**2).sum(rows(z))).sum(),
-    ),
+    ElasticNet(0.3, 2.0): (lambda z, t: oracle.elastic_net(z, t, 0.3, 2.0),
+                           lambda z: 0.3 * np.abs(z).sum() + (z**2).sum()),
+    GroupLasso(0.6): (lambda z, t: group_lasso(z, t, 0.6, rows(z)),
+                      lambda z: 0.6 * np.sqrt((z**2).sum(rows(z))).sum()),
     GroupLasso(0.6, None): (partial(group_lasso, strength=0.6), lambda z: 0.6 * np.linalg.norm(z)),
     Box(-0.2, 0.7): (lambda z, t: oracle.box(z, t, -0.2, 0.7), lambda z: 0.0),
     Box(0, np.inf): (lambda z, t: oracle.box(z, t, 0, np.inf), lambda z: 0.0),
     Asymmetric(0.4): (lambda z, t: z - np.clip(z, 0, 0.4 * t), lambda z: 0.4 * z[z > 0].sum()),
-}
+}  # fmt: skip
 each_operator = pytest.mark.parametrize("operator", OPERATORS, ids=repr)
 
 

@@ -88,6 +88,7 @@ def of_numpy(begun):
     return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
 
 
+FOUR_OF_5 = "has 5 mini-batches, and this pass .*had 4"
 ONE = r"The data is a \w+ of arrays.* this is one mini-batch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
@@ -95,16 +96,13 @@ MISTAKES = {
     TypeError: {
         "a closure without arguments for a loader": (
             lambda b: b.refresh(b.closure, gluon.data.DataLoader(DATASET, batch_size=5)),
-            r"with the 2 items of a batch, but its signature is \(\).*lambda: loss_of\(X, y\)",
-        ),
+            r"with the 2 items of a batch, but its signature is \(\).*lambda: loss_of\(X, y\)"),
         "a closure with arguments for a step": (
             lambda b: b.step(b.loss_of),
-            r"called with no arguments, .* \(X, y\).*closure=lambda: loss_of\(X, y\)",
-        ),
+            r"called with no arguments, .* \(X, y\).*closure=lambda: loss_of\(X, y\)"),
         "a data iter": (
             lambda b: b.refresh(data=mx.io.NDArrayIter(PROBLEM.X, PROBLEM.y, 5)),
-            "each of its batches is one object",
-        ),
+            "each of its batches is one object"),
         "a dataset": (lambda b: b.refresh(data=DATASET), "whose items are samples"),
         "one minibatch": (lambda b: b.refresh(data=b.batches[0]), ONE),
         "one in a list": (lambda b: b.refresh(data=[*b.batches[0]]), ONE),
@@ -134,14 +132,10 @@ MISTAKES = {
         "infinity": (lambda b: b.refresh(data=spoiled(b, np.inf)), "full gradient is not finite"),
     },
     RuntimeError: {
-        "a part of the data": (
-            lambda b: b.refresh(data=Short(b.batches)),
-            "has 5 mini-batches, and this pass .*had 4",
-        ),
+        "a part of the data": (lambda b: b.refresh(data=Short(b.batches)), FOUR_OF_5),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
-            r"5 loss entries for a mini-batch, and 3 when it was called again.*draws a mini-batch",
-        ),
+            r"5 loss entries for a mini-batch, and 3 when it was called again.*draws a mini-batch"),
     },
     mx.base.MXNetError: {
         "a dtype": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "float32"))), "have one dtype"),
@@ -152,9 +146,8 @@ MISTAKES = {
         "its own": (lambda b: b.step(failing(b.closure, 0, AssertionError)), "^mine$"),
     },
     OSError: {
-        "data": (lambda b: b.refresh(data=map(failing(tuple, 1, OSError), b.batches)), "^mine$"),
-    },
-}
+        "data": (lambda b: b.refresh(data=map(failing(tuple, 1, OSError), b.batches)), "^mine$")},
+}  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -178,7 +171,7 @@ def test_a_loader_that_goes_on_after_a_break(begun):
         return begun.refresh(lambda index: begun.of_index(index.asnumpy().astype(int)), data)
 
     if mx.__version__.startswith("2"):
-        with begun.refuses(RuntimeError, "has 5 mini-batches, and this pass .*had 4"):
+        with begun.refuses(RuntimeError, FOUR_OF_5):
             refresh()
     assert refresh() == begun.refresh()
 
@@ -193,12 +186,9 @@ BAD = {
     "unrelated": (unrelated, ValueError, "none of the trainer's parameters"),
     "used up": (lambda loss: loss.backward() or loss, RuntimeError, r"backward\(\) itself"),
     "not computed": (lambda loss: array(np.ones(loss.shape)), RuntimeError, "cannot be differ"),
-    "elsewhere": (
-        lambda loss: loss.copyto(contexts(4)[3]),
-        ValueError,
-        r"loss on \w+\(3\).*parameters are on \w+\(0\)",
-    ),
-}
+    "elsewhere": (lambda loss: loss.copyto(contexts(4)[3]), ValueError,
+                  r"loss on \w+\(3\).*parameters are on \w+\(0\)"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("bad, error, message", BAD.values(), ids=BAD)

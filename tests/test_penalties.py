@@ -113,41 +113,29 @@ def by_scikit_learn(name, **settings):
     return minimum
 
 
+def nnls(X, y):
+    return pytest.importorskip("scipy.optimize").nnls(X, y)
+
+
 LOGISTIC = {"penalty": "l1", "C": 1 / 0.05 / 569, "solver": "liblinear"}
 #: Data, operator, the minimum, and the penalty.
 PROBLEMS = {
     "lasso": ("diabetes", L1(5.0), by_scikit_learn("Lasso", alpha=5.0), lambda w: 5 * abs(w).sum()),
     "elastic net": (
-        "diabetes",
-        ElasticNet(3.0, 1.0),
-        by_scikit_learn("ElasticNet", alpha=4.0, l1_ratio=0.75),
-        lambda w: 3 * abs(w).sum() + (w**2).sum() / 2,
-    ),
+        "diabetes", ElasticNet(3.0, 1.0), by_scikit_learn("ElasticNet", alpha=4.0, l1_ratio=0.75),
+        lambda w: 3 * abs(w).sum() + (w**2).sum() / 2),
     "logistic": (
-        "breast_cancer",
-        L1(0.05),
-        by_scikit_learn("LogisticRegression", **LOGISTIC),
-        lambda w: 0.05 * abs(w).sum(),
-    ),
-    "bounds": (
-        "diabetes",
-        Box(0, np.inf),
-        lambda X, y: pytest.importorskip("scipy.optimize").nnls(X, y)[0],
-        lambda w: 0.0,
-    ),
+        "breast_cancer", L1(0.05), by_scikit_learn("LogisticRegression", **LOGISTIC),
+        lambda w: 0.05 * abs(w).sum()),
+    "bounds": ("diabetes", Box(0, np.inf), lambda X, y: nnls(X, y)[0], lambda w: 0.0),
     "inputs in groups": (
-        "made",
-        GroupLasso(0.1, axis=1),
+        "made", GroupLasso(0.1, axis=1),
         by_gradients(lambda w, step: oracle.group_lasso(w, step, 0.1, 0)),
-        lambda w: 0.1 * np.linalg.norm(w, axis=0).sum(),
-    ),
+        lambda w: 0.1 * np.linalg.norm(w, axis=0).sum()),
     "a user's": (
-        "diabetes",
-        Asymmetric(5.0),
-        by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
-        lambda w: 5 * np.maximum(w, 0).sum(),
-    ),
-}
+        "diabetes", Asymmetric(5.0), by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
+        lambda w: 5 * np.maximum(w, 0).sum()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name, dtype", [*((n, "float32") for n in PROBLEMS), ("lasso", "float64")])
@@ -199,7 +187,7 @@ def test_a_start_outside_of_bounds(steps):
     training.steps(training.batches()[:steps])
     training.train(8)
     training.refresh()
-    best = pytest.importorskip("scipy.optimize").nnls(X, -y)[1] ** 2 / len(X) / 2
+    best = nnls(X, -y)[1] ** 2 / len(X) / 2
     np.testing.assert_allclose(training.trainer.history[-1]["objective"], best, rtol=1e-6)
 
 
