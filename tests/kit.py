@@ -137,10 +137,15 @@ def failing(closure, good_calls, error=KeyError):
     return wrapped
 
 
+def table(names, *rows, **kwargs):
+    """A test runs on each row."""
+    return pytest.mark.parametrize(names, rows, **kwargs)
+
+
 def refusals(*rows):
     """A test of calls: each row has one, the error that it raises, and what its message says."""
 
-    @pytest.mark.parametrize("call, error, message", rows)
+    @table("call, error, message", *rows)
     def test(call, error, message):
         with pytest.raises(error, match=message):
             call()

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs import run
+from kit import table
 from problems import array
 from test_compare_engine import lowest
 
@@ -222,17 +223,15 @@ def test_a_file(separator, tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("cells", "classes"),
-    [
-        (["no", "yes", "no", "yes", "no"], [0, 1, 0, 1, 0]),
-        (["NA", "None", "a", "NA", "a", "None"], [0, 1, 2, 0, 2, 1]),
-        ([7, 3, 7, 3, 9, 9], [1, 0, 1, 0, 2, 2]),
-        ([True, False, True, False], [1, 0, 1, 0]),
-        ([1, 2, 3, 4, 5], None),
-        ([1.5, 2] * 3, None),
-        ([*range(21)] * 2, None),
-    ],
+    (["no", "yes", "no", "yes", "no"], [0, 1, 0, 1, 0]),
+    (["NA", "None", "a", "NA", "a", "None"], [0, 1, 2, 0, 2, 1]),
+    ([7, 3, 7, 3, 9, 9], [1, 0, 1, 0, 2, 2]),
+    ([True, False, True, False], [1, 0, 1, 0]),
+    ([1, 2, 3, 4, 5], None),
+    ([1.5, 2] * 3, None),
+    ([*range(21)] * 2, None),
 )
 def test_classes_and_numbers(cells, classes, tmp_path):
     path = tmp_path / "own.csv"

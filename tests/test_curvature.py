@@ -9,7 +9,7 @@ import oracle
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from kit import Asymmetric, counted
+from kit import Asymmetric, counted, table
 from mxnet import gluon
 from oracle import group_lasso
 
@@ -69,14 +69,12 @@ def test_nystrom(rank, known, entries, decay):
     assert not is_limited
 
 
-@pytest.mark.parametrize(
+@table(
     "curvature, decay, entries, rho, is_limited",
-    [
-        ([1.0, 1e-9], 0.0, 1e9, 1e-6, True),
-        ([1.0, 1e-9], 1e-5, 1e9, 1e-5, False),
-        ([1.0, 1e-3], 0.0, 10, 1e-3**0.5, False),
-        ([1.0, -0.5], 0.0, 1e9, 0.55, False),  # what curves downward counts as 0
-    ],
+    ([1.0, 1e-9], 0.0, 1e9, 1e-6, True),
+    ([1.0, 1e-9], 1e-5, 1e9, 1e-5, False),
+    ([1.0, 1e-3], 0.0, 10, 1e-3**0.5, False),
+    ([1.0, -0.5], 0.0, 1e9, 0.55, False),  # what curves downward counts as 0
 )
 def test_least_curvature(curvature, decay, entries, rho, is_limited):
     """Whether rounding sets it."""
@@ -118,9 +116,7 @@ def measured(found, Hessians, entries=16.0, decays=0.0, size=None):
         arrays += [x for each in state for x in each.values() if isinstance(x, np.ndarray)]
 
 
-@pytest.mark.parametrize(
-    "size, rank, entries", [(5, 50, 1000), (40, 4, 1000), (40, 50, 100), (5, 50, 9)]
-)
+@table("size, rank, entries", (5, 50, 1000), (40, 4, 1000), (40, 50, 100), (5, 50, 9))
 def test_arrays_have_the_layout_of_a_file(size, rank, entries):
     """C's: with another one, BLAS would sum differently after a file than before it.
 
@@ -424,19 +420,17 @@ def group_subgradient(w, g, strength):
     return g + strength * w / norm if norm else g * max(1 - strength / slope, 0)
 
 
-@pytest.mark.parametrize(
+@table(
     "operator, w, expected",
-    [
-        (L1(0.5), [2.0, -1.0, 0.0], oracle.L1InMetric(np.full(3, 0.5)).least),
-        (ElasticNet(0.5, 2.0), [2.0, -1.0, 0.0],
-         lambda w, g: oracle.L1InMetric(np.full(3, 0.5)).least(w, g + 2 * w)),
-        (GroupLasso(0.5, None), [2.0, -1.0, 0.0], lambda w, g: group_subgradient(w, g, 0.5)),
-        (GroupLasso(0.5, None), [0.0, 0.0, 0.0], lambda w, g: group_subgradient(w, g, 0.5)),
-        (Box(-1, 2), [2.0, -1.0, 0.0],
-         lambda w, g: np.where((w == 2) & (g < 0) | (w == -1) & (g > 0), 0, g)),
-        (Asymmetric(0.4), [2.0, -1.0, 0.0],
-         lambda w, g: np.where(w, g + 0.4 * (w > 0), g - np.clip(g, -0.4, 0))),
-    ],
+    (L1(0.5), [2.0, -1.0, 0.0], oracle.L1InMetric(np.full(3, 0.5)).least),
+    (ElasticNet(0.5, 2.0), [2.0, -1.0, 0.0],
+     lambda w, g: oracle.L1InMetric(np.full(3, 0.5)).least(w, g + 2 * w)),
+    (GroupLasso(0.5, None), [2.0, -1.0, 0.0], lambda w, g: group_subgradient(w, g, 0.5)),
+    (GroupLasso(0.5, None), [0.0, 0.0, 0.0], lambda w, g: group_subgradient(w, g, 0.5)),
+    (Box(-1, 2), [2.0, -1.0, 0.0],
+     lambda w, g: np.where((w == 2) & (g < 0) | (w == -1) & (g > 0), 0, g)),
+    (Asymmetric(0.4), [2.0, -1.0, 0.0],
+     lambda w, g: np.where(w, g + 0.4 * (w > 0), g - np.clip(g, -0.4, 0))),
 )  # fmt: skip
 def test_least_subgradient(operator, w, expected):
     """The slope in the steepest direction down, 0 at a minimum."""

@@ -15,7 +15,7 @@ import mxnet as mx
 import numpy as np
 import pytest
 from jobs import start
-from kit import assert_unchanged, everything, sequence
+from kit import assert_unchanged, everything, sequence, table
 from mxnet import gluon
 from mxnet.lr_scheduler import FactorScheduler, LRScheduler
 from problems import array
@@ -295,20 +295,18 @@ def described(names):
     return [Description(name, None, (3, 3), "float32", True) for name in names.split()]
 
 
-@pytest.mark.parametrize(
+@table(
     "then, now, positions",
-    [
-        ("dense9_weight dense10_weight", "dense3_weight dense2_weight", [1, 0]),
-        ("dense10_weight dense2_weight", "dense107_weight dense97_weight", [0, 1]),
-        ("a3_dense12_w a3_dense9_w b_w", "b_w a7_dense0_w a7_dense1_w", [2, 1, 0]),
-        ("conv2d5_weight lstm4_l0_i2h", "lstm0_l0_i2h conv2d1_weight", [1, 0]),
-        ("w w1", "w9 w", [1, 0]),
-        ("weight", "bias", None),
-        ("dense0_weight dense1_weight", "dense0_weight dense0_bias", None),
-        ("weight bias weight", "weight bias weight", [0, 1, 2]),  # a list of 2.0
-        ("weight bias weight", "weight weight bias", None),
-        ("w0", "w0 w1", None),
-    ],
+    ("dense9_weight dense10_weight", "dense3_weight dense2_weight", [1, 0]),
+    ("dense10_weight dense2_weight", "dense107_weight dense97_weight", [0, 1]),
+    ("a3_dense12_w a3_dense9_w b_w", "b_w a7_dense0_w a7_dense1_w", [2, 1, 0]),
+    ("conv2d5_weight lstm4_l0_i2h", "lstm0_l0_i2h conv2d1_weight", [1, 0]),
+    ("w w1", "w9 w", [1, 0]),
+    ("weight", "bias", None),
+    ("dense0_weight dense1_weight", "dense0_weight dense0_bias", None),
+    ("weight bias weight", "weight bias weight", [0, 1, 2]),  # a list of 2.0
+    ("weight bias weight", "weight weight bias", None),
+    ("w0", "w0 w1", None),
 )
 def test_names(then, now, positions):
     if positions is None:

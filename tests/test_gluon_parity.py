@@ -11,7 +11,7 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import amp, assert_unchanged, backward, plain_step, scale_losses, svrg_step
+from kit import amp, assert_unchanged, backward, plain_step, scale_losses, svrg_step, table
 from mxnet import autograd, gluon
 from plays import BATCHES, PROBLEM, TWO
 from problems import array, distance, parameters, values
@@ -244,17 +244,15 @@ OF_VERSION = (
 )
 
 
-@pytest.mark.parametrize(
+@table(
     "name, settings",
-    [
-        ("sgd", {"clip_gradient": 0.05}),
-        ("sgd", {"momentum": 0.9, "multi_precision": True}),
-        ("sgd", {"momentum": 0.5, "clip_gradient": 0.02, "wd": 0.1}),
-        ("lars", {"lazy_update": True}),
-        ("lars", {**LARS, "lazy_update": False, "wd": 0.01}),
-        ("lars", {**LARS, "clip_gradient": 0.05}),
-        *(("lars", {**LARS, **settings}) for settings in OF_VERSION),
-    ],
+    ("sgd", {"clip_gradient": 0.05}),
+    ("sgd", {"momentum": 0.9, "multi_precision": True}),
+    ("sgd", {"momentum": 0.5, "clip_gradient": 0.02, "wd": 0.1}),
+    ("lars", {"lazy_update": True}),
+    ("lars", {**LARS, "lazy_update": False, "wd": 0.01}),
+    ("lars", {**LARS, "clip_gradient": 0.05}),
+    *(("lars", {**LARS, **settings}) for settings in OF_VERSION),
     ids=str,
 )
 def test_settings(name, settings):

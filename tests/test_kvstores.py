@@ -36,16 +36,14 @@ def check(name, devices, kvstore, **kwargs):
 INSTANCE, IN_PYTHON = (partial(mx.kv.create, name) for name in ("device", "teststore"))
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "devices, kvstore, updates",
-    [
-        *((TWO, kvstore, [None, True, False]) for kvstore in ("local", "Device", INSTANCE)),
-        (TWO, "teststore", [None]),  # with one device, `gluon.Trainer` would drop the name
-        (TWO, IN_PYTHON, [None]),
-        (None, None, [None]),
-        (None, "device", [False]),
-        (None, INSTANCE, [None, True, False]),  # one that is given as it is updates, even there
-    ],
+    *((TWO, kvstore, [None, True, False]) for kvstore in ("local", "Device", INSTANCE)),
+    (TWO, "teststore", [None]),  # with one device, `gluon.Trainer` would drop the name
+    (TWO, IN_PYTHON, [None]),
+    (None, None, [None]),
+    (None, "device", [False]),
+    (None, INSTANCE, [None, True, False]),  # one that is given as it is updates, even there
 )
 def test_each_kvstore(devices, kvstore, updates):
     """However a minibatch is split; a device may have no part of it."""
@@ -76,22 +74,20 @@ HAS_NCCL = mx.runtime.Features().is_enabled("NCCL")
 SARAH, UPDATE = {"cls": SARAHTrainer}, {"update_on_kvstore": True}
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "kvstore, devices, settings, message",
-    [
-        *((name, devices, {}, KNOWN) for name, devices in NAMES),  # MXNet takes another or none
-        *([] if HAS_NCCL else [("nccl", 1, {}, "built with NCCL")]),
-        (None, 2, {}, r"kvstore=None with 2 devices.*drift apart"),
-        ("device", 1, UPDATE, "update_on_kvstore=True with one device"),
-        ("dist_async", 1, {"update_on_kvstore": False}, "=False with kvstore='dist_async'"),
-        ("horovod", 1, UPDATE, "update_on_kvstore=True with kvstore='horovod'"),
-        ("dist_async", 2, SARAH, "SARAHTrainer needs .* never reduces gradients"),
-        ("dist_async", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* never reduces gradients"),
-        ("device", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* the kvstore keeps it"),
-        ("dist_sync", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* the kvstore keeps it"),
-        ("local", 2, {"compression_params": TWO_BITS}, "compress gradients in a kvstore 'local'"),
-        ("dist_sync", 2, {"compression_params": TWO_BITS}, "compress .* a kvstore 'dist_sync'"),
-    ],
+    *((name, devices, {}, KNOWN) for name, devices in NAMES),  # MXNet takes another or none
+    *([] if HAS_NCCL else [("nccl", 1, {}, "built with NCCL")]),
+    (None, 2, {}, r"kvstore=None with 2 devices.*drift apart"),
+    ("device", 1, UPDATE, "update_on_kvstore=True with one device"),
+    ("dist_async", 1, {"update_on_kvstore": False}, "=False with kvstore='dist_async'"),
+    ("horovod", 1, UPDATE, "update_on_kvstore=True with kvstore='horovod'"),
+    ("dist_async", 2, SARAH, "SARAHTrainer needs .* never reduces gradients"),
+    ("dist_async", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* never reduces gradients"),
+    ("device", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* the kvstore keeps it"),
+    ("dist_sync", 2, {**SARAH, **UPDATE}, "SARAHTrainer needs .* the kvstore keeps it"),
+    ("local", 2, {"compression_params": TWO_BITS}, "compress gradients in a kvstore 'local'"),
+    ("dist_sync", 2, {"compression_params": TWO_BITS}, "compress .* a kvstore 'dist_sync'"),
 )
 def test_what_is_refused(kvstore, devices, settings, message, monkeypatch):
     monkeypatch.delenv("DMLC_NUM_WORKER", raising=False)
@@ -156,9 +152,7 @@ def test_without_horovod():
         make(kvstore="horovod")
 
 
-@pytest.mark.parametrize(
-    "variables", [{"HOROVOD_SIZE": "2"}, {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"}]
-)
+@kit.table("variables", {"HOROVOD_SIZE": "2"}, {"DMLC_ROLE": "worker", "DMLC_NUM_WORKER": "2"})
 def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monkeypatch):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 from jobs import GLUON_SVRG, PACKAGE, assert_nothing_left, finish, found_by, run, start, words_of
+from kit import table
 
 from gluon_svrg.commands import cli
 from gluon_svrg.commands.join import Rank, find_rank
@@ -27,24 +28,22 @@ MPIRUN.update(OMPI_COMM_WORLD_LOCAL_SIZE="2", PMIX_NAMESPACE="prterun-a-5@1")
 KUBERNETES = {"JOB_COMPLETION_INDEX": "0"}
 
 
-@pytest.mark.parametrize(
+@table(
     "words, variables, message",
-    [
-        ("launch -n 0 -- a", {}, "expected a positive whole number, got '0'"),
-        ("launch -n x -- a", {}, "expected a positive whole number, got 'x'"),
-        ("launch -n 1 --timeout -2 -- a", {}, "--timeout: invalid seconds value: '-2'"),
-        ("launch -n 1", {}, "there is no command: end with -- python train.py"),
-        ("launch -n 1 -- no-such-command", {}, "No such file or directory: 'no-such-command'"),
-        ("launch", {}, "required: -n"),
-        ("join -n 2 -- a", {}, "no engine has told this process its rank"),
-        ("join -n 2 -- a", {"SLURM_PROCID": "0"}, "no engine has told"),  # in a batch script
-        ("join -n 2 -- a", MPIRUN, "on several machines, name that of rank 0: --scheduler HOST"),
-        ("join -n 3 -- a", MPIRUN, "1 servers and 3 workers are 5 ranks, and there are 4: start 5"),
-        ("join -n 1 -- a", MPIRUN, "1 servers and 1 workers are 3 ranks, and there are 4: start 3"),
-        ("join -n 1 -- a", {"JOB_COMPLETION_INDEX": "3"}, "are 3 ranks, and there are 4: start 3"),
-        ("join -n 1 --scheduler a:x -- a", {}, "invalid host_and_port value: 'a:x'"),
-        ("join -n 1 --scheduler 192.0.2.1 -- a", KUBERNETES, "rank 0, the scheduler, cannot use"),
-    ],
+    ("launch -n 0 -- a", {}, "expected a positive whole number, got '0'"),
+    ("launch -n x -- a", {}, "expected a positive whole number, got 'x'"),
+    ("launch -n 1 --timeout -2 -- a", {}, "--timeout: invalid seconds value: '-2'"),
+    ("launch -n 1", {}, "there is no command: end with -- python train.py"),
+    ("launch -n 1 -- no-such-command", {}, "No such file or directory: 'no-such-command'"),
+    ("launch", {}, "required: -n"),
+    ("join -n 2 -- a", {}, "no engine has told this process its rank"),
+    ("join -n 2 -- a", {"SLURM_PROCID": "0"}, "no engine has told"),  # in a batch script
+    ("join -n 2 -- a", MPIRUN, "on several machines, name that of rank 0: --scheduler HOST"),
+    ("join -n 3 -- a", MPIRUN, "1 servers and 3 workers are 5 ranks, and there are 4: start 5"),
+    ("join -n 1 -- a", MPIRUN, "1 servers and 1 workers are 3 ranks, and there are 4: start 3"),
+    ("join -n 1 -- a", {"JOB_COMPLETION_INDEX": "3"}, "are 3 ranks, and there are 4: start 3"),
+    ("join -n 1 --scheduler a:x -- a", {}, "invalid host_and_port value: 'a:x'"),
+    ("join -n 1 --scheduler 192.0.2.1 -- a", KUBERNETES, "rank 0, the scheduler, cannot use"),
 )
 def test_wrong_calls(words, variables, message):
     status, output = run([*GLUON_SVRG, *words.split()], **variables)
@@ -153,20 +152,18 @@ def test_nothing_of_ours_listens():
         assert "listen" not in path.read_text(), path
 
 
-@pytest.mark.parametrize(
+@table(
     "variables, expected",
-    [
-        (MPIRUN, (3, 4, "prterun-a-5@1", None)),
-        ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (3, 4, "prterun-a-5@1", "127.0.0.1")),
-        ({**SLURM, **MPIRUN}, (3, 4, "prterun-a-5@1", None)),  # mpirun in an allocation
-        (SLURM, (1, 8, "7.3", "node03")),
-        ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8"}, (1, 8, "7.3", "127.0.0.1")),
-        ({**SLURM, "SLURM_STEP_NODELIST": "gpu1-[4-9]"}, (1, 8, "7.3", "gpu1-4")),
-        ({**SLURM, "SLURM_STEP_NODELIST": "a,b"}, (1, 8, "7.3", "a")),
-        ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, "", None)),
-        ({"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}, (1, 3, "", "127.0.0.1")),
-        (KUBERNETES, (0, None, "", None)),
-    ],
+    (MPIRUN, (3, 4, "prterun-a-5@1", None)),
+    ({**MPIRUN, "OMPI_COMM_WORLD_LOCAL_SIZE": "4"}, (3, 4, "prterun-a-5@1", "127.0.0.1")),
+    ({**SLURM, **MPIRUN}, (3, 4, "prterun-a-5@1", None)),  # mpirun in an allocation
+    (SLURM, (1, 8, "7.3", "node03")),
+    ({**SLURM, "SLURM_STEP_TASKS_PER_NODE": "8"}, (1, 8, "7.3", "127.0.0.1")),
+    ({**SLURM, "SLURM_STEP_NODELIST": "gpu1-[4-9]"}, (1, 8, "7.3", "gpu1-4")),
+    ({**SLURM, "SLURM_STEP_NODELIST": "a,b"}, (1, 8, "7.3", "a")),
+    ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, "", None)),
+    ({"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}, (1, 3, "", "127.0.0.1")),
+    (KUBERNETES, (0, None, "", None)),
 )
 def test_ranks(variables, expected):
     assert find_rank(variables) == Rank(*expected)

@@ -9,7 +9,7 @@ from operator import methodcaller
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import backward, clear, gradients
+from kit import backward, clear, gradients, table
 from mxnet import gluon
 from plays import PARTS, STATIC, TWO, Play, each_method
 from problems import IS_NUMPY_LIKE, Dense, array, distance, parameters, values
@@ -220,9 +220,7 @@ class WithBackward(Play):
         clear(self.net)
 
 
-@pytest.mark.parametrize(
-    "devices, kinds", [(None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step"))]
-)
+@table("devices, kinds", (None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step")))
 @each_method
 def test_a_static_graph_and_another_grad_req(case, devices, kinds):
     """It changes in mid-training, to and fro."""

@@ -118,12 +118,10 @@ BESIDE = [("sgd", None, Play.refresh), ("adam", TWO, Play.refresh), ("adadelta",
 WITHOUT = [("sgd", None, refresh_and_discard), ("sgd", TWO, None)]
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "name, own, optimizer, devices, between",
-    [
-        *((*factors, *way) for factors in FACTORS for way in BESIDE),
-        *((name, {}, *way) for name in ("SVRG", "SARAH") for way in WITHOUT),
-    ],
+    *((*factors, *way) for factors in FACTORS for way in BESIDE),
+    *((name, {}, *way) for name in ("SVRG", "SARAH") for way in WITHOUT),
 )
 def test_the_plain_optimizer(name, own, optimizer, devices, between):
     """It is `gluon.Trainer`, bit for bit; on one device also for layers that are not reached."""

@@ -90,9 +90,7 @@ class One(mx.init.Initializer):
         array[() if array.shape == () else slice(None)] = 1
 
 
-@pytest.mark.parametrize(
-    "shape", [() if IS_NUMPY_LIKE else (1,), (2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 1, 1)]
-)
+@kit.table("shape", () if IS_NUMPY_LIKE else (1,), (2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 1, 1))
 def test_parameters_of_several_dtypes_and_of_any_shape(shape):
     """Without dimensions on 2.0; oneDNN has at most six."""
     weight = gluon.Parameter("weight", shape=shape, dtype="float32", init=One())

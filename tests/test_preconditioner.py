@@ -185,38 +185,34 @@ def test_trajectory(problem, bound, optimizer, plain):
 
 
 @pytest.mark.filterwarnings("ignore:An epoch has")  # where two mini-batches make one step
-@pytest.mark.parametrize(
+@kit.table(
     "settings",
-    [
-        {"rank": 0},
-        {"rank": 2},
-        {"problem": STEEP},
-        {"how": "scaled"},
-        {"l1": 0.02},
-        {"l1": 0.02, "optimizer": "sgd", "devices": TWO},
-        {"l1": 0.02, "how": "halves", "size": 1},
-        {"problem": RARE},
-        {"wd": 40.0},
-        *({"how": how, "devices": TWO} for how in ("step", "halves", "add", "stored")),
-        *({"how": how, "size": size} for how in ("step", "means") for size in (1, 1000)),
-        *({"problem": problem, "dtype": "float32"} for problem in (REGRESSION, CLASSES)),
-    ],
+    {"rank": 0},
+    {"rank": 2},
+    {"problem": STEEP},
+    {"how": "scaled"},
+    {"l1": 0.02},
+    {"l1": 0.02, "optimizer": "sgd", "devices": TWO},
+    {"l1": 0.02, "how": "halves", "size": 1},
+    {"problem": RARE},
+    {"wd": 40.0},
+    *({"how": how, "devices": TWO} for how in ("step", "halves", "add", "stored")),
+    *({"how": how, "size": size} for how in ("step", "means") for size in (1, 1000)),
+    *({"problem": problem, "dtype": "float32"} for problem in (REGRESSION, CLASSES)),
 )
 def test_trajectory_in_every_way(settings):
     """The direction depends on the loss entries of a minibatch, and not on the batch size."""
     Pair(**settings).train(tolerance=5e-4 if "dtype" in settings else 1e-7)
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "backs, script",
-    [
-        (0, [19, 2, 18, *("refresh", 0, 1, 2), *("refresh", 0, 1, 2, 3), "refresh", "refresh", 4]),
-        (1, [1.1, 0, 12 / 11, "refresh"]),  # the loss has fallen, but not with the weight decay
-        (0, [1.2, 0, 11 / 12, "refresh"]),  # it has risen, but not with the weight decay
-        (0, [*[*range(23), "refresh"] * 3, *range(23), 1.1, *[3] * 13]),  # a small rise
-        (0, [*range(23), "refresh", *range(8), 1.6, *[3] * 13]),  # to below the loss at the start
-        (0, [*range(23), "refresh", *[22] * 6]),  # smaller mini-batches than before
-    ],
+    (0, [19, 2, 18, *("refresh", 0, 1, 2), *("refresh", 0, 1, 2, 3), "refresh", "refresh", 4]),
+    (1, [1.1, 0, 12 / 11, "refresh"]),  # the loss has fallen, but not with the weight decay
+    (0, [1.2, 0, 11 / 12, "refresh"]),  # it has risen, but not with the weight decay
+    (0, [*[*range(23), "refresh"] * 3, *range(23), 1.1, *[3] * 13]),  # a small rise
+    (0, [*range(23), "refresh", *range(8), 1.6, *[3] * 13]),  # to below the loss at the start
+    (0, [*range(23), "refresh", *[22] * 6]),  # smaller mini-batches than before
 )
 def test_trajectory_by_hand(backs, script):
     """Refreshes, also in mid-measurement; jumps by factors; steps, the largest gradient first."""
@@ -396,14 +392,12 @@ def test_all_values_go_back():
     assert_unchanged(before, [p.data().asnumpy() for p in parameters])
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "actions, entries",
-    [
-        ([3], 3 * 9 + 2 * 4 * 9),  # four gradients for three products, of two minibatches
-        ([3, "refresh"], 99 + 205),
-        ([3, "refresh", 5], 304 + 5 * 2 * 9 + 2 * 4 * 9 + 2 * 4 * 9),  # and a sketch of rank 3
-        ([3, "jump", "refresh"], 99 + 205),
-    ],
+    ([3], 3 * 9 + 2 * 4 * 9),  # four gradients for three products, of two minibatches
+    ([3, "refresh"], 99 + 205),
+    ([3, "refresh", 5], 304 + 5 * 2 * 9 + 2 * 4 * 9 + 2 * 4 * 9),  # and a sketch of rank 3
+    ([3, "jump", "refresh"], 99 + 205),
 )
 def test_all_gradients_are_counted(actions, entries):
     run = Run(net=CLASSES.network(), lock_random=False)
@@ -500,43 +494,41 @@ def change_too_early():
     run.trainer.allreduce_grads()
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "error, message, program",
-    [
-        (TypeError, "rank must be a whole number", lambda: Nystrom(2.5)),
-        (ValueError, "rank must be 0 or more", lambda: Nystrom(-1)),
-        (TypeError, r"as in Nystrom\(\), got type", lambda: Run(preconditioner=Nystrom)),
-        (ValueError, "'nag' or 'sgd', got Adam", lambda: Run(optimizer="adam")),
-        (ValueError, "'nag' or 'sgd', got SGLD", lambda: Run(optimizer=mx.optimizer.SGLD())),
-        (ValueError, "sets the learning_rate", lambda: Run(settings={"learning_rate": 0.1})),
-        (ValueError, "sets the momentum itself", lambda: Run(settings={"momentum": 0.9})),
-        (ValueError, "with lr_scheduler", lambda: Run(optimizer=SGD(lr_scheduler=SCHEDULER))),
-        (ValueError, "with lr_scheduler", lambda: Run(settings={"lr_scheduler": SCHEDULER})),
-        (ValueError, "with clip_gradient", lambda: Run(optimizer=SGD(clip_gradient=1.0))),
-        (ValueError, "with clip_gradient", lambda: Run(settings={"clip_gradient": 1.0})),
-        (ValueError, "with compression", lambda: Run(compression_params={"type": "2bit"})),
-        (ValueError, "update_on_kvstore=True", lambda: Run(update_on_kvstore=True)),
-        (ValueError, "'dist_async' never reduces", lambda: Run(kvstore="dist_async")),
-        (ValueError, "needs coefficient=1", lambda: Run(coefficient=0.5)),
-        (ValueError, "needs coefficient=1", lambda: setattr(Run().trainer, "coefficient", 0.5)),
-        (NotImplementedError, "needs a method value", lambda: Run(prox=WithoutValue())),
-        (ValueError, "sets the learning_rate", lambda: Run(optimizer=SGD(learning_rate=0.3))),
-        (ValueError, "sets the momentum", lambda: Run(optimizer=mx.optimizer.NAG(momentum=0.5))),
-        (RuntimeError, "Leave set_learning_rate", lambda: Run().trainer.set_learning_rate(1)),
-        (RuntimeError, r"step\(\) needs SVRG grad", lambda: Run().trainer.step(9)),
-        (RuntimeError, r"grads\(\) needs SVRG gr", lambda: Run().trainer.allreduce_grads()),
-        (RuntimeError, "SVRG would lose the change", change_too_early),
-        (TypeError, "got float16", lambda: play(lambda run: run.net.cast("float16"))),
-        (TypeError, "and float64", lambda: play(lambda run: run.net[0].bias.cast("float64"))),
-        (ValueError, "has an lr_mult",
-         lambda: play(lambda run: setattr(run.net[0].bias, "lr_mult", 0.5))),
-        *[(ValueError, "is sparse", lambda: play(problem=SPARSE, net=SPARSE.network()))][ON_2:],
-        (FloatingPointError, "No direction", lambda: play_with_loss(lambda out: out)),
-        (FloatingPointError, "No direction", lambda: play_with_loss(lambda out: -(out**2))),
-        (FloatingPointError, "data finite", lambda: play_with_loss(lambda out: out * np.nan)),
-        (FloatingPointError, "full gradient", lambda: play_with_loss(lambda out: out * np.nan, 0)),
-        (FloatingPointError, "data finite", lambda: play_with_loss(lambda out: (out * 1e30) ** 2)),
-    ],
+    (TypeError, "rank must be a whole number", lambda: Nystrom(2.5)),
+    (ValueError, "rank must be 0 or more", lambda: Nystrom(-1)),
+    (TypeError, r"as in Nystrom\(\), got type", lambda: Run(preconditioner=Nystrom)),
+    (ValueError, "'nag' or 'sgd', got Adam", lambda: Run(optimizer="adam")),
+    (ValueError, "'nag' or 'sgd', got SGLD", lambda: Run(optimizer=mx.optimizer.SGLD())),
+    (ValueError, "sets the learning_rate", lambda: Run(settings={"learning_rate": 0.1})),
+    (ValueError, "sets the momentum itself", lambda: Run(settings={"momentum": 0.9})),
+    (ValueError, "with lr_scheduler", lambda: Run(optimizer=SGD(lr_scheduler=SCHEDULER))),
+    (ValueError, "with lr_scheduler", lambda: Run(settings={"lr_scheduler": SCHEDULER})),
+    (ValueError, "with clip_gradient", lambda: Run(optimizer=SGD(clip_gradient=1.0))),
+    (ValueError, "with clip_gradient", lambda: Run(settings={"clip_gradient": 1.0})),
+    (ValueError, "with compression", lambda: Run(compression_params={"type": "2bit"})),
+    (ValueError, "update_on_kvstore=True", lambda: Run(update_on_kvstore=True)),
+    (ValueError, "'dist_async' never reduces", lambda: Run(kvstore="dist_async")),
+    (ValueError, "needs coefficient=1", lambda: Run(coefficient=0.5)),
+    (ValueError, "needs coefficient=1", lambda: setattr(Run().trainer, "coefficient", 0.5)),
+    (NotImplementedError, "needs a method value", lambda: Run(prox=WithoutValue())),
+    (ValueError, "sets the learning_rate", lambda: Run(optimizer=SGD(learning_rate=0.3))),
+    (ValueError, "sets the momentum", lambda: Run(optimizer=mx.optimizer.NAG(momentum=0.5))),
+    (RuntimeError, "Leave set_learning_rate", lambda: Run().trainer.set_learning_rate(1)),
+    (RuntimeError, r"step\(\) needs SVRG grad", lambda: Run().trainer.step(9)),
+    (RuntimeError, r"grads\(\) needs SVRG gr", lambda: Run().trainer.allreduce_grads()),
+    (RuntimeError, "SVRG would lose the change", change_too_early),
+    (TypeError, "got float16", lambda: play(lambda run: run.net.cast("float16"))),
+    (TypeError, "and float64", lambda: play(lambda run: run.net[0].bias.cast("float64"))),
+    (ValueError, "has an lr_mult",
+     lambda: play(lambda run: setattr(run.net[0].bias, "lr_mult", 0.5))),
+    *[(ValueError, "is sparse", lambda: play(problem=SPARSE, net=SPARSE.network()))][ON_2:],
+    (FloatingPointError, "No direction", lambda: play_with_loss(lambda out: out)),
+    (FloatingPointError, "No direction", lambda: play_with_loss(lambda out: -(out**2))),
+    (FloatingPointError, "data finite", lambda: play_with_loss(lambda out: out * np.nan)),
+    (FloatingPointError, "full gradient", lambda: play_with_loss(lambda out: out * np.nan, 0)),
+    (FloatingPointError, "data finite", lambda: play_with_loss(lambda out: (out * 1e30) ** 2)),
 )  # fmt: skip
 def test_errors(error, message, program):
     with pytest.raises(error, match=message):
@@ -556,13 +548,11 @@ def test_another_weight_decay():
     run.play([3, "refresh", 9])
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "rank, before, steps",
-    [
-        (50, ["flat", 6, "curved", 2, "refresh"], 0),
-        (0, [*["empty"] * 12, 2, "refresh"], 0),
-        (50, ["refresh", 9, "refresh", 9, "refresh"], 2),  # until there is a second sketch
-    ],
+    (50, ["flat", 6, "curved", 2, "refresh"], 0),
+    (0, [*["empty"] * 12, 2, "refresh"], 0),
+    (50, ["refresh", 9, "refresh", 9, "refresh"], 2),  # until there is a second sketch
 )
 def test_flat_minibatches(rank, before, steps):
     """They and empty ones tell nothing; the training goes on with what is known, or a bound."""

@@ -223,12 +223,10 @@ def test_a_step_that_does_not_update(cls):
     assert max(np.abs(w).max() for w in values(net)) <= np.float32(0.1)
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "name, settings, operator, optimizer, rate, momentum",
-    [
-        ("Lasso", {"alpha": 5.0}, L1(5.0), "sgd", 0.02, 0.9),
-        ("ElasticNet", {"alpha": 4.0, "l1_ratio": 0.75}, ElasticNet(3.0, 1.0), "nag", 0.1, 0.5),
-    ],
+    ("Lasso", {"alpha": 5.0}, L1(5.0), "sgd", 0.02, 0.9),
+    ("ElasticNet", {"alpha": 4.0, "l1_ratio": 0.75}, ElasticNet(3.0, 1.0), "nag", 0.1, 0.5),
 )
 def test_what_scikit_learn_finds(name, settings, operator, optimizer, rate, momentum):
     """With momentum: the penalty that is minimized does not depend on it."""

@@ -51,15 +51,13 @@ def test_the_progress_bar_shows_the_bytes(capfd):
         assert f"storing {words}" in capfd.readouterr().err
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "index, error, message",
-    [
-        (5, IndexError, "batch_index is 5, and the gradients of 5 mini-batches are stored"),
-        (-1, IndexError, "batch_index is -1"),
-        (1.0, TypeError, "batch_index, .*, must be a whole number, got float"),
-        (True, TypeError, "got bool"),
-        (4, ValueError, r"Mini-batch 4 had \[3\] loss entries .* gradient .* returned \[5\]"),
-    ],
+    (5, IndexError, "batch_index is 5, and the gradients of 5 mini-batches are stored"),
+    (-1, IndexError, "batch_index is -1"),
+    (1.0, TypeError, "batch_index, .*, must be a whole number, got float"),
+    (True, TypeError, "got bool"),
+    (4, ValueError, r"Mini-batch 4 had \[3\] loss entries .* gradient .* returned \[5\]"),
 )
 @each_table
 def test_a_wrong_index(case, index, error, message):

@@ -98,9 +98,7 @@ def regression(data, dtype, **kwargs):
     return variance(trainer, loss_of, batches)
 
 
-@pytest.mark.parametrize(
-    "targets", [(1, 1, 0, 0), (0, 0, 0), (2, 0), (1, 0, -3, 0), (1, 2, -1, 4, 0, -2)], ids=str
-)
+@kit.table("targets", (1, 1, 0, 0), (0, 0, 0), (2, 0), (1, 0, -3, 0), (1, 2, -1, 4, 0, -2), ids=str)
 def test_cosines_of_gradients_that_have_a_direction(targets):
     """A zero gradient has none: pairs with one are left out, and of no pair the mean is nan."""
     data = [([1.0, k % 3], float(y)) for k, y in enumerate(targets)]

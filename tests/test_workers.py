@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import worker
 from jobs import assert_close, assert_identical, run_cluster, run_tasks
+from kit import table
 from plays import HOWS, WITH_STORED
 from worker import PROBLEM
 
@@ -103,9 +104,7 @@ CHECKS = {
 }
 
 
-@pytest.mark.parametrize(
-    "kvstore", ["sharedfolder", pytest.param("horovod", marks=[slow, needs_horovod])]
-)
+@table("kvstore", "sharedfolder", pytest.param("horovod", marks=[slow, needs_horovod]))
 def test_two_workers(kvstore, tmp_path):
     """Each method by `step`, in halves, and with micro-batches; every setting; what fails.
 
@@ -137,43 +136,41 @@ def test_what_horovod_has_beside(tmp_path):
         check_method(run_tasks(tmp_path / f"{workers}", "horovod", task, workers)["SVRG"])
 
 
-@pytest.mark.parametrize(
+@table(
     "task, settings",
-    [
-        ("method", {"name": "SAG", "how": "halves", "late": True}),
-        ("method", {"name": "MARS", "ignores_stale": True}),  # a parameter that one of them reaches
-        ("preconditioned", {"servers": 2}),
-        ("many_parameters", {}),
-        ("training", {**SETTINGS["scheduler"], **THERE, "servers": 2}),  # the optimizer gets all
-        *(
-            pytest.param(task, settings, marks=slow)
-            for task, settings in [
-                ("method", {"workers": 3, "servers": 2}),
-                *(("method", {"name": name, "how": how, "late": True})  # its state moves
-                  for name in ("SAG", "SAGA", "SARAH", "STORM", "approximate MARS")
-                  for how in ("halves", "add")),
-                ("method", {"name": "stored", "servers": 2}),
-                ("method", {"devices": 2, "kvstore": "dist_device_sync"}),
-                ("method", {**THERE, "devices": 2, "servers": 2}),
-                ("failing", {"where": "closure", "first": False, "kvstore": "dist_sync"}),
-                ("failing", {"where": "data", "first": True, "kvstore": "dist_sync"}),
-                ("failing", {"where": "closure", "first": True, "kvstore": "dist_async"}),
-                ("failing", {"where": "data", "first": False, "kvstore": "dist_async"}),
-                ("training", {**SETTINGS["scheduler"], "kvstore": "dist_sync"}),
-                # Its servers take the steps of one process.
-                ("training", {**SETTINGS["scheduler"], "kvstore": "dist_async", "workers": 1}),
-                # MXNet 2.0 leaves gaps in their keys: others of ours must not fall into them.
-                ("training", {**TIED, **THERE}),
-                ("training", {**TIED, "devices": 2}),
-                ("training", {**TIED, **THERE, "devices": 2, "kvstore": "dist_device_sync"}),
-                # Predictions reorder weights, and kvstores cannot send that layout.
-                ("training", {**IMAGES, **DEFERRED}),
-                ("training", {**IMAGES, "predict": True}),
-                ("training", {**IMAGES, **DEFERRED, **THERE, "predict": True}),
-            ]
-        ),
-        pytest.param("training", {**SPARSE, "servers": 2}, marks=[slow, needs_sparse]),
-    ],
+    ("method", {"name": "SAG", "how": "halves", "late": True}),
+    ("method", {"name": "MARS", "ignores_stale": True}),  # a parameter that one of them reaches
+    ("preconditioned", {"servers": 2}),
+    ("many_parameters", {}),
+    ("training", {**SETTINGS["scheduler"], **THERE, "servers": 2}),  # the optimizer gets all
+    *(
+        pytest.param(task, settings, marks=slow)
+        for task, settings in [
+            ("method", {"workers": 3, "servers": 2}),
+            *(("method", {"name": name, "how": how, "late": True})  # its state moves
+              for name in ("SAG", "SAGA", "SARAH", "STORM", "approximate MARS")
+              for how in ("halves", "add")),
+            ("method", {"name": "stored", "servers": 2}),
+            ("method", {"devices": 2, "kvstore": "dist_device_sync"}),
+            ("method", {**THERE, "devices": 2, "servers": 2}),
+            ("failing", {"where": "closure", "first": False, "kvstore": "dist_sync"}),
+            ("failing", {"where": "data", "first": True, "kvstore": "dist_sync"}),
+            ("failing", {"where": "closure", "first": True, "kvstore": "dist_async"}),
+            ("failing", {"where": "data", "first": False, "kvstore": "dist_async"}),
+            ("training", {**SETTINGS["scheduler"], "kvstore": "dist_sync"}),
+            # Its servers take the steps of one process.
+            ("training", {**SETTINGS["scheduler"], "kvstore": "dist_async", "workers": 1}),
+            # MXNet 2.0 leaves gaps in their keys: others of ours must not fall into them.
+            ("training", {**TIED, **THERE}),
+            ("training", {**TIED, "devices": 2}),
+            ("training", {**TIED, **THERE, "devices": 2, "kvstore": "dist_device_sync"}),
+            # Predictions reorder weights, and kvstores cannot send that layout.
+            ("training", {**IMAGES, **DEFERRED}),
+            ("training", {**IMAGES, "predict": True}),
+            ("training", {**IMAGES, **DEFERRED, **THERE, "predict": True}),
+        ]
+    ),
+    pytest.param("training", {**SPARSE, "servers": 2}, marks=[slow, needs_sparse]),
     ids=str,
 )  # fmt: skip
 def test_each_task_with_servers(task, settings, tmp_path):
