@@ -10,6 +10,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 import gluon_svrg
 
@@ -26,16 +27,9 @@ def start(command, folder=None, **variables):
         "PYTHONWARNINGS": "ignore",  # MXNet's own, at import
         "MXNET_STORAGE_FALLBACK_LOG_VERBOSE": "0",
     }
-    return subprocess.Popen(
-        [*map(str, command)],
-        cwd=folder,
-        env={**os.environ, **common, **variables},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    pipes = {"stdin": subprocess.DEVNULL, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    env, words = {**os.environ, **common, **variables}, [*map(str, command)]
+    return subprocess.Popen(words, cwd=folder, env=env, text=True, start_new_session=True, **pipes)
 
 
 def finish(process, deadline=DEADLINE):
@@ -107,7 +101,7 @@ def words_of(folder, task, /, **settings):
 def run_cluster(folder, task, workers=2, servers=1, **settings):
     """Run a task on a cluster of MXNet's parameter servers; what each worker has found."""
     words = words_of(folder, task, **settings)
-    status, output = launch(["-n", workers, "-s", servers, "--", *words])
+    status, output = run([*GLUON_SVRG, "launch", "-n", workers, "-s", servers, "--", *words])
     assert status == 0, output
     return found_by(folder, workers)
 
@@ -149,9 +143,13 @@ def found_by(folder, workers):
     return found
 
 
-def launch(arguments):
-    """Run `gluon-svrg launch` until a deadline; its exit status and its output."""
-    return run([*GLUON_SVRG, "launch", *arguments])
+def contained(*options):
+    """Words before a command that make it the first process of a container; or a skip."""
+    words = ["unshare", *options, "--pid", "--fork", "--kill-child", "--mount-proc"]
+    words += [] if os.geteuid() == 0 else ["--map-root-user"]
+    if subprocess.run([*words, "true"], capture_output=True, check=False).returncode:
+        pytest.skip("a container needs Linux, and root or user namespaces")
+    return words
 
 
 def assert_identical(found):

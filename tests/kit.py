@@ -42,27 +42,20 @@ def sequence(*layers, devices=None, hybridize=None):
     return net
 
 
-def with_dropout(devices=None, hybridize=None, norm=False, units=20):
+def with_dropout(devices=None, hybridize=None, norm=False):
     """A network of 4 inputs and 3 outputs that draws random numbers."""
-    return sequence(
-        *([gluon.nn.BatchNorm(in_channels=4)] if norm else []),
-        gluon.nn.Dense(units, activation="tanh", in_units=4),
-        gluon.nn.Dropout(0.5),
-        gluon.nn.Dense(3, in_units=units),
-        devices=devices,
-        hybridize=hybridize,
-    )
+    layers = [gluon.nn.BatchNorm(in_channels=4)] if norm else []
+    layers += [gluon.nn.Dense(20, activation="tanh", in_units=4), gluon.nn.Dropout(0.5)]
+    return sequence(*layers, gluon.nn.Dense(3, in_units=20), devices=devices, hybridize=hybridize)
 
 
-def with_norm(devices=None, hybridize=None):
+def with_norm(devices=None, hybridize=None, *, deferred=False, dropout=()):
     """A network of 4 inputs and 3 outputs that has running statistics."""
-    return sequence(
-        gluon.nn.Dense(6, activation="tanh", in_units=4),
-        gluon.nn.BatchNorm(in_channels=6),
-        gluon.nn.Dense(3, in_units=6),
-        devices=devices,
-        hybridize=hybridize,
-    )
+    inputs, units = (0, 0) if deferred else (4, 6)
+    layers = [gluon.nn.Dense(6, activation="tanh", in_units=inputs)]
+    layers += [gluon.nn.BatchNorm(in_channels=units), *map(gluon.nn.Dropout, dropout)]
+    layers += [gluon.nn.Dense(3, in_units=units)]
+    return sequence(*layers, devices=devices, hybridize=hybridize)
 
 
 def scale_losses(trainer):
@@ -188,11 +181,8 @@ def everything(trainer, net):
     found = {name: getattr(trainer, name) for name in names if hasattr(trainer, name)}
     found["learning rate"], found["updates"] = trainer.learning_rate, trainer.optimizer.num_update
     found["modes"] = [autograd.is_recording(), autograd.is_training()]
-    arrays = {
-        f"parameter {number}": p.list_data()
-        for number, p in enumerate(net.collect_params().values())
-        if p._data is not None
-    }
+    params = [*enumerate(net.collect_params().values())]
+    arrays = {f"parameter {n}": p.list_data() for n, p in params if p._data is not None}
     for name in ("snapshot", "full_grads"):
         mean = getattr(trainer, name)
         found[f"has {name}"] = mean is not None

@@ -176,11 +176,9 @@ def test_the_defaults(call):
 
 def test_one_thread(tmp_path, monkeypatch):
     """Unless the user says otherwise."""
-    program = (
-        "import os; from gluon_svrg.commands import cli; "
-        f"cli.main({['compare', *map(str, SMALL), '--methods', 'sgd']!r}); "
-        "print('threads', os.environ['OMP_NUM_THREADS'])"
-    )
+    words = ["compare", *map(str, SMALL), "--methods", "sgd"]
+    program = f"import os; from gluon_svrg.commands import cli; cli.main({words!r}); "
+    program += "print('threads', os.environ['OMP_NUM_THREADS'])"
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for given in ({}, {"OMP_NUM_THREADS": "2"}):
         status, output = run([sys.executable, "-c", program], tmp_path, **given)

@@ -103,9 +103,8 @@ def test_an_interrupted_refresh_of_a_preconditioner():
     """The next steps still have the old snapshot, as after an error in the pass."""
     ends = []
     for is_late in (False, True):
-        net, loss_of, trainer = kit.make(
-            PROBLEM, optimizer="nag", settings={}, preconditioner=gluon_svrg.Nystrom(2)
-        )
+        settings = {"optimizer": "nag", "settings": {}, "preconditioner": gluon_svrg.Nystrom(2)}
+        net, loss_of, trainer = kit.make(PROBLEM, **settings)
 
         def refresh(closure=loss_of, trainer=trainer):
             trainer.update_full_grads(closure, BATCHES)

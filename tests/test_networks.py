@@ -114,9 +114,8 @@ def test_parameters_of_several_dtypes_and_of_any_shape(shape):
 def test_convolutions(kind, tmp_path):
     """A frozen body among the trainer's parameters; an exported network with statistics."""
     images = array(np.random.RandomState(0).randn(60, 1, 8, 8), "float32")
-    net = kit.sequence(
-        nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10)
-    )
+    layers = nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.GlobalAvgPool2D(), nn.Flatten()
+    net = kit.sequence(*layers, nn.Dense(10))
     if kind != "new":
         net.hybridize(static_alloc=kind == "hybridized")
         net(images)

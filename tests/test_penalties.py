@@ -46,9 +46,8 @@ class Training:
         self.net.initialize(mx.init.Zero(), ctx=devices)
         self.net.hybridize()
         self.parameters = [*self.net.collect_params().values()]
-        self.trainer = SVRGTrainer(
-            self.net.collect_params(), "nag", {"wd": wd}, prox=prox, preconditioner=Nystrom()
-        )
+        kwargs = {"prox": prox, "preconditioner": Nystrom()}
+        self.trainer = SVRGTrainer(self.net.collect_params(), "nag", {"wd": wd}, **kwargs)
 
     @property
     def w(self):

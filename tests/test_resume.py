@@ -14,11 +14,8 @@ from problems import Dense, values
 from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.schedule import Linear
 
-OPTIMIZERS = {
-    "sgd": {"learning_rate": 0.05, "momentum": 0.9},
-    "adam": {"learning_rate": 0.01},
-    "lars": {"learning_rate": 0.05, "momentum": 0.9},
-}
+MOMENTUM = {"learning_rate": 0.05, "momentum": 0.9}
+OPTIMIZERS = {"sgd": MOMENTUM, "adam": {"learning_rate": 0.01}, "lars": MOMENTUM}
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in WITH_STORED if name != "SVRG"]
 #: What is done before the file is written, and after it: refreshes, discards, and minibatches.
 MOMENTS = {
@@ -31,33 +28,20 @@ MOMENTS = {
 }
 
 
-class Problem(Dense):
-    """Its network has BatchNorm, and perhaps dropout and parameters without a shape."""
-
-    def __init__(self, dropout, deferred):
-        super().__init__("classification", seed=40)
-        self.dropout, self.units = dropout, (0, 0) if deferred else (4, 6)
-
-    def network(self, dtype, devices, hybridize):
-        return kit.sequence(
-            gluon.nn.Dense(6, activation="tanh", in_units=self.units[0]),
-            gluon.nn.BatchNorm(in_channels=self.units[1]),
-            gluon.nn.Dropout(self.dropout),
-            gluon.nn.Dense(3, in_units=self.units[1]),
-            devices=devices,
-        )
-
-
 class Run(Play):
     """A training by a method, on one or several devices; its twin has no part in this."""
 
-    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=0.0, deferred=False,
+    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=(), deferred=False,
                  lock=False, params=(), **kwargs):  # fmt: skip
         if kwargs.get("kvstore") == "instance":  # of this trainer alone
             kwargs["kvstore"] = mx.kv.create("device")
         kwargs.update(optimizer=optimizer, lock_random=lock, update_on_kvstore=None)
         kwargs["optimizer_params"] = {**OPTIMIZERS[optimizer], **dict(params)}
-        problem = Problem(dropout, deferred)
+        problem, layers = (
+            Dense("classification", seed=40),
+            {"deferred": deferred, "dropout": dropout},
+        )
+        problem.network = lambda dtype, devices, hybridize: kit.with_norm(devices, **layers)
         super().__init__(WITH_STORED[method], problem, devices=devices, dtype="float32", **kwargs)
 
     def play(self, actions):
@@ -125,7 +109,7 @@ def test_with_the_lock_on(moment, method, lock, tmp_path):
     """The seeds of the lock go on, in plain steps too; a method of one gradient has none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*random")
-        resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
+        resumes(moment, tmp_path, method=method, dropout=[0.5], lock=lock)
 
 
 @pytest.mark.parametrize("method", ["SVRG", *OTHERS])

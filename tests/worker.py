@@ -48,12 +48,9 @@ class Images(Dense):
     def network(self, dtype="float32", devices=None, deferred=False):
         known = (0, 0, 0) if deferred else (4, 16, 8)
         mx.random.seed(1)
-        return kit.sequence(
-            gluon.nn.Conv2D(16, 3, in_channels=known[0]),
-            gluon.nn.Conv2D(8, 3, in_channels=known[1]),
-            gluon.nn.GlobalAvgPool2D(),
-            gluon.nn.Dense(3, in_units=known[2]),
-        )
+        convolutions = (gluon.nn.Conv2D(n, 3, in_channels=c) for n, c in zip((16, 8), known))
+        dense = gluon.nn.Dense(3, in_units=known[2])
+        return kit.sequence(*convolutions, gluon.nn.GlobalAvgPool2D(), dense)
 
 
 PROBLEMS = {
