@@ -37,10 +37,8 @@ class Run(Play):
             kwargs["kvstore"] = mx.kv.create("device")
         kwargs.update(optimizer=optimizer, lock_random=lock, update_on_kvstore=None)
         kwargs["optimizer_params"] = {**OPTIMIZERS[optimizer], **dict(params)}
-        problem, layers = (
-            Dense("classification", seed=40),
-            {"deferred": deferred, "dropout": dropout},
-        )
+        problem = Dense("classification", seed=40)
+        layers = {"deferred": deferred, "dropout": dropout}
         problem.network = lambda dtype, devices, hybridize: kit.with_norm(devices, **layers)
         super().__init__(WITH_STORED[method], problem, devices=devices, dtype="float32", **kwargs)
 
