@@ -10,18 +10,9 @@ import socket
 import sys
 from pathlib import Path
 
+import jobs
 import pytest
-from jobs import (
-    GLUON_SVRG,
-    PACKAGE,
-    assert_nothing_left,
-    contained,
-    finish,
-    found_by,
-    run,
-    start,
-    words_of,
-)
+from jobs import GLUON_SVRG, assert_nothing_left, contained, finish, found_by, run, start, words_of
 from kit import table
 
 from gluon_svrg.commands import cli
@@ -146,7 +137,7 @@ def test_a_timeout_that_is_no_number_of_seconds(seconds):
 
 def test_nothing_of_ours_listens():
     """Only MXNet and Horovod do, which have no authentication."""
-    for path in (PACKAGE / "gluon_svrg").rglob("*.py"):
+    for path in (jobs.PACKAGE / "gluon_svrg").rglob("*.py"):
         assert "listen" not in path.read_text(), path
 
 

@@ -5,6 +5,7 @@ from functools import partial
 import kit
 import mxnet as mx
 import numpy as np
+import problems
 import pytest
 from kit import HYBRIDIZE, assert_unchanged, backward, plain_step, svrg_step
 from mxnet import autograd, gluon
@@ -18,10 +19,8 @@ from problems import (
     array,
     contexts,
     distance,
-    flat,
     parameters,
     values,
-    values_of_any,
 )
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
@@ -376,7 +375,7 @@ def words(kind, devices=None, **kwargs):
 
 def all_values(net):
     mx.nd.waitall()
-    return [*values_of_any([net[0].weight, net[1].weight, net[1].bias])]
+    return [*problems.values_of_any([net[0].weight, net[1].weight, net[1].bias])]
 
 
 def trained(net, loss_of, trainer, epochs=4):
@@ -391,7 +390,7 @@ def trained(net, loss_of, trainer, epochs=4):
 def test_as_the_dense_network(kind, devices, kvstore, optimizer):
     settings = {"devices": devices, "kvstore": kvstore, "optimizer": optimizer}
     dense, sparse = (trained(*words(each, **settings)) for each in ("dense", kind))
-    np.testing.assert_allclose(flat(sparse), flat(dense), atol=1e-6)
+    np.testing.assert_allclose(problems.flat(sparse), problems.flat(dense), atol=1e-6)
 
 
 def test_a_prox_is_refused():
@@ -448,7 +447,7 @@ def test_one_gradient_that_accumulates():
             index = SENTENCES[number]
             trainer.step(len(index), closure=lambda: loss_of(index), batch_index=number)
         found.append(all_values(net))
-    np.testing.assert_allclose(*map(flat, found), atol=1e-6)
+    np.testing.assert_allclose(*map(problems.flat, found), atol=1e-6)
 
 
 @pytest.mark.parametrize("kvstore", ["local", "device"])
