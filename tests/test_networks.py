@@ -11,17 +11,7 @@ from kit import HYBRIDIZE, assert_unchanged, backward, plain_step, svrg_step
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play, each_method
-from problems import (
-    IS_NUMPY_LIKE,
-    Dense,
-    Tied,
-    Words,
-    array,
-    contexts,
-    distance,
-    parameters,
-    values,
-)
+from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, contexts, distance, parameters
 
 from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
 from gluon_svrg.prox import L1
@@ -55,7 +45,7 @@ def test_deferred_initialization(hybridize, devices):
     problem.network = partial(problem.network, deferred=True)
     play = Play(WITH_STORED["SVRG"], problem, "step", contexts(devices), hybridize)
     play.refresh_alone(play.loss_of, PROBLEM.batches(7))
-    play.twin.weights = values(play.net)
+    play.twin.weights = problems.values(play.net)
     play.twin.refresh(PROBLEM.batches(7))
     assert distance(kit.full_gradients(play.trainer, play.net), play.twin.mean) < 1e-12
     play.run()
