@@ -125,13 +125,6 @@ def test_checks_for_random_numbers_are_no_gradients():
     assert named.curve[-1]["loss"] == mine.curve[-1]["loss"]
 
 
-class Idle:
-    """A trainer that does nothing."""
-
-    def __init__(self, params, rate):
-        self.step = lambda batch_size, closure: None
-
-
 class Twice:
     """Anybody's trainer, which takes a closure and counts nothing."""
 
@@ -633,7 +626,8 @@ MISTAKES = [
     ({"methods": ["svgr"]}, "no method 'svgr'. Did you mean 'svrg'"),
     ({"methods": []}, "No method is left to compare"),
     ({"methods": {"mine": lambda params, rate: None}}, "returned None, expected a trainer"),
-    ({"methods": {"mine": Idle}}, "'mine' computes no gradient in epoch 0"),
+    ({"methods": {"mine": lambda *_: SimpleNamespace(step=lambda batch_size, closure: None)}},
+     "'mine' computes no gradient in epoch 0"),
     ({"passes": 0}, "passes must be finite, above 0"),
     ({"seeds": 0}, "seeds, learning_rates and gaps must not be empty"),
     ({"objective": "accuracy"}, "neither 'loss' nor measured"),

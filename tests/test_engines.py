@@ -59,11 +59,6 @@ def test_the_weights_of_one_process(engine, job, tmp_path, marker):
     jobs.assert_nothing_left(marker)
 
 
-def find_role(marker, role):
-    """The process of a role; of several workers, the one that has started last."""
-    return max(process for process in jobs.processes_of(marker) if is_role(role, process))
-
-
 def is_role(role, process):
     words = Path(f"/proc/{process}/cmdline").read_bytes().decode().split("\0")
     if role == "worker":
@@ -105,7 +100,8 @@ def test_ends(engine, what, who, job, tmp_path, marker):
     since = time.monotonic()
     if what in ("killed", "stopped"):
         number = signal.SIGKILL if what == "killed" else signal.SIGSTOP
-        os.kill(find_role(marker, who), number)
+        processes = [each for each in jobs.processes_of(marker) if is_role(who, each)]
+        os.kill(max(processes), number)  # of several workers, the one that has started last
     elif who == "launcher":
         times = 2 if "srun" in engine and what == "SIGINT" else 1  # srun wants Ctrl-C twice
         for _ in range(times):

@@ -416,11 +416,7 @@ def trained(case):
     return play
 
 
-def pickled(found):
-    return pickle.loads(pickle.dumps(found))
-
-
-@pytest.mark.parametrize("call", [copy.copy, copy.deepcopy, pickled])
+@kit.table("call", copy.copy, copy.deepcopy, lambda found: pickle.loads(pickle.dumps(found)))
 @each_method
 def test_a_copy_of_a_trainer_cannot_train(case, call):
     """MXNet's copies of arrays have no gradients; the trainer itself goes on."""

@@ -342,26 +342,20 @@ def test_a_backward_that_is_allowed():
     assert play.distance() < 1e-10
 
 
-def gathered(net):
+@each_method
+def test_a_loss_that_is_gathered_on_one_device(case):
     """Predictions of two devices, and one loss on the first."""
-    loss_function = PROBLEM.loss_function()
+    play, loss_function = Play(case, devices=TWO), PROBLEM.loss_function()
 
-    def loss_of(index):
-        outputs = [
-            net(array(PROBLEM.X[part], device=device)).as_in_context(TWO[0]).as_nd_ndarray()
-            for part, device in zip(np.array_split(index, 2), TWO)
-        ]
+    def gathered(index):
+        parts = zip(np.array_split(index, 2), TWO)
+        outputs = (play.net(array(PROBLEM.X[part], device=device)) for part, device in parts)
+        outputs = [each.as_in_context(TWO[0]).as_nd_ndarray() for each in outputs]
         joined = mx.nd.concat(*outputs, dim=0)
         joined = joined.as_np_ndarray() if mx.util.is_np_array() else joined
         return loss_function(joined, array(PROBLEM.y[index], device=TWO[0]))
 
-    return loss_of
-
-
-@each_method
-def test_a_loss_that_is_gathered_on_one_device(case):
-    play = Play(case, devices=TWO)
-    play.loss_of = gathered(play.net)
+    play.loss_of = gathered
     play.run()
 
 
@@ -398,13 +392,6 @@ def initialize(play, chosen=slice(None)):
     play.twin.weights = values(play.net)
 
 
-def assert_refused(play):
-    """The message names both ways to go on."""
-    for call in (play.step_alone, play.correct):
-        with play.refuses(RuntimeError, r"update_full_grads\(\).*discard_snapshot\(\)"):
-            call(2)
-
-
 @ways
 @each_method
 @pytest.mark.parametrize("chosen", [slice(None), slice(2, 3)], ids=["all", "one"])
@@ -414,7 +401,9 @@ def test_new_values_in_new_arrays(case, how, devices, chosen):
     for go_on in (Play.discard, Play.refresh, Play.discard):
         initialize(play, chosen)
         if play.trainer.num_snapshots or not case.needs_refresh:  # the plain optimizer has no state
-            assert_refused(play)
+            for call in (play.step_alone, play.correct):
+                with play.refuses(RuntimeError, r"update_full_grads\(\).*discard_snapshot\(\)"):
+                    call(2)
         go_on(play)
         play.follow(2, 3, 0)
 
