@@ -107,10 +107,7 @@ def run_cluster(folder, task, workers=2, servers=1, **settings):
 
 
 def run_tasks(folder, kvstore, tasks, workers=2):
-    """Run tasks in workers without servers; by the name of each, what each worker has found.
-
-    The kvstore is 'sharedfolder' or 'horovod'; tasks have settings.
-    """
+    """Run tasks in workers of 'sharedfolder' or 'horovod'; what each has found, by their names."""
     own = {name: [task, {"kvstore": kvstore, **more}] for name, (task, more) in tasks.items()}
     command = [sys.executable, WORKER, folder, json.dumps(own)]
     if kvstore == "horovod":

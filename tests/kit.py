@@ -21,11 +21,7 @@ HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_sh
 
 def make(problem, dtype="float64", devices=None, *, cls=SVRGTrainer, optimizer="sgd", settings=None,
          rate=0.1, hybridize=None, deferred=False, net=None, **kwargs):  # fmt: skip
-    """A network at the problem's initial weights, its loss of an index array, and a trainer.
-
-    Or another network for its data. Without `settings`, the arguments of the optimizer, its
-    learning rate is `rate`.
-    """
+    """A network, by default at the problem's initial weights; its loss of an index; a trainer."""
     net = net or problem.network(dtype, devices, deferred, hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
     trainer = cls(net.collect_params(), optimizer, settings, **kwargs)

@@ -33,10 +33,7 @@ def array(values, dtype="float64", device=None):
 
 
 class Dense:
-    """A fully connected network with tanh units, of any depth; without hidden units it is linear.
-
-    The task is 'regression' or 'classification'.
-    """
+    """A dense network of tanh units, linear without them, for 'regression' or 'classification'."""
 
     def __init__(self, task, hidden=(), samples=23, features=4, outputs=3, seed=0):
         rng = np.random.RandomState(seed)
@@ -110,10 +107,7 @@ class Dense:
         return gluon.loss.L2Loss()
 
     def closure(self, net, dtype="float64", devices=None, split=None):
-        """A function of an index array that returns one loss, or one per device.
-
-        `split` maps an index array to one per device, which may be empty.
-        """
+        """A function of an index array that returns one loss, or those of the devices' parts."""
         loss_function = self.loss_function()
 
         def of_part(index, device=None):

@@ -488,11 +488,8 @@ def test_the_penalty_is_in_the_loss_of_all(name):
 
 
 def lowest(X, y, decay, l1, is_class=False):
-    """The minimum: its weights and its loss, by FISTA with restarts.
-
-    With L1, a bias without a penalty is the last weight.
-    """
-    has_penalty = np.r_[np.ones(X.shape[1]), [0] if l1 else []]
+    """The minimum: its weights and its loss, by FISTA with restarts."""
+    has_penalty = np.r_[np.ones(X.shape[1]), [0] if l1 else []]  # with L1, a bias is the last one
     X = np.c_[X, np.ones(len(X))] if l1 else X
     step = 1 / (np.linalg.eigvalsh(X.T @ X / len(X))[-1] + decay)
     w, z, number = np.zeros(X.shape[1]), np.zeros(X.shape[1]), 1.0

@@ -118,10 +118,8 @@ def measured(found, Hessians, entries=16.0, decays=0.0, size=None):
 
 @table("size, rank, entries", (5, 50, 1000), (40, 4, 1000), (40, 50, 100), (5, 50, 9))
 def test_arrays_have_the_layout_of_a_file(size, rank, entries):
-    """C's: with another one, BLAS would sum differently after a file than before it.
-
-    A sketch has four entries for each vector in a quarter of the data, if it can.
-    """
+    """C's: with another one, BLAS would sum differently after a file than before it."""
+    # A sketch has four entries for each vector in a quarter of the data, if it can.
     Q = Probe.begin(1, size, rank, entries, 0.0).Q
     assert Q.flags.c_contiguous and len(Q) == min(rank, size, max(1, int((entries / 16) ** 0.5)))
     np.testing.assert_allclose(Q @ Q.T, np.eye(len(Q)), atol=1e-12)
@@ -358,10 +356,7 @@ def penalty_of(operator, *shapes, factor=1.0):
 @each_operator
 @given(st.sampled_from([(1,), (6,), (2, 3), (4, 1)]), st.integers(1, 8), st.floats(-3, 1), seeds)
 def test_proximal_point(operator, shape, rank, step, seed):
-    """Beside many small steps of the proximal gradient in the plain metric.
-
-    Where the error of the last equations is e, that of the result is at most |e| in P's norm.
-    """
+    """Beside many small steps of the proximal gradient in the plain metric."""
     rng, size, step = np.random.RandomState(seed), 2 + np.prod(shape), 10.0**step
     twin, penalty = OPERATORS[operator][0], penalty_of(operator, (2,), shape, factor=0.5)
     P, x, guess = random_metric(rng, size, min(rank, size)), rng.randn(size), rng.randn(size)
@@ -381,6 +376,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
     b = (P.S**0.5) * (P.U @ (found - x))
     error = found - z
     first = (P.S**0.5) * (P.U @ (guess - x))
+    # Where the error of the last equations is e, that of the result is at most |e| in P's norm.
     size = max(np.linalg.norm(b), np.linalg.norm(first))
     bound = TOLERANCE / (1 - TOLERANCE) * size
     assert (error @ P.product(error)) ** 0.5 <= bound + 1e-10

@@ -1,7 +1,4 @@
-"""Jobs by every engine: the weights of one process, and an end when anything goes wrong.
-
-Run with ``-rP``, this prints how long each end took.
-"""
+"""Jobs by every engine: the weights of one process, and an end when anything goes wrong."""
 
 import os
 import re
@@ -113,6 +110,7 @@ def test_ends(engine, what, who, job, tmp_path, marker):
         assert process.returncode != 0, output
     jobs.assert_nothing_left(marker, seconds=WITHIN)
     gone = time.monotonic() - since
+    # With pytest -rP:
     print(f"\n{engine} | {who} {what} | {ended:.1f} s, and nothing left after {gone:.1f} s")
     assert ended < WITHIN + (TIMEOUT if is_silent else 0)
     if what == "raise":

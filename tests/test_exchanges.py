@@ -1,7 +1,4 @@
-"""What the processes of a job send, as benchmarks/README.md says: counted in a network of its own.
-
-``test_exchanges.py COMMAND ...`` runs a command in such a network.
-"""
+"""What the processes of a job send, as benchmarks/README.md says: counted in a network."""
 
 import fcntl
 import os
@@ -38,7 +35,7 @@ def test_what_all_processes_send(kvstore, step, refresh, tmp_path, marker):
     assert refresh <= sent["refresh"] < refresh + 0.3
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # runs a command in such a network
     socket.sethostname("localhost")  # Horovod's workers look each other up by the host's name
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP

@@ -1,7 +1,4 @@
-"""The public surface. All members, arguments and optimizers of `gluon.Trainer` give the same bits.
-
-That is without a snapshot, or with the coefficient 0.
-"""
+"""Public members; and `gluon.Trainer`, without a snapshot or with coefficient 0, bit for bit."""
 
 import copy
 import inspect

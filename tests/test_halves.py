@@ -155,16 +155,14 @@ def test_running_statistics_move_once_a_minibatch(case, first, grad_req, devices
 
 @pytest.mark.parametrize("name", ["SAGA", "SAG", "SARAH", "STORM", "MARS", "approximate MARS"])
 def test_methods_whose_state_moves(name):
-    """They need the reduced gradient; and all parameters must accumulate, or none.
-
-    Otherwise V would be of the last minibatch for some parameters, and C of all.
-    """
+    """They need the reduced gradient; and all parameters must accumulate, or none."""
     play = Play(WITH_STORED[name])
     parameters(play.net)[0].grad_req = "add"
     play.refresh()
     play.update(0)
     kit.clear(play.net)
     play.correct(1)
+    # Otherwise V would be of the last minibatch for some parameters, and C of all.
     with play.refuses(RuntimeError, "grad_req='add' and others 'write'"):
         play.correct(2)
     with play.refuses(RuntimeError, r"update\(\) needs allreduce_grads\(\) before"):

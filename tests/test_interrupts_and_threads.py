@@ -49,10 +49,7 @@ def test_gradients_are_put_back_though_mxnet_records():
 
 
 def interrupted(number, call, functions=None):
-    """Call something, and interrupt it at a line of the package; False if it has fewer.
-
-    The lines are those of some functions, if these are given.
-    """
+    """Call something, interrupt it at a line of the package or of `functions`; False if none."""
     package, lines = str(Path(gluon_svrg.__file__).parent), itertools.count(1)
 
     def trace(frame, event, _):

@@ -1,7 +1,4 @@
-"""`gluon-svrg launch` and `gluon-svrg join`: what they say, refuse, and make of engines.
-
-Ends of jobs are in `test_engines`.
-"""
+"""`gluon-svrg launch` and `join`: what they say, refuse and make of engines; see `test_engines`."""
 
 import re
 import shlex

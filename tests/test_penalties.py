@@ -139,10 +139,7 @@ PROBLEMS = {
 
 @pytest.mark.parametrize("name, dtype", [*((n, "float32") for n in PROBLEMS), ("lasso", "float64")])
 def test_minimum(name, dtype):
-    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds.
-
-    A weight that z has as 0 would else shrink for many steps, to numbers as 1e-40.
-    """
+    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds."""
     data, operator, minimum, penalty = PROBLEMS[name]
     X, y = regression(outputs=3) if data == "made" else of_scikit_learn(data)
     best, is_class = minimum(X, y), data == "breast_cancer"
@@ -161,6 +158,7 @@ def test_minimum(name, dtype):
     assert line["data_passes"] < (39 if is_class else 33) and found < objective(best) * (1 + 1e-6)
     for w in each[-20:]:
         np.testing.assert_array_equal(w == 0, best.ravel() == 0)
+    # A weight that z has as 0 would else shrink for many steps, to numbers as 1e-40.
     assert min(np.abs(w[w != 0]).min(initial=1) for w in each) > 1e-20
     assert name != "bounds" or np.min(each) >= 0
     np.testing.assert_allclose(line["objective"], found, rtol=1e-5)
@@ -254,10 +252,7 @@ def test_data_that_change(change):
 
 
 def test_dropout_on_the_inputs():
-    """Other masks in each epoch are other data: that is no reason to go back, or to slow down.
-
-    Where a refresh is refused all the same, the next one is not, but later ones may be.
-    """
+    """Other masks in each epoch are other data: that is no reason to go back, or to slow down."""
     training = Training(*regression(900), dropout=0.2, dtype="float32")
     with kit.noticed():  # that the masks are locked
         training.train(12)
@@ -270,7 +265,7 @@ def test_dropout_on_the_inputs():
         weight.set_data(weight.data() + 100)
         training.refresh()
         taken.append(training.trainer.num_snapshots - len(history))
-    assert taken == [0, 1, 1, 2]
+    assert taken == [0, 1, 1, 2]  # after a refused refresh the next one is taken
 
 
 @pytest.mark.parametrize("jumps", [False, True])

@@ -29,17 +29,14 @@ def cosine_distance(rows):
 @pytest.mark.parametrize("split", [None, split_at([0.4])], ids=["one device", "two devices"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_against_numpy(case, split):
-    """Of v and of the control variate g - v; on one device, a table has empty rows.
-
-    Nothing is changed, nor in a step that is half done.
-    """
+    """Of v and of the control variate g - v; on one device, a table has empty rows."""
     play = Play(case, how="add" if split else "step", devices=split and TWO, split=split)
     if case.needs_refresh or (case.indexed and split):
         play.refresh()
     play.epoch((3, 0, 4))
     play.correct(1)
     before = kit.everything(play.trainer, play.net), kit.gradients(play.net)
-    found = variance(play.trainer, play.loss_of, BATCHES)
+    found = variance(play.trainer, play.loss_of, BATCHES)  # changes nothing, also in mid-step
     assert_unchanged(before[0], kit.everything(play.trainer, play.net))
     assert_unchanged(before[1], kit.gradients(play.net))
     play.trainer.step(5)  # the gradients are still fresh

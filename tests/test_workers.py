@@ -112,13 +112,10 @@ CHECKS = {
 
 @table("kvstore", "sharedfolder", pytest.param("horovod", marks=[slow, needs_horovod]))
 def test_two_workers(kvstore, tmp_path):
-    """Each method by `step`, in halves, and with micro-batches; every setting; what fails.
-
-    All in one job. What is printed last is the task that has failed.
-    """
+    """Each method by `step`, in halves, and with micro-batches; every setting; what fails."""
     found = run_tasks(tmp_path, kvstore, TASKS)
     for name, (task, settings) in TASKS.items():
-        print(name)
+        print(name)  # the last one is the task that has failed
         CHECKS[task](found[name], **settings)
     # a step before the first refresh takes one gradient
     steps = [len(np.array_split(np.arange(46), 4)[n]) for n in (1, 3, 1, 0, 2, 3, 0, 2, 1)]

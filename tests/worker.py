@@ -64,10 +64,7 @@ PROBLEMS = {
 
 @mx.kvstore.KVStoreBase.register
 class SharedFolder(mx.kvstore.KVStoreBase):
-    """A user's kvstore: each exchange is a file of each process, which all others wait for.
-
-    Nothing in the package knows it: it says what it can do, and the trainers ask no more.
-    """
+    """A user's kvstore, not known to the package: an exchange is a file of each process."""
 
     type = "sharedfolder"
     rank = property(lambda self: int(os.environ["TOY_RANK"]))
@@ -135,10 +132,7 @@ def found_in(params):
 
 
 def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, **settings):
-    """A method trains in one of the ways; its twin beside it has the data of all workers.
-
-    If rank 1 is `late` with its sums, all start over between the parts, where nobody waits.
-    """
+    """A method trains in one of the ways; its twin beside it has the data of all workers."""
     who, chosen = make_kvstore(kvstore)
     where = [mx.cpu(n) for n in range(devices)] if devices > 1 else None
     problem = PARTLY if "ignores_stale" in settings else PROBLEM
@@ -153,7 +147,7 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
     for rate, order in ((0.1, (1, 3, 1)), (0.02, (0, 2, 3, 0)), (0.1, (2, 1))):
         play.trainer.set_learning_rate(rate)
         play.optimizer.learning_rate = rate
-        if distances and late:
+        if distances and late:  # all start over, where nobody waits
             play.discard()
         if name == "SARAH" if late else distances:
             play.refresh()
@@ -266,10 +260,7 @@ def two_trainers(kvstore):
 
 
 def many_parameters(kvstore="dist_sync"):
-    """Two steps of 72 parameters, of which only samples of the last worker use the last ones.
-
-    And sums of more numbers than one exchange takes.
-    """
+    """Two steps of 72 parameters, of which only samples of the last worker use the last ones."""
     who, chosen = make_kvstore(kvstore)
     rng, params = np.random.RandomState(1), []
     layers = [gluon.nn.Dense(3, in_units=3, dtype="float64") for _ in range(36)]
@@ -294,6 +285,7 @@ def many_parameters(kvstore="dist_sync"):
     trainer.update_full_grads(loss_of, list(mine))
     for index in mine:
         trainer.step(6, True, closure=lambda index=index: loss_of(index))
+    # More numbers than one exchange takes:
     given = np.random.RandomState(who.rank).randn(150) * 10.0 ** np.arange(-75, 75)
     given[:3] = [np.inf, who.rank / 0.3, np.nan if who.rank else 1]
     sums = trainer._workers.sum_numbers(given)
@@ -301,16 +293,14 @@ def many_parameters(kvstore="dist_sync"):
 
 
 def overtaken(kvstore="dist_sync"):
-    """A first gradient that is there before the weights are shared, while other arrays travel.
-
-    The learning rate is 0, so the weights stay.
-    """
+    """A first gradient that is there before the weights are shared, while other arrays travel."""
     who, _ = make_kvstore(kvstore)
     layer = gluon.nn.Dense(3, use_bias=False, in_units=2)
     layer.initialize(mx.init.One())
     others = {5000 + n: mx.nd.zeros((1000, 1000)) for n in range(30)}
     who.init(list(others), list(others.values()))
-    trainer = SVRGTrainer([layer.weight], "sgd", {"learning_rate": 0.0}, kvstore=who)
+    still = {"learning_rate": 0.0}  # so the weights stay
+    trainer = SVRGTrainer([layer.weight], "sgd", still, kvstore=who)
     backward(lambda: layer(array(np.ones((1, 2)), "float32")))
     mx.nd.waitall()
     for key, other in others.items():
@@ -320,10 +310,7 @@ def overtaken(kvstore="dist_sync"):
 
 
 def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
-    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients.
-
-    With the coefficient 0, the steps are those of SGD.
-    """
+    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients."""
     who, chosen = make_kvstore(kvstore)
     settings = {"kvstore": chosen, "coefficient": coefficient}
     net, loss_of, trainer = kit.make(PROBLEM, rate=0.3, **settings)
