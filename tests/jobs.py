@@ -54,11 +54,15 @@ def end(process):
     if process.poll() is not None:
         return ""
     os.killpg(process.pid, signal.SIGKILL)
-    for left in processes_of(os.environ.get("MARKER", "none")):
-        if left != os.getpid():
-            with suppress(ProcessLookupError):
-                os.kill(left, signal.SIGKILL)
+    kill_all(os.environ.get("MARKER", "none"))
     return process.communicate(timeout=30)[0]
+
+
+def kill_all(marker):
+    """Kill the processes that have a marker, but for this one."""
+    for left in {*processes_of(marker)} - {os.getpid()}:
+        with suppress(ProcessLookupError):
+            os.kill(left, signal.SIGKILL)
 
 
 def wait_for(path, process, deadline=DEADLINE):

@@ -61,10 +61,7 @@ def test_the_verdict_on_wine(seed, call):
     assert all(row["highest"] < 1e-4 for name, row in rows.items() if "svrg" in name)
 
 
-PENALTIES = [(0.0, 0.0), (1e-4, 0.0), (0.3, 0.0), (0.0, 0.05), (0.01, 0.05)]
-
-
-@pytest.mark.parametrize(("decay", "l1"), PENALTIES)
+@table("decay, l1", (0.0, 0.0), (1e-4, 0.0), (0.3, 0.0), (0.0, 0.05), (0.01, 0.05))
 @pytest.mark.parametrize("name", ["diabetes", "breast_cancer"])
 def test_the_minimum(name, decay, l1):
     model, is_class = model_of(name, "--weight-decay", decay, "--l1", l1), name == "breast_cancer"

@@ -96,11 +96,10 @@ def test_the_same_numbers_in_another_process():
     assert output.endswith(numbers() + "\n")
 
 
-NAMES = ["sgd", "nag-decay", "svrg", "alpha-svrg", "svrg-stored", "saga", "sag", "sarah", "storm"]
-NAMES += ["mars", "mars+sgd", "adam", "lbfgs", "own"]
+ALL = "sgd nag-decay svrg alpha-svrg svrg-stored saga sag sarah storm mars mars+sgd adam lbfgs own"
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", ALL.split())
 @pytest.mark.parametrize("passes", [4, 6.5])
 def test_equal_gradients(name, passes):
     seen = [0]

@@ -150,9 +150,7 @@ MISTAKES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "error, name", [(error, name) for error, mistakes in MISTAKES.items() for name in mistakes]
-)
+@pytest.mark.parametrize("error, name", [(e, name) for e in MISTAKES for name in MISTAKES[e]])
 def test_mistakes(begun, error, name):
     call, message = MISTAKES[error][name]
     with noticed(), begun.refuses(error, message):

@@ -21,9 +21,7 @@ as_usual = methodcaller("as_np_ndarray") if IS_NUMPY_LIKE else as_nd
 class Problem(Dense):
     """A problem whose gradients MXNet takes, on a network of its own that nothing else uses.
 
-    It may have a layer of `BENDS` between its own, in one graph with them if `hybridize` is given.
-    The minibatch that begins with the sample `first` depends on the first weight through an
-    operator alone.
+    The minibatch that begins with the sample `first` has the first weight in an operator alone.
     """
 
     def __init__(self, devices, hybridize=None, kind=None, operator=None, first=None):
@@ -69,6 +67,7 @@ class Problem(Dense):
         return loss_of
 
     def forward(self, net):
+        """With a layer of `BENDS` between its own."""
         if self.kind is None:
             return net
         whole = gluon.nn.HybridSequential()
@@ -131,20 +130,17 @@ class Bend(gluon.HybridBlock):
             return F.Custom(x, op_type="bend", kind=self.kind)
 
 
-#: A way to train for each of them, and what hybridizes the layer with its neighbours.
-WAYS = [
+@table(
+    "kind, how, devices, hybridize",
     ("clip", "add", TWO, {}),
     ("sign", "halves", TWO, None),
     ("normalize", "halves", None, STATIC),
     ("one sign", "step", None, {"static_alloc": True}),
     ("its own", "add", None, None),
-]
-
-
-@pytest.mark.parametrize("kind, how, devices, hybridize", WAYS)
+)
 @each_method
 def test_a_layer(case, kind, how, devices, hybridize):
-    """Clips of a signal, signs, norms: an operator alone, or in a graph."""
+    """Clips of a signal, signs, norms: an operator alone, or hybridized with its neighbours."""
     Play(case, Problem(devices, hybridize, kind), how, devices).run()
 
 

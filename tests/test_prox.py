@@ -18,6 +18,7 @@ from mxnet.gluon.loss import L2Loss
 from mxnet.lr_scheduler import FactorScheduler
 from plays import BATCHES, CASES, PROBLEM, TWO, Play
 from problems import array, parameters, values
+from test_penalties import by_scikit_learn, of_scikit_learn
 
 from gluon_svrg import STORMTrainer, SVRGTrainer
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
@@ -230,12 +231,8 @@ def test_a_step_that_does_not_update(cls):
 )
 def test_what_scikit_learn_finds(name, settings, operator, optimizer, rate, momentum):
     """With momentum: the penalty that is minimized does not depend on it."""
-    datasets = pytest.importorskip("sklearn.datasets")
-    model = getattr(pytest.importorskip("sklearn.linear_model"), name)(**settings)
-    model.set_params(fit_intercept=False, tol=1e-12, max_iter=100000)
-    X, y = datasets.load_diabetes(return_X_y=True)
-    X, y = (X - X.mean(axis=0)) / X.std(axis=0), y - y.mean()
-    expected = model.fit(X, y).coef_
+    X, y = of_scikit_learn("diabetes")
+    expected = by_scikit_learn(name, **settings)(X, y)
     net, loss_function = gluon.nn.Dense(1, in_units=10, use_bias=False, dtype="float64"), L2Loss()
     net.initialize(mx.init.Constant(0.01))
     net.hybridize(static_alloc=True, static_shape=True)

@@ -372,9 +372,7 @@ def test_the_warning_of_a_worker_alone_points_to_the_users_line(variables, monke
 
 
 @needs_sparse
-@pytest.mark.parametrize(
-    "kvstore, kind", [("horovod", "gradient"), ("horovod", "weight"), ("dist_sync", "gradient")]
-)
+@table("kvstore, kind", ("horovod", "gradient"), ("horovod", "weight"), ("dist_sync", "gradient"))
 def test_sparse_parameters_that_are_refused(kvstore, kind):
     with pytest.raises(ValueError, match=f"is sparse, and kvstore='{kvstore}' cannot exchange"):
         kit.make(Words(f"sparse {kind}", 5), "float32", kvstore=kvstore)
