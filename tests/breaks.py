@@ -95,8 +95,8 @@ BREAKS = {
         ('F.broadcast_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
         (
             "{**self.given, **new}",
-            "(self.given.update(new), self.given)[1]",
-            "interrupts_and_threads a_preconditioner",
+            "self.given.update(new) or self.given",
+            "errors preconditioner",
         ),
         ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
     ],

@@ -349,12 +349,8 @@ def test_stored_gradients():
 
 def test_few_steps():
     """An epoch of fewer than 16 is warned of once, with the size that is better."""
-    training = Training(*regression(), size=50)
     with kit.noticed() as texts:
-        training.train(4)
+        Training(*regression(), size=50).train(4)
+        Training(*regression(), size=37).train(3)  # an epoch of 17
     (text,) = texts
     assert text.startswith("An epoch has 12 steps") and "about 18 loss entries" in text
-    training = Training(*regression(), size=37)
-    with kit.noticed() as texts:
-        training.train(3)
-    assert not texts
