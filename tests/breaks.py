@@ -218,12 +218,12 @@ BREAKS = {
     ],
     "schedule.py": [("num_snapshots - 1)", "num_snapshots)", "schedule test_refreshes")],
     "variance.py": [
-        ("self._plain += count * g", "self._plain += g", "variance against_numpy"),
-        ("self._squares += count *", "self._squares +=", "variance against_numpy"),
-        ("coefficient * _ratio(both", "_ratio(both", "variance against_numpy"),
-        ("unit_sum - count", "unit_sum", "variance against_numpy"),
-        ("stack.callback(mx.random.seed, draw_seed())", "pass", "variance dropout_under"),
-        ("seed = reference.seed", "pass", "variance dropout_under"),
+        ("self._plain += count * g", "self._plain += g", "tables against_numpy"),
+        ("self._squares += count *", "self._squares +=", "tables against_numpy"),
+        ("coefficient * _ratio(both", "_ratio(both", "tables against_numpy"),
+        ("unit_sum - count", "unit_sum", "tables against_numpy"),
+        ("stack.callback(mx.random.seed, draw_seed())", "pass", "tables dropout_under"),
+        ("seed = reference.seed", "pass", "tables dropout_under"),
     ],
     "estimator.py": [
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),
