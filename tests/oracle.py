@@ -189,8 +189,6 @@ class SAG(SAGA):
 
 
 # --- proximal operators: the minimum over x of |x - w|^2 / 2 + rate * penalty(x) -----------------
-
-
 def l1(w, rate, strength):
     """The penalty is strength * sum |x|."""
     return np.sign(w) * np.maximum(np.abs(w) - rate * strength, 0)

@@ -50,7 +50,6 @@ class Dense:
             self.initial += [rng.randn(units, inputs) * 0.5, rng.randn(units) * 0.1]
 
     # --- NumPy -------------------------------------------------------------------------------
-
     def batches(self, size, order=None):
         """Index arrays; the last may be shorter."""
         order = np.arange(len(self.X)) if order is None else np.asarray(order)
@@ -82,7 +81,6 @@ class Dense:
         return loss, grads, len(index)
 
     # --- Gluon -------------------------------------------------------------------------------
-
     def network(self, dtype="float64", devices=None, deferred=False, hybridize=None):
         """A network that starts at the initial weights (unless it is deferred)."""
         net = gluon.nn.HybridSequential()

@@ -41,8 +41,6 @@ def random_metric(rng, size, rank):
 
 
 # --- P -------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("decay", [1e-3, 0.3])
 @pytest.mark.parametrize("entries", [20.0, 1e3, 1e9])
 @pytest.mark.parametrize("rank, known", [(8, 8), (8, 3), (4, 4), (4, 2), (4, 8), (1, 8)])
@@ -102,8 +100,6 @@ def test_rows_and_rounding(size, rho):
 
 
 # --- probes --------------------------------------------------------------------------------------
-
-
 def measured(found, Hessians, entries=16.0, decays=0.0, size=None):
     """Measure to the end, each mini-batch with the next Hessian; arrays of the state on the way."""
     size, arrays = size or len(Hessians[0]), []
@@ -154,8 +150,6 @@ def test_flat_minibatches_after_a_sketch():
 
 
 # --- the controller ------------------------------------------------------------------------------
-
-
 def started(L=1.0, N=0.0, rank=0, entries=0.0, falls=1.0):
     """After refreshes, at a loss of 0 where the first one was above; P is known, with entries."""
     found = StepSizeController(rank)
@@ -322,8 +316,6 @@ def test_a_slope_that_stays(ratios, is_stale):
 
 
 # --- penalties -----------------------------------------------------------------------------------
-
-
 def rows(z):
     return tuple(range(1, z.ndim))
 

@@ -408,7 +408,6 @@ def test_a_table_over_reshuffled_data_and_no_refresh(cls, devices):
 
 
 # --- interrupts, a second thread, and what is freed when a training ends -------------------------
-
 SMALL = Dense("regression", hidden=(3,), samples=6, seed=33)
 THREES = SMALL.batches(3)
 DEADLINE = 60  # seconds, for what takes one

@@ -377,8 +377,6 @@ def test_killed_while_saving(count, tmp_path):
 
 
 # --- pickles that were crafted to run code, or to crash MXNet's own reader -----------------------
-
-
 def text(value):
     return b"X" + struct.pack("<I", len(value)) + value.encode()
 
@@ -478,7 +476,6 @@ def test_codes_of_extensions_are_refused(tmp_path, monkeypatch):
 
 
 # --- what is loaded goes on to the last bit ------------------------------------------------------
-
 OPTIMIZERS = sorted(
     {cls.__name__.lower() for cls in mx.optimizer.Optimizer.opt_registry.values()
      if cls.__module__.startswith("mxnet.")}

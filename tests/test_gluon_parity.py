@@ -173,7 +173,6 @@ def test_all_members_and_arguments_are_tested():
 
 
 # --- every optimizer consumes the estimate as it consumes a gradient -----------------------------
-
 IS_2 = "use_fused_step" in inspect.signature(mx.optimizer.LARS).parameters
 SETTINGS = {
     "dcasgd": {},  # with momentum, 1.9.1 fails under gluon.Trainer too
@@ -274,7 +273,6 @@ def test_multipliers_and_a_scheduler(name):
 
 
 # --- what can be seen, what counts, what is passed, and what is shown ----------------------------
-
 ALL = np.arange(len(PROBLEM.X))
 TRAINERS = [getattr(gluon_svrg, name) for name in gluon_svrg.__all__ if name.endswith("Trainer")]
 make = partial(kit.make, PROBLEM)

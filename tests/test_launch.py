@@ -209,7 +209,6 @@ def test_the_commands_of_the_guide():
 
 
 # --- where MXNet or the right NumPy is missing: in interpreters that lack them -------------------
-
 USES = ["from gluon_svrg import SVRGTrainer", "import gluon_svrg; gluon_svrg.SVRGTrainer"]
 
 

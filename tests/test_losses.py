@@ -210,7 +210,6 @@ def test_the_mean_of_many_losses():
 
 
 # --- random numbers ------------------------------------------------------------------------------
-
 FORTY = Dense("classification", hidden=(5,), seed=11, samples=40)
 EIGHTS = FORTY.batches(8)
 make = partial(kit.make, FORTY, "float32")  # by itself, a network that draws none

@@ -425,7 +425,6 @@ def test_at_the_snapshot(hybridize, problem, sizes, coefficient, dtype):
 
 
 # --- twins: what must hold for the methods in NumPy alone ----------------------------------------
-
 RATES = {"learning_rate": 0.2, "momentum": 0.5, "wd": 0.01}
 TWINS = [oracle.SVRG, oracle.SARAH, oracle.STORM, oracle.MARS, oracle.SAGA, oracle.SAG]
 

@@ -352,7 +352,6 @@ def test_statistics_on_devices_that_were_set_anew(devices):
 
 
 # --- sparse gradients and weights, as the dense network: on MXNet 1.9.1 --------------------------
-
 SENTENCES = np.array_split(np.arange(30), 4)
 each_kind = pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
 

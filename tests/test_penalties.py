@@ -228,8 +228,6 @@ def test_devices_and_files(operator, tmp_path):
 
 
 # --- data that change ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("change", ["labels", "weights", "subset"])
 def test_data_that_change(change):
     """Harder labels, sample weights, more samples from epoch 5 on: eleven epochs reach 1e-5."""
@@ -285,8 +283,6 @@ def test_a_generator(jumps):
 
 
 # --- loss entries, weight decay, stored gradients, few steps -------------------------------------
-
-
 def ridge(X, y, wd):
     """The minimum of the squares / 2 n plus wd / 2 w^2, of each output."""
     return np.linalg.solve(X.T @ X / len(X) + wd * np.eye(X.shape[1]), X.T @ y / len(X)).T

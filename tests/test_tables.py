@@ -201,7 +201,6 @@ def test_a_step_needs_an_index_and_there_is_no_snapshot(case):
 
 
 # --- the variance over a data set, against NumPy on enumerated minibatches -----------------------
-
 make = partial(kit.make, PROBLEM)
 
 

@@ -226,7 +226,6 @@ def test_servers_that_could_not_load_the_optimizer_are_found_out(tmp_path):
 
 
 # --- the kvstores of one process, and what is refused before anything happens --------------------
-
 TWO_BITS = {"type": "2bit", "threshold": 0.5}
 
 
