@@ -4,14 +4,15 @@
 break is a row of `BREAKS`.
 """
 
+import os
 import re
 import shlex
 import shutil
+import signal
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
-
-from jobs import run
 
 ROOT = Path(__file__).parent.parent
 COPIED = ("gluon_svrg", "tests", "benchmarks", "pyproject.toml")
@@ -296,11 +297,16 @@ def selected(*tests):
 def run_tests(folder, arguments):
     """Run tests with the package in a folder; the status, and the output."""
     command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
-    variables = {"PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1", "PYTHONWARNINGS": ""}
+    env = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # In the folder, because Python looks there for the package first:
+    process = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **pipes)
     try:
-        return run(command, folder, SECONDS, **variables)  # it has the package first
-    except AssertionError as error:
-        return None, str(error)
+        output, _ = process.communicate(timeout=SECONDS)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        output, _ = process.communicate()
+    return process.returncode, output
 
 
 def verdict(folder, name, old, new, tests):
@@ -310,7 +316,7 @@ def verdict(folder, name, old, new, tests):
     file.write_text(whole.replace(old, new))
     status, output = run_tests(folder, selected(tests))
     file.write_text(whole)
-    word = {0: "survived", 1: "died", None: "took too long"}.get(status, "never ran")
+    word = {0: "survived", 1: "died", -signal.SIGKILL: "took too long"}.get(status, "never ran")
     seen = re.findall(r"^FAILED \S+?::(\w+)", output, re.M)
     print(word, name, old, "->", new or "nothing", *seen, sep="  ", flush=True)
     if word != "died":
