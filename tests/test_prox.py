@@ -18,6 +18,7 @@ from mxnet.gluon.loss import L2Loss
 from mxnet.lr_scheduler import FactorScheduler
 from plays import BATCHES, CASES, PROBLEM, TWO, Play
 from problems import array, parameters, values
+from test_curvature import OPERATORS
 from test_penalties import by_scikit_learn, of_scikit_learn
 
 from gluon_svrg import STORMTrainer, SVRGTrainer
@@ -27,15 +28,8 @@ RATE = 0.1
 make = partial(kit.make, PROBLEM, rate=RATE)
 
 #: Each operator, and its twin: a function of the weight and the step.
-TWINS = {
-    L1(0.3): lambda w, step: oracle.l1(w, step, 0.3),
-    ElasticNet(0.2, 0.7): lambda w, step: oracle.elastic_net(w, step, 0.2, 0.7),
-    GroupLasso(0.15): lambda w, step: oracle.group_lasso(w, step, 0.15, tuple(range(1, w.ndim))),
-    GroupLasso(0.2, axis=None): lambda w, step: oracle.group_lasso(w, step, 0.2),
-    Box(-0.3, 0.4): lambda w, step: oracle.box(w, step, -0.3, 0.4),
-    Box(0, math.inf): lambda w, step: oracle.box(w, step, 0, math.inf),
-}
-L1_TWIN = TWINS[L1(0.3)]
+TWINS = {operator: twin for operator, (twin, _) in OPERATORS.items()}
+L1_TWIN = partial(oracle.l1, strength=0.3)
 FOREIGN = PROBLEM.network()[0].weight
 
 numbers = st.floats(-5, 5, allow_subnormal=False)
