@@ -279,13 +279,11 @@ def reshape(p):
 
 CHANGES = {
     "shape": (reshape, r"float64 \(2, 2\) .* now and was float64 \(5, 4\) .* then"),
-    "device": (
-        lambda p: getattr(p, "reset_device", p.reset_ctx)(contexts(2)[1]),
-        r"on \w+\(1\) now and was .* on \w+\(0\) then",
-    ),
+    "device": (lambda p: getattr(p, "reset_device", p.reset_ctx)(contexts(2)[1]),
+               r"on \w+\(1\) now and was .* on \w+\(0\) then"),
     "frozen": (lambda p: setattr(p, "grad_req", "null"), "with grad_req='null' now"),
     "dtype": (lambda p: p.cast("float32"), "float32 .* now and was float64 .* then"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("change, message", CHANGES.values(), ids=CHANGES)
@@ -339,14 +337,12 @@ WATCHED = {
     "a mean": (lambda b: b.step(lambda: b.closure().mean()), "one loss .* and batch_size is 5"),
     "output": (lambda b: b.step(lambda: (b.closure(), b.net(b.batches[0][0]))), "differentiated"),
     "a sum in a refresh": (sum_then_each, "one loss entry for a minibatch, and this step has 5"),
-    "labels": (
-        lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),
-        r"samples have the shape \(5, 5\)",
-    ),
+    "labels": (lambda b: b.refresh(lambda X, y: squares(b, X, y.reshape((1, -1)))),
+               r"samples have the shape \(5, 5\)"),
     "rows": (lambda b: stored(b, {}), "each took two gradients"),
     "epochs": (lambda b: ask(b, True), "asked before each of the last 20 steps"),
     "a coefficient": (lambda b: b.set(coefficient=2), "coefficient is 2. .* and at 2 as much"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", WATCHED)

@@ -242,16 +242,14 @@ OF_MOMENTUM = r"state of parameter 0 .* is .* and must be .*: was it saved with 
 #: What is another in a training than in that of a file, and what is said.
 CHANGES = {
     "optimizer": ({"optimizer": "adam", "settings": {}}, "the optimizer was SGD and is Adam here"),
-    "scheduler": (
-        {"settings": {**MOMENTUM, "lr_scheduler": mx.lr_scheduler.FactorScheduler(5)}},
-        "its lr_scheduler was none and is FactorScheduler here",
-    ),
+    "scheduler": ({"settings": {**MOMENTUM, "lr_scheduler": FactorScheduler(5)}},
+                  "its lr_scheduler was none and is FactorScheduler here"),
     "no momentum": ({"settings": {}}, OF_MOMENTUM),
     "shape": ({"sizes": (3, 5, 2)}, r"was float32 \(4, 3\) and is float32 \(5, 3\) here"),
     "number": ({"sizes": (3, 4, 4, 2)}, "it has 4 parameters, and there are 6"),
     "dtype": ({"dtype": "float64"}, "was float32 .* and is float64"),
     "frozen": ({"frozen": True}, "was with gradients, here it is not"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", CHANGES)
