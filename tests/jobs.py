@@ -66,7 +66,6 @@ def kill_all(marker):
 
 
 def wait_for(path, process, deadline=DEADLINE):
-    """Wait for a file that the job writes."""
     end = time.monotonic() + deadline
     while not path.exists():
         assert process.poll() is None, process.communicate()[0]
@@ -154,7 +153,6 @@ def contained(*options):
 
 
 def assert_identical(found):
-    """All ranks end with the same bits."""
     for other in found[1:]:
         for name in found[0].keys() - {"evaluations", "message", "given"}:
             np.testing.assert_array_equal(found[0][name], other[name], err_msg=name)

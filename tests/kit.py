@@ -29,7 +29,6 @@ def make(problem, dtype="float64", devices=None, *, cls=SVRGTrainer, optimizer="
 
 
 def sequence(*layers, devices=None, hybridize=None):
-    """A network of these layers, initialized."""
     net = gluon.nn.HybridSequential()
     net.add(*layers)
     net.initialize(mx.init.Xavier(), ctx=devices)
@@ -214,7 +213,6 @@ def assert_unchanged(before, after):
 
 
 def move(net, amount, seed=0):
-    """Random steps of every weight."""
     rng = np.random.RandomState(seed)
     for p in parameters(net):
         step = amount * rng.standard_normal(p.shape)

@@ -75,7 +75,6 @@ def test_nystrom(rank, known, entries, decay):
     ([1.0, -0.5], 0.0, 1e9, 0.55, False),  # what curves downward counts as 0
 )
 def test_least_curvature(curvature, decay, entries, rho, is_limited):
-    """Whether rounding sets it."""
     P, found = nystrom(np.eye(2), np.diag(curvature), entries, decay, 1e-7)
     np.testing.assert_allclose([P.rho, *P.S], [rho, *np.maximum(curvature, 0)], 1e-6, atol=1e-8)
     assert found == is_limited

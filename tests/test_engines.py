@@ -200,7 +200,6 @@ SERVED = [engine for engine in ENGINES if engine != "horovodrun"]
 
 @pytest.fixture(scope="module")
 def machines(tmp_path_factory):
-    """Two machines, where they can be made."""
     if missing("mpirun 4, two machines") and missing("srun, two machines"):
         yield None
         return
@@ -210,7 +209,6 @@ def machines(tmp_path_factory):
 
 @pytest.fixture
 def job(request, tmp_path, marker):
-    """Starts a job; what is left of it is killed."""
     started = []
 
     def start(engine, *words_and_options):

@@ -312,7 +312,6 @@ def squares(begun, X, y):
 
 
 def ask(begun, before_each_step, data=None):
-    """`EveryEpochs`, in steps or in epochs."""
     refresh = EveryEpochs(2)
     for _ in range(30):
         if refresh.due(begun.trainer):
@@ -463,7 +462,6 @@ class Interrupted(Play):
         self.step_alone(1)
 
     def method(self):
-        """The state of the method, as a file has it."""
         self.trainer.save_states(self.path)
         _, parts, arrays = file_format.unpack(self.path.read_bytes())
         return repr(decode(parts["method"], arrays, range(4)))

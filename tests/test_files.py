@@ -394,7 +394,6 @@ def mxnet_array(raw):
 
 
 def numpy_array(dtype, size, content):
-    """An array as NumPy pickles it."""
     made = named("numpy.core.multiarray", "_reconstruct") + named("numpy", "ndarray") + b")N\x87R"
     of_dtype = named("numpy", "dtype") + text(dtype) + b"\x85R(K\x03" + text("<") + b"tb"
     shape = b"\x8a\x08" + struct.pack("<q", size) + b"\x85"

@@ -219,7 +219,6 @@ class Parts:
         return cls(self.head.collect_params(), "sgd", {"learning_rate": 0.1})
 
     def rest(self):
-        """The gradients and statistics of the other layers."""
         mx.nd.waitall()
         statistics = self.norm.running_mean.data(), self.norm.running_var.data()
         return [a.asnumpy() for a in (*(p.grad() for p in self.of_body), *statistics)]

@@ -55,7 +55,6 @@ class Run:
                 data *= factor
 
     def play(self, actions):
-        """Refreshes, jumps, and numbers of steps."""
         for action in actions:
             if isinstance(action, str):
                 getattr(self, action)()

@@ -241,7 +241,6 @@ def test_schedules_resume(tmp_path):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
-    """Load one, and export one that it loads."""
     made = []
     for cls in (gluon.Trainer, SVRGTrainer, gluon.Trainer):
         scheduler = mx.lr_scheduler.PolyScheduler(100, 0.1)

@@ -266,7 +266,6 @@ def test_against_numpy(case, split):
 
 
 def regression(data, dtype, **kwargs):
-    """The variance of a linear model of zeros, at its snapshot."""
     net = gluon.nn.Dense(1, in_units=2, use_bias=False, dtype=dtype)
     net.initialize(mx.init.Zero())
     trainer = SVRGTrainer(net.collect_params(), "sgd", **kwargs)

@@ -68,7 +68,6 @@ def check_method(found, name="", **_):
 
 
 def check_preconditioned(found, **_):
-    """As one process that has the same minibatches."""
     assert_identical(found)
     assert_close(found[0], alone("preconditioned"), 1e-9)
 
