@@ -627,7 +627,7 @@ LOSSES = {
 NO_RATE = "No direction was found|gradients beside the .* not finite|full gradient is not finite"
 
 
-@pytest.mark.filterwarnings("ignore:An epoch has", "ignore:The (curvature along|gradient of)")
+@pytest.mark.filterwarnings("ignore:An epoch has 5", "ignore:The (curvature along|gradient of)")
 @example("shifted", "Huber", 0.0, 0, 8, "sgd", 0)  # at the start, minibatches are flat
 @given(
     rows=st.sampled_from([*ROWS]),
