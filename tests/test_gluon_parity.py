@@ -15,6 +15,7 @@ from kit import amp, assert_unchanged, backward, everything, plain_step, scale_l
 from mxnet import autograd, gluon
 from plays import BATCHES, PROBLEM, TWO, Play, each_method
 from problems import array, distance, parameters, values
+from test_files import OPTIMIZERS
 
 import gluon_svrg
 from gluon_svrg import SVRGTrainer
@@ -183,8 +184,7 @@ SETTINGS = {
 }
 #: In both versions it asserts that weights have two dimensions and no weight decay: made for
 #: embeddings, it refuses biases under gluon.Trainer too.
-EXCLUDED = {"groupadagrad"}
-NAMES = sorted(set(mx.optimizer.Optimizer.opt_registry) - EXCLUDED)
+NAMES = [name for name in OPTIMIZERS if name != "groupadagrad"]
 
 
 def feed(trainer, net, grads, batch_size):
