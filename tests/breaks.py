@@ -56,7 +56,7 @@ BREAKS = {
     ],
     "curvature/probe.py": [
         ("np.ascontiguousarray(", "np.asarray(", "curvature layout_of_a_file"),
-        ("LEAST_ENTRIES)) or 1)", "LEAST_ENTRIES)))", "preconditioner test_rank"),
+        ("LEAST_ENTRIES)) or 1)", "LEAST_ENTRIES)))", "curvature layout_of_a_file"),
         ("min(noise, 2 * largest)", "noise", "curvature two_minibatches"),
     ],
     "curvature/step_size.py": [
@@ -96,8 +96,8 @@ BREAKS = {
         ('F.broadcast_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
         (
             "{**self.given, **new}",
-            "(self.given.update(new), self.given)[1]",
-            "interrupts_and_threads a_preconditioner",
+            "self.given.update(new) or self.given",
+            "errors preconditioner",
         ),
         ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
     ],
@@ -124,9 +124,7 @@ BREAKS = {
         ("controller.entries // BEST_STEPS", "controller.entries // 16", "penalties few_steps"),
     ],
     # A step and a refresh
-    "passes/states.py": [
-        ("row if _mxnet.is_auxiliary(p) else row[:1]", "row[:1]", "resume statistics_of_each"),
-    ],
+    "passes/states.py": [("row if _mxnet.is_auxiliary(p) else", "", "resume statistics_of_each")],
     "passes/estimate.py": [
         ("terms.b * (count / terms.mean.entries)", "terms.b", "methods trajectory[SVRG"),
         ("SPARE), ((1.0, MEAN)", "SPARE), ((0.9, MEAN)", "tables mean_is_that"),
@@ -145,7 +143,7 @@ BREAKS = {
         ("sum_everywhere(self._apart, sum_arrays)", "fits([])", "workers test_two_workers"),
     ],
     "passes/method.py": [
-        ("self.ever_reached or pending", "pending", "halves reaches_moves_by_its_mean[SARAH"),
+        ("self.ever_reached or pending", "pending", "halves by_its_mean[SARAH"),
         ("if not np.isfinite(full.norm)", "if False", "errors 'mistakes and NaN'"),
     ],
     "passes/network.py": [
@@ -158,7 +156,7 @@ BREAKS = {
     "passes/random_lock.py": [
         ("relative if relative > rounding else 0.0", "relative", "losses samples_in_another_order"),
         ("(entries.sum", "(entries[..., :1].sum", "losses samples_in_another_order"),
-        ("int(sequence.generate_state(1)[0] >> 1)", "7", "random_numbers both_passes"),
+        ("int(sequence.generate_state(1)[0] >> 1)", "7", "losses both_passes"),
     ],
     "passes/rows.py": [
         ("counts != self.counts", "sum(counts) != sum(self.counts)", "tables on_other_devices"),
@@ -179,13 +177,13 @@ BREAKS = {
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
         ("pending.drop()  # without", "pass  # without", "methods step_without_an_update"),
-        ("attributes.update(earlier)", "pass", "random_numbers both_passes"),
+        ("attributes.update(earlier)", "pass", "losses both_passes"),
         ("value.copyto(grad)", "pass", "methods error_leaves_everything_unchanged"),
         ("note_overwritten(_mxnet.take_fresh(point.weights))", "hide_marks()", "halves snapshot"),
         ("        progress.inner_steps = 0", "        pass", "methods counters"),
         ("self._overflows_on_kvstore():", "False:", "dtypes_and_amp overflow_in_either"),
         ("self._progress.inner_steps = 0  # of", "pass  # of", "methods file_of_gluon_trainer"),
-        ("self._progress.compared = False", "pass", "random_numbers compares_once_more"),
+        ("self._progress.compared = False", "pass", "losses compares_once_more"),
     ],
     # Workers and files
     "kvstore/workers.py": [("len(total), BLOCK)", "1, BLOCK)", "workers test_two_workers")],
@@ -198,21 +196,21 @@ BREAKS = {
     "saving/objects.py": [
         ("common.index(max(common))", "0", "schedule remembered"),
         ("elif _has_object(value):", "elif False:", "files containers_of_0_6"),
-        ("assign_object(value, getattr(current, name))", "pass", "saved_optimizers of_ones_own"),
+        ("assign_object(value, getattr(current, name))", "pass", "files of_ones_own"),
     ],
     "saving/values.py": [
-        ('encoded.get("order", "C")', '"C"', "saved_optimizers of_ones_own"),
-        ('and not hasattr(value, "__name__")', "", "saved_optimizers is_its_attributes"),
-        ("type(value) in (list, tuple):", "kind in _CONTAINERS:", "saved_optimizers not_s"),
+        ('encoded.get("order", "C")', '"C"', "files of_ones_own"),
+        ('and not hasattr(value, "__name__")', "", "files is_its_attributes"),
+        ("type(value) in (list, tuple):", "kind in _CONTAINERS:", "files not_s"),
     ],
     "saving/optimizer.py": [
-        ("{**others, **restored(row)}", "restored(row)", "saved_optimizers of_ones_own"),
-        ("max(row.get(n, 0), most.get(n, 0))", "0", "saved_optimizers 'resumes and adam'"),
+        ("{**others, **restored(row)}", "restored(row)", "files of_ones_own"),
+        ("max(row.get(n, 0), most.get(n, 0))", "0", "files 'resumes and adam'"),
     ],
     "saving/pickles.py": [
-        ("if name not in [*_ARRAYS,", "if [] and name in [", "crafted_files crafted_pickles"),
-        ("def get_extension(", "def _extension(", "crafted_files extensions"),
-        ("if type(found) is not bytes:", "if False:", "crafted_files crafted_pickles"),
+        ("if name not in [*_ARRAYS,", "if [] and name in [", "files crafted_pickles"),
+        ("def get_extension(", "def _extension(", "files extensions"),
+        ("if type(found) is not bytes:", "if False:", "files crafted_pickles"),
     ],
     # What surrounds the trainers
     "prox.py": [
@@ -223,12 +221,12 @@ BREAKS = {
     ],
     "schedule.py": [("num_snapshots - 1)", "num_snapshots)", "schedule test_refreshes")],
     "variance.py": [
-        ("self._plain += count * g", "self._plain += g", "variance against_numpy"),
-        ("self._squares += count *", "self._squares +=", "variance against_numpy"),
-        ("coefficient * _ratio(both", "_ratio(both", "variance against_numpy"),
-        ("unit_sum - count", "unit_sum", "variance against_numpy"),
-        ("stack.callback(mx.random.seed, draw_seed())", "pass", "variance dropout_under"),
-        ("seed = reference.seed", "pass", "variance dropout_under"),
+        ("self._plain += count * g", "self._plain += g", "tables against_numpy"),
+        ("self._squares += count *", "self._squares +=", "tables against_numpy"),
+        ("coefficient * _ratio(both", "_ratio(both", "tables against_numpy"),
+        ("unit_sum - count", "unit_sum", "tables against_numpy"),
+        ("stack.callback(mx.random.seed, draw_seed())", "pass", "tables dropout_under"),
+        ("seed = reference.seed", "pass", "tables dropout_under"),
     ],
     "estimator.py": [
         ("(batch, devices, batch_axis)", "(batch, devices)", "estimator another_axis"),
@@ -273,11 +271,7 @@ BREAKS = {
     ],
     "compare/comparison.py": [
         ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
-        (
-            "self._curve(training) <= level",
-            "self._curve(training) >= level",
-            "compare_engine minimum",
-        ),
+        ("(training) <= level", "(training) >= level", "compare_engine minimum"),
         ("self._minimum, self._least)", "self._minimum, 0.0)", "compare_engine smallest_gap"),
         ("and e not in some]", "]", "compare_engine search_is_counted"),
     ],
@@ -285,11 +279,7 @@ BREAKS = {
         ("seeds=range(options.seed,", "seeds=range(0,", "compare momentum"),
         ("loss if has_converged else None", "loss", "compare converged"),
         ("return 130 if", "return 0 if", "compare interrupt"),
-        (
-            "np.nan_to_num(scaler.fit_transform(rows))",
-            "scaler.fit_transform(rows)",
-            "compare a_file",
-        ),
+        ("np.nan_to_num(scaler", "(scaler", "compare a_file"),
         ("utc=True, ", "", "compare a_file"),
         ('{".*weight": L1(self.l1)}', "L1(self.l1)", "compare weights_alone"),
         ("self.l1 * abs(w).sum()", "0", "compare the_minimum"),
@@ -308,15 +298,11 @@ def selected(*tests):
 
 def run_tests(folder, arguments):
     """Run tests with the package in a folder; the status, and the output."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments],
-        cwd=folder,  # where Python looks for the package first
-        env={**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+    command = [sys.executable, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *arguments]
+    env = {**os.environ, "PYTHONPATH": folder, "PYTHONDONTWRITEBYTECODE": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True}
+    # In the folder, because Python looks there for the package first:
+    process = subprocess.Popen(command, cwd=folder, env=env, start_new_session=True, **pipes)
     try:
         output, _ = process.communicate(timeout=SECONDS)
     except subprocess.TimeoutExpired:

@@ -3,7 +3,6 @@
 import os
 import signal
 import time
-from contextlib import suppress
 
 # Before MXNet is imported: threads of OpenMP that wait for one another are slow where several
 # processes share the cores, as pytest-xdist and clusters do.
@@ -13,7 +12,7 @@ import hypothesis
 import mxnet as mx
 import numpy as np
 import pytest
-from jobs import processes_of
+from jobs import kill_all
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
     # As in a background job of a shell script. Processes that tests start would ignore it, too.
@@ -38,10 +37,7 @@ def marker(monkeypatch):
     value = f"gluon-svrg-test-{os.getpid()}-{time.monotonic_ns()}"
     monkeypatch.setenv("MARKER", value)
     yield value
-    for process in processes_of(value):
-        if process != os.getpid():
-            with suppress(ProcessLookupError):
-                os.kill(process, signal.SIGKILL)
+    kill_all(value)
 
 
 @pytest.hookimpl(hookwrapper=True)

@@ -9,10 +9,11 @@ from pathlib import Path
 import mxnet as mx
 import numpy as np
 import pytest
-from mxnet import gluon
+from mxnet import autograd, gluon
 from problems import array, parameters
 
 from gluon_svrg import SVRGTrainer
+from gluon_svrg.prox import Prox
 
 amp = importlib.import_module("mxnet.amp" if find_spec("mxnet.amp") else "mxnet.contrib.amp")
 HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_shape": True}]
@@ -20,11 +21,7 @@ HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_sh
 
 def make(problem, dtype="float64", devices=None, *, cls=SVRGTrainer, optimizer="sgd", settings=None,
          rate=0.1, hybridize=None, deferred=False, net=None, **kwargs):  # fmt: skip
-    """A network at the problem's initial weights, its loss of an index array, and a trainer.
-
-    Or another network for its data. Without `settings`, the arguments of the optimizer, its
-    learning rate is `rate`.
-    """
+    """A network, by default at the problem's initial weights; its loss of an index; a trainer."""
     net = net or problem.network(dtype, devices, deferred, hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
     trainer = cls(net.collect_params(), optimizer, settings, **kwargs)
@@ -32,7 +29,6 @@ def make(problem, dtype="float64", devices=None, *, cls=SVRGTrainer, optimizer="
 
 
 def sequence(*layers, devices=None, hybridize=None):
-    """A network of these layers, initialized."""
     net = gluon.nn.HybridSequential()
     net.add(*layers)
     net.initialize(mx.init.Xavier(), ctx=devices)
@@ -41,27 +37,20 @@ def sequence(*layers, devices=None, hybridize=None):
     return net
 
 
-def with_dropout(devices=None, hybridize=None, norm=False, units=20):
+def with_dropout(devices=None, hybridize=None, norm=False):
     """A network of 4 inputs and 3 outputs that draws random numbers."""
-    return sequence(
-        *([gluon.nn.BatchNorm(in_channels=4)] if norm else []),
-        gluon.nn.Dense(units, activation="tanh", in_units=4),
-        gluon.nn.Dropout(0.5),
-        gluon.nn.Dense(3, in_units=units),
-        devices=devices,
-        hybridize=hybridize,
-    )
+    layers = [gluon.nn.BatchNorm(in_channels=4)] if norm else []
+    layers += [gluon.nn.Dense(20, activation="tanh", in_units=4), gluon.nn.Dropout(0.5)]
+    return sequence(*layers, gluon.nn.Dense(3, in_units=20), devices=devices, hybridize=hybridize)
 
 
-def with_norm(devices=None, hybridize=None):
+def with_norm(devices=None, hybridize=None, *, deferred=False, dropout=()):
     """A network of 4 inputs and 3 outputs that has running statistics."""
-    return sequence(
-        gluon.nn.Dense(6, activation="tanh", in_units=4),
-        gluon.nn.BatchNorm(in_channels=6),
-        gluon.nn.Dense(3, in_units=6),
-        devices=devices,
-        hybridize=hybridize,
-    )
+    inputs, units = (0, 0) if deferred else (4, 6)
+    layers = [gluon.nn.Dense(6, activation="tanh", in_units=inputs)]
+    layers += [gluon.nn.BatchNorm(in_channels=units), *map(gluon.nn.Dropout, dropout)]
+    layers += [gluon.nn.Dense(3, in_units=units)]
+    return sequence(*layers, devices=devices, hybridize=hybridize)
 
 
 def scale_losses(trainer):
@@ -69,6 +58,35 @@ def scale_losses(trainer):
     trainer._amp_loss_scaler = amp.loss_scaler.LossScaler()
     trainer._amp_original_scale = trainer._scale
     return trainer._amp_loss_scaler
+
+
+def backward(closure):
+    """The loss of a closure; its gradients are in the parameters."""
+    with autograd.record():
+        loss = closure()
+    autograd.backward(loss)
+    return loss
+
+
+def plain_step(trainer, closure, batch_size, **kwargs):
+    """One step as everybody writes it with `gluon.Trainer`."""
+    loss = backward(closure)
+    trainer.step(batch_size, **kwargs)
+    return loss
+
+
+def svrg_step(trainer, closure, batch_size, **kwargs):
+    return trainer.step(batch_size, closure=closure, **kwargs)
+
+
+def split_at(cuts):
+    """A function that cuts an index array at fractions of its length; pieces may be empty."""
+
+    def split(index):
+        ends = [round(cut * len(index)) for cut in sorted(cuts)]
+        return [index[a:b] for a, b in zip([0, *ends], [*ends, len(index)])]
+
+    return split
 
 
 def one_epoch(trainer, loss_of, batches):
@@ -107,10 +125,15 @@ def failing(closure, good_calls, error=KeyError):
     return wrapped
 
 
+def table(names, *rows, **kwargs):
+    """A test runs on each row."""
+    return pytest.mark.parametrize(names, rows, **kwargs)
+
+
 def refusals(*rows):
     """A test of calls: each row has one, the error that it raises, and what its message says."""
 
-    @pytest.mark.parametrize("call, error, message", rows)
+    @table("call, error, message", *rows)
     def test(call, error, message):
         with pytest.raises(error, match=message):
             call()
@@ -152,12 +175,9 @@ def everything(trainer, net):
     names = ("num_snapshots", "inner_steps", "grad_evaluations", "coefficient")
     found = {name: getattr(trainer, name) for name in names if hasattr(trainer, name)}
     found["learning rate"], found["updates"] = trainer.learning_rate, trainer.optimizer.num_update
-    found["modes"] = [mx.autograd.is_recording(), mx.autograd.is_training()]
-    arrays = {
-        f"parameter {number}": p.list_data()
-        for number, p in enumerate(net.collect_params().values())
-        if p._data is not None
-    }
+    found["modes"] = [autograd.is_recording(), autograd.is_training()]
+    params = [*enumerate(net.collect_params().values())]
+    arrays = {f"parameter {n}": p.list_data() for n, p in params if p._data is not None}
     for name in ("snapshot", "full_grads"):
         mean = getattr(trainer, name)
         found[f"has {name}"] = mean is not None
@@ -193,11 +213,26 @@ def assert_unchanged(before, after):
 
 
 def move(net, amount, seed=0):
-    """Random steps of every weight."""
     rng = np.random.RandomState(seed)
     for p in parameters(net):
         step = amount * rng.standard_normal(p.shape)
         p.set_data(array(p.data().asnumpy() + step, p.dtype))
+
+
+class Asymmetric(Prox):
+    """An operator of a user: the penalty has a slope above 0."""
+
+    def __init__(self, slope):
+        self.slope = slope
+
+    def __call__(self, weight, step):
+        return weight - mx.nd.minimum(mx.nd.maximum(weight, 0), self.slope * step)
+
+    def value(self, weight):
+        return self.slope * mx.nd.relu(weight).sum()
+
+    def __repr__(self):  # the name of a case, the same in each process
+        return f"Asymmetric({self.slope})"
 
 
 class Indivisible(float):

@@ -50,10 +50,7 @@ class Method:
         return [g - share * (r - count * m) for g, r, m in zip(grad, before, self.mean)]
 
     def advance(self, total, batches, rows):
-        """Update the method's state; return the gradient for the optimizer.
-
-        `total` is the sum of the estimates of `batches`. The weights have not moved yet.
-        """
+        """Update the state by the sum of the estimates, before weights move; return a gradient."""
         return total
 
     def step(self, optimizer, *batches, rows=None, batch_size=None):
@@ -192,8 +189,6 @@ class SAG(SAGA):
 
 
 # --- proximal operators: the minimum over x of |x - w|^2 / 2 + rate * penalty(x) -----------------
-
-
 def l1(w, rate, strength):
     """The penalty is strength * sum |x|."""
     return np.sign(w) * np.maximum(np.abs(w) - rate * strength, 0)

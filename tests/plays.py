@@ -191,7 +191,6 @@ class Play:
         kit.assert_unchanged(before, kit.everything(self.trainer, self.net))
 
     def distance(self):
-        """How far the trainer is from its twin, on any device."""
         devices = self.devices or [None]
         return max(distance(values(self.net, each), self.twin.weights) for each in devices)
 

@@ -33,10 +33,7 @@ def array(values, dtype="float64", device=None):
 
 
 class Dense:
-    """A fully connected network with tanh units, of any depth; without hidden units it is linear.
-
-    The task is 'regression' or 'classification'.
-    """
+    """A dense network of tanh units, linear without them, for 'regression' or 'classification'."""
 
     def __init__(self, task, hidden=(), samples=23, features=4, outputs=3, seed=0):
         rng = np.random.RandomState(seed)
@@ -53,7 +50,6 @@ class Dense:
             self.initial += [rng.randn(units, inputs) * 0.5, rng.randn(units) * 0.1]
 
     # --- NumPy -------------------------------------------------------------------------------
-
     def batches(self, size, order=None):
         """Index arrays; the last may be shorter."""
         order = np.arange(len(self.X)) if order is None else np.asarray(order)
@@ -85,7 +81,6 @@ class Dense:
         return loss, grads, len(index)
 
     # --- Gluon -------------------------------------------------------------------------------
-
     def network(self, dtype="float64", devices=None, deferred=False, hybridize=None):
         """A network that starts at the initial weights (unless it is deferred)."""
         net = gluon.nn.HybridSequential()
@@ -110,10 +105,7 @@ class Dense:
         return gluon.loss.L2Loss()
 
     def closure(self, net, dtype="float64", devices=None, split=None):
-        """A function of an index array that returns one loss, or one per device.
-
-        `split` maps an index array to one per device, which may be empty.
-        """
+        """A function of an index array that returns one loss, or those of the devices' parts."""
         loss_function = self.loss_function()
 
         def of_part(index, device=None):

@@ -30,13 +30,9 @@ def execute(path, folder, result, full=False):
     notebook = nbformat.read(str(path), as_version=4)
     # No kernel specification of the user's, which might name another interpreter.
     manager = AsyncKernelManager(kernel_spec_manager=KernelSpecManager(kernel_dirs=[]))
-    client = NotebookClient(
-        notebook,
-        km=manager,
-        timeout=None if full else SECONDS_PER_CELL,
-        record_timing=False,
-        resources={"metadata": {"path": str(folder)}},
-    )
+    settings = {"timeout": None if full else SECONDS_PER_CELL, "record_timing": False}
+    settings["resources"] = {"metadata": {"path": str(folder)}}
+    client = NotebookClient(notebook, km=manager, **settings)
     client.execute(env={**os.environ, **ENVIRONMENT, "GLUON_SVRG_FULL": "1" if full else "0"})
     notebook.metadata["language_info"] = {"name": "python"}  # without its version
     nbformat.write(notebook, str(result))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from loops import backward
+from kit import backward
 
 from gluon_svrg.prox import Box
 
@@ -62,16 +62,13 @@ def test_gradient(case):
 
 
 def test_minimum(case):
-    """By strong convexity, no objective is lower by more than |gradient|^2 / (2 l2).
-
-    Where a weight is zero, the gradient may be what a penalty or a bound holds against.
-    """
+    """By strong convexity, no objective is lower by more than |gradient|^2 / (2 l2)."""
     weight = case.solution
     found = gradient(case, weight) + penalty_slope(case, weight)
     if case.penalty:
         is_zero = weight == 0
         assert is_zero.sum() > 5
-        held = np.where(is_zero, found, 0)
+        held = np.where(is_zero, found, 0)  # by a penalty or a bound
         if isinstance(case.penalty, Box):
             assert weight.min() == 0 <= held.min()
         else:

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jobs import run
+from kit import table
 from problems import array
 from test_compare_engine import lowest
 
@@ -60,10 +61,7 @@ def test_the_verdict_on_wine(seed, call):
     assert all(row["highest"] < 1e-4 for name, row in rows.items() if "svrg" in name)
 
 
-PENALTIES = [(0.0, 0.0), (1e-4, 0.0), (0.3, 0.0), (0.0, 0.05), (0.01, 0.05)]
-
-
-@pytest.mark.parametrize(("decay", "l1"), PENALTIES)
+@table("decay, l1", (0.0, 0.0), (1e-4, 0.0), (0.3, 0.0), (0.0, 0.05), (0.01, 0.05))
 @pytest.mark.parametrize("name", ["diabetes", "breast_cancer"])
 def test_the_minimum(name, decay, l1):
     model, is_class = model_of(name, "--weight-decay", decay, "--l1", l1), name == "breast_cancer"
@@ -175,11 +173,9 @@ def test_the_defaults(call):
 
 def test_one_thread(tmp_path, monkeypatch):
     """Unless the user says otherwise."""
-    program = (
-        "import os; from gluon_svrg.commands import cli; "
-        f"cli.main({['compare', *map(str, SMALL), '--methods', 'sgd']!r}); "
-        "print('threads', os.environ['OMP_NUM_THREADS'])"
-    )
+    words = ["compare", *map(str, SMALL), "--methods", "sgd"]
+    program = f"import os; from gluon_svrg.commands import cli; cli.main({words!r}); "
+    program += "print('threads', os.environ['OMP_NUM_THREADS'])"
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for given in ({}, {"OMP_NUM_THREADS": "2"}):
         status, output = run([sys.executable, "-c", program], tmp_path, **given)
@@ -222,17 +218,15 @@ def test_a_file(separator, tmp_path, capsys):
     )
 
 
-@pytest.mark.parametrize(
+@table(
     ("cells", "classes"),
-    [
-        (["no", "yes", "no", "yes", "no"], [0, 1, 0, 1, 0]),
-        (["NA", "None", "a", "NA", "a", "None"], [0, 1, 2, 0, 2, 1]),
-        ([7, 3, 7, 3, 9, 9], [1, 0, 1, 0, 2, 2]),
-        ([True, False, True, False], [1, 0, 1, 0]),
-        ([1, 2, 3, 4, 5], None),
-        ([1.5, 2] * 3, None),
-        ([*range(21)] * 2, None),
-    ],
+    (["no", "yes", "no", "yes", "no"], [0, 1, 0, 1, 0]),
+    (["NA", "None", "a", "NA", "a", "None"], [0, 1, 2, 0, 2, 1]),
+    ([7, 3, 7, 3, 9, 9], [1, 0, 1, 0, 2, 2]),
+    ([True, False, True, False], [1, 0, 1, 0]),
+    ([1, 2, 3, 4, 5], None),
+    ([1.5, 2] * 3, None),
+    ([*range(21)] * 2, None),
 )
 def test_classes_and_numbers(cells, classes, tmp_path):
     path = tmp_path / "own.csv"
@@ -246,21 +240,12 @@ def test_classes_and_numbers(cells, classes, tmp_path):
 
 BAD_FILES = {
     "no column": ("a,b\n1,2\n", r"own.csv has no column 'y': choose one from 'a', 'b'$"),
-    "constant": (
-        "a,y\n1,3\n2,3\n3,\n",
-        r"'y' that cannot be learned: 1 different values in 2 rows",
-    ),
-    "names": (
-        "a,y\n1,u\n2,v\n3,w\n",
-        r"cannot be learned: 3 different values in 3 rows: 'u', 'v'$",
-    ),
+    "same": ("a,y\n1,3\n2,3\n3,\n", r"'y' that cannot be learned: 1 different values in 2 rows"),
+    "ids": ("a,y\n1,u\n2,v\n3,w\n", r"cannot be learned: 3 different values in 3 rows: 'u', 'v'$"),
     "infinity": ("a,y\n1,0\ninf,1\n3,0\n4,1\n", r"own.csv has infinite numbers in 'a'$"),
-    "comment": (
-        "# of a shop\na;b;y\n1;2;0\n",
-        r"has no column 'y': choose one from '# of a shop'$",
-    ),
+    "header": ("# of a shop\na;b;y\n1;2;0\n", r"has no column 'y': choose one from '# of a shop'$"),
     "words": ("a,y\nsome,0\nother,1\n", r"to learn 'y' from; left out: 'a' \(2 different values"),
-    "commas": ("a;y\n0,5;0\n1,5;1\n", r"'0,5', '1,5'\)$"),
+    "commas": ("a;y\n0,5;0\n1,5;1\n", r"'0,5', '1,5'; decimal commas need --decimal ','\)$"),
     "latin-1": ("a,y\né,0\ne,1\n", r"cannot read own.csv as UTF-8 text .* byte 0xe9"),
 }
 BAD_CALLS = {

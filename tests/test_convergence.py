@@ -4,6 +4,7 @@ from argparse import Namespace
 
 import numpy as np
 import pytest
+from kit import table
 from plays import WITH_STORED, Play
 from problems import Dense, values
 
@@ -54,9 +55,7 @@ def least_passes(problem, minimum, method, passes, **search):
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:An epoch has")  # of the 178 rows of wine
-@pytest.mark.parametrize(
-    ("name", "l2", "passes"), [("digits", 0.01, 30), ("diabetes", 1 / 442, 60), ("wine", 0.01, 60)]
-)
+@table("name, l2, passes", ("digits", 0.01, 30), ("diabetes", 1 / 442, 60), ("wine", 0.01, 60))
 def test_nothing_to_search(name, l2, passes):
     """A grid of rates and momenta finds little better than what a preconditioner sets."""
     pytest.importorskip("sklearn", reason="needs scikit-learn")

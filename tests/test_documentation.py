@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from cluster import launch
+from jobs import GLUON_SVRG, run
 
 import gluon_svrg
 from gluon_svrg.commands import cli
@@ -27,11 +27,8 @@ PATTERNS = ("*.md", ".github/**/*.md", "benchmarks/*.md", "notebooks/**/*.md")
 DOCUMENTS = sorted(path for pattern in PATTERNS for path in ROOT.glob(pattern))
 HISTORY = ROOT / ".github" / "CHANGELOG.md"  # it names what is gone, too
 SUPPORTING = ("compare", "estimator", "prox", "schedule", "variance")
-MODULES = [
-    module.name
-    for module in pkgutil.walk_packages(gluon_svrg.__path__, "gluon_svrg.")
-    if module.name != "gluon_svrg.__main__"
-]
+WALK = pkgutil.walk_packages(gluon_svrg.__path__, "gluon_svrg.")
+MODULES = [module.name for module in WALK if module.name != "gluon_svrg.__main__"]
 ACCEPTED = {
     "ES01": "a summary can be enough",
     "EX01": "one example per class",
@@ -46,12 +43,9 @@ def name_of(path):
     return str(path.relative_to(ROOT))
 
 
-PUBLIC = {
-    f"{module.__name__}.{name}": getattr(module, name)
-    for module in [gluon_svrg, *(getattr(gluon_svrg, name) for name in SUPPORTING)]
-    for name in module.__all__
-    if name != "__version__"
-}
+OWNERS = [gluon_svrg, *(getattr(gluon_svrg, name) for name in SUPPORTING)]
+NAMES = [(owner, name) for owner in OWNERS for name in owner.__all__ if name != "__version__"]
+PUBLIC = {f"{owner.__name__}.{name}": getattr(owner, name) for owner, name in NAMES}
 
 
 def described():
@@ -179,7 +173,8 @@ def test_two_workers_train_what_the_guide_says(tmp_path):
     if "sklearn" in script:
         pytest.importorskip("sklearn", reason="needs scikit-learn")
     (tmp_path / "train.py").write_text(script)
-    status, output = launch(["-n", 2, "-s", 1, "--", sys.executable, str(tmp_path / "train.py")])
+    words = ["launch", "-n", 2, "-s", 1, "--", sys.executable, tmp_path / "train.py"]
+    status, output = run([*GLUON_SVRG, *words])
     assert status == 0, output
     for worker in range(2):
         line = rf"^\[worker {worker}[^]]*\] epoch \d: mean loss ([\d.]+)$"

@@ -1,9 +1,7 @@
 """Dtypes, and mixed precision (AMP), on CPU.
 
-float16: Dense and convolutions have no operators there, in MXNet itself; what has, trains, with
-sums in float32. MXNet 2.0's build computes in no narrower type, so the scaler of AMP's losses is
-tested on float32, with overflows from the loss; 1.9.1 also runs in bfloat16, in a process of its
-own.
+MXNet's Dense and convolutions have no float16. MXNet 2.0 computes in no narrower type than float32,
+so AMP's scaler is tested there, with overflows from the loss; 1.9.1 also runs in bfloat16.
 """
 
 import sys

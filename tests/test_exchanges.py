@@ -1,24 +1,16 @@
-"""What the processes of a job send, as benchmarks/README.md says: counted in a network of its own.
-
-``test_exchanges.py COMMAND ...`` runs a command in such a network.
-"""
+"""What the processes of a job send, as benchmarks/README.md says: counted in a network."""
 
 import fcntl
-import json
 import os
 import socket
 import struct
-import subprocess
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from cluster import WORKER, found_by
-from jobs import GLUON_SVRG, run
+from jobs import GLUON_SVRG, contained, found_by, run, words_of
 
-ALONE = ["unshare", "--net", "--uts", "--pid", "--fork", "--kill-child", "--mount-proc"]
-ALONE += [] if os.geteuid() == 0 else ["--map-root-user"]
 n = 3  # workers
 SENT = [("dist_sync", 2 * n, 2 * n), ("dist_async", 2 * n, n**2 + 2 * n)]
 SENT += [("horovod", 2 * (n - 1), 2 * (n - 1))]
@@ -27,24 +19,23 @@ SENT += [("horovod", 2 * (n - 1), 2 * (n - 1))]
 @pytest.mark.slow
 @pytest.mark.parametrize("kvstore, step, refresh", SENT)
 def test_what_all_processes_send(kvstore, step, refresh, tmp_path, marker):
-    if subprocess.run([*ALONE, "true"], capture_output=True, check=False).returncode:
-        pytest.skip("a network of its own needs Linux, and root or user namespaces")
     if kvstore == "horovod" and find_spec("horovod") is None:
         pytest.skip("needs Horovod: .ci/horovod builds it")
     python, launcher = Path(sys.executable), [*GLUON_SVRG, "launch", "-n", n, "-s", 1, "--"]
     if kvstore == "horovod":
         horovodrun = python.with_name("horovodrun")
         launcher = [horovodrun, "--gloo", "--network-interface", "lo", "-np", n]
-    task = [python, WORKER, tmp_path, json.dumps({"": ["exchanges", {"kvstore": kvstore}]})]
+    task = words_of(tmp_path, "exchanges", kvstore=kvstore)
     path = os.pathsep.join([str(python.parent), os.environ["PATH"]])
-    status, output = run([*ALONE, python, __file__, *launcher, *task], PATH=path)
+    alone = contained("--net", "--uts")
+    status, output = run([*alone, python, __file__, *launcher, *task], PATH=path)
     assert status == 0, output
     sent = found_by(tmp_path, n)[0]  # in multiples of the parameters, with TCP's headers
     assert step <= sent["step"] < step + 0.3
     assert refresh <= sent["refresh"] < refresh + 0.3
 
 
-if __name__ == "__main__":
+if __name__ == "__main__":  # runs a command in such a network
     socket.sethostname("localhost")  # Horovod's workers look each other up by the host's name
     with socket.socket() as any_socket:
         fcntl.ioctl(any_socket, 0x8914, struct.pack("16sh22x", b"lo", 1))  # SIOCSIFFLAGS, IFF_UP

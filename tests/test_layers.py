@@ -9,8 +9,7 @@ from operator import methodcaller
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import clear, gradients
-from loops import backward
+from kit import backward, clear, gradients, table
 from mxnet import gluon
 from plays import PARTS, STATIC, TWO, Play, each_method
 from problems import IS_NUMPY_LIKE, Dense, array, distance, parameters, values
@@ -22,9 +21,7 @@ as_usual = methodcaller("as_np_ndarray") if IS_NUMPY_LIKE else as_nd
 class Problem(Dense):
     """A problem whose gradients MXNet takes, on a network of its own that nothing else uses.
 
-    It may have a layer of `BENDS` between its own, in one graph with them if `hybridize` is given.
-    The minibatch that begins with the sample `first` depends on the first weight through an
-    operator alone.
+    The minibatch that begins with the sample `first` has the first weight in an operator alone.
     """
 
     def __init__(self, devices, hybridize=None, kind=None, operator=None, first=None):
@@ -59,9 +56,8 @@ class Problem(Dense):
             weight, bias = net[0].weight.data(device), net[0].bias.data(device)
             fixed, X = as_nd(weight.detach()), as_nd(X)  # only the operator reaches the weight
             hidden = mx.nd.FullyConnected(X, fixed, as_nd(bias), num_hidden=5).tanh()
-            return loss_function(net[1](as_usual(hidden)), y) + as_usual(
-                (self.operator(weight) ** 2).sum()
-            )
+            penalty = (self.operator(weight) ** 2).sum()
+            return loss_function(net[1](as_usual(hidden)), y) + as_usual(penalty)
 
         def loss_of(index, part=None):
             if devices is None:
@@ -71,6 +67,7 @@ class Problem(Dense):
         return loss_of
 
     def forward(self, net):
+        """With a layer of `BENDS` between its own."""
         if self.kind is None:
             return net
         whole = gluon.nn.HybridSequential()
@@ -133,20 +130,17 @@ class Bend(gluon.HybridBlock):
             return F.Custom(x, op_type="bend", kind=self.kind)
 
 
-#: A way to train for each of them, and what hybridizes the layer with its neighbours.
-WAYS = [
+@table(
+    "kind, how, devices, hybridize",
     ("clip", "add", TWO, {}),
     ("sign", "halves", TWO, None),
     ("normalize", "halves", None, STATIC),
     ("one sign", "step", None, {"static_alloc": True}),
     ("its own", "add", None, None),
-]
-
-
-@pytest.mark.parametrize("kind, how, devices, hybridize", WAYS)
+)
 @each_method
 def test_a_layer(case, kind, how, devices, hybridize):
-    """Clips of a signal, signs, norms: an operator alone, or in a graph."""
+    """Clips of a signal, signs, norms: an operator alone, or hybridized with its neighbours."""
     Play(case, Problem(devices, hybridize, kind), how, devices).run()
 
 
@@ -222,9 +216,7 @@ class WithBackward(Play):
         clear(self.net)
 
 
-@pytest.mark.parametrize(
-    "devices, kinds", [(None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step"))]
-)
+@table("devices, kinds", (None, ("step", "add")), (None, ("add", "halves")), (TWO, ("add", "step")))
 @each_method
 def test_a_static_graph_and_another_grad_req(case, devices, kinds):
     """It changes in mid-training, to and fro."""

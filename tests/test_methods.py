@@ -1,22 +1,26 @@
-"""What every method must pass, each against its twin in NumPy; their table is in `plays`."""
+"""What every method must pass, each against its twin in NumPy, and what some must; see `plays`."""
+
+from dataclasses import replace
+from functools import partial
+from itertools import chain
 
 import kit
 import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged, everything
-from loops import backward, plain_step, split_at
+from hypothesis import given
+from hypothesis import strategies as st
+from kit import HYBRIDIZE, assert_unchanged, backward, everything, plain_step, split_at
 from mxnet import gluon
 from plays import BATCHES, CASES, PARTLY, PARTS, PROBLEM, SETTINGS, STATIC, TWO, Play, each_method
 from problems import Dense, contexts, distance, parameters, values
 
+from gluon_svrg import MARSTrainer, SAGTrainer, SARAHTrainer, STORMTrainer
 from gluon_svrg.passes import combine
 
 
-@pytest.mark.parametrize(
-    "count, hybridize", [(1, None), (1, STATIC), (2, {}), (3, None), (3, {"static_alloc": True})]
-)
+@kit.table("count, hybridize", (1, None), (1, STATIC), (2, {}), (3, None), (3, HYBRIDIZE[2]))
 @each_method
 def test_trajectory(case, count, hybridize):
     """Uneven minibatches, unevenly over the devices: of 5 entries the first of three gets none."""
@@ -113,12 +117,10 @@ BESIDE = [("sgd", None, Play.refresh), ("adam", TWO, Play.refresh), ("adadelta",
 WITHOUT = [("sgd", None, refresh_and_discard), ("sgd", TWO, None)]
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "name, own, optimizer, devices, between",
-    [
-        *((*factors, *way) for factors in FACTORS for way in BESIDE),
-        *((name, {}, *way) for name in ("SVRG", "SARAH") for way in WITHOUT),
-    ],
+    *((*factors, *way) for factors in FACTORS for way in BESIDE),
+    *((name, {}, *way) for name in ("SVRG", "SARAH") for way in WITHOUT),
 )
 def test_the_plain_optimizer(name, own, optimizer, devices, between):
     """It is `gluon.Trainer`, bit for bit; on one device also for layers that are not reached."""
@@ -234,9 +236,7 @@ def _grads(net):
     return [grad.asnumpy() for p in params for grad in p.list_grad()]
 
 
-@pytest.mark.parametrize(
-    "devices, refreshed, how", [(None, True, "step"), (TWO, True, "add"), (None, False, "add")]
-)
+@kit.table("devices, refreshed, how", (None, 1, "step"), (TWO, 1, "add"), (None, 0, "add"))
 @each_method
 def test_an_error_leaves_everything_unchanged(case, devices, refreshed, how):
     problem, found = Dense("classification", hidden=(6,)), []
@@ -306,3 +306,244 @@ def test_a_file_of_gluon_trainer_starts_anew(case, tmp_path):
     play.trainer.load_states(tmp_path / "states")
     assert (play.trainer.inner_steps, play.trainer.has_snapshot) == (0, False)
     assert case.needs_refresh or case.indexed or play.trainer.full_grads is None
+
+
+RECURSIVE = {name: CASES[name] for name in ("SARAH", "STORM", "MARS", "approximate MARS")}
+OF_MATRICES = {"gamma": 0.1, "exact": False, "clip": 0.2}
+RECURSIVE["MARS of matrices"] = replace(CASES["approximate MARS"], settings=OF_MATRICES)
+each_recursive = pytest.mark.parametrize("case", RECURSIVE.values(), ids=RECURSIVE)
+
+
+@each_recursive
+def test_what_the_snapshot_is(case):
+    """The weights before the last step, and the mean gradient that the next step leans on."""
+    play = Play(case)
+    trainer, net = play.trainer, play.net
+    assert not trainer.has_snapshot and trainer.snapshot is trainer.full_grads is None
+    if case.needs_refresh:
+        play.refresh()
+    for count, number in enumerate((2, 3, 4), 1):
+        before = values(net)
+        play.update(number)
+        assert trainer.has_snapshot and trainer.inner_steps == count
+        if case.gradients == 2:
+            assert_unchanged([trainer.snapshot[p][0].asnumpy() for p in parameters(net)], before)
+            with trainer.at_snapshot():
+                assert_unchanged(values(net), before)
+        else:
+            assert trainer.snapshot is None
+            with pytest.raises(RuntimeError, match="keeps no weights"), trainer.at_snapshot():
+                pass
+        check_mean(play)
+    play.refresh()
+    check_mean(play)
+    play.update(0)
+    check_mean(play)
+
+
+def check_mean(play):
+    if play.case is RECURSIVE["MARS"]:
+        assert play.trainer.full_grads is None
+        return
+    found, expected = kit.full_gradients(play.trainer, play.net), play.twin.mean
+    if play.case is RECURSIVE["MARS of matrices"]:  # vectors are left alone
+        assert not found[1].any() and not found[3].any()
+        found, expected = found[::2], expected[::2]
+    assert distance(found, expected) < 1e-12
+
+
+COMPRESSION = {"compression_params": {"type": "2bit", "threshold": 0.5}}
+make = partial(kit.make, PROBLEM, devices=TWO)
+test_arguments_that_are_refused = kit.refusals(
+    (lambda: make(cls=SARAHTrainer, **COMPRESSION), ValueError, "would stay forever"),
+    (lambda: make(cls=MARSTrainer, exact=False, **COMPRESSION), ValueError, "would stay forever"),
+    (lambda: make(cls=STORMTrainer, mixing=1.5), ValueError, "mixing .* and at most 1, got 1.5"),
+    (lambda: make(cls=MARSTrainer, gamma=-1), ValueError, "gamma must be .*, at least 0, got -1"),
+    (lambda: make(cls=MARSTrainer, beta=1.0), ValueError, "beta .* 1, in float32 too, got 1.0"),
+    (lambda: make(cls=MARSTrainer, exact="no"), TypeError, "must be True or False, got 'no'"),
+    (lambda: make(cls=SAGTrainer, **COMPRESSION), ValueError, "SAGTrainer cannot compress"),
+)
+
+
+@each_recursive
+def test_calls_that_are_refused(case):
+    play = Play(case)
+    trainer, loss_of = play.trainer, play.loss_of
+    with pytest.raises(ValueError, match="no use for stored gradients"):
+        trainer.update_full_grads(loss_of, BATCHES, store_grads=True)
+    with pytest.raises(TypeError, match="batch_index names a stored gradient"):
+        trainer.step(5, closure=lambda: loss_of(BATCHES[0]), batch_index=0)
+
+
+def test_files_of_exact_mars_are_refused_by_approximate_mars(tmp_path):
+    play, other = Play(RECURSIVE["MARS"]), Play(RECURSIVE["approximate MARS"])
+    play.epoch((0, 1))
+    play.trainer.save_states(tmp_path / "states")
+    with pytest.raises(ValueError, match="it has weights, unlike"):
+        other.trainer.load_states(tmp_path / "states")
+    other.follow(0, 1)  # nothing was changed
+
+
+problems = st.builds(
+    Dense,
+    st.sampled_from(["regression", "classification"]),
+    hidden=st.lists(st.integers(1, 5), max_size=2),
+    samples=st.integers(2, 17),
+    features=st.integers(1, 4),
+    seed=st.integers(0, 99),
+)
+
+
+@pytest.mark.parametrize("hybridize", HYBRIDIZE)
+@given(
+    problem=problems,
+    sizes=st.lists(st.integers(1, 9), min_size=2, max_size=2),
+    coefficient=st.sampled_from([0.25, 1.0]),
+    dtype=st.sampled_from(["float32", "float64"]),
+)
+def test_at_the_snapshot(hybridize, problem, sizes, coefficient, dtype):
+    """The estimate is the full gradient, in which samples weigh alike, however they are cut."""
+    net, loss_of, trainer = kit.make(problem, dtype, hybridize=hybridize)
+    eps = np.finfo(dtype).eps
+    total, count = problem.gradient(problem.initial, np.arange(len(problem.X)))
+    losses = loss_of(np.arange(count)).asnumpy().astype("float64")
+    for size in sizes:
+        mean_loss = trainer.update_full_grads(loss_of, problem.batches(size))
+        assert mean_loss == pytest.approx(losses.mean(), rel=100 * eps)
+        mean = kit.full_gradients(trainer, net)
+        assert distance(mean, [grad / count for grad in total]) < 1000 * eps
+    trainer.coefficient = coefficient
+    for index in problem.batches(sizes[0]):
+        backward(lambda: loss_of(index))
+        plain = kit.gradients(net)
+        trainer.correct_grads(lambda: loss_of(index))
+        pairs = [(g, len(index) * mu) for g, mu in zip(plain, mean)]
+        expected = [(1 - coefficient) * g + coefficient * mu for g, mu in pairs]
+        scale = max(np.abs(g).max() for g in plain + expected)
+        for estimate, value in zip(kit.gradients(net), expected):
+            assert np.abs(estimate - value).max() <= 4 * eps * scale
+
+
+# --- twins: what must hold for the methods in NumPy alone ----------------------------------------
+RATES = {"learning_rate": 0.2, "momentum": 0.5, "wd": 0.01}
+TWINS = [oracle.SVRG, oracle.SARAH, oracle.STORM, oracle.MARS, oracle.SAGA, oracle.SAG]
+
+
+def twin_of(method, **kwargs):
+    return method(PROBLEM.gradient, PROBLEM.initial, **kwargs), oracle.SGD(**RATES)
+
+
+def mean_gradient(weights, index):
+    grads, count = PROBLEM.gradient(weights, index)
+    return [g / count for g in grads]
+
+
+@given(
+    visits=st.lists(st.integers(0, 4), min_size=1, max_size=9),
+    refresh=st.booleans(),
+    method=st.sampled_from([oracle.SVRG, oracle.SAGA, oracle.SAG]),
+)
+def test_estimates_and_tables(visits, refresh, method):
+    """The mean estimate over all data is the gradient, the mean of a table that of its rows."""
+    twin, optimizer = twin_of(method)
+    if refresh or method is oracle.SVRG:
+        twin.refresh(BATCHES)
+    for i in visits:
+        expected = PROBLEM.gradient(twin.weights, BATCHES[i])[0]
+        twin.step(optimizer, BATCHES[i], rows=[i])
+        if method is not oracle.SVRG:
+            assert distance(twin.table[i], expected) == 0
+    if method is not oracle.SVRG:
+        visited = range(5) if refresh else set(visits)
+        entries = sum(len(BATCHES[i]) for i in visited)
+        assert (set(twin.table), twin.seen) == (set(visited), entries)
+        total = [sum(parts) / entries for parts in zip(*twin.table.values())]
+        assert distance(twin.mean, total) < 1e-13
+    if refresh:
+        estimates = [twin.estimate(batch, i) for i, batch in enumerate(BATCHES)]
+        total = [sum(parts) for parts in zip(*estimates)]
+        assert distance(total, PROBLEM.gradient(twin.weights, np.arange(23))[0]) < 1e-13
+
+
+@pytest.mark.parametrize("method", TWINS)
+@pytest.mark.parametrize("refresh", [True, False])
+def test_micro_batches_are_one_minibatch(method, refresh):
+    """For tables as well, as long as the parts visit their rows together."""
+    found = []
+    for cuts in ([], [2], [1, 3]):
+        twin, optimizer = twin_of(method)
+        parts = [[p for p in np.split(batch, cuts) if len(p)] for batch in BATCHES]
+        rows = [[(i, j) for j in range(len(parts[i]))] for i in range(5)]
+        if refresh:
+            kwargs = {"rows": [*chain(*rows)]} if isinstance(twin, oracle.SAGA) else {}
+            twin.refresh([*chain(*parts)], **kwargs)
+        for i in (0, 4, 1, 4, 0, 2):
+            twin.step(optimizer, *parts[i], rows=rows[i])
+        found.append(twin.weights)
+    assert max(distance(other, found[0]) for other in found[1:]) < 1e-13
+    assert distance(found[0], PROBLEM.initial) > 0.01
+
+
+def follow(twin, optimizer, formula):
+    """A formula of the gradients now and before, and of the last estimate, beside the twin."""
+    before = last = None
+    for batch in BATCHES:
+        x = oracle.copied(twin.weights)
+        grads = mean_gradient(x, batch)
+        total = twin.advance(twin.estimate(batch), [batch], [None])
+        last = formula(grads, mean_gradient(before or x, batch), last)
+        assert distance([v / len(batch) for v in total], last) < 1e-13
+        optimizer.step(twin.weights, total, len(batch))
+        before = x
+
+
+@pytest.mark.parametrize("mixing", [0.25, 0.0])
+def test_storm_is_the_papers_formula(mixing):
+    """d = g(x) + (1 - a) (d - g(x before)); with a = 0 it is that of SARAH."""
+
+    def formula(grads, old, last):
+        return [g + (1 - mixing) * (d - o) for g, o, d in zip(grads, old, last or old)]
+
+    follow(*twin_of(oracle.STORM, mixing=mixing), formula)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+@pytest.mark.parametrize("vectors", [True, False])
+@pytest.mark.parametrize("clip", [None, 0.02])
+def test_mars_is_the_papers_formula(exact, vectors, clip):
+    """c = g(x) + gamma beta / (1 - beta) (g(x) - g before), clipped; bias vectors stay plain."""
+    seen, clipped = [], []
+
+    def formula(grads, old, _):
+        old = old if exact else (seen or [grads])[-1]
+        seen.append(grads)
+        corrected = [g + 1.5 * (g - o) for g, o in zip(grads, old)]
+        for n, c in enumerate(corrected):
+            if clip and np.linalg.norm(c) > clip:
+                clipped.append(n)
+                corrected[n] = c * clip / np.linalg.norm(c)
+        return [c if vectors or g.ndim > 1 else g for c, g in zip(corrected, grads)]
+
+    kwargs = {"clip": clip, "exact": exact, "include_vectors": vectors}
+    follow(*twin_of(oracle.MARS, gamma=0.5, beta=0.75, **kwargs), formula)
+    assert bool(clipped) == (clip is not None)
+
+
+@given(
+    numbers=st.lists(st.integers(-200, 200), min_size=6, max_size=6),
+    rate=st.floats(0.05, 1),
+    strength=st.floats(0.01, 2),
+    ridge=st.floats(0, 2),
+    axis=st.sampled_from([None, 0, 1]),
+)
+def test_proximal_operators_find_the_minimum(numbers, rate, strength, ridge, axis):
+    """There, a subgradient of the objective is zero."""
+    w, reach = np.array(numbers).reshape(2, 3) / 100, rate * strength
+    for size, x in [
+        (np.abs(w), oracle.elastic_net(w, rate, strength, ridge) * (1 + rate * ridge)),
+        (np.sqrt((w * w).sum(axis, keepdims=True)), oracle.group_lasso(w, rate, strength, axis)),
+    ]:
+        np.testing.assert_array_equal(x[np.broadcast_to(size <= reach, w.shape)], 0)
+        expected = w - reach * w / np.where(size > 0, size, 1)
+        np.testing.assert_allclose(x, np.where(size > reach, expected, 0), atol=1e-12)
+    np.testing.assert_array_equal(oracle.box(w, rate, -0.5, ridge), np.clip(w, -0.5, ridge))

@@ -1,19 +1,20 @@
-"""Networks of every kind: deferred, convolutional, recurrent, tied, frozen, and parts of them."""
+"""Networks of every kind: deferred, convolutional, recurrent, tied, frozen, sparse, and parts."""
 
 from functools import partial
 
 import kit
 import mxnet as mx
 import numpy as np
+import problems
 import pytest
-from kit import HYBRIDIZE, assert_unchanged
-from loops import backward, plain_step
+from kit import HYBRIDIZE, assert_unchanged, backward, plain_step, svrg_step
 from mxnet import autograd, gluon
 from mxnet.gluon import nn, rnn
-from plays import BATCHES, PROBLEM, WITH_STORED, Play, each_method
-from problems import IS_NUMPY_LIKE, Dense, Tied, array, contexts, distance, parameters, values
+from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play, each_method
+from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, contexts, distance, parameters
 
-from gluon_svrg import SVRGTrainer
+from gluon_svrg import MARSTrainer, SAGATrainer, SVRGTrainer
+from gluon_svrg.prox import L1
 
 
 def assert_unbiased(trainer, loss_of, data, count, tolerance=2e-5):
@@ -44,7 +45,7 @@ def test_deferred_initialization(hybridize, devices):
     problem.network = partial(problem.network, deferred=True)
     play = Play(WITH_STORED["SVRG"], problem, "step", contexts(devices), hybridize)
     play.refresh_alone(play.loss_of, PROBLEM.batches(7))
-    play.twin.weights = values(play.net)
+    play.twin.weights = problems.values(play.net)
     play.twin.refresh(PROBLEM.batches(7))
     assert distance(kit.full_gradients(play.trainer, play.net), play.twin.mean) < 1e-12
     play.run()
@@ -91,9 +92,7 @@ class One(mx.init.Initializer):
         array[() if array.shape == () else slice(None)] = 1
 
 
-@pytest.mark.parametrize(
-    "shape", [() if IS_NUMPY_LIKE else (1,), (2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 1, 1)]
-)
+@kit.table("shape", () if IS_NUMPY_LIKE else (1,), (2, 1, 3, 1, 2, 1), (1, 2, 1, 3, 1, 1, 1))
 def test_parameters_of_several_dtypes_and_of_any_shape(shape):
     """Without dimensions on 2.0; oneDNN has at most six."""
     weight = gluon.Parameter("weight", shape=shape, dtype="float32", init=One())
@@ -117,9 +116,8 @@ def test_parameters_of_several_dtypes_and_of_any_shape(shape):
 def test_convolutions(kind, tmp_path):
     """A frozen body among the trainer's parameters; an exported network with statistics."""
     images = array(np.random.RandomState(0).randn(60, 1, 8, 8), "float32")
-    net = kit.sequence(
-        nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.GlobalAvgPool2D(), nn.Flatten(), nn.Dense(10)
-    )
+    layers = nn.Conv2D(8, 3, padding=1), nn.BatchNorm(), nn.GlobalAvgPool2D(), nn.Flatten()
+    net = kit.sequence(*layers, nn.Dense(10))
     if kind != "new":
         net.hybridize(static_alloc=kind == "hybridized")
         net(images)
@@ -221,7 +219,6 @@ class Parts:
         return cls(self.head.collect_params(), "sgd", {"learning_rate": 0.1})
 
     def rest(self):
-        """The gradients and statistics of the other layers."""
         mx.nd.waitall()
         statistics = self.norm.running_mean.data(), self.norm.running_var.data()
         return [a.asnumpy() for a in (*(p.grad() for p in self.of_body), *statistics)]
@@ -351,3 +348,112 @@ def test_statistics_on_devices_that_were_set_anew(devices):
                 getattr(p, "reset_device", p.reset_ctx)(where)
         kit.one_epoch(trainer, loss_of, BATCHES)
     assert trainer.inner_steps == 2 * len(BATCHES)
+
+
+# --- sparse gradients and weights, as the dense network: on MXNet 1.9.1 --------------------------
+SENTENCES = np.array_split(np.arange(30), 4)
+each_kind = pytest.mark.parametrize("kind", ["sparse gradient", "sparse weight"])
+
+
+def words(kind, devices=None, **kwargs):
+    if IS_NUMPY_LIKE:
+        pytest.skip("MXNet 2.0 has no sparse arrays in Gluon")
+    return kit.make(Words(kind, 30), "float32", devices, **{"rate": 0.2, **kwargs})
+
+
+def all_values(net):
+    mx.nd.waitall()
+    return [*problems.values_of_any([net[0].weight, net[1].weight, net[1].bias])]
+
+
+def trained(net, loss_of, trainer, epochs=4):
+    kit.train(trainer, loss_of, SENTENCES, epochs)
+    return all_values(net)
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adagrad"])
+@pytest.mark.parametrize("devices", [None, TWO])
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+@each_kind
+def test_as_the_dense_network(kind, devices, kvstore, optimizer):
+    settings = {"devices": devices, "kvstore": kvstore, "optimizer": optimizer}
+    dense, sparse = (trained(*words(each, **settings)) for each in ("dense", kind))
+    np.testing.assert_allclose(problems.flat(sparse), problems.flat(dense), atol=1e-6)
+
+
+def test_a_prox_is_refused():
+    with pytest.raises(ValueError, match=r"A prox needs .* is row_sparse, which only"):
+        words("sparse weight", prox=L1(0.1))
+
+
+@each_kind
+def test_without_a_snapshot_it_is_gluon_trainer(kind):
+    found = []
+    for cls in (gluon.Trainer, SVRGTrainer):
+        net, loss_of, trainer = words(kind, cls=cls)
+        step = svrg_step if cls is SVRGTrainer else plain_step
+        for index in SENTENCES:
+            step(trainer, lambda: loss_of(index), len(index))
+        found.append(all_values(net))
+    assert_unchanged(*found)
+
+
+def test_rows_that_the_last_two_minibatches_do_not_reach():
+    """Lazy updates of approximate MARS leave them: its mean is that of the last one alone."""
+    net, loss_of, trainer = words("sparse gradient", cls=MARSTrainer, optimizer="adam", exact=False)
+    largest = Words("sparse gradient", 30).X.max(axis=1)
+    minibatches = [np.flatnonzero((largest < 8) == is_low) for is_low in (True, False)]
+    for number, index in enumerate([minibatches[1], *[minibatches[0]] * 4]):
+        before = all_values(net)[0]
+        trainer.step(len(index), closure=lambda: loss_of(index))
+        stays = np.all(all_values(net)[0] == before, axis=1)
+        assert number < 2 or np.all(stays[8:])
+    assert not np.any(stays[:8])
+
+
+def test_states_of_sparse_networks_resume(tmp_path):
+    first, second = (words("sparse gradient") for _ in range(2))
+    trained(*first, epochs=1)
+    first[2].save_states(tmp_path / "states")
+    first[0].save_parameters(str(tmp_path / "weights"))
+    second[0].load_parameters(str(tmp_path / "weights"))
+    second[2].load_states(tmp_path / "states")
+    for _, loss_of, trainer in (first, second):
+        kit.one_epoch(trainer, loss_of, SENTENCES)
+    assert_unchanged(all_values(first[0]), all_values(second[0]))
+
+
+def test_one_gradient_that_accumulates():
+    """MXNet's embedding can only write sparse gradients, not add them."""
+    found = []
+    for kind in ("dense", "sparse gradient"):
+        net, loss_of, trainer = words(kind, cls=SAGATrainer)
+        net.collect_params().setattr("grad_req", "add")
+        trainer.update_full_grads(loss_of, SENTENCES)
+        for number in (2, 0, 1, 3):
+            net.collect_params().zero_grad()
+            index = SENTENCES[number]
+            trainer.step(len(index), closure=lambda: loss_of(index), batch_index=number)
+        found.append(all_values(net))
+    np.testing.assert_allclose(*map(problems.flat, found), atol=1e-6)
+
+
+@pytest.mark.parametrize("kvstore", ["local", "device"])
+def test_a_sparse_parameter_of_the_users_own(kvstore):
+    """On MXNet 2.0 a parameter can be sparse where NumPy's interface is turned off."""
+    with mx.util.np_array(False):
+        weight = gluon.Parameter("w", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse")
+        weight.initialize(mx.init.One(), ctx=TWO)
+        trainer = SVRGTrainer([weight], "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
+        every = [mx.nd.arange(6, ctx=device, dtype="int64") for device in TWO]
+
+        def loss_of(target):
+            rows = [weight.row_sparse_data(numbers) for numbers in every]
+            return [((row - target.as_in_context(row.ctx)) ** 2).sum(axis=1) for row in rows]
+
+        targets = [mx.nd.array(np.random.randn(6, 2)) for _ in range(3)]
+        trainer.update_full_grads(loss_of, targets)
+        mean = 2 * (1 - np.mean([target.asnumpy() for target in targets], axis=0)) / 6
+        trainer.step(12, closure=lambda: loss_of(targets[0]))
+        found = weight.row_sparse_data(every[0]).asnumpy()
+        np.testing.assert_allclose(found, 1 - 0.1 * mean, rtol=1e-5)

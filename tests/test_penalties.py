@@ -5,13 +5,13 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged
+from kit import Asymmetric, assert_unchanged
 from mxnet import gluon
 from plays import TWO
 from problems import array
 
 from gluon_svrg import Nystrom, SVRGTrainer
-from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
+from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso
 
 
 def standardized(X):
@@ -46,9 +46,8 @@ class Training:
         self.net.initialize(mx.init.Zero(), ctx=devices)
         self.net.hybridize()
         self.parameters = [*self.net.collect_params().values()]
-        self.trainer = SVRGTrainer(
-            self.net.collect_params(), "nag", {"wd": wd}, prox=prox, preconditioner=Nystrom()
-        )
+        kwargs = {"prox": prox, "preconditioner": Nystrom()}
+        self.trainer = SVRGTrainer(self.net.collect_params(), "nag", {"wd": wd}, **kwargs)
 
     @property
     def w(self):
@@ -90,16 +89,6 @@ class Training:
         return self
 
 
-class Asymmetric(Prox):
-    """Of a user: 5 for each unit above 0."""
-
-    def __call__(self, weight, step):
-        return weight - mx.nd.minimum(mx.nd.maximum(weight, 0), 5.0 * step)
-
-    def value(self, weight):
-        return 5.0 * mx.nd.relu(weight).sum()
-
-
 def by_gradients(operator):
     """The minimum of a least squares loss with a penalty, by accelerated proximal gradients."""
 
@@ -123,49 +112,34 @@ def by_scikit_learn(name, **settings):
     return minimum
 
 
+def nnls(X, y):
+    return pytest.importorskip("scipy.optimize").nnls(X, y)
+
+
 LOGISTIC = {"penalty": "l1", "C": 1 / 0.05 / 569, "solver": "liblinear"}
 #: Data, operator, the minimum, and the penalty.
 PROBLEMS = {
     "lasso": ("diabetes", L1(5.0), by_scikit_learn("Lasso", alpha=5.0), lambda w: 5 * abs(w).sum()),
     "elastic net": (
-        "diabetes",
-        ElasticNet(3.0, 1.0),
-        by_scikit_learn("ElasticNet", alpha=4.0, l1_ratio=0.75),
-        lambda w: 3 * abs(w).sum() + (w**2).sum() / 2,
-    ),
+        "diabetes", ElasticNet(3.0, 1.0), by_scikit_learn("ElasticNet", alpha=4.0, l1_ratio=0.75),
+        lambda w: 3 * abs(w).sum() + (w**2).sum() / 2),
     "logistic": (
-        "breast_cancer",
-        L1(0.05),
-        by_scikit_learn("LogisticRegression", **LOGISTIC),
-        lambda w: 0.05 * abs(w).sum(),
-    ),
-    "bounds": (
-        "diabetes",
-        Box(0, np.inf),
-        lambda X, y: pytest.importorskip("scipy.optimize").nnls(X, y)[0],
-        lambda w: 0.0,
-    ),
+        "breast_cancer", L1(0.05), by_scikit_learn("LogisticRegression", **LOGISTIC),
+        lambda w: 0.05 * abs(w).sum()),
+    "bounds": ("diabetes", Box(0, np.inf), lambda X, y: nnls(X, y)[0], lambda w: 0.0),
     "inputs in groups": (
-        "made",
-        GroupLasso(0.1, axis=1),
+        "made", GroupLasso(0.1, axis=1),
         by_gradients(lambda w, step: oracle.group_lasso(w, step, 0.1, 0)),
-        lambda w: 0.1 * np.linalg.norm(w, axis=0).sum(),
-    ),
+        lambda w: 0.1 * np.linalg.norm(w, axis=0).sum()),
     "a user's": (
-        "diabetes",
-        Asymmetric(),
-        by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
-        lambda w: 5 * np.maximum(w, 0).sum(),
-    ),
-}
+        "diabetes", Asymmetric(5.0), by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
+        lambda w: 5 * np.maximum(w, 0).sum()),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name, dtype", [*((n, "float32") for n in PROBLEMS), ("lasso", "float64")])
 def test_minimum(name, dtype):
-    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds.
-
-    A weight that z has as 0 would else shrink for many steps, to numbers as 1e-40.
-    """
+    """In a few dozen passes; what is 0 there is exactly 0 here, and weights stay in bounds."""
     data, operator, minimum, penalty = PROBLEMS[name]
     X, y = regression(outputs=3) if data == "made" else of_scikit_learn(data)
     best, is_class = minimum(X, y), data == "breast_cancer"
@@ -184,6 +158,7 @@ def test_minimum(name, dtype):
     assert line["data_passes"] < (39 if is_class else 33) and found < objective(best) * (1 + 1e-6)
     for w in each[-20:]:
         np.testing.assert_array_equal(w == 0, best.ravel() == 0)
+    # A weight that z has as 0 would else shrink for many steps, to numbers as 1e-40.
     assert min(np.abs(w[w != 0]).min(initial=1) for w in each) > 1e-20
     assert name != "bounds" or np.min(each) >= 0
     np.testing.assert_allclose(line["objective"], found, rtol=1e-5)
@@ -209,7 +184,7 @@ def test_a_start_outside_of_bounds(steps):
     training.steps(training.batches()[:steps])
     training.train(8)
     training.refresh()
-    best = pytest.importorskip("scipy.optimize").nnls(X, -y)[1] ** 2 / len(X) / 2
+    best = nnls(X, -y)[1] ** 2 / len(X) / 2
     np.testing.assert_allclose(training.trainer.history[-1]["objective"], best, rtol=1e-6)
 
 
@@ -227,7 +202,7 @@ def test_objective_in_history(operator):
         np.testing.assert_allclose(line["objective"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("operator", [L1(0.2), Asymmetric()])
+@pytest.mark.parametrize("operator", [L1(0.2), Asymmetric(5.0)])
 def test_devices_and_files(operator, tmp_path):
     """Devices have the same bits at all times, and a new trainer goes on from a file with them."""
     first, second = (Training(*regression(), operator, devices=TWO, dtype="float32") for _ in "12")
@@ -253,8 +228,6 @@ def test_devices_and_files(operator, tmp_path):
 
 
 # --- data that change ----------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("change", ["labels", "weights", "subset"])
 def test_data_that_change(change):
     """Harder labels, sample weights, more samples from epoch 5 on: eleven epochs reach 1e-5."""
@@ -277,10 +250,7 @@ def test_data_that_change(change):
 
 
 def test_dropout_on_the_inputs():
-    """Other masks in each epoch are other data: that is no reason to go back, or to slow down.
-
-    Where a refresh is refused all the same, the next one is not, but later ones may be.
-    """
+    """Other masks in each epoch are other data: that is no reason to go back, or to slow down."""
     training = Training(*regression(900), dropout=0.2, dtype="float32")
     with kit.noticed():  # that the masks are locked
         training.train(12)
@@ -293,7 +263,7 @@ def test_dropout_on_the_inputs():
         weight.set_data(weight.data() + 100)
         training.refresh()
         taken.append(training.trainer.num_snapshots - len(history))
-    assert taken == [0, 1, 1, 2]
+    assert taken == [0, 1, 1, 2]  # after a refused refresh the next one is taken
 
 
 @pytest.mark.parametrize("jumps", [False, True])
@@ -313,8 +283,6 @@ def test_a_generator(jumps):
 
 
 # --- loss entries, weight decay, stored gradients, few steps -------------------------------------
-
-
 def ridge(X, y, wd):
     """The minimum of the squares / 2 n plus wd / 2 w^2, of each output."""
     return np.linalg.solve(X.T @ X / len(X) + wd * np.eye(X.shape[1]), X.T @ y / len(X)).T
@@ -389,12 +357,8 @@ def test_stored_gradients():
 
 def test_few_steps():
     """An epoch of fewer than 16 is warned of once, with the size that is better."""
-    training = Training(*regression(), size=50)
     with kit.noticed() as texts:
-        training.train(4)
+        Training(*regression(), size=50).train(4)
+        Training(*regression(), size=37).train(3)  # an epoch of 17
     (text,) = texts
     assert text.startswith("An epoch has 12 steps") and "about 18 loss entries" in text
-    training = Training(*regression(), size=37)
-    with kit.noticed() as texts:
-        training.train(3)
-    assert not texts

@@ -12,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kit import assert_unchanged
-from loops import plain_step
+from kit import assert_unchanged, plain_step
 from mxnet import gluon
 from mxnet.gluon.loss import L2Loss
 from mxnet.lr_scheduler import FactorScheduler
 from plays import BATCHES, CASES, PROBLEM, TWO, Play
 from problems import array, parameters, values
+from test_curvature import OPERATORS
+from test_penalties import by_scikit_learn, of_scikit_learn
 
 from gluon_svrg import STORMTrainer, SVRGTrainer
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso, Prox
@@ -27,15 +28,8 @@ RATE = 0.1
 make = partial(kit.make, PROBLEM, rate=RATE)
 
 #: Each operator, and its twin: a function of the weight and the step.
-TWINS = {
-    L1(0.3): lambda w, step: oracle.l1(w, step, 0.3),
-    ElasticNet(0.2, 0.7): lambda w, step: oracle.elastic_net(w, step, 0.2, 0.7),
-    GroupLasso(0.15): lambda w, step: oracle.group_lasso(w, step, 0.15, tuple(range(1, w.ndim))),
-    GroupLasso(0.2, axis=None): lambda w, step: oracle.group_lasso(w, step, 0.2),
-    Box(-0.3, 0.4): lambda w, step: oracle.box(w, step, -0.3, 0.4),
-    Box(0, math.inf): lambda w, step: oracle.box(w, step, 0, math.inf),
-}
-L1_TWIN = TWINS[L1(0.3)]
+TWINS = {operator: twin for operator, (twin, _) in OPERATORS.items()}
+L1_TWIN = partial(oracle.l1, strength=0.3)
 FOREIGN = PROBLEM.network()[0].weight
 
 numbers = st.floats(-5, 5, allow_subnormal=False)
@@ -224,21 +218,15 @@ def test_a_step_that_does_not_update(cls):
     assert max(np.abs(w).max() for w in values(net)) <= np.float32(0.1)
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "name, settings, operator, optimizer, rate, momentum",
-    [
-        ("Lasso", {"alpha": 5.0}, L1(5.0), "sgd", 0.02, 0.9),
-        ("ElasticNet", {"alpha": 4.0, "l1_ratio": 0.75}, ElasticNet(3.0, 1.0), "nag", 0.1, 0.5),
-    ],
+    ("Lasso", {"alpha": 5.0}, L1(5.0), "sgd", 0.02, 0.9),
+    ("ElasticNet", {"alpha": 4.0, "l1_ratio": 0.75}, ElasticNet(3.0, 1.0), "nag", 0.1, 0.5),
 )
 def test_what_scikit_learn_finds(name, settings, operator, optimizer, rate, momentum):
     """With momentum: the penalty that is minimized does not depend on it."""
-    datasets = pytest.importorskip("sklearn.datasets")
-    model = getattr(pytest.importorskip("sklearn.linear_model"), name)(**settings)
-    model.set_params(fit_intercept=False, tol=1e-12, max_iter=100000)
-    X, y = datasets.load_diabetes(return_X_y=True)
-    X, y = (X - X.mean(axis=0)) / X.std(axis=0), y - y.mean()
-    expected = model.fit(X, y).coef_
+    X, y = of_scikit_learn("diabetes")
+    expected = by_scikit_learn(name, **settings)(X, y)
     net, loss_function = gluon.nn.Dense(1, in_units=10, use_bias=False, dtype="float64"), L2Loss()
     net.initialize(mx.init.Constant(0.01))
     net.hybridize(static_alloc=True, static_shape=True)

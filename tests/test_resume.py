@@ -6,20 +6,16 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged
-from loops import plain_step
+from kit import assert_unchanged, plain_step
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
-from problems import Dense, parameters, values
+from problems import Dense, values
 
 from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.schedule import Linear
 
-OPTIMIZERS = {
-    "sgd": {"learning_rate": 0.05, "momentum": 0.9},
-    "adam": {"learning_rate": 0.01},
-    "lars": {"learning_rate": 0.05, "momentum": 0.9},
-}
+MOMENTUM = {"learning_rate": 0.05, "momentum": 0.9}
+OPTIMIZERS = {"sgd": MOMENTUM, "adam": {"learning_rate": 0.01}, "lars": MOMENTUM}
 OTHERS = [pytest.param(name, marks=pytest.mark.slow) for name in WITH_STORED if name != "SVRG"]
 #: What is done before the file is written, and after it: refreshes, discards, and minibatches.
 MOMENTS = {
@@ -32,33 +28,18 @@ MOMENTS = {
 }
 
 
-class Problem(Dense):
-    """Its network has BatchNorm, and perhaps dropout and parameters without a shape."""
-
-    def __init__(self, dropout, deferred):
-        super().__init__("classification", seed=40)
-        self.dropout, self.units = dropout, (0, 0) if deferred else (4, 6)
-
-    def network(self, dtype, devices, hybridize):
-        return kit.sequence(
-            gluon.nn.Dense(6, activation="tanh", in_units=self.units[0]),
-            gluon.nn.BatchNorm(in_channels=self.units[1]),
-            gluon.nn.Dropout(self.dropout),
-            gluon.nn.Dense(3, in_units=self.units[1]),
-            devices=devices,
-        )
-
-
 class Run(Play):
     """A training by a method, on one or several devices; its twin has no part in this."""
 
-    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=0.0, deferred=False,
+    def __init__(self, method="SVRG", optimizer="sgd", devices=None, dropout=(), deferred=False,
                  lock=False, params=(), **kwargs):  # fmt: skip
         if kwargs.get("kvstore") == "instance":  # of this trainer alone
             kwargs["kvstore"] = mx.kv.create("device")
         kwargs.update(optimizer=optimizer, lock_random=lock, update_on_kvstore=None)
         kwargs["optimizer_params"] = {**OPTIMIZERS[optimizer], **dict(params)}
-        problem = Problem(dropout, deferred)
+        problem = Dense("classification", seed=40)
+        layers = {"deferred": deferred, "dropout": dropout}
+        problem.network = lambda dtype, devices, hybridize: kit.with_norm(devices, **layers)
         super().__init__(WITH_STORED[method], problem, devices=devices, dtype="float32", **kwargs)
 
     def play(self, actions):
@@ -126,7 +107,7 @@ def test_with_the_lock_on(moment, method, lock, tmp_path):
     """The seeds of the lock go on, in plain steps too; a method of one gradient has none."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*random")
-        resumes(moment, tmp_path, method=method, dropout=0.5, lock=lock)
+        resumes(moment, tmp_path, method=method, dropout=[0.5], lock=lock)
 
 
 @pytest.mark.parametrize("method", ["SVRG", *OTHERS])
@@ -144,10 +125,8 @@ def test_the_statistics_of_each_device(tmp_path):
     straight.play([0, 1, "refresh"])
     straight.save(tmp_path)
     resumed.load(tmp_path)
-    found = [
-        [value.asnumpy() for row in run.trainer.snapshot.values() for value in row]
-        for run in (straight, resumed)
-    ]
+    rows = ([*run.trainer.snapshot.values()] for run in (straight, resumed))
+    found = [[value.asnumpy() for row in each for value in row] for each in rows]
     assert_unchanged(*found)
     assert sum(not np.array_equal(*pair) for pair in zip(found[0][::2], found[0][1::2])) == 2
 
@@ -186,50 +165,22 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
 WIDE = Dense("classification", hidden=(5,), samples=205, seed=42)  # so many, for a rank of 3
 
 
-def with_curvature(rank=2, **kwargs):
-    """A network, a refresh and a number of steps as functions, and the trainer."""
-    kwargs.update(optimizer="nag", settings={}, preconditioner=Nystrom(rank))
-    net, loss_of, trainer = kit.make(WIDE, **kwargs)
-    batches = WIDE.batches(12)
-
-    def refresh():
-        trainer.update_full_grads(loss_of, batches)
-
-    def steps(count):
-        kit.one_epoch(trainer, loss_of, batches[:count])
-
-    return net, refresh, steps, trainer
-
-
 def test_curvature_that_waits_is_discarded(tmp_path):
     """Nothing of it is left for parameters that are initialized later."""
-    _, refresh, steps, straight = with_curvature()
-    refresh()
-    steps(3)
-    straight.save_states(tmp_path / "states")
-    _, refresh, steps, trainer = with_curvature(deferred=True)
-    trainer.load_states(tmp_path / "states")
-    trainer.discard_snapshot()
-    assert not trainer.has_snapshot and trainer.snapshot is None
-    steps(1)
-    assert not trainer.has_snapshot
-    refresh()
-    steps(3)
+    kwargs = {"optimizer": "nag", "settings": {}, "preconditioner": Nystrom(2)}
+    batches = WIDE.batches(12)
+    for deferred in (False, True):
+        _, loss_of, trainer = kit.make(WIDE, deferred=deferred, **kwargs)
+        if deferred:
+            trainer.load_states(tmp_path / "states")
+            trainer.discard_snapshot()
+            assert not trainer.has_snapshot and trainer.snapshot is None
+            kit.one_epoch(trainer, loss_of, batches[:1])
+            assert not trainer.has_snapshot
+        trainer.update_full_grads(loss_of, batches)
+        kit.one_epoch(trainer, loss_of, batches[:3])
+        trainer.save_states(tmp_path / "states")
     assert trainer.num_snapshots == 2
-
-
-def test_the_rank_after_a_discard():
-    first, refresh, steps, trainer = with_curvature(rank=2)
-    refresh()
-    steps(5)
-    trainer.discard_snapshot()
-    second, *others = with_curvature(rank=2)
-    for p, other in zip(parameters(first), parameters(second)):
-        other.set_data(p.data())
-    for _refresh, _steps in ((refresh, steps), others[:2]):
-        _refresh()
-        _steps(10)
-    assert_unchanged(values(first), values(second))
 
 
 def test_a_cast_after_loading(tmp_path):
@@ -290,7 +241,6 @@ def test_schedules_resume(tmp_path):
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
 @pytest.mark.parametrize("devices", [None, TWO], ids=["one", "two"])
 def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
-    """Load one, and export one that it loads."""
     made = []
     for cls in (gluon.Trainer, SVRGTrainer, gluon.Trainer):
         scheduler = mx.lr_scheduler.PolyScheduler(100, 0.1)

@@ -6,7 +6,7 @@ from functools import partial
 import kit
 import numpy as np
 import pytest
-from loops import plain_step
+from kit import plain_step
 from mxnet import gluon
 from problems import Dense
 
@@ -19,16 +19,14 @@ make = partial(kit.make, PROBLEM, "float32")
 sampler = schedule.PartialSampler
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "coefficient, expected",
-    [
-        (Linear(0.75, 5), [0.75, 0.6, 0.45, 0.3, 0.15, 0, 0, 0]),
-        (Linear(1.0, 4, final=0.2), [1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2, 0.2]),
-        (Cosine(1.0, 4), [(1 + math.cos(math.pi * s / 4)) / 2 for s in range(5)] + [0] * 3),
-        (Cosine(1.0, 2, final=0.5), [1, 0.75, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]),
-        (Until(3), [1, 1, 1, 0, 0, 0, 0, 0]),
-        (Until(2, 0.5), [0.5, 0.5, 0, 0, 0, 0, 0, 0]),
-    ],
+    (Linear(0.75, 5), [0.75, 0.6, 0.45, 0.3, 0.15, 0, 0, 0]),
+    (Linear(1.0, 4, final=0.2), [1, 0.8, 0.6, 0.4, 0.2, 0.2, 0.2, 0.2]),
+    (Cosine(1.0, 4), [(1 + math.cos(math.pi * s / 4)) / 2 for s in range(5)] + [0] * 3),
+    (Cosine(1.0, 2, final=0.5), [1, 0.75, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5]),
+    (Until(3), [1, 1, 1, 0, 0, 0, 0, 0]),
+    (Until(2, 0.5), [0.5, 0.5, 0, 0, 0, 0, 0, 0]),
 )
 def test_coefficients(coefficient, expected):
     assert [coefficient(index) for index in range(8)] == pytest.approx(expected, abs=1e-12)

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 import kit
 import mxnet as mx
 import numpy as np
-from loops import backward
+from kit import backward
 from mxnet import gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
@@ -48,12 +48,9 @@ class Images(Dense):
     def network(self, dtype="float32", devices=None, deferred=False):
         known = (0, 0, 0) if deferred else (4, 16, 8)
         mx.random.seed(1)
-        return kit.sequence(
-            gluon.nn.Conv2D(16, 3, in_channels=known[0]),
-            gluon.nn.Conv2D(8, 3, in_channels=known[1]),
-            gluon.nn.GlobalAvgPool2D(),
-            gluon.nn.Dense(3, in_units=known[2]),
-        )
+        convolutions = (gluon.nn.Conv2D(n, 3, in_channels=c) for n, c in zip((16, 8), known))
+        dense = gluon.nn.Dense(3, in_units=known[2])
+        return kit.sequence(*convolutions, gluon.nn.GlobalAvgPool2D(), dense)
 
 
 PROBLEMS = {
@@ -67,10 +64,7 @@ PROBLEMS = {
 
 @mx.kvstore.KVStoreBase.register
 class SharedFolder(mx.kvstore.KVStoreBase):
-    """A user's kvstore: each exchange is a file of each process, which all others wait for.
-
-    Nothing in the package knows it: it says what it can do, and the trainers ask no more.
-    """
+    """A user's kvstore, not known to the package: an exchange is a file of each process."""
 
     type = "sharedfolder"
     rank = property(lambda self: int(os.environ["TOY_RANK"]))
@@ -138,10 +132,7 @@ def found_in(params):
 
 
 def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, **settings):
-    """A method trains in one of the ways; its twin beside it has the data of all workers.
-
-    If rank 1 is `late` with its sums, all start over between the parts, where nobody waits.
-    """
+    """A method trains in one of the ways; its twin beside it has the data of all workers."""
     who, chosen = make_kvstore(kvstore)
     where = [mx.cpu(n) for n in range(devices)] if devices > 1 else None
     problem = PARTLY if "ignores_stale" in settings else PROBLEM
@@ -156,7 +147,7 @@ def method(name="SVRG", how="step", kvstore="dist_sync", devices=1, late=False, 
     for rate, order in ((0.1, (1, 3, 1)), (0.02, (0, 2, 3, 0)), (0.1, (2, 1))):
         play.trainer.set_learning_rate(rate)
         play.optimizer.learning_rate = rate
-        if distances and late:
+        if distances and late:  # all start over, where nobody waits
             play.discard()
         if name == "SARAH" if late else distances:
             play.refresh()
@@ -269,10 +260,7 @@ def two_trainers(kvstore):
 
 
 def many_parameters(kvstore="dist_sync"):
-    """Two steps of 72 parameters, of which only samples of the last worker use the last ones.
-
-    And sums of more numbers than one exchange takes.
-    """
+    """Two steps of 72 parameters, of which only samples of the last worker use the last ones."""
     who, chosen = make_kvstore(kvstore)
     rng, params = np.random.RandomState(1), []
     layers = [gluon.nn.Dense(3, in_units=3, dtype="float64") for _ in range(36)]
@@ -297,6 +285,7 @@ def many_parameters(kvstore="dist_sync"):
     trainer.update_full_grads(loss_of, list(mine))
     for index in mine:
         trainer.step(6, True, closure=lambda index=index: loss_of(index))
+    # More numbers than one exchange takes:
     given = np.random.RandomState(who.rank).randn(150) * 10.0 ** np.arange(-75, 75)
     given[:3] = [np.inf, who.rank / 0.3, np.nan if who.rank else 1]
     sums = trainer._workers.sum_numbers(given)
@@ -304,16 +293,14 @@ def many_parameters(kvstore="dist_sync"):
 
 
 def overtaken(kvstore="dist_sync"):
-    """A first gradient that is there before the weights are shared, while other arrays travel.
-
-    The learning rate is 0, so the weights stay.
-    """
+    """A first gradient that is there before the weights are shared, while other arrays travel."""
     who, _ = make_kvstore(kvstore)
     layer = gluon.nn.Dense(3, use_bias=False, in_units=2)
     layer.initialize(mx.init.One())
     others = {5000 + n: mx.nd.zeros((1000, 1000)) for n in range(30)}
     who.init(list(others), list(others.values()))
-    trainer = SVRGTrainer([layer.weight], "sgd", {"learning_rate": 0.0}, kvstore=who)
+    still = {"learning_rate": 0.0}  # so the weights stay
+    trainer = SVRGTrainer([layer.weight], "sgd", still, kvstore=who)
     backward(lambda: layer(array(np.ones((1, 2)), "float32")))
     mx.nd.waitall()
     for key, other in others.items():
@@ -323,10 +310,7 @@ def overtaken(kvstore="dist_sync"):
 
 
 def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
-    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients.
-
-    With the coefficient 0, the steps are those of SGD.
-    """
+    """Rank 0 takes more steps; all take the same snapshots and find the same full gradients."""
     who, chosen = make_kvstore(kvstore)
     settings = {"kvstore": chosen, "coefficient": coefficient}
     net, loss_of, trainer = kit.make(PROBLEM, rate=0.3, **settings)
@@ -371,6 +355,27 @@ def exchanges(kvstore, size=1000):
 
     refresh()
     return who, {"step": sent(step), "refresh": sent(refresh)}
+
+
+def disturbed(folder, what, kvstore="dist_sync"):
+    """Train until something ends it; say when that may come."""
+    who, chosen = make_kvstore(kvstore)
+    play = Play(WITH_STORED["SVRG"], PROBLEM, kvstore=chosen)
+    play.shares = [minibatches(who.rank, who.num_workers)[0]]  # its twin has no part in this
+    play.refresh()
+    for step in range(100 if what == "short" else 10_000):
+        if step == 5:
+            Path(folder, f"reached-{who.rank}").write_text("")
+            if what == "raise" and who.rank == 0:
+                raise ValueError("mine")
+            if what == "early" and who.rank == 1:
+                sys.exit()
+        if what == "uneven" and step == 5 + who.rank:
+            play.refresh()
+        play.update(step % 4)
+        play.distance()
+        time.sleep(0.02)
+    return who, {}
 
 
 class Unknown(mx.optimizer.SGD):

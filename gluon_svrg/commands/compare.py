@@ -21,6 +21,7 @@ from __future__ import annotations  # functions import the rest: --help must nee
 import argparse
 import json
 import os
+import re
 import sys
 import time
 import warnings
@@ -166,7 +167,8 @@ def read(path: Path, target: str | None, decimal: str) -> tuple[Any, Any, int]:
 def described(cells: Any) -> str:
     """How many values a column has, and the first ones."""
     first = ", ".join(map(repr, cells.dropna()[:2]))
-    return f"{cells.nunique()} different values in {cells.count()} rows: {first}"
+    hint = "; decimal commas need --decimal ','" * bool(re.match(r"'-?[\d.]*,\d+'", first))
+    return f"{cells.nunique()} different values in {cells.count()} rows: {first}{hint}"
 
 
 class Problem:

@@ -66,8 +66,9 @@ class SynchronousServers(Workers):
             self.kvstore.pull(key, out=answer)
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
-                    "A server could not load the optimizer, see its output. Its module must not "
-                    "import mxnet.gluon. Or update on the workers: update_on_kvstore=False."
+                    "A server could not load the optimizer, see its output: gluon_svrg and your "
+                    "own optimizer must be importable there, without mxnet.gluon. Or update on the "
+                    "workers: update_on_kvstore=False."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:

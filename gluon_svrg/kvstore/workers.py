@@ -58,7 +58,8 @@ class Workers:
             block[:] = of_workers[:, : len(block), 0].sum(axis=0)
             if np.isnan(total[0]) and not np.isnan(numbers[0]):
                 raise RuntimeError(
-                    "Another worker has failed during the full gradient. Nothing was changed here."
+                    "Another worker has failed during the full gradient, see its error. Nothing "
+                    "was changed here: an earlier snapshot is still in force."
                 )
         return total
 
