@@ -8,7 +8,7 @@ import pytest
 from kit import Asymmetric, assert_unchanged
 from mxnet import gluon
 from plays import TWO
-from problems import array
+from problems import IS_NUMPY_LIKE, array
 
 from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso
@@ -313,6 +313,21 @@ def test_loss_entries_of_the_first_update():
     training.trainer.allreduce_grads()
     training.trainer.update(8 * training.size)
     assert not training.w.any() and not training.trainer.learning_rate
+
+
+def test_exposures():
+    """Poisson regression of rates with weights, as scikit-learn's."""
+    X, _ = regression()
+    exposures = np.random.RandomState(1).uniform(0.2, 5, len(X))
+    rates = np.random.RandomState(2).poisson(exposures * np.exp(X[:, 0] / 2)) / exposures
+    Model = pytest.importorskip("sklearn.linear_model").PoissonRegressor
+    model = Model(alpha=0.1, fit_intercept=False, tol=1e-9, max_iter=999)
+    training = Training(X, rates, wd=0.1 * exposures.mean())
+    numbers = mx.np if IS_NUMPY_LIKE else mx.nd
+    training.loss = lambda z, y: (numbers.exp(z) - y * z).reshape((-1,))
+    training.weights, training.weighted = exposures, True
+    best = model.fit(X, rates, sample_weight=exposures).coef_
+    np.testing.assert_allclose(training.train(12).w, best, atol=1e-5)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "float64"])
