@@ -26,7 +26,8 @@ import numpy as np
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from ..passes.columns import columns, copy_rows, split
+from ..passes.columns import DeviceArrays, columns, copy_rows, split
+from ..passes.combine import copy
 from ..passes.network import ParameterBuffers
 from .step_size import Sums
 
@@ -164,11 +165,14 @@ class Direction:
             flat = np.empty(len(direction), self._dtype)
             pieces = split(flat, [array.size for array in self._grads])
             rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
-            self._shared = flat, rows
+            self._shared = flat, DeviceArrays(rows)
         flat, rows = self._shared
         flat[:] = direction
-        columns = [self._grads, *self._others]
-        copy_rows([rows] * len(columns), columns)
+        if rows.device == self._device:
+            copy([rows], [self._grads])
+        else:
+            copy_rows([rows], [self._grads])
+        copy_rows([self._grads] * len(self._others), self._others)
 
     def _prepared(self, bound: float, is_short: bool, left_out: NDArray) -> tuple[Any, ...]:
         """A call, with the arrays of its numbers and of its products, and all others."""
