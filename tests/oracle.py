@@ -348,7 +348,7 @@ class Nystrom:
         if rank == len(self.w):
             unseen = (1e-9 * S.max() > nu) & (1e-9 * S.max() > S)
             error = np.linalg.norm(self.Q.T @ Y - Y.T @ self.Q, 2) / 2
-            S = np.where(unseen, S.sum() / self.sampled, np.maximum(S, error))
+            S = np.maximum(np.where(unseen, S.sum() / self.sampled, S), error)
         self.P = U @ np.diag(S) @ U.T + rho * np.eye(len(self.w))
         self.P = self.P + sum(np.outer(row, row) for row in self.rows)
         self.known = min(rank + len(self.rows), len(self.w))

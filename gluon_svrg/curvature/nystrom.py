@@ -7,7 +7,7 @@
 Q has random orthonormal columns. rho stands for the curvature in all other directions.
 
 Later P learns from single rows of the data that the sketch has not seen. The gradient difference
-d of a step with such a row has a large secant. P + d d' / (L d'(w - s)) has one of at most L there.
+d of a step with such a row has a large secant, and P + f d d' / d'P^-1 d divides it by 1 + f.
 
 .. [1] Z. Frangella, P. Rathore, S. Zhao and M. Udell, "PROMISE: Preconditioned Stochastic
    Optimization Methods by Incorporating Scalable Curvature Estimates", JMLR 25(346), 2024.
@@ -21,7 +21,7 @@ import numpy as np
 
 TINY = 1e-300  # in the place of a divisor of 0
 ENTRIES_PER_DIRECTION = 10  # of a sketch, for each effective direction where P has all of them
-NONE = 1e-9  # of the largest curvature: less is none
+UNSEEN = 1e-9  # of the largest curvature; the rounding of float32 is above it
 ROUNDING_OF_PRODUCTS = 10  # of the products Y, in units of their dtype's rounding
 
 
@@ -104,9 +104,8 @@ def nystrom(
         S, U = np.maximum(values[::-1], 0), V.T[::-1] @ Q
         floor = _damping(S, entries / ENTRIES_PER_DIRECTION)
         error = float(np.linalg.norm(Q @ Y.T - Y @ Q.T, 2)) / 2
-        none = NONE * S[0]
-        is_unseen = (none > S) & (none > shift)
-        S = np.where(is_unseen, S.sum() / entries, np.maximum(S, error))
+        is_unseen = (UNSEEN * S[0] > S) & (UNSEEN * S[0] > shift)
+        S = np.maximum(np.where(is_unseen, S.sum() / entries, S), error)
     rho = float(max(decay + floor, shift, 1e-14 * S[0]))
     lost = (S[:, None] * U**2).sum(axis=0) < rounding  # weights whose own curvature is rounding
     return NystromApproximation(U, S, rho), rho == rounding and bool((lost & Y.any(axis=0)).any())

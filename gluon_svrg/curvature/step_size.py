@@ -41,7 +41,7 @@ class Settings:
     rise: float = 3.0  # T is multiplied by it where a part of the slope remains
     fall: float = 2.0  # and divided by this where none does
     slope_remains: float = 0.05  # that part
-    change: float = 4.0  # by which L rises or falls at once, and a secant that P learns falls
+    change: float = 4.0  # by which L rises or falls at once; the most f of a row that P learns
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
@@ -195,7 +195,7 @@ class StepSizeController:
     def learn(self, d: np.ndarray, sums: Sums, eps: float) -> None:
         """Let P learn an outlier. The step says nothing else: L stays, and N leaves it out.
 
-        Its secant becomes about L, or falls by a factor: it may be curvature of far away.
+        Its secant r L becomes less than L, or is divided by 5: it may be curvature of far away.
         """
         assert self.P is not None
         factor = min(sums.squared / (sums.along * self.L), DEFAULT.change)
