@@ -60,7 +60,8 @@ class SAGA(Method):
         assert batch_index is not None
         if batch_index in rows:
             raise ValueError(
-                f"batch_index={batch_index} was used since the last update: call update() before."
+                f"batch_index={batch_index} was used since the last update: call step() before, "
+                "without a closure."
             )
         stored = self.table.get(batch_index)
         if batch_index < 0 or (stored is None and self._is_complete):

@@ -7,7 +7,8 @@
 ``g`` and ``r`` are the gradients of one mini-batch at the current weights and at the weights before
 the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last estimate, per entry:
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. ``mixing`` is the ``a``
-of the paper. The first step has ``v = g``; a refresh sets ``m`` to the full gradient.
+of the paper, the share of the fresh gradient. The first step has ``v = g``, so no refresh is
+needed; a refresh sets ``m`` to the full gradient.
 
 Each step keeps ``1 - mixing`` of the earlier rounding errors: the drift of ``m`` stays below
 ``1 / mixing`` times the error of one step.

@@ -188,7 +188,7 @@ def test_parts_that_are_missing():
     for estimator, has_handler, error, message in [
         (make(cls=gluon.Trainer), True, TypeError, "needs an SVRGTrainer, got Trainer"),
         (make(processor=BatchProcessor), True, RuntimeError, r"SVRGBatchProcessor\(\)"),
-        (make(), False, RuntimeError, "needs a FullGradHandler"),
+        (make(), False, RuntimeError, r"needs fit\(.*FullGradHandler"),
         (make(cls=SAGATrainer), True, TypeError, "which an Estimator lacks"),
         (make(cls=SAGATrainer), False, TypeError, "which an Estimator lacks"),
     ]:
@@ -209,6 +209,6 @@ def test_a_second_training_without_a_handler(is_interrupted):
     estimator = make()
     with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
         fitted(estimator, 1, 2, Interrupt())
-    with pytest.raises(RuntimeError, match="SVRGBatchProcessor needs a FullGradHandler"):
+    with pytest.raises(RuntimeError, match=r"SVRGBatchProcessor needs .*FullGradHandler"):
         estimator.fit(DATA, epochs=1)
     fitted(estimator, 1, 2)

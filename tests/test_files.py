@@ -577,8 +577,10 @@ def test_from_some_devices_to_others(then, now, name, update_on_kvstore, tmp_pat
 
 
 def test_what_cannot_be_loaded_is_not_saved(tmp_path):
-    run = Training()
+    run, circle = Training(), [1]
+    circle.append({"again": circle})
     for value, message in [
+        (circle, "An attribute contains itself, and cannot be saved"),
         (object(), "SGD.own is a object, which cannot be saved"),
         ({4, 5}, "SGD.own is a set, which cannot be saved"),
         ([mx.lr_scheduler.PolyScheduler(5)], r"SGD.own\[...\] is a PolyScheduler, which cannot be"),

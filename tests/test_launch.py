@@ -34,7 +34,7 @@ KUBERNETES = {"JOB_COMPLETION_INDEX": "0"}
     ("launch -n 1", {}, "there is no command: end with -- python train.py"),
     ("launch -n 1 -- no-such-command", {}, "No such file or directory: 'no-such-command'"),
     ("launch", {}, "required: -n"),
-    ("join -n 2 -- a", {}, "this process has no rank: use mpirun"),
+    ("join -n 2 -- a", {}, "this process has no rank: start it by mpirun"),
     ("join -n 2 -- a", {"SLURM_PROCID": "0"}, "this process has no rank"),  # in a batch script
     ("join -n 2 -- a", MPIRUN, "on several machines, name that of rank 0: --scheduler HOST"),
     ("join -n 3 -- a", MPIRUN, "1 servers and 3 workers are 5 ranks, and there are 4: start 5"),

@@ -104,7 +104,7 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
         }
         record.write_text(json.dumps(results, indent=1, allow_nan=False, default=str) + "\n")
         plot = comparison.plot()
-        plot.suptitle(f"{Path(options.data).name}: {penalties}")
+        plot.suptitle(f"{Path(options.data).name}: {penalties.replace(', L1 0', '')}")
         plot.savefig(figure, dpi=150)
         print(f"\nwritten: {figure}, {record}")
     except (EOFError, ImportError, OSError, TypeError, ValueError) as error:

@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-n", "--workers", metavar="N", type=_positive, required=True, help="How many train.")
     add("-s", "--servers", metavar="N", type=_positive, default=1, help="Servers (default: 1).")
     given = os.environ.get(TIMEOUT) or "0"
-    text = f"End the job if a mini-batch takes so long (default: never). {TIMEOUT} sets it, too."
+    text = f"End the job if a worker stands still so long (default: never). {TIMEOUT} sets it, too."
     add("--timeout", metavar="SECONDS", type=seconds, default=given, help=text)
     add("words", metavar="COMMAND", nargs=argparse.REMAINDER, help="What each worker runs.")
 

@@ -22,7 +22,10 @@ CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
 #: The default mini-batch is a power of two from LEAST to MOST: 128 steps an epoch or more, roughly.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
-KINDS = "data must be arrays, a DataLoader, a list of mini-batches or batches(seed, epoch), got {}."
+KINDS = (
+    "data must be a tuple of arrays, as in (X, y), a DataLoader, a list of mini-batches or a "
+    "function batches(seed, epoch), got {}."
+)
 
 
 class Data:
@@ -131,7 +134,10 @@ def _checked(array: Any, number: int) -> tuple[np.ndarray, Any]:
     """The numbers of an array, which must be finite, and the dtype of an array of MXNet."""
     values = np.ascontiguousarray(_numpy(array))
     if values.dtype.kind not in "biuf" or not np.isfinite(values).all():
-        raise ValueError(f"Array {number} of data needs finite numbers; np.unique numbers texts.")
+        raise ValueError(
+            f"Array {number} of data needs finite numbers. For texts pass "
+            "np.unique(texts, return_inverse=True)[1]."
+        )
     return values, array.dtype if isinstance(array, NDArray) else None
 
 

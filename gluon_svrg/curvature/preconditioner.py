@@ -74,7 +74,7 @@ class Nystrom:
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
     the Hessian, as differences of gradients of the closure: in the first steps, and in the first
     ones after the first refresh, with about a quarter of the data or one whole mini-batch; again
-    where the weights have moved far since.
+    after the third refresh, if the first one came before any step.
 
     Parameters
     ----------
@@ -124,9 +124,8 @@ class Preconditioner:
     def __init__(self, method: Any, rank: int, operators: Any) -> None:
         self.controller, self._method, self._operators = StepSizeController(rank), method, operators
         self._direction: Any = None  # known when it is bound
-        self.start: ParameterValues | None = (
-            None  # the weights before the first step, until a refresh
-        )
+        # The weights before the first step, until a refresh
+        self.start: ParameterValues | None = None
         self.per_sample: float | None = None  # loss entries of a sample; known at the first update
         self._pending: list[Step] = []  # the last steps, not read yet
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
@@ -173,7 +172,7 @@ class Preconditioner:
         return np.repeat(wide, self._sizes)
 
     def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
-        """Begin inside the bounds; raise a ValueError if the weight decay has changed."""
+        """As `Method.prepare_refresh`: begin inside the bounds, and check the weight decay."""
         if self.origin is None:
             self._settle(None)
         if (self._checked_decays() != self.decays).any():

@@ -90,7 +90,10 @@ def created(kvstore: Any) -> Any:
     if not isinstance(kvstore, str) or not kind_of(kvstore).has_servers:
         return kvstore
     if "DMLC_NUM_WORKER" not in os.environ:  # what MXNet looks for first
-        raise RuntimeError(f"kvstore={kvstore!r} needs a job: gluon-svrg launch -n 2 -- COMMAND")
+        raise RuntimeError(
+            f"kvstore={kvstore!r} needs a job with servers: start it by `gluon-svrg launch -n 2 -- "
+            "python train.py`, or leave kvstore out."
+        )
     return mx.kv.create(kvstore)
 
 
@@ -149,5 +152,6 @@ def check(parameters: list[Parameter], kvstore: Any, compression: Any) -> None:
     cannot = _is_in_python(kvstore) and not hasattr(kvstore, "set_gradient_compression")
     if compression and (has_servers or cannot or kind.startswith("local")):
         raise ValueError(
-            f"A kvstore {kind!r} cannot compress gradients. Use 'device' with several devices."
+            f"Under gluon.Trainer a kvstore {kind!r} cannot compress gradients. Leave "
+            "compression_params out, or use 'device' with several devices."
         )

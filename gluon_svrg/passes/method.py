@@ -5,7 +5,8 @@ A trainer calls::
     bind()                     when parameters have new arrays
     prepare_refresh(draws)     at update_full_grads, before its pass
     accepts(full, draws)       when the full gradient is known, of a copy of the method
-    refresh(full), refuse()    as that tells
+    refresh(full), refuse()    whether it was accepted or not
+    end_epoch()                then, for a line of `history`
     end_refresh(full)          when the copy has taken the method's place
     terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
     row(estimated, index)      when v is computed: what to keep of the mini-batch
@@ -57,7 +58,7 @@ class Method:
     network: ParameterBuffers  # its parameters, from the trainer
     optimizer: Any  # from the trainer, too
     name: str  # in messages and files
-    preconditioner: Any = None  # what sets the rate, if that is so: a part of its own of a file
+    preconditioner: Any = None  # sets the rate, if `sets_rate`; saved as a part of its own
 
     def __init_subclass__(cls) -> None:
         if "name" not in vars(cls):
@@ -146,7 +147,7 @@ class Method:
         return full.mean_loss
 
     def end_epoch(self) -> dict[str, float]:
-        """Count steps anew, after a refresh; a part of a line of `history`."""
+        """Begin to count steps anew; what `history` has of the epoch before."""
         return {}
 
     def discard(self) -> None:

@@ -31,7 +31,10 @@ FORMAT = b"2"
 def write(path: Any, header: Mapping[str, Any], states: Mapping[str, Any]) -> None:
     """Write a file of a header, which JSON can hold, and the states of parts by name."""
     arrays: list[np.ndarray] = []
-    parts = {name: encode(state, arrays, f"its {name}") for name, state in states.items()}
+    try:
+        parts = {name: encode(state, arrays, f"its {name}") for name, state in states.items()}
+    except RecursionError as error:
+        raise TypeError("An attribute contains itself, and cannot be saved.") from error
     shapes = [[array.dtype.str, array.shape] for array in arrays]
     manifest = {"header": header, "parts": parts, "arrays": shapes}
     text = json.dumps(manifest, separators=(",", ":")).encode()

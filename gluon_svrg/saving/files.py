@@ -105,7 +105,7 @@ class StateFiles:
         """Raise a ValueError if the content of a file does not fit."""
         found = self._problems(states, parts, then)
         if found:
-            why = "; ".join(found[:10])
+            why = "; ".join(found[:10]) + "; and more" * (len(found) > 10)
             raise ValueError(f"{path} does not fit this trainer: {why}. Nothing was changed.{hint}")
 
     def _problems(self, states: Any, parts: Mapping[str, Any], then: Any) -> list[str]:

@@ -42,7 +42,8 @@ def match(then: Sequence[Description], now: Sequence[Description]) -> list[int]:
         return list(range(len(now)))  # names that repeat, as in a list of MXNet 2.0
     was, here = (", ".join(sorted(labels)[:3]) for labels in by_key)
     raise ValueError(
-        f"it has other parameters: {was}, ... are not {here}, ... Pass a dict with the same keys"
+        f"it has other parameters: {was}, ... are not {here}, ... Give the trainer a dict with the "
+        "keys or names of the file"
     )
 
 
