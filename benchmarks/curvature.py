@@ -25,9 +25,8 @@ LIMIT, LIMIT_OF_LBFGS = 150, 400  # passes, where a training ends at the latest
 PATIENCE = 3  # a search tries no training of more passes than so many times what needs none
 NYSTROM, NAG, LBFGS = "Nystrom", "SVRG, nag", "SciPy L-BFGS, memory 30"
 
-#: By minibatch: problems that the constants of `Nystrom` were chosen on, that it was looked at with
-#: in the end, and that nobody had looked at. At last what users have, without a search: penalties,
-#: a few rows far from all others, columns in their own units, a short last minibatch.
+#: By minibatch: what the constants of `Nystrom` were chosen on, what was looked at, what is held
+#: out; at last what users have: penalties, rows far from others, units, a short last minibatch.
 CASES: dict[str, dict[int, list[str]]] = {
     "chosen": {
         16: ["diabetes", "breast_cancer", "wine", "digits", "digits, 0.01"],
@@ -36,8 +35,9 @@ CASES: dict[str, dict[int, list[str]]] = {
         1024: ["huber", "poisson", "late", "ridge", "origin"],
         4096: ["late", "origin"],
     },
-    "looked at": {32: ["OFP"], 128: ["DoctorContacts", "VietNamI"], 256: ["diamonds"]},
-    "new": {32: ["BudgetItaly"], 64: ["mnist", "BudgetFood"], 256: ["InstEval", "dept"]},
+    "looked at": {32: ["OFP"], 64: ["BudgetFood"], 128: ["DoctorContacts", "VietNamI"],
+                  256: ["diamonds"]},
+    "new": {32: ["BudgetItaly"], 64: ["mnist"], 256: ["InstEval", "dept"]},
     "users": {
         16: [f"diabetes, {what}" for what in ("L1", "elastic net", "from 0")] + ["digits, groups"],
         32: ["OFP, L1", "OFP, units"],
@@ -48,7 +48,7 @@ CASES: dict[str, dict[int, list[str]]] = {
         2000: ["late, 30,001"],
         4096: ["L1"],
     },
-}
+}  # fmt: skip
 STARS = {"looked at": "*", "new": "**"}
 SEEDS = dict.fromkeys(("VietNamI", "late, 100,000", "late, 30,001"), 10)  # others have five
 
