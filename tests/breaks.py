@@ -102,6 +102,11 @@ BREAKS = {
         ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
     ],
     "curvature/preconditioner.py": [
+        (
+            "controller.first_loss, controller.loss = inf",
+            "_, controller.loss = inf",
+            "preconditioner more_",
+        ),
         ("replaces_grads = needs_closure", "needs_closure", "preconditioner errors"),
         (".set_rate_and_momentum()\n        ret", "\n        ret", "preconditioner trajectory"),
         ("most, self._most = self._most, 0.0", "most = self._most", "preconditioner by_hand"),
@@ -174,6 +179,7 @@ BREAKS = {
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
     "passes/columns.py": [('16": "float32"', '16": "float16"', "dtypes_and_amp float16_cannot")],
     "trainer.py": [
+        ("inner_steps = 0  # of gluon", "steps = 0  # of gluon", "schedule file_of_gluon"),
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
         ("pending.drop()  # without", "pass  # without", "methods step_without_an_update"),
@@ -194,6 +200,8 @@ BREAKS = {
         ('("method", "preconditioner"):', '("method",):', "resume waits_is_discarded"),
     ],
     "saving/objects.py": [
+        (", *self._waiting]", "]", "schedule waits_for_its_schedule"),
+        ("else np.array(value)", "else np.asarray(value)", "schedule arrays_of_a_sampler"),
         ("common.index(max(common))", "0", "schedule remembered"),
         ("elif _has_object(value):", "elif False:", "files containers_of_0_6"),
         ("assign_object(value, getattr(current, name))", "pass", "files of_ones_own"),
@@ -233,6 +241,11 @@ BREAKS = {
         ("estimator.trainer.epoch_count.epochs += 1", "pass", "estimator loop_by_hand"),
     ],
     "compare/training.py": [
+        (
+            "if any(map(_mxnet.is_aux",
+            "if not any(map(_mxnet.is_aux",
+            "compare_engine batchnorm_have",
+        ),
         ("since % self.problem.refresh_every", "since % 1", "compare_engine refreshes_come"),
         ("        put(accepted)\n", "", "compare_engine lbfgs_ends"),
         ("(1 + cos(pi * part))", "(1 + cos(pi * part / 2))", "compare_engine rates_of_steps"),
@@ -276,6 +289,11 @@ BREAKS = {
         ("and e not in some]", "]", "compare_engine search_is_counted"),
     ],
     "commands/compare.py": [
+        (
+            "+= net.bias.data().asnumpy() if self.l1 else",
+            "+= 0 if self.l1 else",
+            "compare bias_alone",
+        ),
         ("seeds=range(options.seed,", "seeds=range(0,", "compare momentum"),
         ("loss if has_converged else None", "loss", "compare converged"),
         ("return 130 if", "return 0 if", "compare interrupt"),

@@ -674,3 +674,20 @@ def test_mistakes(wrong, said):
     right = {"new_net": dense, "loss_of": squares, "data": (X, Y), "methods": ["sgd"], **ONE_RATE}
     with pytest.raises((TypeError, ValueError, TimeoutError), match=said):
         compare(**{**right, **wrong})
+
+
+def test_full_gradients_of_batchnorm_have_the_minibatches():
+    """And those of other networks large chunks."""
+    for norm, most in ((True, 16), (False, 100)):
+        sizes = set()
+
+        def new_net(norm=norm):
+            return sequence(*[gluon.nn.BatchNorm()] * norm, gluon.nn.Dense(1))
+
+        def loss_of(net, X, y, sizes=sizes):
+            if autograd.is_recording():
+                sizes.add(len(X))
+            return squares(net, X, y)
+
+        compare(new_net, loss_of, (X, Y), methods=["svrg"], **ONE_RATE)
+        assert max(sizes) == most

@@ -660,3 +660,18 @@ def test_never_away(rows, loss, start, rank, size, optimizer, seed):
     else:
         last = np.mean(run.loss_of(np.arange(160)).asnumpy(), dtype="float64")
         assert last <= first * (1 + 1e-5 * np.sign(first))
+
+
+def test_more_data_are_no_divergence():
+    """Draws that grow: the loss of the new data is above all that was known."""
+    problem = Dense("regression", samples=205, features=6, seed=3)
+    problem.y[100:] += 50
+    run = Run(problem, problem.network())
+    run.batches = problem.batches(5)[:20]
+    run.play([20, "refresh", 20, "refresh", 20])
+    run.batches = problem.batches(5)
+    loss = run.refresh()
+    assert run.trainer.history[-1]["objective"] == pytest.approx(loss)
+    run.play([41, "refresh", 41, "refresh"])
+    assert not any(line["went_back"] for line in run.trainer.history)
+    assert run.trainer.num_snapshots == 5

@@ -185,3 +185,44 @@ def test_a_full_gradient_over_part_of_the_data():
     for p, g in zip((net[0].weight, net[0].bias), PROBLEM.gradient(PROBLEM.initial, chosen)[0]):
         np.testing.assert_allclose(trainer.full_grads[p][0].asnumpy(), g / 9, atol=1e-5)
     assert trainer.grad_evaluations == 9
+
+
+@pytest.mark.parametrize("refresh", [lambda: Loopless(0.3), lambda: EveryEpochs(5)])
+def test_what_waits_for_its_schedule_is_saved_again(refresh, tmp_path):
+    asked, again = refresh(), refresh()
+    _, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES)
+    ask(asked, trainer, 1)
+    trainer.save_states(tmp_path / "0")
+    for number in range(2):  # saved before the schedule is asked
+        _, _, resumed = make()
+        resumed.load_states(tmp_path / f"{number}")
+        resumed.save_states(tmp_path / f"{number + 1}")
+    assert ask(again, resumed, 2) == ask(asked, trainer, 2)
+
+
+def test_arrays_of_a_sampler_can_be_changed_after_loading(tmp_path):
+    class Shuffled:
+        def __init__(self):
+            self.order = np.arange(9)
+
+    (_, _, first), (_, _, second) = make(), make()
+    saved, loaded = Shuffled(), Shuffled()
+    saved.order[:] = saved.order[::-1]
+    first.register(saved)
+    first.save_states(tmp_path / "states")
+    second.register(loaded)
+    second.load_states(tmp_path / "states")
+    assert (loaded.order == saved.order).all()
+    np.random.shuffle(loaded.order)
+
+
+def test_a_file_of_gluon_has_no_steps_since_a_snapshot(tmp_path):
+    _, loss_of, trainer = make()
+    trainer.update_full_grads(loss_of, BATCHES)
+    kit.one_epoch(trainer, loss_of, BATCHES)
+    _, other_loss_of, other = make(cls=gluon.Trainer)
+    plain_step(other, lambda: other_loss_of(BATCHES[0]), 5)
+    other.save_states(str(tmp_path / "states"))
+    trainer.load_states(tmp_path / "states")
+    assert (trainer.has_snapshot, trainer.inner_steps) == (False, 0)
