@@ -179,7 +179,6 @@ BREAKS = {
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
     "passes/columns.py": [('16": "float32"', '16": "float16"', "dtypes_and_amp float16_cannot")],
     "trainer.py": [
-        ("inner_steps = 0  # of gluon", "steps = 0  # of gluon", "schedule file_of_gluon"),
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
         ("pending.drop()  # without", "pass  # without", "methods step_without_an_update"),

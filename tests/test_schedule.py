@@ -215,14 +215,3 @@ def test_arrays_of_a_sampler_can_be_changed_after_loading(tmp_path):
     second.load_states(tmp_path / "states")
     assert (loaded.order == saved.order).all()
     np.random.shuffle(loaded.order)
-
-
-def test_a_file_of_gluon_has_no_steps_since_a_snapshot(tmp_path):
-    _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
-    kit.one_epoch(trainer, loss_of, BATCHES)
-    _, other_loss_of, other = make(cls=gluon.Trainer)
-    plain_step(other, lambda: other_loss_of(BATCHES[0]), 5)
-    other.save_states(str(tmp_path / "states"))
-    trainer.load_states(tmp_path / "states")
-    assert (trainer.has_snapshot, trainer.inner_steps) == (False, 0)
