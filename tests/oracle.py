@@ -333,9 +333,6 @@ class Nystrom:
         nu = max(10 * self.eps * np.linalg.norm(Y, 2), -1.1 * np.linalg.eigvalsh(core)[0])
         B = Y + nu * self.Q
         S, U = np.linalg.eigh(B @ np.linalg.inv(core + nu * np.eye(rank)) @ B.T)
-        if rank == len(self.w):
-            S, U = np.linalg.eigh(self.Q @ core @ self.Q.T)
-            S = S + nu
         S, U = np.maximum(S[-rank:] - nu, 0), U[:, -rank:]
         rest = max(S.min(), S.sum() / self.sampled)
         if rank == len(self.w):  # as many effective directions as the entries can tell
@@ -346,9 +343,9 @@ class Nystrom:
                 rest = np.interp(-self.sampled / 10, -effective, many)
         rho = max(self.decays.max() + rest, nu, 1e-14 * S.max())
         if rank == len(self.w):
-            unseen = (1e-9 * S.max() > nu) & (1e-9 * S.max() > S)
-            error = np.linalg.norm(self.Q.T @ Y - Y.T @ self.Q, 2) / 2
-            S = np.maximum(np.where(unseen, S.sum() / self.sampled, S), error)
+            usual = U.T**2 @ np.where(Y.any(axis=1), np.diag(U * S @ U.T), S.sum() / self.sampled)
+            unseen = (1e-9 * S.max() > nu) & (1e-9 * usual > S)
+            S = np.where(unseen, usual, S)
         self.P = U @ np.diag(S) @ U.T + rho * np.eye(len(self.w))
         self.P = self.P + sum(np.outer(row, row) for row in self.rows)
         self.known = min(rank + len(self.rows), len(self.w))

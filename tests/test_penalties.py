@@ -164,6 +164,38 @@ def test_minimum(name, dtype):
     np.testing.assert_allclose(line["objective"], found, rtol=1e-5)
 
 
+def test_a_rare_category():
+    """No entry of the sketch has it, and no decay bounds its curvature."""
+    X, y = regression(samples=4000)
+    kinds = np.arange(len(X)) % 2
+    kinds[::200] = 2
+    X = np.column_stack([X, np.eye(3)[kinds], np.ones(len(X))])
+    y = y + 2 * (kinds == 2)
+    best = by_scikit_learn("Lasso", alpha=0.01)(X, y)
+    for seed in range(3):
+        training = Training(X, y, L1(0.01), size=125)
+        training.rng = np.random.RandomState(seed)
+        np.testing.assert_allclose(X @ training.train(14).w, X @ best, atol=0.01)
+
+
+@kit.table(
+    "dtype, unit, warns",
+    ("float32", 1e2, 0),
+    ("float32", 1e3, 1),  # its square is what float32 can tell
+    ("float64", 1e5, 0),
+)
+def test_units(dtype, unit, warns):
+    """Columns in very different ones: the minimum, and a warning where float32 ends."""
+    X, y = regression(samples=1600)
+    X = X * np.where(np.arange(8) % 3, 1, 1 / unit)
+    best, training = np.linalg.lstsq(X, y, rcond=None)[0], Training(X, y, size=32, dtype=dtype)
+    with kit.noticed() as texts:
+        training.steps(training.batches())
+        training.train(12)
+    assert len([text for text in texts if "units of very different sizes" in text]) == warns
+    np.testing.assert_allclose(X @ training.w, X @ best, atol=1e-3)
+
+
 def test_some_parameters():
     """All but the bias, as scikit-learn's intercept."""
     X, y = of_scikit_learn("diabetes")

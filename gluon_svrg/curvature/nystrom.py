@@ -21,7 +21,7 @@ import numpy as np
 
 TINY = 1e-300  # in the place of a divisor of 0
 ENTRIES_PER_DIRECTION = 10  # of a sketch, for each effective direction where P has all of them
-UNSEEN = 1e-9  # of the largest curvature; the rounding of float32 is above it
+UNSEEN = 1e-9  # relative curvature that stands for none; the rounding of float32 is above it
 ROUNDING_OF_PRODUCTS = 10  # of the products Y, in units of their dtype's rounding
 
 
@@ -88,27 +88,27 @@ def nystrom(
     much so few entries can tell. Where P has fewer directions than there are weights, the floor is
     the smallest curvature in S, or the mean curvature that an entry adds: it stands for what is
     unknown. Where P has all directions, it leaves as many effective ones, sum S / (S + floor), as
-    the entries can tell, and S is known up to the error of the products, by which Q'Y is not
-    symmetric. In float64 a direction without any curvature, as of a column that is zero in all
-    entries, gets the mean curvature that an entry adds.
+    the entries can tell. In float64 a direction without any curvature, as of a rare category that
+    no entry has, gets that of its weights one by one, or for weights that no product moves the mean
+    curvature that an entry adds.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
     rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))
     shift = max(rounding, -1.1 * float(values[0]))
-    if len(Q) < Q.shape[1]:
-        root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
-        _, sizes, U = np.linalg.svd(root, full_matrices=False)
-        S = np.maximum(sizes**2 - shift, 0)
+    root = (V / np.sqrt(values + shift)).T @ (Y + shift * Q)
+    _, sizes, U = np.linalg.svd(root, full_matrices=False)
+    S = np.maximum(sizes**2 - shift, 0)
+    of_weights, is_seen = (S[:, None] * U**2).sum(axis=0), Y.any(axis=0)
+    if len(S) < Q.shape[1]:
         floor = max(float(S[-1]), float(S.sum()) / entries)
-    else:  # H itself, in the basis Q
-        S, U = np.maximum(values[::-1], 0), V.T[::-1] @ Q
+    else:
         floor = _damping(S, entries / ENTRIES_PER_DIRECTION)
-        error = float(np.linalg.norm(Q @ Y.T - Y @ Q.T, 2)) / 2
-        is_unseen = (UNSEEN * S[0] > S) & (UNSEEN * S[0] > shift)
-        S = np.maximum(np.where(is_unseen, S.sum() / entries, S), error)
+        usual = U**2 @ np.where(is_seen, of_weights, S.sum() / entries)
+        is_unseen = (UNSEEN * usual > S) & (UNSEEN * S[0] > shift)
+        S = np.where(is_unseen, usual, S)
     rho = float(max(decay + floor, shift, 1e-14 * S[0]))
-    lost = (S[:, None] * U**2).sum(axis=0) < rounding  # weights whose own curvature is rounding
-    return NystromApproximation(U, S, rho), rho == rounding and bool((lost & Y.any(axis=0)).any())
+    is_limited = rho == rounding and bool(((of_weights < rounding) & is_seen).any())
+    return NystromApproximation(U, S, rho), is_limited
 
 
 def _damping(S: np.ndarray, effective: float) -> float:
