@@ -49,7 +49,6 @@ BREAKS = {
         ("rho == rounding", "False", "curvature least_curvature"),
         ("S = np.where(is_unseen, usual, S)", "pass", "curvature no_entry"),
         ("np.where(is_seen, of_weights, S.sum() / entries)", "of_weights", "curvature no_entry"),
-        ("(UNSEEN * usual > S)", "(UNSEEN * S[0] > S)", "curvature no_entry"),
         (" & (UNSEEN * S[0] > shift)", "", "curvature least_curvature"),
         ("np.append(inside, size)", "np.append(inside, 0)", "curvature rows_are_added"),
         ("if new.has_all", "if True", "curvature rows_and_rounding"),
