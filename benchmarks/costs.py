@@ -70,21 +70,22 @@ def _measure(
     """Time everything on one network."""
     plain = Workload(name, static_alloc)
     length = 5 if quick else 10 if name == "ResNet-18" else 100  # minibatches of a pass
-    functions = {
-        "gradient": plain.differentiate,
-        "plain step": plain.plain(),
-        "plain pass": lambda: [plain.differentiate() for _ in range(length)],
+    functions: dict[str, list[Callable[[], Any]]] = {
+        "gradient": [plain.differentiate],
+        "plain step": [plain.plain()],
+        "plain pass": [lambda: [plain.differentiate() for _ in range(length)]],
     }
-    for prefix, package in packages.items():
+    # With a baseline, two of each: what is made earlier takes a few percent longer
+    for prefix in ["", "baseline", "baseline", ""] if "baseline" in packages else [""]:
         own = WITH_MOMENTUM if name in WITH_P and not prefix else ()
         for method in ("SVRG", "stored", "SAGA", *own):
-            step, refresh = Workload(name, static_alloc).calls(package, method)
+            step, refresh = Workload(name, static_alloc).calls(packages[prefix], method)
             refresh(ROWS)
             for _ in range(FIRST_STEPS):
                 step()
-            functions[prefix + method] = step
+            functions.setdefault(prefix + method, []).append(step)
             if method == "SVRG":
-                functions[prefix + "refresh"] = partial(refresh, length)
+                functions.setdefault(prefix + "refresh", []).append(partial(refresh, length))
     seconds = _rounds(functions, 3 if quick else ROUNDS)
     seconds["floor"] = seconds["gradient"] + seconds["plain step"]
 
@@ -101,8 +102,8 @@ def _measure(
     }
 
 
-def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str, np.ndarray]:
-    """Seconds per call of each function in each round."""
+def _rounds(functions: Mapping[str, list[Callable[[], Any]]], count: int) -> dict[str, np.ndarray]:
+    """Mean seconds per call of the functions of each name in each round."""
 
     def timed(function: Callable[[], Any], times: int) -> float:
         if times > 1:
@@ -114,13 +115,12 @@ def _rounds(functions: Mapping[str, Callable[[], Any]], count: int) -> dict[str,
         mx.nd.waitall()
         return (time.perf_counter() - start) / times
 
-    names = list(functions)
-    times = {n: int(np.clip(SECONDS / timed(f, 3), 1, 200)) for n, f in functions.items()}
-    found: dict[str, list[float]] = {name: [] for name in names}
+    times = {n: int(np.clip(SECONDS / timed(f[0], 3), 1, 200)) for n, f in functions.items()}
+    found: dict[str, list[float]] = {name: [] for name in functions}
     rng = np.random.RandomState(0)
     for _ in range(count):
-        for name in rng.permutation(names):  # nothing always comes after the same thing
-            found[name].append(timed(functions[name], times[name]))
+        for name in rng.permutation(list(functions)):  # nothing always comes after the same thing
+            found[name].append(np.mean([timed(f, times[name]) for f in functions[name]]))
     return {name: np.array(values) for name, values in found.items()}
 
 
