@@ -442,7 +442,7 @@ class Nystrom:
                 changed = changed or abs(there - known) > self.k.same_data * abs(known)
                 known = there
             self.changed = changed
-        has_risen = loss > known + self.k.rounding * self.eps * abs(known)
+        has_risen, ratio = loss > known + self.k.rounding * self.eps * abs(known), 0.0
         if self.has_diverged or (has_risen and not self.changed):
             self.go_back()
             self.refused, self.made, self.planned, self.most = True, 0, self.made, 0.0
@@ -466,8 +466,10 @@ class Nystrom:
             self.N = min(self.noise / self.along, 2 * self.L) if self.along else self.N
         self.s, self.full, self.loss, self.refused = self.w, slope, min(loss, self.loss), False
         self.data, self.all = batches, self.mean(self.w, batches)[2]
-        if self.refreshes in (0, self.again):
-            self.begin(self.all)
+        now = self.refreshes
+        if now == 0 or now == self.again == 2 or (ratio > self.k.slow and now >= self.again):
+            self.begin(self.all * max(now, 1))
+            self.again = 2 * now + 1 if now else self.again
         self.refreshes, self.made, self.planned = self.refreshes + 1, 0, self.made
         self.most = 0.0
         self.set_pace()

@@ -270,6 +270,17 @@ def test_divergence_and_figure():
     assert [axes.get_xlabel()[:7] for axes in found.plot().axes] == ["data pa", "seconds"]
 
 
+def test_one_seed_that_diverges_is_not_what_the_best_method_reaches():
+    calls = itertools.count()
+
+    def trainer(params, rate):  # called once before the trainings of three seeds
+        return plain(params, 1e4 if next(calls) == 3 else rate)
+
+    found = regression({"own": trainer}, seeds=3, learning_rates=0.1)
+    ends = [each.end["loss"] for each in found.chosen["own"][:2]]
+    assert found.trainings[2].diverged and f"to loss {max(ends):.6g}: own" in found.verdict
+
+
 def test_an_interrupt_returns_what_is_complete(monkeypatch):
     calls = itertools.count()
 
@@ -665,6 +676,7 @@ MISTAKES = [
     ({"optimizer_params": {"sgd": {"momentum": [0.9, 0.99]}}}, "a list of dicts to try"),
     ({"methods": ["lbfgs"], "optimizer_params": {"lbfgs": {"maxcor": 5}}}, "has a memory alone"),
     ({"rivals": {"newton": {"seconds": 1}}}, "loss of the rival 'newton' must be a number, got No"),
+    ({"rivals": {"sgd": {"loss": 1, "seconds": 1}}}, "A rival cannot be called 'sgd'"),
     ({"seconds": 1e-9}, "The seconds were over before any training"),
 ]  # fmt: skip
 

@@ -163,6 +163,24 @@ def test_flat_minibatches_after_a_sketch():
     np.testing.assert_allclose(found.L, 2 * np.linalg.eigvalsh(P)[-1] / found.P.rho)
 
 
+def test_gradients_that_are_not_finite_between_others():
+    """A measurement leaves them out; two in a row end the first ones."""
+    H, nan, ends = np.diag([1.0, 2, 3, 4]), np.full((4, 4), np.nan), []
+    for between in ([], [nan]):
+        found = StepSizeController(4)
+        found.begin(4, 64.0)
+        measured(found, [H, *between], entries=2.0)  # three for a sketch, two for L and N
+        ends.append([found.L, found.N, found.P.S, found.P.rho])
+    for this, that in zip(*ends):
+        np.testing.assert_array_equal(this, that)
+    found.begin(4, 64.0)
+    with pytest.raises(FloatingPointError, match="cannot be measured"):
+        measured(found, [H, nan, nan])
+    found.refreshes = 2
+    measured(found, [H, nan, nan], entries=2.0)
+    assert found.probe is None
+
+
 # --- the controller ------------------------------------------------------------------------------
 def started(L=1.0, N=0.0, rank=0, entries=0.0, falls=1.0):
     """After refreshes, at a loss of 0 where the first one was above; P is known, with entries."""
@@ -235,6 +253,22 @@ def test_noise_budget(ratios):
         np.testing.assert_allclose(found.rate, min(0.5 / found.L, budget / found.N))
         damping = np.clip(found.rate * found.N / budget, 0.02, 1 - 1e-6)
         np.testing.assert_allclose(found.momentum, 1 - damping)
+
+
+@table("ratio, at_start, refreshes", (0.8, 0, [0, 1, 3, 7]), (0.8, 2, [0, 2, 5]), (0.6, 2, [0, 2]))
+def test_new_sketches(ratio, at_start, refreshes):
+    """Where most of the slope remains; each takes more than a quarter of the data."""
+    found, sketches = StepSizeController(50), []
+    found.entries, found.resketch_at = 160, at_start
+    for number in range(10):
+        found.probe = None
+        found.refresh(9, ratio if number else None)
+        if found.probe is not None:
+            sketches.append(number)
+            rank = min(9, int((10 * max(number, 1)) ** 0.5))
+            assert found.probe.Q.shape == (rank, 9)
+            np.testing.assert_allclose(found.probe.wanted, 40 * max(number, 1) / (rank + 1))
+    assert sketches == refreshes
 
 
 @pytest.mark.parametrize("length", [10, 25])

@@ -152,7 +152,7 @@ def test_minimum(name, dtype):
         return each.mean() + penalty(w)
 
     training, each = Training(X, y, operator, loss=loss, dtype=dtype), []
-    training.train(12 if is_class else 10, after=lambda: each.append(training.w))
+    training.train(11 if is_class else 10, after=lambda: each.append(training.w))
     training.refresh()
     line, found = training.trainer.history[-1], objective(training.w)
     assert line["data_passes"] < (39 if is_class else 33) and found < objective(best) * (1 + 1e-6)

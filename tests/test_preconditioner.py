@@ -318,6 +318,16 @@ def test_an_overflow_of_amp():
     assert run.trainer.num_snapshots == 3 and not run.trainer.history[-1]["went_back"]
 
 
+def test_rounding_of_losses_is_no_divergence():
+    """Losses in float32 of weights in float64, as Gluon's are on MXNet 2.0: at the minimum."""
+    run = Run(net=CLASSES.network())
+    loss_of = run.loss_of
+    run.loss_of = lambda index: loss_of(index).astype("float32")
+    run.play([23, "refresh"] * 15)
+    assert not any(line["went_back"] for line in run.trainer.history)
+    assert run.trainer.num_snapshots == 15
+
+
 @pytest.mark.parametrize("plain", [True, False])
 def test_a_new_start(plain):
     """After `discard_snapshot` nothing is left of what was learned; the rank stays."""
@@ -589,11 +599,11 @@ def test_networks(name, lock, hybridize):
     run = Run(problem, net, "float32", lock_random=lock if lock == "auto" else bool(lock))
     run.batches = problem.batches(41)
     with kit.noticed() as texts:
-        run.play([5, "refresh"] * 4)
+        found = [(run.play([5, "refresh"]), run.controller.P) for _ in range(4)]
     texts = [text for text in texts if not text.startswith("An epoch has 5 steps")]
     losses = [line["mean_loss"] for line in run.trainer.history]
     assert np.isfinite(losses).all() and losses[-1] <= 1.4
-    L, rho = run.trainer.history[0]["curvature"], run.controller.P.rho
+    L, rho = run.trainer.history[0]["curvature"], next(P.rho for _, P in found if P)
     assert L < 2.5 and rho < 8  # other masks in each gradient would look like curvature
     assert [text[:10] for text in texts] == ["The losses"] * (name == "dropout" and lock == "auto")
 

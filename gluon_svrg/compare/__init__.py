@@ -173,6 +173,8 @@ def compare(
     snapshots = max(1, round((passes - plain_epochs) / (1 + 2 * refresh_every)))
     penalty = l2 if l2 or objective == "loss" else None
     known, left_out = methods_of(methods, optimizer_params, penalty, prox, snapshots), {}
+    for name in {each.name for each in known}.intersection(rivals or ()):
+        raise ValueError(f"A rival cannot be called {name!r}, as a method is.")
     for method in known:  # a mistake should not show only after the first trainings
         if not method.steps and task.is_random:
             raise ValueError(RANDOM)

@@ -72,7 +72,8 @@ class Comparison:
             name: np.array([self._curve(each)[each.place] for each in trainings])
             for name, trainings in self._all.items()
         }
-        lowest = min((np.median(self._ends[n]), max(self._ends[n])) for n in self.chosen)[1]
+        ends = min((self._ends[n] for n in self.chosen), key=lambda e: (np.median(e), max(e)))
+        lowest = max(ends[np.isfinite(ends)], default=inf)  # most seeds are there
         self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
         self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}

@@ -9,9 +9,10 @@ gradients at the weights w and at the snapshot s, and d_ that of the step before
     rate = min(0.5 / L, T / N),     momentum = 1 - max(0.02, rate N / T)
 
 T is the noise budget, the noise that an epoch may have. At a refresh it rises if a part of the
-last epoch's slope remains in the new full gradient, and falls otherwise. Within an epoch the rate
-falls linearly to a tenth. A secant above L lowers the rate at once, by 4 at most, and its own step
-is shortened; P learns from one above 2 L. Weights roll back to the snapshot on divergence.
+last epoch's slope remains in the new full gradient, and falls otherwise. Where most of it remains,
+P does not fit, and a new sketch takes the more data the later it is. Within an epoch the rate falls
+linearly to a tenth. A secant above L lowers the rate at once, by 4 at most, and its own step is
+shortened; P learns from one above 2 L. Weights roll back to the snapshot on divergence.
 """
 
 from __future__ import annotations
@@ -45,6 +46,7 @@ class Settings:
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
+    slow: float = 0.7  # a part of the slope that begins a new sketch
     rounding: float = 16.0  # of a mean loss and of weights, in units of their dtype's rounding
     drawn_rise: float = 0.1  # of the loss, relative to its fall, where closures draw masks
     same_data: float = 1e-5  # a loss on the same data, computed again, differs by less
@@ -98,7 +100,7 @@ class StepSizeController:
         # Replaced at a refresh; losses are objectives: with weight decay and penalties
         self.refreshes = 0
         self.epoch_length = 0  # the steps between the last two refreshes
-        self.resketch_at = 0  # the refresh of the second sketch, if there is one
+        self.resketch_at = 0  # the refresh of the second sketch, or the first that may have another
         self.first_loss = self.loss = inf  # at the start, and at the snapshot
         self.mean_loss = inf  # the same without decay and penalties
         self.entries = 0  # loss entries of all data
@@ -128,7 +130,7 @@ class StepSizeController:
         if not entries:
             return False
         if not np.isfinite(here).all():
-            if probe.failed:
+            if probe.failed and self.refreshes < 2:  # later ones are left out, as in other steps
                 raise FloatingPointError(NOT_MEASURABLE)
             self.probe = probe._replace(failed=1)
             return False
@@ -258,8 +260,11 @@ class StepSizeController:
             largest = float(np.quantile(self.secants, DEFAULT.quantile))
             self.L = max(largest, self.L / DEFAULT.change)
             self._learn_noise()
-        if self.refreshes in (0, self.resketch_at):
-            self.begin(size, self.entries)
+        now, is_slow = self.refreshes, slope_ratio is not None and slope_ratio > DEFAULT.slow
+        is_second = now == self.resketch_at == DEFAULT.resketch_at
+        if now == 0 or is_second or (is_slow and now >= self.resketch_at):
+            self.begin(size, self.entries * max(now, 1))
+            self.resketch_at = 2 * now + 1 if now else self.resketch_at
         self.refreshes += 1
         self.failures = 0
         self._reset()
