@@ -39,7 +39,7 @@ CASES: dict[str, dict[int, list[str]]] = {
                   256: ["diamonds"]},
     "new": {32: ["BudgetItaly"], 64: ["mnist"], 256: ["InstEval", "dept"]},
     "users": {
-        16: [f"diabetes, {what}" for what in ("L1", "elastic net", "from 0")] + ["digits, groups"],
+        16: [f"diabetes, {what}" for what in ("L1", "elastic net", "from 0")] + ["digits, groups", "Griliches"],
         32: ["OFP, L1", "OFP, units"],
         128: ["student"],
         256: ["RandHIE", "InstEval, L1"],

@@ -339,9 +339,9 @@ def _of_r(name: str) -> tuple:
         spent = _standard(table["totexp"])
         X = _with_one(_standard(table[["totexp", "age", "size", "town"]]), spent**2)
         return "ridge", X, _standard(table["wfood"])[:, 0]
-    if name == "BudgetItaly":
-        y = _standard(table.pop("income"))[:, 0]
-        return "ridge", _with_one(_standard(table)), y, "float64"
+    if name in ("BudgetItaly", "Griliches"):
+        y = _standard(table.pop("income" if name == "BudgetItaly" else "lw80"))[:, 0]
+        return "ridge", _with_one(_standard(table.select_dtypes("number"))), y, "float64"
     counts = {"DoctorContacts": "mdu", "OFP": "ofp", "VietNamI": "pharvis", "RandHIE": "mdvis"}
     y = table.pop(counts[name])
     table = table.drop(columns=["ofnp", "opp", "opnp", "emr", "commune"], errors="ignore")
@@ -364,7 +364,7 @@ MAKERS: dict[str, Callable[[str], tuple]] = {
     **dict.fromkeys(("huber", "poisson"), _rotated),
     **dict.fromkeys(("late", "Huber", "ridge", "origin"), _flights),
     **dict.fromkeys(("InstEval", "BudgetFood", "BudgetItaly", "DoctorContacts"), _of_r),
-    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept", "RandHIE"), _of_r),
+    **dict.fromkeys(("OFP", "diamonds", "VietNamI", "dept", "RandHIE", "Griliches"), _of_r),
     "mnist": _mnist,
 }
 #: Problems with the data of others.
