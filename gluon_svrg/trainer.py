@@ -49,7 +49,7 @@ class Progress:
     """The public counters of a trainer, and its history: a part of a file."""
 
     def __init__(self) -> None:
-        self.num_snapshots = 0  # refreshes over the whole training
+        self.num_snapshots = 0  # over the whole training
         self.inner_steps = 0  # steps with a reference, since the last refresh
         self.steps = 0  # steps over the whole training
         self.grad_evaluations = 0  # loss entries that this worker has differentiated
@@ -85,12 +85,14 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     optimizer_params : dict, optional
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
-        The kvstore, as for `gluon.Trainer`. Several devices need one. An asynchronous one is only
-        for `SVRGTrainer`: the others need the reduced gradient before the update.
+        The kvstore, as for `gluon.Trainer`. Several devices need one. An asynchronous one, and
+        ``update_on_kvstore=True``, are only for `SVRGTrainer` without a preconditioner: others need
+        the reduced gradient before the update.
     compression_params : dict, optional
-        Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` and exact MARS.
+        Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` without a
+        preconditioner, and exact MARS.
     update_on_kvstore : bool, optional
-        Where to update, as for `gluon.Trainer`. True is only for `SVRGTrainer`.
+        Where to update, as for `gluon.Trainer`.
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
         the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
@@ -446,7 +448,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         self._progress.steps += 1
         self._progress.inner_steps += bool(self._method.has_reference)
 
-    # `gluon.Trainer` and `KVStoreTrainer` call these in a step, in this order.
+    # `gluon.Trainer` and `KVStoreTrainer` call these in a step.
 
     def _allreduce_grads(self) -> None:
         """Reduce; let the method compute its next state from V and its loss entries C."""
@@ -593,7 +595,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             As `correct_grads`; if there are no mini-batches, or no gradients; if another worker
             fails.
         FloatingPointError
-            If the full gradient is not finite.
+            If the full gradient is not finite. With a preconditioner, if that is due to steps, the
+            weights go back instead.
         ImportError
             With ``progress=True``, if tqdm is not installed.
 
@@ -606,8 +609,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         -----
         The pass waits for the device rarely, and with ``lock_random='auto'`` at each of the first
         three mini-batches. The gradients in `Parameter.grad` do not change. After an exception,
-        nothing has changed. The snapshot needs three times the memory of the parameters in
-        addition, four times at the peak of the pass, and a copy of the frozen ones.
+        nothing has changed, but that a snapshot of arrays that were replaced is dropped, and that
+        with a preconditioner weights are inside their bounds. The snapshot needs three times the
+        memory of the parameters in addition, four times at the peak of the pass, and a copy of the
+        frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
@@ -948,7 +953,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     def register(self, schedule: Any) -> None:
         """Save and load the state of a schedule, or of a sampler, together with this trainer's.
 
-        Refresh schedules of `gluon_svrg.schedule` register themselves at the first call of ``due``.
+        Refresh schedules of `gluon_svrg.schedule` that have a state register themselves at the
+        first call of ``due``.
 
         Parameters
         ----------
@@ -966,7 +972,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def epoch_count(self) -> saving.EpochCount:
-        """The epochs that an `Estimator` has trained, over all calls of ``fit``; saved."""
+        """The epochs of an `Estimator` with a `FullGradHandler`, over all its fits; saved."""
         self._registered.add(self._epoch_count)
         return self._epoch_count
 

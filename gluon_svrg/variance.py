@@ -34,7 +34,8 @@ class Variance:
     plain : float
         Variance of the plain gradient.
     estimate : float
-        Variance of the estimate of the trainer's method, as the optimizer gets it.
+        Variance of the estimate of the trainer's method, as the optimizer gets it, or with a
+        preconditioner before that.
     ratio : float
         ``estimate / plain``; below 1 the method reduces the variance.
     bias : float

@@ -255,7 +255,7 @@ def test_noise_budget(ratios):
         np.testing.assert_allclose(found.momentum, 1 - damping)
 
 
-@table("ratio, at_start, refreshes", (0.8, 0, [0, 1, 3, 7]), (0.8, 2, [0, 2, 5]), (0.6, 2, [0, 2]))
+@table("ratio, at_start, refreshes", (0.8, 0, [0, 1, 3, 7]), (0.8, 2, [0, 2, 5]), (0.7, 2, [0, 2]))
 def test_new_sketches(ratio, at_start, refreshes):
     """Where most of the slope remains; each takes more than a quarter of the data."""
     found, sketches = StepSizeController(50), []

@@ -74,8 +74,8 @@ class Nystrom:
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
     the Hessian, as differences of gradients of the closure: in the first steps, and in the first
     ones after the first refresh, with about a quarter of the data or one whole mini-batch. It
-    measures again, with more data, after an epoch that leaves most of the slope, and after the
-    third refresh, if the first one came before any step.
+    measures again after slow epochs, the more seldom the later, and after the third refresh if the
+    first one came before any step.
 
     Parameters
     ----------

@@ -50,7 +50,7 @@ class Probe(NamedTuple):
     largest: float = 0.0  # the largest curvature so far
     first: np.ndarray | None = None  # the first product with the first mini-batch
     flat: int = 0  # how many pairs of mini-batches had no curvature
-    failed: int = 0  # how many mini-batches in a row had a gradient that is not finite
+    failed: int = 0  # 1 after a mini-batch whose gradient is not finite
 
     @classmethod
     def begin(cls, number: int, size: int, rank: int, entries: float, bound: float) -> Probe:

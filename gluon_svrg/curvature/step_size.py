@@ -10,7 +10,7 @@ gradients at the weights w and at the snapshot s, and d_ that of the step before
 
 T is the noise budget, the noise that an epoch may have. At a refresh it rises if a part of the
 last epoch's slope remains in the new full gradient, and falls otherwise. Where most of it remains,
-P does not fit, and a new sketch takes the more data the later it is. Within an epoch the rate falls
+P does not fit, and a new sketch begins, of more data later on. Within an epoch the rate falls
 linearly to a tenth. A secant above L lowers the rate at once, by 4 at most, and its own step is
 shortened; P learns from one above 2 L. Weights roll back to the snapshot on divergence.
 """
@@ -46,7 +46,7 @@ class Settings:
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
-    slow: float = 0.7  # a part of the slope that begins a new sketch
+    slow: float = 0.75  # a part of the slope that begins a new sketch
     rounding: float = 16.0  # of a mean loss and of weights, in units of their dtype's rounding
     drawn_rise: float = 0.1  # of the loss, relative to its fall, where closures draw masks
     same_data: float = 1e-5  # a loss on the same data, computed again, differs by less
@@ -91,7 +91,7 @@ class StepSizeController:
         self.steps = 0
         self.rollbacks = 0
         self.failures = 0  # steps in a row whose gradient was not finite
-        # Since that, or since a rollback
+        # Since that, a rollback, or a measurement
         self.L_at_reset = 0.0
         self.secants: list[float] = []
         self.noise = self.secant_sum = 0.0  # the sums whose ratio is N
@@ -203,7 +203,8 @@ class StepSizeController:
         factor = min(sums.squared / (sums.along * self.L), DEFAULT.change)
         row = (d * (factor / sums.squared) ** 0.5)[None]
         rows = row if self.rows is None else np.concatenate([self.rows, row])
-        self.P, self.rows, self.squared = self.P.with_rows(row, eps), rows[-self.rank :], None
+        self.P, self.rows = self.P.with_rows(row, eps), rows[-self.rank :]
+        self.squared, self.failures = None, 0
 
     def read(self, sums: Sums, rounding: float) -> None:
         """Learn from the products of a step; a smaller move than the rounding tells nothing."""

@@ -5,7 +5,7 @@
     nothing --stage_estimate--> held --reduce--> reduced
     held --stage_estimate--> held               where gradients accumulate
     held or reduced --drop--> nothing           where no update comes
-    reduced --commit--> moved, then nothing     after the update; again after an interrupt
+    any --commit--> moved, then nothing         after the update; again after an interrupt
 
 It ends as a whole, together with the method's next state.
 
@@ -163,8 +163,8 @@ class PendingUpdate:
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:
         """Set MXNet's marks of fresh gradients of all parameters that the update moves.
 
-        All workers set the same marks. A parameter that backward has not reached moves where the
-        estimate has a part of the mean gradient.
+        Workers that are given set the same marks. With `ignore_stale_grad`, a parameter that
+        backward has not reached moves where the estimate has a part of the mean gradient.
         """
         weights, terms = self._network.weights, self._terms
         if self.stage == NOTHING:  # the user's own backward has set the marks on this worker
