@@ -20,7 +20,7 @@ from .record import Records, as_text
 from .training import RATES, best, median, number, to, trained
 
 LEVELS = (1e-3, 1e-5, 1e-6)
-MOMENTA = [0.9, 0.97, 0.99]
+MOMENTA, PENALTIES = [0.9, 0.97, 0.99], ("L1", "elastic net", "from 0")
 LIMIT, LIMIT_OF_LBFGS = 150, 400  # passes, where a training ends at the latest
 PATIENCE = 3  # a search tries no training of more passes than so many times what needs none
 NYSTROM, NAG, LBFGS = "Nystrom", "SVRG, nag", "SciPy L-BFGS, memory 30"
@@ -39,7 +39,7 @@ CASES: dict[str, dict[int, list[str]]] = {
                   256: ["diamonds"]},
     "new": {32: ["BudgetItaly"], 64: ["mnist"], 256: ["InstEval", "dept"]},
     "users": {
-        16: [f"diabetes, {what}" for what in ("L1", "elastic net", "from 0")] + ["digits, groups", "Griliches"],
+        16: [*(f"diabetes, {what}" for what in PENALTIES), "digits, groups", "Griliches"],
         32: ["OFP, L1", "OFP, units"],
         128: ["student"],
         256: ["RandHIE", "InstEval, L1"],
