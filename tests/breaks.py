@@ -89,6 +89,7 @@ BREAKS = {
         (" * self.L), DEFAULT.change)", " * self.L), 9e9)", "curvature outliers"),
         ("2 * self.rank <= known < size", "False", "curvature outliers"),
         ("rows[-self.rank :]", "rows", "curvature outliers"),
+        ("self.failures = None, 0", "_ = None, 0", "curvature outliers"),
         ("DEFAULT.outlier * self.L <", "self.L <", "curvature outliers"),
     ],
     "curvature/proximal.py": [

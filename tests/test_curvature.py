@@ -296,10 +296,11 @@ def test_outliers_are_learned(rank, count, ratio, seed):
         if not has_room:
             break
         found.read(usual, 0.0)
+        found.failures = 3
         found.learn(d, outlier, EPS)
         secant = d @ found.apply_inverse(d) / outlier.along
         np.testing.assert_allclose(secant, ratio * found.L / (1 + min(ratio, 4)))
-        assert found.squared is None and len(found.rows) == min(number + 1, rank)
+        assert (found.squared, found.failures, len(found.rows)) == (None, 0, min(number + 1, rank))
     assert (found.L, found.N, found.rate, found.momentum) == before
     assert not started().is_outlier(outlier)  # without P
 
