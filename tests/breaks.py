@@ -110,6 +110,7 @@ BREAKS = {
         ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
     ],
     "curvature/preconditioner.py": [
+        ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
         (
             "controller.first_loss, controller.loss = inf",
             "_, controller.loss = inf",
@@ -291,6 +292,7 @@ BREAKS = {
     ],
     "compare/comparison.py": [
         ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
+        ("ends[np.isfinite(ends)]", "ends", "compare_engine one_seed"),
         ("(training) <= level", "(training) >= level", "compare_engine minimum"),
         ("self._minimum, self._least)", "self._minimum, 0.0)", "compare_engine smallest_gap"),
         ("and e not in some]", "]", "compare_engine search_is_counted"),
