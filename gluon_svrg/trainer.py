@@ -609,10 +609,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         -----
         The pass waits for the device rarely, and with ``lock_random='auto'`` at each of the first
         three mini-batches. The gradients in `Parameter.grad` do not change. After an exception,
-        nothing has changed, but that a snapshot of arrays that were replaced is dropped, and that
-        with a preconditioner weights are inside their bounds. The snapshot needs three times the
-        memory of the parameters in addition, four times at the peak of the pass, and a copy of the
-        frozen ones.
+        nothing has changed, except that a snapshot of arrays that were replaced is dropped, and
+        that with a preconditioner weights are inside their bounds. The snapshot needs three times
+        the memory of the parameters in addition, four times at the peak of the pass, and a copy of
+        the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")

@@ -46,7 +46,7 @@ class Settings:
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
-    slow: float = 0.75  # a part of the slope that begins a new sketch
+    slow: float = 0.75  # a new sketch begins where a larger part of the slope remains
     rounding: float = 16.0  # of a mean loss and of weights, in units of their dtype's rounding
     drawn_rise: float = 0.1  # of the loss, relative to its fall, where closures draw masks
     same_data: float = 1e-5  # a loss on the same data, computed again, differs by less
