@@ -101,7 +101,14 @@ BREAKS = {
     ],
     "curvature/direction.py": [
         ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
-        ('F.broadcast_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
+        ('F.elemwise_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
+        ('+ given["wd"] * w', "", "preconditioner on_the_host"),
+        ("(1 - entries / most) * given", "0 * given", "preconditioner on_the_host"),
+        ('solved + given["solved_slope"]', "solved", "preconditioner on_the_host"),
+        ("= inverse(d), d", "= inverse(d), 0 * d", "preconditioner on_the_host"),
+        ("max(squared**0.5, TINY), 1.0", "squared, 1.0", "preconditioner on_the_host"),
+        ("MOST) / squared, 1.0) if", "MOST) / squared, 9.0) if", "preconditioner on_the_host"),
+        ('"zero" if scale == 1 else "nan"][0]', '"zero"][0]', "preconditioner on_the_host"),
         (
             "{**self.given, **new}",
             "self.given.update(new) or self.given",
@@ -109,6 +116,7 @@ BREAKS = {
         ),
         ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
     ],
+    "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
         (

@@ -15,8 +15,10 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
+from gluon_svrg.curvature.direction import Direction, HostDirection
 from gluon_svrg.curvature.nystrom import NystromApproximation
 from gluon_svrg.curvature.step_size import DEFAULT
+from gluon_svrg.curvature.threads import one_thread, openblas
 from gluon_svrg.prox import L1, Prox
 
 REGRESSION = Dense("regression", samples=205, features=6, seed=3)
@@ -234,11 +236,60 @@ def test_the_largest_curvature_in_float32():
     part.controller.P = P = NystromApproximation(U.T, np.array([1e3, *np.ones(size - 1)]), 1e-5)
     part._upload()
     v = 100 * U[:, 0]
-    for p, piece in zip(run.trainer._params, np.split(v, [run.trainer._params[0].data().size])):
-        p.grad()[:] = array(piece.reshape(p.shape), "float32")
+    put(part._network, v)
     part._direction.apply(1.0, 1.0, 1.0, 0.0)
     found = flat([p.grad().asnumpy() for p in run.trainer._params])
     np.testing.assert_allclose(found, P.apply_inverse(v), rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("script", [[1], [23], [23, "refresh", 23, "refresh", 23]])
+@kit.table("size, entries, scale", (1e3, 4.0, 8.0), (0.0, 4, 1), (np.nan, 9, 1), (np.inf, 9, 2))
+def test_the_direction_on_the_host(script, size, entries, scale):
+    """It is that on the device: shortened or not, without P or a snapshot, and not finite."""
+    run = Run(settings={"wd": 0.1})
+    run.play(script)
+    part = run.trainer._method.preconditioner
+    bound, found = part.controller.step_bound, []
+    full = part._method.mean.vector() if part._method.mean else 0 * part.decays
+    for kind in (Direction, HostDirection):
+        part._direction = direction = kind(part._network, part.decays)
+        part._upload()
+        rng = np.random.RandomState(0)
+        for each in (1.0, size):
+            row = each * rng.randn(len(full)) + (full * entries * scale if not each else 0)
+            put(part._network, row)
+            if kind is Direction:
+                products = direction.apply(entries, 9.0, scale, bound).asnumpy()
+            else:
+                products, row, weights, factor = direction.compute(entries, 9.0, scale, bound)
+                assert bool(factor) == np.isfinite(each)
+                np.testing.assert_array_equal(weights, part._weights(part._network))
+                direction.replace(row)
+            direction.slot += 1
+        found.append((products, flat([p.grad().asnumpy() for p in part._network.trainable])))
+    for on_device, on_host in zip(*found):
+        np.testing.assert_allclose(on_host, on_device, rtol=1e-9, atol=1e-12)
+
+
+def put(network, row):
+    """Set the gradients of a network."""
+    ends = np.cumsum([p.data().size for p in network.trainable])
+    for p, piece in zip(network.trainable, np.split(row, ends[:-1])):
+        p.grad()[:] = array(piece.reshape(p.shape), p.dtype)
+
+
+def test_threads_of_products():
+    """In one thread where a penalty is computed, and as many as before after that."""
+    get, assign = openblas() or pytest.skip("NumPy has another library than OpenBLAS")
+    before = get()
+    try:
+        assign(2)
+        with pytest.raises(KeyError), one_thread():
+            assert get() == 1
+            raise KeyError
+        assert get() == 2
+    finally:
+        assign(before)
 
 
 def test_at_the_minimum():

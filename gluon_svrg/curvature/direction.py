@@ -18,7 +18,6 @@ that nothing waits.
 from __future__ import annotations
 
 from functools import lru_cache
-from math import prod
 from typing import Any
 
 import mxnet as mx
@@ -26,33 +25,34 @@ import numpy as np
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from ..passes.columns import DeviceArrays, columns, copy_rows, split
+from ..passes.columns import DeviceArrays, columns, copy_rows, split, vector
 from ..passes.combine import copy
 from ..passes.network import ParameterBuffers
+from .nystrom import TINY
 from .step_size import Sums
 
 LAG = 4  # steps until their products are read
 SLOTS = LAG + 2  # arrays of products and of d in turn: those that wait, the last, and the next
+MOST = float(np.finfo("float32").max)
 
 
 @lru_cache(maxsize=8)
 def _compiled(
-    shapes: tuple[tuple[int, ...], ...],
+    sizes: tuple[int, ...],
     rest: tuple[float, float] | None,
     has_decay: bool,
     has_snapshot: bool,
     is_short: bool,
-    gathers: bool,
 ) -> tuple[CachedOp, list[str]]:
     """The operator, and the names of its inputs. Without a rest, P is the identity.
 
-    It may gather the direction, the weights and f in one row, to be read at once. There f is 0 or
-    NaN where the direction is left out.
+    All arrays are rows, as `reshape` would take as long as a product. MXNet 2.0 takes three times
+    as long for `broadcast_mul` as for `linalg_trmm`, and as the operators of equal shapes.
     """
-    F, given = mx.sym, mx.sym.Variable
+    F, given, times = mx.sym, mx.sym.Variable, mx.sym.linalg_trmm
 
     def one_row(letter: str) -> Any:
-        rows = [F.reshape(given(f"{letter}{n}"), shape=(1, -1)) for n in range(len(shapes))]
+        rows = [given(f"{letter}{n}") for n in range(len(sizes))]
         return F.concat(*rows, dim=1) if len(rows) > 1 else rows[0]
 
     def inverse(x: Any) -> Any:
@@ -61,37 +61,34 @@ def _compiled(
         inside, (beta, sign) = F.dot(x, given("T"), transpose_b=True), rest
         return F.linalg_gemm(inside, given("T"), x, alpha=sign, beta=beta)
 
-    weights = one_row("w") if has_decay or has_snapshot or gathers else None
-    v = F.broadcast_mul(one_row("g"), given("per_entry"))
+    weights = one_row("w") if has_decay or has_snapshot else None
+    v = times(given("per_entry"), one_row("g"))
     if is_short:
-        v = F.broadcast_add(v, F.broadcast_mul(given("mu"), given("rest")))
+        v = F.broadcast_add(v, times(given("rest"), given("mu")))
     if has_decay:
-        v = F.broadcast_add(v, F.broadcast_mul(weights, given("wd")))
+        v = F.broadcast_add(v, F.elemwise_mul(weights, given("wd")))
     if has_snapshot:
-        move, d = F.broadcast_sub(weights, given("s")), F.broadcast_sub(v, given("slope"))
+        move, d = F.elemwise_sub(weights, given("s")), F.elemwise_sub(v, given("slope"))
         solved = inverse(d)
         u = F.broadcast_add(solved, given("solved_slope"))
         right = F.concat(d, move, given("slope"), given("last_d"), dim=0)
         sums = F.dot(F.concat(solved, move, dim=0), right, transpose_b=True)
-        squared, _, _, _, along, *_ = F.split(F.reshape(sums, shape=(1, -1)), num_outputs=8, axis=1)
-        along = F.relu(along)
-        factor = F.minimum(F.broadcast_div(F.broadcast_mul(along, given("bound")), squared), 1.0)
+        squared = F.slice(sums, begin=(0, 0), end=(1, 1))
+        along = F.relu(F.slice(sums, begin=(1, 0), end=(2, 1)))
+        factor = F.minimum(F.elemwise_div(F.elemwise_mul(along, given("bound")), squared), 1.0)
         factor, outputs = F.where(along, factor, given("one")), [sums, d]
     else:
         u = inverse(v)
         squared = F.dot(v, v, transpose_b=True)
-        factor = F.minimum(F.broadcast_div(given("bound"), F.sqrt(squared)), 1.0)
+        factor = F.minimum(F.elemwise_div(given("bound"), F.sqrt(squared)), 1.0)
         outputs = [squared]
-    is_finite = squared < float(np.finfo("float32").max)
-    full = F.broadcast_mul(u, factor)
-    direction = F.where(F.reshape(is_finite, shape=(1,)), full, given("left_out"))
-    if gathers:
-        outputs.append(F.concat(direction, weights, F.broadcast_mul(factor, is_finite), dim=1))
-    ends = np.cumsum([0, *map(prod, shapes)]).tolist()
+    is_finite = F.reshape(squared < MOST, shape=(1,))
+    direction = F.where(is_finite, times(factor, u), given("left_out"))
+    ends = np.cumsum([0, *sizes]).tolist()
     parts = [direction]
-    if len(shapes) > 1:
+    if len(sizes) > 1:
         parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
-    graph = F.Group([*(F.reshape(x, shape=shape) for x, shape in zip(parts, shapes)), *outputs])
+    graph = F.Group([*parts, *outputs])
     flags = [("static_alloc", True), ("forward_bulk_size", 200)]
     return CachedOp(graph, flags), graph.list_inputs()
 
@@ -99,19 +96,17 @@ def _compiled(
 class Direction:
     """The direction of a network, with what stays from step to step."""
 
-    def __init__(self, network: ParameterBuffers, decays: np.ndarray, gathers: bool) -> None:
-        self._gathers = gathers
+    def __init__(self, network: ParameterBuffers, decays: np.ndarray) -> None:
         self._grads, *self._others = network.grads
         self._weights = columns(network.weights)[0]
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
-        self.given: dict[str, NDArray] = {}
+        self.given: dict[str, Any] = {}
         self._rest: tuple[float, float] | None = None  # 1 / rest of P, and the sign of T'T
-        self._shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
         self._has_decay = bool(decays.any())
         self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays, one=[1.0])
 
     def upload(self, rest: tuple[float, float] | None = None, **rows: Any) -> None:
-        """Put inputs on the device, vectors or several as rows; copies of this object keep theirs.
+        """Keep inputs, vectors or several as rows; copies of this object keep theirs.
 
         All d are zero after that.
         """
@@ -121,20 +116,19 @@ class Direction:
         self.slot = 0
         self._d = [self._row(np.zeros(self.given["wd"].shape)) for _ in range(SLOTS)]
 
-    def _row(self, values: Any) -> NDArray:
+    def _row(self, values: Any) -> Any:
+        """A vector, or several, as rows on the device."""
         rows = np.atleast_2d(np.asarray(values, self._dtype))
         return _mxnet.to_ndarray(rows, self._device)
 
-    def d(self, steps_before: int) -> NDArray:
+    def d(self, steps_before: int) -> Any:
         """The d of an earlier step: 1 for the last one that was kept."""
         return self._d[(self.slot - steps_before) % SLOTS]
 
     def apply(
         self, entries: float | NDArray, most: float | NDArray, scale: float, bound: float
-    ) -> tuple[NDArray, NDArray]:
-        """Overwrite reduced gradients, of so many loss entries, with the direction.
-
-        It returns the products, and what was gathered.
+    ) -> NDArray:
+        """Overwrite reduced gradients, of so many loss entries, with the direction; the products.
 
         The gradients are scaled. The entries, and the most of any mini-batch, are numbers, or
         arrays with one number first. The bound is L, or without a snapshot one of a norm.
@@ -145,19 +139,83 @@ class Direction:
         if key not in self._calls:
             if len(self._calls) > 64:
                 self._calls.clear()
-            most_bound = bound or float(np.finfo("float32").max)
+            most_bound = bound or MOST
             left_out = "zero" if scale == 1 else "nan"
             self._calls[key] = self._prepared(most_bound, is_short, self.given[left_out])
             if not vary:
                 self._calls[key][1][:] = 1 / (most * scale)
                 self._calls[key][2][:] = 1 - entries / most
-        call, per_entry, rest, products, gathered, _ = self._calls[key]
+        call, per_entry, rest, products, _ = self._calls[key]
         if isinstance(entries, NDArray) and isinstance(most, NDArray):
             per_entry[:] = (1 / (most * scale)).as_in_context(self._device)
             rest[:] = (1 - entries[:1] / most).as_in_context(self._device)
         call()
         copy_rows([self._grads] * len(self._others), self._others)
-        return products, gathered
+        return products
+
+    def _prepared(self, bound: float, is_short: bool, left_out: NDArray) -> tuple[Any, ...]:
+        """A call, with the arrays of its numbers and of its products, and all others."""
+        given, has_snapshot = self.given, "s" in self.given
+        grads, weights = ([x.reshape((1, -1)) for x in c] for c in (self._grads, self._weights))
+        kind = self._rest, self._has_decay, has_snapshot, is_short
+        operator, names = _compiled(tuple(row.size for row in grads), *kind)
+        per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
+        arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
+        arrays["left_out"] = left_out
+        products = self._row(np.zeros((2, 4) if has_snapshot else 1))
+        outputs = [*grads, products]
+        if has_snapshot:
+            arrays["last_d"] = self.d(1)
+            outputs.append(self._d[self.slot])
+        for letter, column in (("g", grads), ("w", weights)):
+            arrays.update((f"{letter}{n}", array) for n, array in enumerate(column))
+        inputs = [arrays[name].handle.value for name in names]
+        handles = [array.handle.value for array in outputs]
+        call = _mxnet.prepared(operator, self._device, inputs, handles)
+        return call, per_entry, rest, products, (arrays, outputs)
+
+
+class HostDirection(Direction):
+    """The same on the host, in float64, where a penalty takes the direction from there."""
+
+    _shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
+
+    def _row(self, values: Any) -> np.ndarray:
+        return np.atleast_2d(np.asarray(values, "float64"))
+
+    def compute(
+        self, entries: float, most: float, scale: float, bound: float
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+        """The products, the direction, the weights, and f: 0 where the direction is left out.
+
+        It waits for the reduced gradients, which stay. Arguments are those of `apply`.
+        """
+        given, w = self.given, vector(self._weights)
+
+        def inverse(x: np.ndarray) -> np.ndarray:
+            if self._rest is None:
+                return x
+            (beta, sign), T = self._rest, given["T"]
+            return x * beta + sign * (x @ T.T) @ T
+
+        with np.errstate(over="ignore", invalid="ignore"):
+            v = vector(self._grads)[None] / (most * scale) + given["wd"] * w
+            if "s" in given:
+                v += (1 - entries / most) * given["mu"]
+                move, d = w - given["s"], v - given["slope"]
+                solved, self._d[self.slot] = inverse(d), d
+                u = solved + given["solved_slope"]
+                right = np.concatenate([d, move, given["slope"], self.d(1)])
+                products = np.concatenate([solved, move]) @ right.T
+                squared, along = products[0, 0], products[1, 0]
+                factor = min(along * (bound or MOST) / squared, 1.0) if along > 0 else 1.0
+            else:
+                u, products = inverse(v), v @ v.T
+                squared = products[0, 0]
+                factor = min((bound or MOST) / max(squared**0.5, TINY), 1.0)
+        if squared < MOST:
+            return products, u[0] * factor, w, factor
+        return products, given["zero" if scale == 1 else "nan"][0], w, 0.0
 
     def replace(self, direction: np.ndarray) -> None:
         """Overwrite the gradients on all devices with another direction. Does not wait for them."""
@@ -173,30 +231,6 @@ class Direction:
         else:
             copy_rows([rows], [self._grads])
         copy_rows([self._grads] * len(self._others), self._others)
-
-    def _prepared(self, bound: float, is_short: bool, left_out: NDArray) -> tuple[Any, ...]:
-        """A call, with the arrays of its numbers and of its products, and all others."""
-        grads, given, has_snapshot = self._grads, self.given, "s" in self.given
-        shapes = tuple(array.shape for array in grads)
-        kind = self._rest, self._has_decay, has_snapshot, is_short, self._gathers
-        operator, names = _compiled(shapes, *kind)
-        per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
-        arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
-        arrays["left_out"] = left_out
-        products = self._row(np.zeros((2, 4) if has_snapshot else 1))
-        gathered = self._row(np.zeros(2 * given["wd"].size + 1 if self._gathers else 0))
-        outputs = [*grads, products]
-        if has_snapshot:
-            arrays["last_d"] = self.d(1)
-            outputs.append(self._d[self.slot])
-        if self._gathers:
-            outputs.append(gathered)
-        for letter, column in (("g", grads), ("w", self._weights)):
-            arrays.update((f"{letter}{n}", array) for n, array in enumerate(column))
-        inputs = [arrays[name].handle.value for name in names]
-        handles = [array.handle.value for array in outputs]
-        call = _mxnet.prepared(operator, self._device, inputs, handles)
-        return call, per_entry, rest, products, gathered, (arrays, outputs)
 
 
 def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:

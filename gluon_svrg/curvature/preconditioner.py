@@ -25,11 +25,12 @@ from ..passes.method import Method
 from ..passes.network import ParameterBuffers
 from ..passes.points import ParameterValues
 from ..passes.watch import WarnOnce
-from .direction import LAG, SLOTS, Direction, as_sums
+from .direction import LAG, SLOTS, Direction, HostDirection, as_sums
 from .nystrom import TINY, NystromApproximation
 from .probe import Probe
 from .proximal import Penalty, proximal_point, values_needed
 from .step_size import DEFAULT, StepSizeController
+from .threads import one_thread
 
 LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
 VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_proximal")  # of all weights, in rows
@@ -111,7 +112,7 @@ class Nystrom:
 class Step(NamedTuple):
     """A step whose direction is known."""
 
-    products: NDArray  # on the device, see `direction`
+    products: Any  # see `direction`; an array on the device, or with penalties one of NumPy
     rise_of_penalty: float  # above that of the snapshot
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
@@ -162,7 +163,8 @@ class Preconditioner:
         self.per_sample = per_sample
         self.decays = self._checked_decays()
         self.penalty.factor = 1 / (per_sample or 1.0)
-        self._direction = Direction(self._network, self.decays, bool(self.penalty))
+        kind = HostDirection if self.penalty else Direction
+        self._direction = kind(self._network, self.decays)
         self._forget_steps()
 
     def _checked_decays(self) -> np.ndarray:
@@ -251,9 +253,9 @@ class Preconditioner:
         lag = 0 if is_refresh or 0 < self.controller.epoch_length < LEAST_STEPS else LAG
         while len(self._pending) > lag:
             step, *self._pending = self._pending
-            sums = as_sums(step.products.asnumpy(), step.rise_of_penalty)
+            sums = as_sums(_numbers(step.products), step.rise_of_penalty)
             if self.controller.is_outlier(sums):
-                d = self._direction.d(len(self._pending) + 1).asnumpy().ravel()
+                d = _numbers(self._direction.d(len(self._pending) + 1))
                 self.controller.learn(d.astype("float64"), sums, self._eps)
                 self._forget_steps()
             else:
@@ -270,30 +272,31 @@ class Preconditioner:
 
     def apply(self, entries: float | NDArray, scale: float) -> Step:
         """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
+        bound = self.controller.step_bound
+        if self.penalty:
+            with one_thread():
+                return self._proximal_step(float(_numbers(entries)[0]), scale, bound)
         if isinstance(entries, NDArray):
             most = mx.nd.maximum(entries[:1], self._most)
         else:
             most = max(entries, self._most)
-        bound = self.controller.step_bound
-        products, gathered = self._direction.apply(entries, most, scale, bound)
-        proximal, rise = None, 0.0
-        if self.penalty and self.controller.rate:
-            proximal, rise = self._proximal(gathered.asnumpy().ravel().astype("float64"))
-        return Step(products, rise, entries, most, scale, proximal)
+        products = self._direction.apply(entries, most, scale, bound)
+        return Step(products, 0.0, entries, most, scale, None)
 
-    def _proximal(self, gathered: np.ndarray) -> tuple[np.ndarray | None, float]:
-        """Replace the direction by that of the proximal gradient; its point, and h(w) - h(s)."""
-        controller, size, last = self.controller, len(self.decays), self._last_proximal
-        u, w, factor = gathered[:size], gathered[size:-1], float(gathered[-1])
-        if not factor > 0:  # the direction is left out
-            return None, 0.0
-        rate = float(np.float32(controller.rate))  # as the optimizer has it
-        x, step = w - rate * u, rate * factor
-        guess = w if last is None else x - step * last[1]
-        z = proximal_point(x, step, controller.P, self.penalty, guess)
-        self._direction.replace((w - z) / rate)
-        at_snapshot = self._snapshot[2] if self._snapshot else 0.0
-        return np.stack([z, (x - z) / step]), self.penalty.value(w) - at_snapshot
+    def _proximal_step(self, entries: float, scale: float, bound: float) -> Step:
+        """Overwrite V by the direction of the proximal gradient."""
+        controller, last, most = self.controller, self._last_proximal, max(entries, self._most)
+        products, direction, w, factor = self._direction.compute(entries, most, scale, bound)
+        proximal, rise = None, 0.0
+        if factor and controller.rate:
+            rate = float(np.float32(controller.rate))  # as the optimizer has it
+            x, step = w - rate * direction, rate * factor
+            guess = w if last is None else x - step * last[1]
+            z = proximal_point(x, step, controller.P, self.penalty, guess)
+            direction, proximal = (w - z) / rate, np.stack([z, (x - z) / step])
+            rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
+        self._direction.replace(direction)
+        return Step(products, rise, entries, most, scale, proximal)
 
     def before_update(self, step: Step | None) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
@@ -316,7 +319,7 @@ class Preconditioner:
 
     def _learn_scale(self, step: Step) -> None:
         """From the first update, before a weight moves: the batch size says what a sample is."""
-        entries = float(np.ravel(getattr(step.entries, "asnumpy", lambda: step.entries)())[0])
+        entries = float(_numbers(step.entries)[0])
         per_sample = entries * self._optimizer.rescale_grad * step.scale
         if not per_sample:
             return
@@ -484,10 +487,10 @@ class Preconditioner:
             return None
         start, most = self.start, self._most
         pending = [
-            {"products": step.products.asnumpy(), "rise": step.rise_of_penalty}
+            {"products": _numbers(step.products), "rise": step.rise_of_penalty}
             for step in self._pending
         ]
-        ring = np.concatenate([self._direction.d(n + 1).asnumpy() for n in range(SLOTS - 1)])
+        ring = np.stack([_numbers(self._direction.d(n + 1)) for n in range(SLOTS - 1)])
         return {
             **{name: self._saved(name, value) for name, value in vars(self.controller).items()},
             "pending": pending,
@@ -556,6 +559,11 @@ class Preconditioner:
             for x in [each["products"]]
         ]
         self.set_rate_and_momentum()
+
+
+def _numbers(value: Any) -> np.ndarray:
+    """The numbers of an array of MXNet or NumPy, or a number, as a vector. Waits for them."""
+    return np.ravel(value.asnumpy() if isinstance(value, NDArray) else value)
 
 
 def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
