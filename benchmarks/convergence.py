@@ -1,8 +1,8 @@
-"""All trainers on small data, each at the best learning rate that `compare` finds.
+"""Trainers on small data, each at the best learning rate that `compare` finds.
 
 It searches rates in factors of about 3, until the best is no end of them, for each of three
 momenta where the optimizer is NAG. scikit-learn's SAG and SAGA, which take one row a step, stand
-beside it. Seconds are those on the wall.
+beside it, with seconds of the processor; all others are on the wall.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ RATIOS = {
 
 
 def run(quick: bool, baseline: Path | None = None) -> Records:
-    """Measure every network, hybridized without and with static_alloc."""
+    """Measure all networks but the last one, hybridized without and with static_alloc."""
     packages = {"": gluon_svrg}
     if baseline is not None:
         packages["baseline"] = _imported(baseline)

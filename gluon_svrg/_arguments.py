@@ -1,4 +1,4 @@
-"""Checks of numbers and flags, from users and from files. Imports nothing of this package."""
+"""Checks of arguments: numbers, flags and names. Imports nothing of this package."""
 
 from __future__ import annotations
 

@@ -49,7 +49,8 @@ class SVRGBatchProcessor(BatchProcessor):
         """Leave the estimate in `Parameter.grad`, for the step that MXNet's handler makes."""
         if _method_of(estimator).needs_refresh and train_batch is not self._batch:
             raise RuntimeError(
-                "SVRGBatchProcessor needs fit(event_handlers=[FullGradHandler(train_data)])."
+                "SVRGBatchProcessor needs "
+                "fit(event_handlers=[FullGradHandler(train_data, update_freq=1)])."
             )
         self._batch = None
         devices = _mxnet.devices_of_estimator(estimator)
@@ -88,7 +89,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         The whole data, usually the loader that trains the network.
     update_freq : int or refresh schedule
         The number of epochs between refreshes, counted over all calls of ``fit`` with a handler, or
-        a schedule of `gluon_svrg.schedule`. Without a snapshot, a refresh is always due.
+        a schedule of `gluon_svrg.schedule`. If the trainer wants a snapshot, a refresh is due, too.
     progress : bool, default False
         Whether to show a progress bar for the pass over the data (needs tqdm).
     priority : int, default -3000
@@ -97,7 +98,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
     Raises
     ------
     TypeError, ValueError
-        If there is no data, or ``update_freq`` is neither a positive whole number nor a schedule.
+        If the data are no iterable, or ``update_freq`` is no positive whole number or schedule.
 
     Examples
     --------

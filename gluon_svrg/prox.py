@@ -80,7 +80,7 @@ class Prox:
         weight : NDArray
             The weight after the update, an array of the classic (not NumPy-like) interface.
         step : float
-            The step of the update; 0 for a projection.
+            The step of the update. The result of a projection is the same for all.
 
         Returns
         -------
@@ -222,8 +222,8 @@ class GroupLasso(Prox):
         The factor of the penalty, which is added to the mean loss; the same for groups of all
         sizes.
     axis : int or None, default 0
-        The groups are the slices along this axis. In Gluon's layers, 0 makes a group for each
-        output, and 1 for each input. None makes the whole weight one group.
+        The groups are the slices along this axis. For `Dense`, 0 makes a group for each output,
+        and 1 for each input. None makes the whole weight one group.
 
     References
     ----------

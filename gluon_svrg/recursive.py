@@ -1,7 +1,7 @@
 """The base of SARAH, STORM and MARS, which compare a mini-batch with the previous step.
 
-The reference is the weights before the last step, and m comes from the last estimate. A step writes
-both anew, and they take effect when the optimizer has moved the weights.
+The reference is the weights before the last step, and m comes from the last estimate or gradient.
+A step writes both anew, and they take effect when the optimizer has moved the weights.
 """
 
 from __future__ import annotations

@@ -81,7 +81,8 @@ class Linear:
 class Cosine(Linear):
     """A coefficient that falls as a half cosine, constant between snapshots.
 
-    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / num_snapshots)) / 2``.
+    For snapshot ``s`` it is ``final + (initial - final) * (1 + cos(pi * s / num_snapshots)) / 2``,
+    and ``final`` from ``s = num_snapshots`` on.
 
     Parameters
     ----------
@@ -153,7 +154,7 @@ class _Refresh:
     _is_time: Any  # whether a refresh is due where there is a snapshot
 
     def due(self, trainer: VarianceReducedTrainer) -> bool:
-        """Whether a refresh is due; it always is if the trainer has no snapshot.
+        """Whether a refresh is due; it always is if the trainer wants a snapshot.
 
         Parameters
         ----------

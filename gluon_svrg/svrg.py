@@ -125,7 +125,7 @@ class SVRGTrainer(VarianceReducedTrainer):
     *sum* over its ``count`` loss entries: the numbers that the closure returns, usually one for
     each sample, of shape ``(batch,)``. ``full_grad`` is the *mean* over the loss entries of all
     data. The result goes to the kvstore and the optimizer as in `gluon.Trainer`. Without a
-    snapshot, this is a `gluon.Trainer`.
+    snapshot or a preconditioner, this is a `gluon.Trainer`.
 
     Parameters
     ----------
@@ -175,7 +175,7 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     @property
     def coefficient(self) -> float:
-        """The factor of the correction. Can be set to a number or a callable."""
+        """The factor of the correction: a number or a callable, and 1 with a preconditioner."""
         return self._method.coefficient.value
 
     @coefficient.setter

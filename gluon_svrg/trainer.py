@@ -50,7 +50,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.num_snapshots = 0  # over the whole training
-        self.inner_steps = 0  # steps with a reference, since the last refresh
+        self.inner_steps = 0  # steps with a correction, since the last refresh
         self.steps = 0  # steps over the whole training
         self.grad_evaluations = 0  # loss entries that this worker has differentiated
         self.compared = False  # whether the losses of a step were compared since the last refresh
@@ -192,7 +192,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Parameters
         ----------
         batch_size : int
-            The divisor of the gradient, which is a sum over loss entries, as in `gluon.Trainer`.
+            The divisor of the gradient, which is a sum over loss entries, as in `gluon.Trainer`. A
+            preconditioner learns from the first one what a sample is.
         ignore_stale_grad : bool, default False
             Whether to continue if backward did not reach a parameter, as in `gluon.Trainer`. Such
             a parameter still moves by the full gradient, a part of the estimate.
@@ -201,8 +202,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             list or tuple of them, such as one for each device. It must compute the same loss each
             time: it is called twice if the method compares with other weights, last at the current
             ones, and more often in a first step after a refresh, as a check, and in steps in which
-            a preconditioner measures. Leave it out
-            after `correct_grads`, or after your own backward without a snapshot.
+            a preconditioner measures. Leave it out after `correct_grads`, or after your own
+            backward where the optimizer is a plain one.
         batch_index : int, optional
             The position of this mini-batch in the data, from 0, on each worker. `SAGATrainer` and
             `SAGTrainer` always need it; `SVRGTrainer` accepts it if gradients were stored.
@@ -214,15 +215,15 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         Raises
         ------
-        TypeError, ValueError, IndexError, RuntimeError
+        TypeError, ValueError, IndexError, FloatingPointError, RuntimeError
             As `correct_grads`; if ``batch_size`` is not positive; if there is no closure although
-            the trainer has a snapshot; if a backward has overwritten the estimate.
+            the method needs one; if a backward has overwritten the estimate.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
         Notes
         -----
-        A step that raises an exception changes nothing, but that a preconditioner may have learned
+        A step that raises an exception moves no weight, but that a preconditioner may have learned
         or rolled back before. A step that AMP skips only counts. An interrupt during the update can
         leave some weights moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in
         the mean gradient of SARAH and STORM, and in the table of SAGA and SAG, until
@@ -277,6 +278,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         TypeError, ValueError, IndexError
             If the closure is not callable, or its loss does not depend on these parameters; if the
             index is missing, not wanted, out of range, or was used since the last update.
+        FloatingPointError
+            If a preconditioner cannot measure the curvature.
         RuntimeError
             If the closure called backward itself, or computed another loss in its second call
             (see `lock_random`); inside `at_snapshot`; if the parameters have changed since the
@@ -398,7 +401,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Raises
         ------
         RuntimeError
-            If `correct_grads` was not called before, or a backward has overwritten its result.
+            If `correct_grads` must come before, or a backward has overwritten its result.
         """
         self._check_intact("allreduce_grads")
         if self._method.replaces_grads:
@@ -448,7 +451,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         self._progress.steps += 1
         self._progress.inner_steps += bool(self._method.has_reference)
 
-    # `gluon.Trainer` and `KVStoreTrainer` call these in a step.
+    # `gluon.Trainer` and `KVStoreTrainer` call the first two of these in a step.
 
     def _allreduce_grads(self) -> None:
         """Reduce; let the method compute its next state from V and its loss entries C."""
@@ -607,12 +610,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         Notes
         -----
-        The pass waits for the device rarely, and with ``lock_random='auto'`` at each of the first
-        three mini-batches. The gradients in `Parameter.grad` do not change. After an exception,
-        nothing has changed, except that a snapshot of arrays that were replaced is dropped, and
-        that with a preconditioner weights are inside their bounds. The snapshot needs three times
-        the memory of the parameters in addition, four times at the peak of the pass, and a copy of
-        the frozen ones.
+        The pass waits for the device rarely, and at each mini-batch whose loss it computes twice:
+        with ``lock_random='auto'`` the first three, with a preconditioner sometimes all. The
+        gradients in `Parameter.grad` do not change. After an exception, nothing has changed, except
+        that a snapshot of arrays that were replaced is dropped, and that with a preconditioner
+        weights are inside their bounds. The snapshot needs three times the memory of the parameters
+        in addition, four times at the peak of the pass, and a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
@@ -650,7 +653,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             self._share_weights()
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():
-                self._method.discard()  # no memory of the old snapshot can be reused
+                self._method.discard()  # its snapshot has other arrays
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.grads, bar.total))
@@ -748,7 +751,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     def discard_snapshot(self) -> None:
         """Go back to the plain optimizer, and free the memory of the snapshot or of the table.
 
-        SAGA, SAG, STORM and MARS, which need no refresh, start over.
+        SAGA, SAG, STORM and MARS, which need no refresh, start over, and so does a preconditioner.
         """
         self._check_outside("discard_snapshot")
         method, progress = copy(self._method), copy(self._progress)
@@ -828,7 +831,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def inner_steps(self) -> int:
-        """The number of steps since the last snapshot; 0 without one."""
+        """The number of steps with a correction since the last refresh."""
         return self._progress.inner_steps
 
     @property
@@ -854,7 +857,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def learning_rate(self) -> float:
-        """The optimizer's learning rate. Can be set, unless the optimizer has a scheduler."""
+        """The optimizer's learning rate. Can be set without a scheduler or a preconditioner."""
         return Trainer.learning_rate.fget(self)
 
     @learning_rate.setter
@@ -910,8 +913,9 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Parameters
         ----------
         fname : str or path
-            The file. Parameters are matched by name. Loading runs no code of the file, but a
-            crafted one may use up the memory, or raise any exception.
+            The file. Parameters are matched by name, or those of `gluon.Trainer` by position.
+            Loading runs no code of the file, but a crafted one may use up the memory, or raise any
+            exception.
 
         Raises
         ------

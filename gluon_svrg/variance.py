@@ -40,7 +40,7 @@ class Variance:
         ``estimate / plain``; below 1 the method reduces the variance.
     bias : float
         Norm of the difference between the mean of the estimate and the mean gradient: zero up to
-        rounding for SVRG and SAGA, on their own data without random numbers.
+        rounding for SVRG, and for SAGA with a full table, on their own data without random numbers.
     cosine_distance_plain : float
         Mean of ``1 - cos`` over all pairs of plain gradients of different mini-batches, without
         those that are zero; nan if there is no pair.
@@ -52,7 +52,8 @@ class Variance:
     best_coefficients : dict
         The same for each parameter separately.
     distance : float
-        Distance from the weights to the snapshot, or to those before the last step; nan for tables.
+        Distance from the weights to the snapshot, or to those before the last step; nan if none
+        are kept.
     gradient_norm : float
         Norm of the mean gradient at the current weights.
     minibatches : int
@@ -95,9 +96,9 @@ def variance(
 ) -> Variance:
     """Compute the variance of the plain gradient and of a method's estimate over a data set.
 
-    This makes one pass over the data, with two gradients for each mini-batch, and needs ten times
-    the memory of the parameters, in float64. It changes nothing in the trainer or the network.
-    Under the random lock, later random numbers continue from a new seed.
+    This makes one pass over the data, with at most two gradients for each mini-batch, and needs
+    ten times the memory of the parameters, in float64. It changes nothing in the trainer or the
+    network. Under the random lock, later random numbers continue from a new seed.
 
     Parameters
     ----------

@@ -1,7 +1,7 @@
 """Executes a notebook, in a process of its own: ``run_notebook.py NOTEBOOK FOLDER RESULT``.
 
 Also how the outputs that are kept are made: ``run_notebook.py NOTEBOOK``, with MXNet 1.9.1. That is
-the full run, which can take an hour; tests make short ones.
+the full run, of up to ten minutes on an idle core; tests make short ones.
 """
 
 import os

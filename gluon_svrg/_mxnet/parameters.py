@@ -63,7 +63,7 @@ def is_deferred(parameter: Parameter) -> bool:
 
 
 def has_data(parameter: Parameter) -> bool:
-    """Whether a parameter is initialized, deferred initialization included."""
+    """Whether a parameter has values, so that no deferred initialization is left."""
     return parameter._data is not None
 
 

@@ -1,8 +1,7 @@
 """Train a linear model by several methods, and name the fastest in seconds and in passes.
 
-All methods start near zero, see the samples in the same order, and compute equally many gradients,
-full gradients included. Each tries learning rates in factors of about 3, and trains with all seeds
-at the best one.
+All methods start near zero, and compute equally many gradients, full gradients included. Each that
+needs a learning rate tries some in factors of about 3, and trains with all seeds at the best one.
 
 a .csv or .tsv file, or one of them as .gz:
   UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows

@@ -64,7 +64,7 @@ class Rank(NamedTuple):
 
     number: int
     size: int | None = None  # of the job; None if it is unknown
-    job: str = ""  # a name that no other job has
+    job: str = ""  # a name that no other job has; empty if it is unknown
     scheduler: str | None = None  # the machine of rank 0; None if it is unknown
 
 

@@ -77,7 +77,7 @@ def compare(
         than ``sgd`` (``adam`` for ``mars``), and with ``-decay`` the rate falls to 0 like half a
         cosine. ``svrg-nystrom`` and ``svrg-stored-nystrom`` set their own rate and momentum. A dict
         has such names, or functions of the parameters and a rate that return a trainer. By default
-        several, L-BFGS where losses are not random.
+        several, L-BFGS for at most 10^6 weights and where losses are not random.
     passes : float, default 30
         How many data passes each training makes, full gradients included.
     batch_size : int, optional

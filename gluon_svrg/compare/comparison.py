@@ -82,7 +82,7 @@ class Comparison:
 
     @property
     def runs(self) -> pd.DataFrame:
-        """All trainings, one row for each data pass; those not chosen were the search."""
+        """All trainings, one row for each measurement; those not chosen were the search."""
         rows = []
         for each in self.trainings:
             who = {"method": each.method, "learning_rate": each.learning_rate}

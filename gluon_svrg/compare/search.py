@@ -17,7 +17,7 @@ from .task import Task
 from .training import OutOfTimeError, Training, train
 
 UPDATES = 1.5  # the seconds of a training, divided by those of its gradients, roughly
-GRID = [float(f"{10 ** (number / 2):.0e}") for number in range(-16, 9)]  # ..., 0.1, 0.3, 1, 3
+GRID = [float(f"{10 ** (number / 2):.0e}") for number in range(-16, 9)]  # ..., 0.3, 1, 3, ..., 1e4
 FIRST_FOR_SGD, FIRST = GRID.index(0.1), GRID.index(0.003)  # the middle of the first three rates
 
 

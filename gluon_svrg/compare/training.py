@@ -40,7 +40,7 @@ class Training:
     batch_size: int  # 0 for L-BFGS
     passes: float  # that all methods have; L-BFGS may have made more
     diverged: bool = False
-    # A row for each data pass; L-BFGS has more
+    # A row for each data pass; in long ones of L-BFGS, fewer
     curve: list[dict[str, float]] = field(default_factory=list)
 
     def of(self, name: str) -> np.ndarray:

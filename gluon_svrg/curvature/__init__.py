@@ -2,5 +2,6 @@
 
 `nystrom` has the matrix P, `probe` what is measured with mini-batches, `step_size` the controller,
 and `proximal` penalties in the metric of P: all four in NumPy. `direction` applies P on the device,
-and `preconditioner` connects them to the parameters of a trainer.
+or with penalties on the host, where `threads` keeps a step to one thread. `preconditioner` connects
+all of them to the parameters of a trainer.
 """

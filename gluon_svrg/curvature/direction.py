@@ -1,4 +1,4 @@
-"""The direction on the device, and the products that tell of the curvature, in one call.
+"""The direction, and the products that tell of the curvature: on the device in one call.
 
 ::
 
@@ -12,7 +12,8 @@
 
 V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
 corrects mu by its share. Without a snapshot mu is 0. The products are read some steps later, so
-that nothing waits.
+that nothing waits, except in short epochs. With penalties NumPy computes the same on the host,
+which needs it at once.
 """
 
 from __future__ import annotations
@@ -176,7 +177,7 @@ class Direction:
 
 
 class HostDirection(Direction):
-    """The same on the host, in float64, where a penalty takes the direction from there."""
+    """The same in NumPy and float64, for penalties, which replace the direction."""
 
     _shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
 

@@ -36,7 +36,7 @@ LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
 VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_proximal")  # of all weights, in rows
 #: What a controller has of these kinds.
 TUPLES: dict[str, Any] = {"P": NystromApproximation, "probe": Probe}
-#: Attributes of the controller by their names in files of version 0.6.
+#: The names of the controller's attributes in files of version 0.6.
 NAMES_IN_0_6 = {
     "probe": "job",
     "probes": "measurements",
@@ -74,7 +74,7 @@ class Nystrom:
 
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
     the Hessian, as differences of gradients of the closure: in the first steps, and in the first
-    ones after the first refresh, with about a quarter of the data or one whole mini-batch. It
+    ones after the first refresh, which takes a quarter of a data pass or one whole mini-batch. It
     measures again after slow epochs, the more seldom the later, and after the third refresh if the
     first one came before any step.
 
@@ -83,8 +83,8 @@ class Nystrom:
     rank : int, default 50
         How many directions it measures, at most: fewer where there are few weights or loss entries.
         It keeps up to twice as many vectors of all weights on the device, in their dtype, and three
-        times as many on the host, in float64; five times while it measures. With 0 it sets the rate
-        and the momentum alone.
+        times as many on the host, in float64; five times while it measures. With penalties all are
+        on the host. With 0 it sets the rate and the momentum alone.
 
     Raises
     ------
@@ -186,7 +186,7 @@ class Preconditioner:
         return self.origin, self.compares(draws)
 
     def _upload(self) -> None:
-        """Give the device what was learned, and the snapshot."""
+        """Give the direction what was learned, and the snapshot."""
         upload, P = self._direction.upload, self.controller.P
         if P is not None:
             sign = 1.0 if P.has_all else -1.0

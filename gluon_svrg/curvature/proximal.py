@@ -5,7 +5,7 @@ u = P^-1 v and the step t, the rate times f, the optimizer gets (w - z) / rate i
 
     x = w - t u,    z = argmin  (z - x)'P(z - x) / 2 + t h(z)
 
-With momentum this is FISTA's step, z its iterate and w the point beside it. As P = U S U' + rho I,
+With NAG this is FISTA's step, z its iterate and w the point beside it. As P = U S U' + rho I,
 z is the Euclidean operator at x - A'c, where A = (S / rho)^1/2 U and c = A (z - x): as many
 equations as U has rows. A semismooth Newton method solves them, in one or two iterations from the
 shift x - z of the step before.

@@ -86,7 +86,7 @@ class StepSizeController:
         self.L = self.N = 0.0
         self.noise_budget = DEFAULT.first_budget
         self.first_rate, self.momentum = 0.0, 1 - DEFAULT.least_damping  # of an epoch
-        self.largest_norm = 0.0  # of the measured gradients, before the first refresh
+        self.largest_norm = 0.0  # of the measured gradients; it bounds steps before a refresh
         # Since the last refresh
         self.steps = 0
         self.rollbacks = 0

@@ -10,13 +10,14 @@ A trainer calls::
     end_refresh(full)          when the copy has taken the method's place
     terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
     row(estimated, index)      when v is computed: what to keep of the mini-batch
+    numbers(rows)              what to sum over the workers
     next_state(pending, ...)   when v is summed over devices and workers
     before_update(next_state)  just before the optimizer moves the weights
     after_update()             when it has, or has failed
     moved(pending)             after it has moved them: the next state takes effect
 
 Only `moved`, `refresh`, `refuse`, `assign` and `discard` change what a file stores, but what a
-preconditioner has learned. Everything that is known of a step before its update is in the
+preconditioner has learned. Almost all that is known of a step before its update is in the
 `PendingUpdate`, which is dropped if no update follows.
 """
 
@@ -46,7 +47,7 @@ class Method:
     updates_every_step = False
     replaces_grads = False  # whether `next_state` computes the gradient of the optimizer
     needs_table = False  # whether each mini-batch has an index, and a refresh keeps its gradient
-    needs_refresh = False  # whether it is the plain optimizer until the first refresh
+    needs_refresh = False  # whether it has no reference until the first refresh
     can_store_grads = False  # whether gradients of mini-batches can be stored
     needs_closure = False  # whether it needs a closure for every step, even without a reference
     sets_rate = False  # whether it sets the rate of the optimizer, and measures for that
@@ -186,7 +187,7 @@ class Method:
         """Complete the next state with the weights, just before the optimizer moves them."""
 
     def after_update(self) -> None:
-        """Undo what `before_update` has changed of the optimizer; it can be called again."""
+        """Give the optimizer its weight decay back; it can be called again."""
 
     def moved(self, pending: Any) -> None:
         """Let the next state take effect; it can be called again after an interrupt."""

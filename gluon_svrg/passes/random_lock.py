@@ -98,7 +98,7 @@ class RandomLock:
         return draw_seed()
 
     def state(self) -> dict[str, Any]:
-        """The mode, and the number of seeds that were drawn: the next ones follow from these."""
+        """The mode, and what the next seeds follow from, unless the mode is False."""
         base = None if self.mode is False else self._base
         return {"mode": self.mode, "locked": self.locked, "base": base, "count": self._count}
 
