@@ -95,7 +95,7 @@ class SAGA(Method):
         if isinstance(entries, NDArray):
             (entries, added), is_alone = entries.split(2, axis=0), False
         sums = network.take_spare()
-        # With one mini-batch on one device, V - C m is g - r, and the sum is there already.
+        # With one mini-batch on one device, V - C m is g - r, and `terms` made `estimate` add it.
         if mean is None and not is_alone:
             copy(pending.total, sums, 1.0 / pending.total_scale)
         elif mean is not None and not is_alone:

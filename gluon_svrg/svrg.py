@@ -175,7 +175,7 @@ class SVRGTrainer(VarianceReducedTrainer):
 
     @property
     def coefficient(self) -> float:
-        """The factor of the correction: a number or a callable, and 1 with a preconditioner."""
+        """The factor of the correction in force. Can be set to a number or a callable."""
         return self._method.coefficient.value
 
     @coefficient.setter

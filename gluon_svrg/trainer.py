@@ -50,7 +50,7 @@ class Progress:
 
     def __init__(self) -> None:
         self.num_snapshots = 0  # over the whole training
-        self.inner_steps = 0  # steps with a correction, since the last refresh
+        self.inner_steps = 0  # since the last refresh, those after which there is a reference
         self.steps = 0  # steps over the whole training
         self.grad_evaluations = 0  # loss entries that this worker has differentiated
         self.compared = False  # whether the losses of a step were compared since the last refresh
@@ -831,7 +831,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def inner_steps(self) -> int:
-        """The number of steps with a correction since the last refresh."""
+        """The number of steps since the last refresh; for SVRG and SARAH 0 before the first one."""
         return self._progress.inner_steps
 
     @property

@@ -74,9 +74,9 @@ class Nystrom:
 
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
     the Hessian, as differences of gradients of the closure: in the first steps, and in the first
-    ones after the first refresh, which takes a quarter of a data pass or one whole mini-batch. It
-    measures again after slow epochs, the more seldom the later, and after the third refresh if the
-    first one came before any step.
+    ones after the first refresh. Those take a quarter of a data pass, or ``rank + 1`` gradients of
+    one mini-batch where that is more. It measures again after slow epochs, the more seldom the
+    later, and after the third refresh if the first one came before any step.
 
     Parameters
     ----------
@@ -390,8 +390,13 @@ class Preconditioner:
     def accepts(self, full: FullGradient, draws: bool) -> bool:
         """Whether a refresh may take a snapshot; False if the weights must go back.
 
-        A rise of the loss is one on the same data, with the same random numbers. Where the data
-        have changed, the weights as they are become the snapshot.
+        A rise of the loss is one on the same data, with the same random numbers::
+
+            before the first snapshot      above the loss at the start
+            the data have changed          never: the weights as they are become the snapshot
+            closures draw, was refused     never
+            closures draw                  above that at the snapshot now, by a part of its fall
+            else                           above that at the snapshot
         """
         controller, point, is_finite = self.controller, self.origin, np.isfinite(full.norm)
         if not is_finite and not (point and full.is_data_finite and self._has_moved):

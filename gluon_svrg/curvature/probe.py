@@ -18,7 +18,7 @@ import numpy as np
 
 from .nystrom import TINY, NystromApproximation
 
-BUDGET = 0.25  # of a sketch, in data passes; but it takes a whole mini-batch
+BUDGET = 0.25  # of a sketch, in data passes; but each vector takes a whole mini-batch
 LEAST_ENTRIES = 4  # loss entries of a sketch for each vector
 ITERATIONS = 3  # of the power method
 MOST_FLAT = 6  # pairs of mini-batches without any curvature, each probed from farther away

@@ -32,7 +32,7 @@ class Settings:
     """The constants of the controller, chosen by measurements on many problems."""
 
     stable: float = 0.5  # the largest product of the rate and the curvature
-    least_rate: float = 0.1  # in the middle between two epochs, relative to the start of one
+    least_rate: float = 0.1  # at the end of an epoch, relative to its start
     least_damping: float = 0.02  # of 1 - momentum
     most_damping: float = 1 - 1e-6  # without any momentum, MXNet allocates no buffer for it
     quantile: float = 0.9  # of an epoch's secants that are below L

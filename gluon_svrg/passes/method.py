@@ -148,7 +148,7 @@ class Method:
         return full.mean_loss
 
     def end_epoch(self) -> dict[str, float]:
-        """Begin to count steps anew; what `history` has of the epoch before."""
+        """Begin to count steps anew, after a refresh; what `history` has in addition."""
         return {}
 
     def discard(self) -> None:
