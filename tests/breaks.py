@@ -118,6 +118,7 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
+        ("secants = [*self.controller.secants]", "secants = self.controller.secants", "errors precond"),
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
         (
             "controller.first_loss, controller.loss = inf",

@@ -483,17 +483,18 @@ def test_an_interrupted_refresh_of_a_preconditioner():
         net, loss_of, trainer = kit.make(SMALL, **settings)
 
         def refresh(closure=loss_of, trainer=trainer):
-            trainer.update_full_grads(closure, THREES)
+            trainer.update_full_grads(closure, THREES * 9)
 
         refresh()
-        kit.one_epoch(trainer, loss_of, THREES * 2 + THREES[:1])
+        kit.one_epoch(trainer, loss_of, THREES * 9 + THREES[:1])
         if is_late:
             assert interrupted(1, refresh, ["end_epoch"])
         else:
             with pytest.raises(KeyError):
                 refresh(kit.failing(loss_of, 1))
         kit.one_epoch(trainer, loss_of, THREES[::-1] * 3)
-        ends.append([trainer.learning_rate, *values(net)])
+        refresh()
+        ends.append([*trainer.history[-1].values(), *values(net)])
     assert_unchanged(*ends)
 
 

@@ -385,6 +385,7 @@ class Preconditioner:
         """A copy for a refresh, which changes nothing until all of it is known."""
         new = copy(self)
         new.controller, new._direction = copy(self.controller), copy(self._direction)
+        new.controller.secants = [*self.controller.secants]  # the only list that grows in place
         return new
 
     def accepts(self, full: FullGradient, draws: bool) -> bool:

@@ -218,7 +218,7 @@ class StepSizeController:
         self.loss_increases = [*self.loss_increases, sums.increase][-DEFAULT.window :]
         if sums.along > 0 and sums.moved > rounding:
             secant = sums.squared / sums.along
-            self.secants = [*self.secants, secant]  # copies of this object keep theirs
+            self.secants.append(secant)
             if secant > DEFAULT.change * self.L > 0:  # of few rows; the step was shortened
                 squared = None
             elif self.squared is not None:
