@@ -94,7 +94,6 @@ BREAKS = {
     ],
     "curvature/proximal.py": [
         ("sqrt(c @ c), least)", "sqrt(c @ c), 0.0)", "curvature few_weights"),
-        ("step / P.rho", "step", "curvature proximal_point"),
         ("w, z, self.factor * step, rows", "w, z, step, rows", "curvature derivative_and_value"),
         ("self.factor * sum(", "sum(", "curvature derivative_and_value"),
         ("self.apply(weights - step * gradient, step)", "weights", "curvature least_subgradient"),
@@ -118,7 +117,12 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
-        ("secants = [*self.controller.secants]", "secants = self.controller.secants", "errors precond"),
+        ("step / controller.P.rho", "step", "penalties minimum[lasso-float64"),
+        (
+            "secants = [*self.controller.secants]",
+            "secants = self.controller.secants",
+            "errors precond",
+        ),
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
         (
             "controller.first_loss, controller.loss = inf",

@@ -396,7 +396,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
         last, z = z, plain(y - P.product(y - x) / most, step / most)
         if np.abs(z - last).max() < 1e-14:
             break
-    found = proximal_point(x, step, P, penalty, guess)
+    found = proximal_point(x, step / P.rho, P.root(), penalty, guess)
     b = (P.S**0.5) * (P.U @ (found - x))
     error = found - z
     first = (P.S**0.5) * (P.U @ (guess - x))
@@ -412,7 +412,7 @@ def test_bounds_that_few_weights_reach(low, high):
     """Where none does, nothing is left of the equations, and that is seen at once."""
     rng, penalty = np.random.RandomState(0), penalty_of(Box(low, high), (2,), (6,))
     P, x, penalty.apply = random_metric(rng, 8, 5), abs(rng.randn(8)), counted(penalty.apply)
-    found = proximal_point(x, 0.5, P, penalty, np.full(8, 0.2))
+    found = proximal_point(x, 0.5 / P.rho, P.root(), penalty, np.full(8, 0.2))
     assert len(penalty.apply.calls) < 6
     if high > 1:
         np.testing.assert_allclose(found, x)

@@ -90,7 +90,8 @@ def _compiled(
     if len(sizes) > 1:
         parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
     graph = F.Group([*parts, *outputs])
-    flags = [("static_alloc", True), ("forward_bulk_size", 200)]
+    # Static shapes keep the operators between: those of inputs and outputs take any arrays.
+    flags = [("static_alloc", True), ("static_shape", True), ("forward_bulk_size", 200)]
     return CachedOp(graph, flags), graph.list_inputs()
 
 
@@ -182,41 +183,35 @@ class HostDirection(Direction):
     _shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
 
     def _row(self, values: Any) -> np.ndarray:
-        return np.atleast_2d(np.asarray(values, "float64"))
+        return np.asarray(values, "float64")
 
     def compute(
-        self, entries: float, most: float, scale: float, bound: float
-    ) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        """The products, the direction, the weights, and f: 0 where the direction is left out.
+        self, w: np.ndarray, inverse: Any, entries: float, most: float, scale: float, bound: float
+    ) -> tuple[np.ndarray, np.ndarray, float]:
+        """The products, the direction at the weights w, and f: 0 where the direction is left out.
 
-        It waits for the reduced gradients, which stay. Arguments are those of `apply`.
+        It waits for the reduced gradients, which stay. The inverse is a function, that of P. Other
+        arguments are those of `apply`.
         """
-        given, w = self.given, vector(self._weights)
-
-        def inverse(x: np.ndarray) -> np.ndarray:
-            if self._rest is None:
-                return x
-            (beta, sign), T = self._rest, given["T"]
-            return x * beta + sign * (x @ T.T) @ T
-
+        given = self.given
         with np.errstate(over="ignore", invalid="ignore"):
-            v = vector(self._grads)[None] / (most * scale) + given["wd"] * w
+            v = vector(self._grads) / (most * scale) + given["wd"] * w
             if "s" in given:
                 v += (1 - entries / most) * given["mu"]
                 move, d = w - given["s"], v - given["slope"]
                 solved, self._d[self.slot] = inverse(d), d
                 u = solved + given["solved_slope"]
-                right = np.concatenate([d, move, given["slope"], self.d(1)])
-                products = np.concatenate([solved, move]) @ right.T
+                right = np.stack([d, move, given["slope"], self.d(1)])
+                products = np.stack([solved, move]) @ right.T
                 squared, along = products[0, 0], products[1, 0]
                 factor = min(along * (bound or MOST) / squared, 1.0) if along > 0 else 1.0
             else:
-                u, products = inverse(v), v @ v.T
-                squared = products[0, 0]
+                u, squared = inverse(v), v @ v
+                products = np.array(squared)
                 factor = min((bound or MOST) / max(squared**0.5, TINY), 1.0)
         if squared < MOST:
-            return products, u[0] * factor, w, factor
-        return products, given["zero" if scale == 1 else "nan"][0], w, 0.0
+            return products, u * factor, factor
+        return products, given["zero" if scale == 1 else "nan"], 0.0
 
     def replace(self, direction: np.ndarray) -> None:
         """Overwrite the gradients on all devices with another direction. Does not wait for them."""

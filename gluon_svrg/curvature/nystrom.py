@@ -36,6 +36,10 @@ class NystromApproximation(NamedTuple):
         """Multiply a vector by P."""
         return self.rho * v + (self.S * (self.U @ v)) @ self.U
 
+    def root(self) -> np.ndarray:
+        """The A for which P = rho (I + A'A)."""
+        return np.sqrt(self.S / self.rho)[:, None] * self.U
+
     @property
     def has_all(self) -> bool:
         """Whether there is no other direction."""

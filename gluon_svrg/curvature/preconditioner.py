@@ -134,6 +134,7 @@ class Preconditioner:
         self._last_proximal: np.ndarray | None = None  # that of the last step with one
         self._kept: dict[Any, Any] = {}  # by parameter: what is 0, and 1 for all else on a device
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
+        self._root: np.ndarray | None = None  # of P, with penalties
         self._rounding = 0.0  # of squared moves
         self._wd: float | None = None  # the optimizer's, during an update
         self._warn_once = WarnOnce()  # shared by all copies
@@ -188,7 +189,8 @@ class Preconditioner:
     def _upload(self) -> None:
         """Give the direction what was learned, and the snapshot."""
         upload, P = self._direction.upload, self.controller.P
-        if P is not None:
+        self._root = P.root() if P is not None and self.penalty else None
+        if P is not None and not self.penalty:
             sign = 1.0 if P.has_all else -1.0
             T = np.sqrt(sign * P.inverse_factors())[:, None] * P.U
             upload((1 / P.rest, sign), T=T)
@@ -286,15 +288,18 @@ class Preconditioner:
     def _proximal_step(self, entries: float, scale: float, bound: float) -> Step:
         """Overwrite V by the direction of the proximal gradient."""
         controller, last, most = self.controller, self._last_proximal, max(entries, self._most)
-        products, direction, w, factor = self._direction.compute(entries, most, scale, bound)
-        proximal, rise = None, 0.0
+        w, proximal = self._weights(self._network), None
+        # Before the gradient is there
+        rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
+        about = w, controller.apply_inverse, entries, most, scale, bound
+        products, direction, factor = self._direction.compute(*about)
         if factor and controller.rate:
             rate = float(np.float32(controller.rate))  # as the optimizer has it
             x, step = w - rate * direction, rate * factor
             guess = w if last is None else x - step * last[1]
-            z = proximal_point(x, step, controller.P, self.penalty, guess)
-            direction, proximal = (w - z) / rate, np.stack([z, (x - z) / step])
-            rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
+            in_P = step / controller.P.rho if controller.P is not None else step
+            z = proximal_point(x, in_P, self._root, self.penalty, guess)
+            direction, proximal = (w - z) / rate, np.array([z, (x - z) / step])
         self._direction.replace(direction)
         return Step(products, rise, entries, most, scale, proximal)
 
@@ -357,11 +362,11 @@ class Preconditioner:
                 for weight in weights:
                     part.operator(weight, 0.0).copyto(weight)
             elif zeros is not None and zeros[part.place].any():
-                mask = zeros[part.place]
-                was, kept = self._kept.get(parameter, (None, None))
-                if not np.array_equal(mask, was):
-                    kept = mx.nd.from_numpy((~mask).reshape(part.shape).astype(part.dtype))
-                    self._kept[parameter] = mask, kept
+                if parameter not in self._kept:
+                    flags = np.empty(part.shape, part.dtype)
+                    self._kept[parameter] = flags, mx.nd.from_numpy(flags.view())
+                flags, kept = self._kept[parameter]  # of the same memory; its last use has ended
+                flags[:] = ~zeros[part.place].reshape(part.shape)
                 for weight in weights:
                     weight *= kept.as_in_context(_mxnet.device_of(weight))
 

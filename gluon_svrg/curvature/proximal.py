@@ -5,9 +5,9 @@ u = P^-1 v and the step t, the rate times f, the optimizer gets (w - z) / rate i
 
     x = w - t u,    z = argmin  (z - x)'P(z - x) / 2 + t h(z)
 
-With NAG this is FISTA's step, z its iterate and w the point beside it. As P = U S U' + rho I,
-z is the Euclidean operator at x - A'c, where A = (S / rho)^1/2 U and c = A (z - x): as many
-equations as U has rows. A semismooth Newton method solves them, in one or two iterations from the
+With NAG this is FISTA's step, z its iterate and w the point beside it. As P = rho (I + A'A),
+z is the Euclidean operator of t h / rho at x - A'c, where c = A (z - x): as many equations as A has
+rows. A semismooth Newton method solves them, in one or two iterations from the
 shift x - z of the step before.
 
 .. [1] S. Becker, J. Fadili and P. Ochs, "On Quasi-Newton Forward-Backward Splitting: Proximal
@@ -23,7 +23,7 @@ import mxnet as mx
 import numpy as np
 
 from .. import _mxnet, prox
-from .nystrom import TINY, NystromApproximation
+from .nystrom import TINY
 
 TOLERANCE = 1e-3  # of c, relative to its norm, or to that of the first one: it may become 0
 MOST_ITERATIONS = 30
@@ -123,12 +123,11 @@ class Penalty:
 
 
 def proximal_point(
-    x: np.ndarray, step: float, P: NystromApproximation | None, penalty: Penalty, guess: np.ndarray
+    x: np.ndarray, step: float, A: np.ndarray | None, penalty: Penalty, guess: np.ndarray
 ) -> np.ndarray:
-    """The z that minimizes (z - x)'P(z - x) / 2 + step h(z), from a guess on."""
-    if P is None:
+    """The z that minimizes (z - x)'(I + A'A)(z - x) / 2 + step h(z), from a guess on."""
+    if A is None:
         return penalty.apply(x, step)
-    A, step = np.sqrt(P.S / P.rho)[:, None] * P.U, step / P.rho
 
     def residual(c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
         v = x - c @ A
