@@ -107,7 +107,7 @@ BREAKS = {
         ("= inverse(d), d", "= inverse(d), 0 * d", "preconditioner on_the_host"),
         ("max(squared**0.5, TINY), 1.0", "squared, 1.0", "preconditioner on_the_host"),
         ("MOST) / squared, 1.0) if", "MOST) / squared, 9.0) if", "preconditioner on_the_host"),
-        ('"zero" if scale == 1 else "nan"][0]', '"zero"][0]', "preconditioner on_the_host"),
+        ('"zero" if scale == 1 else "nan"], 0.0', '"zero"], 0.0', "preconditioner on_the_host"),
         (
             "{**self.given, **new}",
             "self.given.update(new) or self.given",
@@ -118,11 +118,7 @@ BREAKS = {
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
         ("step / controller.P.rho", "step", "penalties minimum[lasso-float64"),
-        (
-            "secants = [*self.controller.secants]",
-            "secants = self.controller.secants",
-            "errors precond",
-        ),
+        ("[*self.controller.secants]", "self.controller.secants", "errors preconditioner"),
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
         (
             "controller.first_loss, controller.loss = inf",
