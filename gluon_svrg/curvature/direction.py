@@ -194,21 +194,20 @@ class HostDirection(Direction):
         arguments are those of `apply`.
         """
         given = self.given
-        with np.errstate(over="ignore", invalid="ignore"):
-            v = vector(self._grads) / (most * scale) + given["wd"] * w
-            if "s" in given:
-                v += (1 - entries / most) * given["mu"]
-                move, d = w - given["s"], v - given["slope"]
-                solved, self._d[self.slot] = inverse(d), d
-                u = solved + given["solved_slope"]
-                right = np.stack([d, move, given["slope"], self.d(1)])
-                products = np.stack([solved, move]) @ right.T
-                squared, along = products[0, 0], products[1, 0]
-                factor = min(along * (bound or MOST) / squared, 1.0) if along > 0 else 1.0
-            else:
-                u, squared = inverse(v), v @ v
-                products = np.array(squared)
-                factor = min((bound or MOST) / max(squared**0.5, TINY), 1.0)
+        v = vector(self._grads) / (most * scale) + given["wd"] * w
+        if "s" in given:
+            v += (1 - entries / most) * given["mu"]
+            move, d = w - given["s"], v - given["slope"]
+            solved, self._d[self.slot] = inverse(d), d
+            u = solved + given["solved_slope"]
+            right = np.stack([d, move, given["slope"], self.d(1)])
+            products = np.stack([solved, move]) @ right.T
+            squared, along = products[0, 0], products[1, 0]
+            factor = min(along * (bound or MOST) / squared, 1.0) if along > 0 else 1.0
+        else:
+            u, squared = inverse(v), v @ v
+            products = np.array(squared)
+            factor = min((bound or MOST) / max(squared**0.5, TINY), 1.0)
         if squared < MOST:
             return products, u * factor, factor
         return products, given["zero" if scale == 1 else "nan"], 0.0

@@ -276,7 +276,7 @@ class Preconditioner:
         """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
         bound = self.controller.step_bound
         if self.penalty:
-            with one_thread():
+            with one_thread(), np.errstate(over="ignore", invalid="ignore"):
                 return self._proximal_step(float(_numbers(entries)[0]), scale, bound)
         if isinstance(entries, NDArray):
             most = mx.nd.maximum(entries[:1], self._most)
@@ -286,10 +286,10 @@ class Preconditioner:
         return Step(products, 0.0, entries, most, scale, None)
 
     def _proximal_step(self, entries: float, scale: float, bound: float) -> Step:
-        """Overwrite V by the direction of the proximal gradient."""
+        """As `apply`, with penalties: the direction is that of the proximal gradient."""
         controller, last, most = self.controller, self._last_proximal, max(entries, self._most)
         w, proximal = self._weights(self._network), None
-        # Before the gradient is there
+        # Before the gradient is waited for
         rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
         about = w, controller.apply_inverse, entries, most, scale, bound
         products, direction, factor = self._direction.compute(*about)
@@ -362,11 +362,11 @@ class Preconditioner:
                 for weight in weights:
                     part.operator(weight, 0.0).copyto(weight)
             elif zeros is not None and zeros[part.place].any():
-                if parameter not in self._kept:
-                    flags = np.empty(part.shape, part.dtype)
-                    self._kept[parameter] = flags, mx.nd.from_numpy(flags.view())
-                flags, kept = self._kept[parameter]  # of the same memory; its last use has ended
-                flags[:] = ~zeros[part.place].reshape(part.shape)
+                mask = zeros[part.place]
+                was, kept = self._kept.get(parameter, (None, None))
+                if not np.array_equal(mask, was):
+                    kept = mx.nd.from_numpy((~mask).reshape(part.shape).astype(part.dtype))
+                    self._kept[parameter] = mask, kept
                 for weight in weights:
                     weight *= kept.as_in_context(_mxnet.device_of(weight))
 
