@@ -82,7 +82,7 @@ def prepared(
     returned = map(ctypes.byref, (count, results, types))
     arguments = (operator.handle, len(inputs), given, *where, *returned)
 
-    def call(_memory: Any = arrays) -> None:
+    def call(_memory: Any = (operator, arrays)) -> None:
         check_call(_invoke(*arguments))
 
     return call
