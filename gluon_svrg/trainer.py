@@ -223,11 +223,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         Notes
         -----
-        A step that raises an exception moves no weight, but that a preconditioner may have learned
-        or rolled back before. A step that AMP skips only counts. An interrupt during the update can
-        leave some weights moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in
-        the mean gradient of SARAH and STORM, and in the table of SAGA and SAG, until
-        `discard_snapshot` or `update_full_grads`.
+        A step that raises an exception moves no weight, unless a proximal operator of yours raises
+        it; a preconditioner may have learned, rolled back or put weights inside bounds before. A
+        step that AMP skips only counts. An interrupt during the update can leave some weights
+        moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in the mean gradient
+        of SARAH and STORM, and in the table of SAGA and SAG, until `discard_snapshot` or
+        `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(

@@ -117,6 +117,8 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
+        ("if self._wd is None else self._wd", "", "penalties interrupt_repeats"),
+        ("step is each for each", "False for each", "penalties interrupt_repeats"),
         ("step / controller.P.rho", "step", "penalties minimum[lasso-float64"),
         ("[*self.controller.secants]", "self.controller.secants", "errors preconditioner"),
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
@@ -158,6 +160,7 @@ BREAKS = {
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
     "passes/pending_update.py": [
+        ("self.drop()  # or `update`", "pass  # or `update`", "penalties reduction_that_fails"),
         ("self.entries + estimated.rec", "estimated.rec", "halves a_clip_between"),
         ("max(norm([then]), self._largest / scale)", "norm([then])", "dtypes_and_amp large_micro"),
         ("map(or_, shown, leans)", "shown", "halves reaches_moves_by_its_mean[SVRG"),

@@ -14,6 +14,17 @@ from gluon_svrg import Nystrom, SVRGTrainer
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso
 
 
+class Failing(L1):
+    """An operator that can be made to fail."""
+
+    fails = False
+
+    def __call__(self, weight, step):
+        if Failing.fails:
+            raise KeyError("as a test wants it")
+        return super().__call__(weight, step)
+
+
 def standardized(X):
     return (X - X.mean(axis=0)) / X.std(axis=0)
 
@@ -409,3 +420,42 @@ def test_few_steps():
         Training(*regression(), size=37).train(3)  # an epoch of 17
     (text,) = texts
     assert text.startswith("An epoch has 12 steps") and "about 18 loss entries" in text
+
+
+def test_a_reduction_that_fails():
+    """No update can follow it, and the training goes on."""
+    made = Training(*regression(), {".*": Failing(0.1)}, wd=0.02)
+    made.train(2)
+    before = made.w
+    made.trainer.correct_grads(lambda: made.loss_of(np.arange(16)))
+    try:
+        Failing.fails = True
+        with pytest.raises(KeyError):
+            made.trainer.allreduce_grads()
+    finally:
+        Failing.fails = False
+    with pytest.raises(RuntimeError, match=r"update\(\)"):
+        made.trainer.update(16)
+    assert_unchanged(before, made.w)
+    twin = Training(*regression(), {".*": L1(0.1)}, wd=0.02).train(12)
+    np.testing.assert_allclose(made.train(10).w, twin.w, rtol=1e-6, atol=1e-9)
+
+
+def test_calls_that_an_interrupt_repeats():
+    """Before the update, weight decay is kept once; after it, nothing is zero too early."""
+    made = Training(*regression(), {".*": L1(0.3)}, wd=0.02)
+    part = made.trainer._method.preconditioner
+    for _ in range(2):
+        part.before_update(None)
+    part.after_update()
+    assert made.trainer.optimizer.wd == 0.02
+    zeros = []
+
+    def again():
+        part, before = made.trainer._method.preconditioner, made.w
+        part.commit(part._pending[-1])
+        assert_unchanged(before, made.w)
+        zeros.append((made.w == 0).sum())
+
+    made.train(2, after=again)
+    assert max(zeros) > 0 and len({*zeros}) > 1

@@ -161,25 +161,24 @@ class Preconditioner:
 
     def _set_scale(self, per_sample: float | None) -> None:
         """Divide decays and penalties, which belong to a sample, by the loss entries of one."""
-        self.per_sample = per_sample
-        self.decays = self._checked_decays()
+        self.decays, self.per_sample = self._checked_decays(per_sample), per_sample
         self.penalty.factor = 1 / (per_sample or 1.0)
         kind = HostDirection if self.penalty else Direction
         self._direction = kind(self._network, self.decays)
         self._forget_steps()
 
-    def _checked_decays(self) -> np.ndarray:
+    def _checked_decays(self, per_sample: float | None) -> np.ndarray:
         """The weight decay of each weight; raise if the parameters cannot be one vector."""
         _check_parameters(self._network)
         decays = [self._optimizer.wd * p.wd_mult for p in self._network.trainable]
-        wide = np.asarray(decays, "float32").astype("float64") / (self.per_sample or 1.0)
+        wide = np.asarray(decays, "float32").astype("float64") / (per_sample or 1.0)
         return np.repeat(wide, self._sizes)
 
     def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
         """As `Method.prepare_refresh`: begin inside the bounds, and check the weight decay."""
         if self.origin is None:
             self._settle(None)
-        if (self._checked_decays() != self.decays).any():
+        if (self._checked_decays(self.per_sample) != self.decays).any():
             raise ValueError(
                 "The weight decay has changed, and with it the loss whose curvature the "
                 "preconditioner knows. Call discard_snapshot() after such a change."
@@ -308,7 +307,7 @@ class Preconditioner:
         optimizer = self._optimizer
         if self.per_sample is None and step is not None:
             self._learn_scale(step)
-        self._wd = optimizer.wd
+        self._wd = optimizer.wd if self._wd is None else self._wd  # after an interrupt
         self.set_rate_and_momentum()
         optimizer.rescale_grad, optimizer.wd = 1.0, 0.0
 
@@ -339,14 +338,15 @@ class Preconditioner:
 
     def commit(self, step: Step) -> None:
         """A step was made: keep what it tells, once; an interrupt can repeat this."""
+        if any(step is each for each in self._pending):
+            return
+        direction, controller = self._direction, self.controller
         proximal = self._last_proximal if step.proximal is None else step.proximal
         self._settle(proximal)
-        if not any(step is each for each in self._pending):
-            direction, controller = self._direction, self.controller
-            slot = (direction.slot + 1) % SLOTS  # the next step compares with this one
-            new = [*self._pending, step], controller.steps + 1, step.most, proximal, slot
-            # In one line, as an interrupt comes between lines.
-            self._pending, controller.steps, self._most, self._last_proximal, direction.slot = new
+        slot = (direction.slot + 1) % SLOTS  # the next step compares with this one
+        new = [*self._pending, step], controller.steps + 1, step.most, proximal, slot
+        # In one line, as an interrupt comes between lines.
+        self._pending, controller.steps, self._most, self._last_proximal, direction.slot = new
 
     def _settle(self, proximal: np.ndarray | None) -> None:
         """Put weights inside their bounds; those are 0 that z has as 0 for the second time.

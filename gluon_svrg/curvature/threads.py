@@ -34,8 +34,8 @@ def one_thread() -> Iterator[None]:
         return
     get, assign = functions
     before = get()
-    assign(1)
     try:
+        assign(1)
         yield
     finally:
         assign(before)

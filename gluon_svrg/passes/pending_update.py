@@ -209,4 +209,8 @@ class PendingUpdate:
         if isinstance(entries, NDArray):
             entries = entries.astype("float64")
         self.total_scale = 1.0 if self._is_apart else scale
-        self.next_state = self._method.next_state(self, scale, entries)
+        try:
+            self.next_state = self._method.next_state(self, scale, entries)
+        except BaseException:
+            self.drop()  # or `update` would take these gradients
+            raise
