@@ -42,6 +42,7 @@ BREAKS = {
     "recursive.py": [("1 / pending.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
     # The preconditioner
     "curvature/nystrom.py": [
+        ("(float(self.S.min()) if self.has_all else 0.0)", "0.0", "curvature all_directions"),
         ("float(S.sum()) / entries)", "0.0)", "curvature test_nystrom"),
         ("decay + floor, shift", "floor, shift", "curvature test_nystrom"),
         ("entries / ENTRIES_PER_DIRECTION", "entries", "curvature test_nystrom"),
@@ -119,7 +120,7 @@ BREAKS = {
     "curvature/preconditioner.py": [
         ("if self._wd is None else self._wd", "", "penalties interrupt_repeats"),
         ("step is each for each", "False for each", "penalties interrupt_repeats"),
-        ("step / controller.P.rho", "step", "penalties minimum[lasso-float64"),
+        ("step / controller.P.least", "step", "penalties minimum[lasso-float64"),
         ("[*self.controller.secants]", "self.controller.secants", "errors preconditioner"),
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
         (

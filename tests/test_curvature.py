@@ -396,7 +396,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
         last, z = z, plain(y - P.product(y - x) / most, step / most)
         if np.abs(z - last).max() < 1e-14:
             break
-    found = proximal_point(x, step / P.rho, P.root(), penalty, guess)
+    found = proximal_point(x, step / P.least, P.root(), penalty, guess)
     b = (P.S**0.5) * (P.U @ (found - x))
     error = found - z
     first = (P.S**0.5) * (P.U @ (guess - x))
@@ -407,12 +407,23 @@ def test_proximal_point(operator, shape, rank, step, seed):
     np.testing.assert_allclose(proximal_point(x, step, None, penalty, guess), plain(x, step))
 
 
+def test_proximal_point_with_all_directions():
+    """It depends on P alone, not on what of it is rho."""
+    rng, penalty, found = np.random.RandomState(0), penalty_of(L1(2.0), (2,), (6,)), []
+    P, x = random_metric(rng, 8, 8), rng.randn(8)
+    for rho in (0.5, 1e-14):
+        same = P._replace(S=np.linspace(2, 1, 8) - rho, rho=rho)
+        found.append(proximal_point(x, 0.5 / same.least, same.root(), penalty, 0 * x))
+    np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
+    assert (found[0] == 0).any()
+
+
 @pytest.mark.parametrize("low, high", [(-9, 9), (0, np.inf), (-0.5, 0.5)])
 def test_bounds_that_few_weights_reach(low, high):
     """Where none does, nothing is left of the equations, and that is seen at once."""
     rng, penalty = np.random.RandomState(0), penalty_of(Box(low, high), (2,), (6,))
     P, x, penalty.apply = random_metric(rng, 8, 5), abs(rng.randn(8)), counted(penalty.apply)
-    found = proximal_point(x, 0.5 / P.rho, P.root(), penalty, np.full(8, 0.2))
+    found = proximal_point(x, 0.5 / P.least, P.root(), penalty, np.full(8, 0.2))
     assert len(penalty.apply.calls) < 6
     if high > 1:
         np.testing.assert_allclose(found, x)

@@ -422,6 +422,15 @@ def test_few_steps():
     assert text.startswith("An epoch has 12 steps") and "about 18 loss entries" in text
 
 
+def test_few_weights_of_many_rows():
+    """In float64 P is the whole Hessian, and its rho no more than rounding."""
+    X, y = regression(3000, 4)
+    made = Training(X, y, {".*": L1(0.3)}, size=94).train(14)
+    P = made.trainer._method.preconditioner.controller.P
+    assert P.rho < 1e-12 * P.least
+    np.testing.assert_allclose(made.w, by_scikit_learn("Lasso", alpha=0.3)(X, y), atol=1e-10)
+
+
 def test_a_reduction_that_fails():
     """No update can follow it, and the training goes on."""
     made = Training(*regression(), {".*": Failing(0.1)}, wd=0.02)

@@ -36,9 +36,14 @@ class NystromApproximation(NamedTuple):
         """Multiply a vector by P."""
         return self.rho * v + (self.S * (self.U @ v)) @ self.U
 
+    @property
+    def least(self) -> float:
+        """The smallest eigenvalue."""
+        return self.rho + (float(self.S.min()) if self.has_all else 0.0)
+
     def root(self) -> np.ndarray:
-        """The A for which P = rho (I + A'A)."""
-        return np.sqrt(self.S / self.rho)[:, None] * self.U
+        """The A for which P = least (I + A'A): with rho, which may be rounding, A would be huge."""
+        return np.sqrt((self.S + self.rho - self.least) / self.least)[:, None] * self.U
 
     @property
     def has_all(self) -> bool:

@@ -296,7 +296,7 @@ class Preconditioner:
             rate = float(np.float32(controller.rate))  # as the optimizer has it
             x, step = w - rate * direction, rate * factor
             guess = w if last is None else x - step * last[1]
-            in_P = step / controller.P.rho if controller.P is not None else step
+            in_P = step / controller.P.least if controller.P is not None else step
             z = proximal_point(x, in_P, self._root, self.penalty, guess)
             direction, proximal = (w - z) / rate, np.array([z, (x - z) / step])
         self._direction.replace(direction)

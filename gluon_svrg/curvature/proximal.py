@@ -5,10 +5,10 @@ u = P^-1 v and the step t, the rate times f, the optimizer gets (w - z) / rate i
 
     x = w - t u,    z = argmin  (z - x)'P(z - x) / 2 + t h(z)
 
-With NAG this is FISTA's step, z its iterate and w the point beside it. As P = rho (I + A'A),
-z is the Euclidean operator of t h / rho at x - A'c, where c = A (z - x): as many equations as A has
-rows. A semismooth Newton method solves them, in one or two iterations from the
-shift x - z of the step before.
+With NAG this is FISTA's step, z its iterate and w the point beside it. As P = l (I + A'A),
+with l its smallest eigenvalue, z is the Euclidean operator of t h / l at x - A'c, where
+c = A (z - x): as many equations as A has rows. A semismooth Newton method solves them, in one or
+two iterations from the shift x - z of the step before.
 
 .. [1] S. Becker, J. Fadili and P. Ochs, "On Quasi-Newton Forward-Backward Splitting: Proximal
    Calculus and Convergence", SIAM Journal on Optimization 29(4), 2019.
