@@ -45,7 +45,7 @@ class Recursive(Method):
             copy(pending.total, sums, 1 / pending.total_scale)
         return Mean(sums, entries)
 
-    def before_update(self, next_state: Any) -> None:
+    def before_update(self, next_state: Any, scale: float) -> None:
         """Copy the weights, which are about to move, to the next reference."""
         if self._other is not None:
             self._other.move()

@@ -475,7 +475,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         is_prepared = next_state is not None or self._method.sets_rate
         try:
             if is_prepared:
-                self._method.before_update(next_state)
+                self._method.before_update(next_state, self._loss_scale.of_grads)
             update()  # raises if a gradient is stale
         finally:
             if is_prepared:

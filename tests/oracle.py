@@ -455,7 +455,7 @@ class Nystrom:
             if self.first_loss == np.inf:
                 self.first_loss = self.loss
             way = self.w - self.s
-            if way.any():
+            if np.linalg.norm(way) > self.k.rounding * self.eps * np.linalg.norm(self.s):
                 now, then = self.penalty.least(self.w, slope), self.penalty.least(self.s, self.full)
                 ratio = now @ way / (then @ way)
                 up = min(self.k.rise * self.T, self.k.most_budget)

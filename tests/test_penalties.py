@@ -455,7 +455,7 @@ def test_calls_that_an_interrupt_repeats():
     made = Training(*regression(), {".*": L1(0.3)}, wd=0.02)
     part = made.trainer._method.preconditioner
     for _ in range(2):
-        part.before_update(None)
+        part.before_update(None, 1.0)
     part.after_update()
     assert made.trainer.optimizer.wd == 0.02
     zeros = []

@@ -9,7 +9,7 @@ import oracle
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from kit import assert_unchanged, split_at
+from kit import amp, assert_unchanged, split_at
 from mxnet import gluon
 from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
@@ -29,6 +29,7 @@ STEEP.X *= 20  # along one of two weights
 RARE = Dense("regression", samples=205, features=6, seed=3)
 RARE.X *= np.where(np.arange(205) % 50 == 7, 30, 1)[:, None]
 BATCHES = CLASSES.batches(9)  # 205 = 22 * 9 + 7
+UNSCALED = ("unscaled early", "unscaled")  # by the user, before the reduction or after it
 
 
 class Run:
@@ -87,7 +88,7 @@ class Pair(Run):
         super().__init__(problem, net, dtype, devices, optimizer=optimizer, **kwargs)
         if how == "means":
             loss_of, self.loss_of = self.loss_of, lambda index: loss_of(index).mean()
-        if how == "scaled":  # by AMP
+        if how in ("scaled", *UNSCALED):  # by AMP
             scaler = kit.scale_losses(self.trainer)
             scaler._loss_scale = scaler._next_loss_scale = 1024.0
         net[0].bias.wd_mult = 2.0
@@ -133,10 +134,14 @@ class Pair(Run):
     def step(self, *numbers):
         batches, row = [BATCHES[n] for n in numbers], {}
         size = self.size or sum(map(len, batches))
-        if self.how in ("halves", "add"):
+        if self.how in ("halves", "add", *UNSCALED):
             for index in batches:
                 self.trainer.correct_grads(lambda: self.loss_of(index))
+            if self.how == "unscaled early":
+                amp.unscale(self.trainer)
             self.trainer.allreduce_grads()
+            if self.how == "unscaled":
+                amp.unscale(self.trainer)
             self.trainer.update(size)
         else:
             if self.how == "stored" and self.trainer.has_snapshot:
@@ -191,7 +196,8 @@ def test_trajectory(problem, bound, optimizer, plain):
     {"rank": 0},
     {"rank": 2},
     {"problem": STEEP},
-    {"how": "scaled"},
+    *({"how": how, "l1": l1} for how in ("scaled", *UNSCALED) for l1 in (0.0, 0.02)),
+    {"how": "unscaled", "size": 1000},
     {"l1": 0.02},
     {"l1": 0.02, "optimizer": "sgd", "devices": TWO},
     {"l1": 0.02, "how": "halves", "size": 1},
@@ -259,14 +265,14 @@ def test_the_direction_on_the_host(script, size, entries, scale):
             row = each * rng.randn(len(full)) + (full * entries * scale if not each else 0)
             put(part._network, row)
             if kind is Direction:
-                products = direction.apply(entries, 9.0, scale, bound).asnumpy()
+                products = direction.apply(entries, 9.0, scale, bound, False).asnumpy()
             else:
                 w = part._weights(part._network)
                 about = w, part.controller.apply_inverse, entries, 9.0, scale, bound
                 with np.errstate(invalid="ignore"):
                     products, row, factor = direction.compute(*about)
                 assert bool(factor) == np.isfinite(each)
-                direction.replace(row)
+                direction.replace(row * scale if factor else row)
             direction.slot += 1
         found.append((products, flat([p.grad().asnumpy() for p in part._network.trainable])))
     for on_device, on_host in zip(*found):
@@ -295,11 +301,12 @@ def test_threads_of_products():
 
 
 def test_at_the_minimum():
-    """Rounding is neither curvature nor a reason to go back."""
+    """Rounding is no curvature, and no reason to go back or for a new sketch."""
     run = Run(REGRESSION, REGRESSION.network("float32"), "float32", settings={"wd": 0.01})
     run.play([23, "refresh"] * 24)
     first, *_, last = run.trainer.history
     assert last["curvature"] < first["curvature"] and run.trainer.num_snapshots == 24
+    assert run.controller.probes == 2
 
 
 @pytest.mark.parametrize("devices", [None, TWO])
@@ -361,13 +368,19 @@ def test_an_overflow_of_amp():
     """The scaler sees it, in a step as in a refresh, and the weights do not go back."""
     run = Run(net=CLASSES.network())
     run.play(["refresh", 23, "refresh", 11])
-    scaler = kit.scale_losses(run.trainer)
-    for action in (1, "refresh"):
+    scaler, trainer = kit.scale_losses(run.trainer), run.trainer
+
+    def unscaled_step():
+        trainer.correct_grads(lambda: 100 * run.loss_of(BATCHES[0]))
+        amp.unscale(trainer)
+        trainer.step(9)
+
+    for action, power in ((lambda: run.play([1]), 1023), (unscaled_step, 1021), (run.refresh, 1023)):
         before = values(run.net)
-        scaler._loss_scale = scaler._next_loss_scale = 2.0**1023
-        run.play([action])
+        scaler._loss_scale = scaler._next_loss_scale = 2.0**power
+        action()
         assert_unchanged(values(run.net), before)
-        assert scaler._next_loss_scale < 2.0**1023
+        assert scaler._next_loss_scale < 2.0**power
     assert run.trainer.num_snapshots == 3 and not run.trainer.history[-1]["went_back"]
 
 

@@ -27,9 +27,10 @@ class LossScale:
 
     @property
     def of_grads(self) -> float:
-        """The factor of the gradients: 1 after ``amp.unscale``."""
+        """The factor of the gradients: 1 after ``amp.unscale``, also while an update runs."""
         trainer = self._trainer
-        return 1.0 if self.scaler is None else trainer._amp_original_scale / trainer._scale
+        original = getattr(trainer, "_amp_original_scale", None)
+        return 1.0 if original is None else original / trainer._scale
 
     def skip(self, *_: Any) -> None:
         """Lower the scale for a step whose overflow the scaler itself cannot see."""

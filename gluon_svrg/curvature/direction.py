@@ -8,7 +8,7 @@
     u = P^-1 v = solved + P^-1 slope
     f = min(1, L d move / d solved)         where d move > 0; else 1: it shortens steps of more
     f = min(1, bound / |v|)                 without a snapshot, and then P is the identity
-    grads = f u                             or 0, where d solved is not finite (NaN: AMP skips it)
+    grads = f u, times the scale of AMP     or 0, where d solved is not finite (NaN: AMP skips it)
 
 V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
 corrects mu by its share. Without a snapshot mu is 0. The products are read some steps later, so
@@ -44,6 +44,7 @@ def _compiled(
     has_decay: bool,
     has_snapshot: bool,
     is_short: bool,
+    scale: float,
 ) -> tuple[CachedOp, list[str]]:
     """The operator, and the names of its inputs. Without a rest, P is the identity.
 
@@ -76,12 +77,12 @@ def _compiled(
         sums = F.dot(F.concat(solved, move, dim=0), right, transpose_b=True)
         squared = F.slice(sums, begin=(0, 0), end=(1, 1))
         along = F.relu(F.slice(sums, begin=(1, 0), end=(2, 1)))
-        factor = F.minimum(F.elemwise_div(F.elemwise_mul(along, given("bound")), squared), 1.0)
-        factor, outputs = F.where(along, factor, given("one")), [sums, d]
+        factor = F.minimum(F.elemwise_div(F.elemwise_mul(along, given("bound")), squared), scale)
+        factor, outputs = F.where(along, factor, given("scale")), [sums, d]
     else:
         u = inverse(v)
         squared = F.dot(v, v, transpose_b=True)
-        factor = F.minimum(F.elemwise_div(given("bound"), F.sqrt(squared)), 1.0)
+        factor = F.minimum(F.elemwise_div(given("bound"), F.sqrt(squared)), scale)
         outputs = [squared]
     is_finite = F.reshape(squared < MOST, shape=(1,))
     direction = F.where(is_finite, times(factor, u), given("left_out"))
@@ -105,7 +106,7 @@ class Direction:
         self.given: dict[str, Any] = {}
         self._rest: tuple[float, float] | None = None  # 1 / rest of P, and the sign of T'T
         self._has_decay = bool(decays.any())
-        self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays, one=[1.0])
+        self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays)
 
     def upload(self, rest: tuple[float, float] | None = None, **rows: Any) -> None:
         """Keep inputs, vectors or several as rows; copies of this object keep theirs.
@@ -128,22 +129,26 @@ class Direction:
         return self._d[(self.slot - steps_before) % SLOTS]
 
     def apply(
-        self, entries: float | NDArray, most: float | NDArray, scale: float, bound: float
+        self,
+        entries: float | NDArray,
+        most: float | NDArray,
+        scale: float,
+        bound: float,
+        is_skipped: bool = False,
     ) -> NDArray:
         """Overwrite reduced gradients, of so many loss entries, with the direction; the products.
 
         The gradients are scaled. The entries, and the most of any mini-batch, are numbers, or
-        arrays with one number first. The bound is L, or without a snapshot one of a norm.
+        arrays with one number first. The bound is L, or without a snapshot one of a norm. AMP may
+        skip a direction that is left out.
         """
         vary, has_snapshot = isinstance(entries, NDArray), "s" in self.given
         is_short = has_snapshot and (vary or entries < most)
-        key = None if vary else (entries, most), scale, bound, self.slot
+        key = None if vary else (entries, most), scale, bound, is_skipped, self.slot
         if key not in self._calls:
             if len(self._calls) > 64:
                 self._calls.clear()
-            most_bound = bound or MOST
-            left_out = "zero" if scale == 1 else "nan"
-            self._calls[key] = self._prepared(most_bound, is_short, self.given[left_out])
+            self._calls[key] = self._prepared(scale, bound or MOST, is_short, is_skipped)
             if not vary:
                 self._calls[key][1][:] = 1 / (most * scale)
                 self._calls[key][2][:] = 1 - entries / most
@@ -155,15 +160,18 @@ class Direction:
         copy_rows([self._grads] * len(self._others), self._others)
         return products
 
-    def _prepared(self, bound: float, is_short: bool, left_out: NDArray) -> tuple[Any, ...]:
+    def _prepared(
+        self, scale: float, bound: float, is_short: bool, is_skipped: bool
+    ) -> tuple[Any, ...]:
         """A call, with the arrays of its numbers and of its products, and all others."""
         given, has_snapshot = self.given, "s" in self.given
         grads, weights = ([x.reshape((1, -1)) for x in c] for c in (self._grads, self._weights))
-        kind = self._rest, self._has_decay, has_snapshot, is_short
+        kind = self._rest, self._has_decay, has_snapshot, is_short, scale
         operator, names = _compiled(tuple(row.size for row in grads), *kind)
-        per_entry, rest, bound_row = (self._row([number]) for number in (0.0, 0.0, bound))
-        arrays = {**given, "per_entry": per_entry, "rest": rest, "bound": bound_row}
-        arrays["left_out"] = left_out
+        per_entry, rest, scale_row = (self._row([number]) for number in (0.0, 0.0, scale))
+        arrays = {**given, "per_entry": per_entry, "rest": rest, "scale": scale_row}
+        arrays["bound"] = self._row([min(bound * scale, MOST)])
+        arrays["left_out"] = given["nan" if is_skipped else "zero"]
         products = self._row(np.zeros((2, 4) if has_snapshot else 1))
         outputs = [*grads, products]
         if has_snapshot:
@@ -188,7 +196,7 @@ class HostDirection(Direction):
     def compute(
         self, w: np.ndarray, inverse: Any, entries: float, most: float, scale: float, bound: float
     ) -> tuple[np.ndarray, np.ndarray, float]:
-        """The products, the direction at the weights w, and f: 0 where the direction is left out.
+        """The products, f u at the weights w, and f: both are 0 where the direction is left out.
 
         It waits for the reduced gradients, which stay. The inverse is a function, that of P. Other
         arguments are those of `apply`.
@@ -210,7 +218,7 @@ class HostDirection(Direction):
             factor = min((bound or MOST) / max(squared**0.5, TINY), 1.0)
         if squared < MOST:
             return products, u * factor, factor
-        return products, given["zero" if scale == 1 else "nan"], 0.0
+        return products, given["zero"], 0.0
 
     def replace(self, direction: np.ndarray) -> None:
         """Overwrite the gradients on all devices with another direction. Does not wait for them."""

@@ -116,7 +116,6 @@ class Step(NamedTuple):
     rise_of_penalty: float  # above that of the snapshot
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
-    scale: float  # of the gradients
     proximal: np.ndarray | None  # z and (x - z) / t; None without penalties or a direction
 
 
@@ -271,20 +270,25 @@ class Preconditioner:
 
     # --- what becomes of the reduced gradient? ---------------------------------------------------
 
-    def apply(self, entries: float | NDArray, scale: float) -> Step:
-        """Overwrite V by the direction, in the reduced gradients of so many loss entries."""
+    def apply(self, entries: float | NDArray, scale: float, is_skipped: bool) -> Step:
+        """Overwrite V by the direction, in the reduced gradients of so many loss entries.
+
+        Both are scaled. AMP may skip a step without a direction.
+        """
         bound = self.controller.step_bound
         if self.penalty:
             with one_thread(), np.errstate(over="ignore", invalid="ignore"):
-                return self._proximal_step(float(_numbers(entries)[0]), scale, bound)
+                return self._proximal_step(float(_numbers(entries)[0]), scale, bound, is_skipped)
         if isinstance(entries, NDArray):
             most = mx.nd.maximum(entries[:1], self._most)
         else:
             most = max(entries, self._most)
-        products = self._direction.apply(entries, most, scale, bound)
-        return Step(products, 0.0, entries, most, scale, None)
+        products = self._direction.apply(entries, most, scale, bound, is_skipped)
+        return Step(products, 0.0, entries, most, None)
 
-    def _proximal_step(self, entries: float, scale: float, bound: float) -> Step:
+    def _proximal_step(
+        self, entries: float, scale: float, bound: float, is_skipped: bool
+    ) -> Step:
         """As `apply`, with penalties: the direction is that of the proximal gradient."""
         controller, last, most = self.controller, self._last_proximal, max(entries, self._most)
         w, proximal = self._weights(self._network), None
@@ -299,17 +303,18 @@ class Preconditioner:
             in_P = step / controller.P.least if controller.P is not None else step
             z = proximal_point(x, in_P, self._root, self.penalty, guess)
             direction, proximal = (w - z) / rate, np.array([z, (x - z) / step])
-        self._direction.replace(direction)
-        return Step(products, rise, entries, most, scale, proximal)
+        left_out = np.nan if is_skipped and not factor else 0.0
+        self._direction.replace(direction * scale + left_out)
+        return Step(products, rise, entries, most, proximal)
 
-    def before_update(self, step: Step | None) -> None:
+    def before_update(self, step: Step | None, scale: float) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
         optimizer = self._optimizer
         if self.per_sample is None and step is not None:
-            self._learn_scale(step)
+            self._learn_scale(step, scale)
         self._wd = optimizer.wd if self._wd is None else self._wd  # after an interrupt
         self.set_rate_and_momentum()
-        optimizer.rescale_grad, optimizer.wd = 1.0, 0.0
+        optimizer.rescale_grad, optimizer.wd = 1 / scale, 0.0
 
     def after_update(self) -> None:
         """Give the optimizer its weight decay back, also where the update has failed."""
@@ -321,10 +326,10 @@ class Preconditioner:
         self._optimizer.lr = self.controller.rate
         self._optimizer.momentum = self.controller.momentum
 
-    def _learn_scale(self, step: Step) -> None:
+    def _learn_scale(self, step: Step, scale: float) -> None:
         """From the first update, before a weight moves: the batch size says what a sample is."""
         entries = float(_numbers(step.entries)[0])
-        per_sample = entries * self._optimizer.rescale_grad * step.scale
+        per_sample = entries * self._optimizer.rescale_grad * scale
         if not per_sample:
             return
         if abs(per_sample - 1) < 1e-6:
@@ -458,7 +463,7 @@ class Preconditioner:
             if controller.first_loss == inf:
                 controller.first_loss = controller.loss
             last, last_slope, _ = self._snapshot
-            if (s != last).any():  # without a step, nothing has been learned
+            if (s - last) @ (s - last) > self._rounding:  # otherwise nothing has been learned
                 slopes = (
                     float(self.penalty.least_subgradient(w, g) @ (s - last))
                     for w, g in ((s, slope), (last, last_slope))
@@ -565,7 +570,7 @@ class Preconditioner:
         self._most = mx.nd.array(most, dtype=most.dtype) if isinstance(most, np.ndarray) else most
         self._last_proximal = self._restored("last_proximal", state["last_proximal"])
         self._pending = [
-            Step(mx.nd.array(x, dtype=x.dtype), each["rise"], None, None, 1.0, None)
+            Step(mx.nd.array(x, dtype=x.dtype), each["rise"], None, None, None)
             for each in state["pending"]
             for x in [each["products"]]
         ]
@@ -673,10 +678,10 @@ class Preconditioned(Method):
 
     def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
         """Replace the reduced gradients by the direction; what was learned from them."""
-        return self.preconditioner.apply(entries, scale)
+        return self.preconditioner.apply(entries, scale, pending.is_scaled)
 
-    def before_update(self, step: Step | None) -> None:
-        self.preconditioner.before_update(step)
+    def before_update(self, step: Step | None, scale: float) -> None:
+        self.preconditioner.before_update(step, scale)
 
     def after_update(self) -> None:
         self.preconditioner.after_update()

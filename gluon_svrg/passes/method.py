@@ -12,7 +12,7 @@ A trainer calls::
     row(estimated, index)      when v is computed: what to keep of the mini-batch
     numbers(rows)              what to sum over the workers
     next_state(pending, ...)   when v is summed over devices and workers
-    before_update(next_state)  just before the optimizer moves the weights
+    before_update(next_state, scale)  just before the optimizer moves the weights
     after_update()             when it has, or has failed
     moved(pending)             after it has moved them: the next state takes effect
 
@@ -183,8 +183,11 @@ class Method:
         """
         return None
 
-    def before_update(self, next_state: Any) -> None:
-        """Complete the next state with the weights, just before the optimizer moves them."""
+    def before_update(self, next_state: Any, scale: float) -> None:
+        """Complete the next state with the weights, just before the optimizer moves them.
+
+        The scale is that of the gradients now.
+        """
 
     def after_update(self) -> None:
         """Give the optimizer its weight decay back; it can be called again."""

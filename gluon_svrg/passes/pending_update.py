@@ -81,6 +81,7 @@ class PendingUpdate:
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         self.next_state: Any = None  # the method's state after the update, once it is reduced
         self.total_scale = 1.0  # of `total`
+        self.is_scaled = False  # whether AMP scales losses, and skips a step with a NaN
         self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
@@ -132,6 +133,7 @@ class PendingUpdate:
         reached = list(map(or_, self.reached or estimated.reached, estimated.reached))
         arrays = list(map(_mxnet.gradients, self._network.parameters))
         new = rows, terms, self.entries + estimated.recorded.entries, reached, arrays, HELD
+        self.is_scaled = scale != 1
         # In one line, as an interrupt comes between lines.
         self.rows, self._terms, self.entries, self.reached, self._grads, self.stage = new
 
