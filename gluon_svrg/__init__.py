@@ -17,8 +17,8 @@ These modules support the trainers:
 - `gluon_svrg.prox`: penalties and bounds.
 - `gluon_svrg.estimator`: training with Gluon's `Estimator`.
 
-The command ``gluon-svrg`` compares methods (``compare``) and starts jobs of several processes
-(``launch``, ``join``).
+The command ``gluon-svrg`` compares methods (``compare``), starts jobs of several processes
+(``launch``), and takes a role in one (``join``).
 """
 
 # Names are imported on first use: the command line needs no MXNet, and servers import this early.

@@ -20,7 +20,8 @@ __all__ = ["FullGradHandler", "SVRGBatchProcessor"]
 class SVRGBatchProcessor(BatchProcessor):
     """Computes the SVRG estimate of each mini-batch, so that the `Estimator` makes a step with it.
 
-    Use it with a `FullGradHandler` and an `SVRGTrainer`, or with a `STORMTrainer` or `MARSTrainer`.
+    Use it with a `FullGradHandler` and an `SVRGTrainer` or `SARAHTrainer`; a `STORMTrainer` or
+    `MARSTrainer` needs no handler.
 
     Examples
     --------
@@ -134,7 +135,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
             )
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Refresh if one is due at this epoch, or there is no snapshot."""
+        """Refresh if one is due at this epoch, or the trainer wants a snapshot."""
         if isinstance(self.schedule, EveryEpochs):
             is_time = estimator.trainer.epoch_count.epochs % self.schedule.epochs == 0
             if is_time or estimator.trainer.wants_snapshot:

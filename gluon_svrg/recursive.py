@@ -33,7 +33,7 @@ class Recursive(Method):
         self._other = None
 
     def discard(self) -> None:
-        """Start over at the next step."""
+        """Start over at the next step; SARAH at the next refresh."""
         super().discard()
         self._other = None
 

@@ -9,7 +9,8 @@ the last step, each the *sum* over its ``c`` loss entries. ``m`` is the last est
 ``V`` is the sum of ``v`` over the ``C`` entries of all devices and workers. A refresh sets ``m`` to
 the full gradient.
 
-Each step adds its rounding error, of the size of ``g - r``, to ``m``. A refresh ends that drift.
+Each step adds its rounding error, of the size of that of ``r - c m``, to ``m``. A refresh ends that
+drift.
 """
 
 from __future__ import annotations

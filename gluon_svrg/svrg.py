@@ -8,7 +8,8 @@
 the *sum* over its ``c`` loss entries; ``mu`` is the full gradient at the snapshot, the *mean* over
 all entries of all data. With a coefficient ``alpha`` of 1 this is SVRG, below it alpha-SVRG.
 
-With stored gradients, a table has ``r - c mu`` of each mini-batch, and a step takes ``g`` alone.
+With stored gradients, a table has ``r - c mu`` of each mini-batch, and a step with its index takes
+``g`` alone.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from .passes.closure import Loss, check_closure
 from .passes.columns import Columns, copy_rows, norm
 from .passes.data import check_data, initialize, one_pass
 from .passes.estimate import PLAIN_GRADIENT, Estimate, EstimateCoefficients, estimate
-from .passes.full_pass import NOT_FINITE, FullGradient, full_gradient
+from .passes.full_pass import FullGradient, full_gradient
 from .passes.method import Method
 from .passes.network import ParameterBuffers, check_gradients
 from .passes.pending_update import HELD, MOVED, NOTHING, REDUCED, PendingUpdate
@@ -35,8 +35,12 @@ from .prox import ProxArgument, ProximalOperators
 
 NOT_CORRECTED = (
     "{name}() needs {method} gradients: pass step(batch_size, {given}), or call "
-    "correct_grads({given}) before. For the plain optimizer use gluon.Trainer, or with SVRG and "
-    "SARAH discard_snapshot()."
+    "correct_grads({given}) before. For the plain optimizer use gluon.Trainer, or with SARAH, and "
+    "with SVRG without a preconditioner, discard_snapshot()."
+)
+SERVERS_SKIP_NO_STEP = (
+    "AMP scales losses, and the servers of this kvstore cannot skip a step that overflows. Pass "
+    "update_on_kvstore=False with 'dist_sync'; 'dist_async' works without amp.init_trainer."
 )
 #: What to do instead of passing these arguments to a trainer.
 OTHER_PLACES = {
@@ -53,7 +57,7 @@ class Progress:
         self.inner_steps = 0  # since the last refresh, those after which there is a reference
         self.steps = 0  # steps over the whole training
         self.grad_evaluations = 0  # loss entries that this worker has differentiated
-        self.compared = False  # whether the losses of a step were compared since the last refresh
+        self.compared = False  # whether losses need not be compared until the next refresh
         self.history: list[dict[str, float | None]] = []  # what was measured at each refresh
 
     def state(self) -> dict[str, Any]:
@@ -63,6 +67,10 @@ class Progress:
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state."""
         vars(self).update(state)
+
+
+class _OverflowError(Exception):
+    """The full gradient is not finite, as AMP scales losses too much: they are finite."""
 
 
 class _Held(NamedTuple):
@@ -86,13 +94,13 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Keyword arguments of the optimizer when it is given by name.
     kvstore : str or KVStore, default 'device'
         The kvstore, as for `gluon.Trainer`. Several devices need one. An asynchronous one, and
-        ``update_on_kvstore=True``, are only for `SVRGTrainer` without a preconditioner: others need
-        the reduced gradient before the update.
+        ``update_on_kvstore=True``, are only for `SVRGTrainer` without a preconditioner or a prox:
+        others need the reduced gradient before the update.
     compression_params : dict, optional
         Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` without a
         preconditioner, and exact MARS.
     update_on_kvstore : bool, optional
-        Where to update, as for `gluon.Trainer`.
+        Where to update, as for `gluon.Trainer`; with ``dist_sync`` by default on the workers.
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
         the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
@@ -115,7 +123,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     See Also
     --------
-    mxnet.gluon.Trainer : All of its attributes and methods work here.
+    mxnet.gluon.Trainer : Its attributes and methods work here.
     SVRGTrainer : Describes a refresh, and has a whole loop as its example.
     """
 
@@ -196,13 +204,13 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             preconditioner learns from the first one what a sample is.
         ignore_stale_grad : bool, default False
             Whether to continue if backward did not reach a parameter, as in `gluon.Trainer`. Such
-            a parameter still moves by the full gradient, a part of the estimate.
+            a parameter still moves where a mean gradient is a part of the estimate.
         closure : callable
             Returns the loss of this mini-batch: an NDArray of shape ``(batch,)`` or any other, or a
             list or tuple of them, such as one for each device. It must compute the same loss each
             time: it is called twice if the method compares with other weights, last at the current
-            ones, and more often in a first step after a refresh, as a check, and in steps in which
-            a preconditioner measures. Leave it out after `correct_grads`, or after your own
+            ones, and more often in a first step that compares, as a check, and in steps in which a
+            preconditioner measures. Leave it out after `correct_grads`, or after your own
             backward where the optimizer is a plain one.
         batch_index : int, optional
             The position of this mini-batch in the data, from 0, on each worker. `SAGATrainer` and
@@ -221,14 +229,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
-        Notes
-        -----
-        A step that raises an exception moves no weight, unless a proximal operator of yours raises
-        it; a preconditioner may have learned, rolled back or put weights inside bounds before. A
-        step that AMP skips only counts. An interrupt during the update can leave some weights
-        moved, as in `gluon.Trainer`. A gradient that is NaN or infinite stays in the mean gradient
-        of SARAH and STORM, and in the table of SAGA and SAG, until `discard_snapshot` or
-        `update_full_grads`.
+        Notes ----- A step that raises an exception moves no weight, unless the kvstore updates and
+        a gradient is stale, or an operator or optimizer of yours raises it; a preconditioner may
+        have learned, rolled back or put weights inside bounds before. A step that AMP skips only
+        counts. An interrupt during the update can leave some weights moved, as in `gluon.Trainer`.
+        A gradient that is NaN or infinite stays in the mean gradient of SARAH and STORM, and in the
+        table of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
@@ -259,8 +265,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Leave the estimate of a mini-batch's gradient in `Parameter.grad`, to clip or inspect it.
 
         Then call `step` without a closure, or `allreduce_grads` and `update`. The state of a method
-        follows from the result of `allreduce_grads`, before you clip it. With SAG, MARS and a
-        preconditioner, the optimizer's gradient exists only after `allreduce_grads`.
+        follows from the estimate as it was computed. With SAG, MARS and a preconditioner, the
+        optimizer's gradient exists only after `allreduce_grads`.
 
         Parameters
         ----------
@@ -305,6 +311,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if self._method.sets_rate:
             self._measure(closure)
         terms = self._method.terms(batch_index, self._pending.rows)
+        if self._loss_scaler is not None and self._servers is not None:
+            raise RuntimeError(SERVERS_SKIP_NO_STEP)
         scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
         estimated = self._stage_estimate(closure, terms, batch_index, scale, name)
         if self._loss_scaler is not None:
@@ -383,7 +391,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     def _compare_losses(
         self, closure: Callable[[], Loss], reference: ParameterValues
     ) -> int | None:
-        """Compute the losses of the first step twice, unless weights have changed; its seed."""
+        """Compute the losses of a step twice, unless weights have left a snapshot; its seed."""
         here, lock = ParameterValues.here(self._network), self._lock
         with _kept_on_error(lock):
             is_known = self.num_snapshots > 0 and not reference.is_current()
@@ -428,7 +436,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if self._pending.awaits_reduction:
             raise RuntimeError(
                 "update() needs allreduce_grads() before, even on one device: there "
-                f"{self._method.name} takes its mean gradient."
+                f"{self._method.name} computes the optimizer's gradient, or its state."
             )
         self._check_intact("update")
         self._move(super().update, batch_size, ignore_stale_grad)
@@ -519,7 +527,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         self._here = ParameterValues.here(self._network, moves_states=True)
 
     def _is_in_force(self) -> bool:
-        """Whether the method corrects gradients now."""
+        """Whether the method has a reference now."""
         self._apply_loaded()
         return bool(self._method.has_reference)
 
@@ -609,14 +617,13 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         UserWarning
             With ``lock_random='auto'``, if losses that are computed twice differ.
 
-        Notes
-        -----
-        The pass waits for the device rarely, and at each mini-batch whose loss it computes twice:
-        with ``lock_random='auto'`` the first three, with a preconditioner sometimes all. The
-        gradients in `Parameter.grad` do not change. After an exception, nothing has changed, except
-        that a snapshot of arrays that were replaced is dropped, and that with a preconditioner
-        weights are inside their bounds. The snapshot needs three times the memory of the parameters
-        in addition, four times at the peak of the pass, and a copy of the frozen ones.
+        Notes ----- The pass waits for the device rarely, and at each mini-batch whose loss it
+        computes twice: with ``lock_random='auto'`` the first three, with a preconditioner sometimes
+        all. The gradients in `Parameter.grad` do not change. After an exception, nothing has
+        changed, except that parameters may be initialized, a snapshot of arrays that were replaced
+        is dropped, and with a preconditioner weights are inside their bounds. With SVRG the
+        snapshot needs three times the memory of the parameters in addition, four times at the peak
+        of the pass, and a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
@@ -633,9 +640,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             while True:
                 try:
                     return self._refresh(closure, data, progress, keeps_rows)
-                except FloatingPointError:
-                    if not self._loss_scale.halve(data):
-                        raise
+                except _OverflowError:
+                    self._loss_scale.halve(data)
 
     def _refresh(
         self, closure: Callable[..., Loss], data: Iterable[Any], progress: bool, keeps_rows: bool
@@ -666,7 +672,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         network.give_spare([])  # the snapshot takes its memory
         is_scaled = self._loss_scale.value > 1 and np.isfinite(full.mean_loss)
         if is_scaled and not np.isfinite(full.norm):
-            raise FloatingPointError(NOT_FINITE)  # then it is repeated at a lower scale
+            raise _OverflowError
         method = copy(self._method)
         accepted = method.accepts(full, self._lock.locked)
         if not accepted:
@@ -818,7 +824,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if not method.needs_table and method.terms(None, {}) is PLAIN_GRADIENT:
             raise RuntimeError(
                 f"{name}() needs gradients to compare with: as it is set up here, "
-                f"{method.name} corrects no gradients (coefficient=0, gamma=0, mixing=1, "
+                f"{method.name} corrects no gradients (coefficient, gamma or beta 0, mixing 1, "
                 "or vectors alone without include_vectors)."
             )
         return method
@@ -832,12 +838,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def inner_steps(self) -> int:
-        """The number of steps since the last refresh; for SVRG and SARAH 0 before the first one."""
+        """The number of steps since the last refresh; for SVRG and SARAH 0 without a snapshot."""
         return self._progress.inner_steps
 
     @property
     def grad_evaluations(self) -> int:
-        """The number of loss entries that this worker has differentiated.
+        """The number of loss entries that this worker has differentiated, without failed calls.
 
         Divide it by the size of the worker's data for the number of data passes.
         """
@@ -881,7 +887,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         That is the optimizer with its states and scheduler, the snapshot, the full gradient, stored
         gradients, what a preconditioner has learned, counters and history, schedules, the random
         lock, and AMP's loss scaler. With the
-        weights (``net.save_parameters``), training resumes to the last bit, even in mid-epoch.
+        weights (``net.save_parameters``), training resumes to the last bit, even in mid-epoch, if
+        random numbers are locked where the network draws them.
 
         Parameters
         ----------

@@ -180,6 +180,15 @@ def test_an_overflow_in_the_full_pass():
             trainer.update_full_grads(bad, data)
         assert scaler.loss_scale == 2**16
         assert_unchanged(before, kit.everything(trainer, net))
+    calls = []
+
+    def undefined(index):
+        calls.append(index)
+        return loss_of(index) * np.nan
+
+    with pytest.raises(FloatingPointError, match="data not finite"):  # at once: no scale helps
+        trainer.update_full_grads(undefined, iter(BATCHES))
+    assert len(calls) == 2 * len(BATCHES[:3]) + len(BATCHES[3:])
     bad = overflowing(loss_of, lambda: scaler.loss_scale > 2**13)
     trainer.update_full_grads(bad, BATCHES)
     assert (scaler.loss_scale, trainer.num_snapshots, trainer.grad_evaluations) == (2**13, 1, 23)

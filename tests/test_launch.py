@@ -150,6 +150,7 @@ def test_nothing_of_ours_listens():
     ({**SLURM, "SLURM_STEP_NODELIST": "gpu1-[4-9]"}, (1, 8, "7.3", "gpu1-4")),
     ({**SLURM, "SLURM_STEP_NODELIST": "a,b"}, (1, 8, "7.3", "a")),
     ({"PMI_RANK": "1", "PMI_SIZE": "3"}, (1, 3, "", None)),
+    ({**SLURM, "PMI_RANK": "1", "PMI_SIZE": "8"}, (1, 8, "7.3", "node03")),  # srun --mpi=pmi2
     ({"PMI_RANK": "1", "PMI_SIZE": "3", "MPI_LOCALNRANKS": "3"}, (1, 3, "", "127.0.0.1")),
     (KUBERNETES, (0, None, "", None)),
 )

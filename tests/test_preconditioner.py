@@ -375,7 +375,8 @@ def test_an_overflow_of_amp():
         amp.unscale(trainer)
         trainer.step(9)
 
-    for action, power in ((lambda: run.play([1]), 1023), (unscaled_step, 1021), (run.refresh, 1023)):
+    actions = (lambda: run.play([1]), 1023), (unscaled_step, 1021), (run.refresh, 1023)
+    for action, power in actions:
         before = values(run.net)
         scaler._loss_scale = scaler._next_loss_scale = 2.0**power
         action()
@@ -589,7 +590,7 @@ def change_too_early():
     (RuntimeError, "Leave set_learning_rate", lambda: Run().trainer.set_learning_rate(1)),
     (RuntimeError, r"step\(\) needs SVRG grad", lambda: Run().trainer.step(9)),
     (RuntimeError, r"grads\(\) needs SVRG gr", lambda: Run().trainer.allreduce_grads()),
-    (RuntimeError, "SVRG would lose the change", change_too_early),
+    (RuntimeError, "SVRG computes the optimizer's", change_too_early),
     (TypeError, "got float16", lambda: play(lambda run: run.net.cast("float16"))),
     (TypeError, "and float64", lambda: play(lambda run: run.net[0].bias.cast("float64"))),
     (ValueError, "has an lr_mult",

@@ -16,6 +16,7 @@ from types import SimpleNamespace
 import kit
 import mxnet as mx
 import numpy as np
+import pytest
 from kit import backward
 from mxnet import gluon
 from oracle import ServerSGD
@@ -323,6 +324,9 @@ def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
             found[f"m{epoch}.{n}"] = trainer.full_grads[p][0].asnumpy()
         steps = range(8 if who.rank == 0 else 5)
         kit.one_epoch(trainer, loss_of, [rng.permutation(mine)[:5] for _ in steps])
+    kit.scale_losses(trainer)
+    with pytest.raises(RuntimeError, match="'dist_async' works without amp"):
+        kit.one_epoch(trainer, loss_of, shares)
     return who, found
 
 

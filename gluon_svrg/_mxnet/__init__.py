@@ -1,7 +1,7 @@
 """What differs between MXNet 1.9.1 and 2.0, and the private names of MXNet that are used.
 
-The code tests for features, not for versions. Other packages import it by
-``from .. import _mxnet``, which has the names in `__all__` of these modules, or its modules.
+The code tests for features that stand for a version. ``from .. import _mxnet`` has the names in
+`__all__` of these modules.
 """
 
 from .amp import *

@@ -38,10 +38,8 @@ class LossScale:
         scaler._loss_scale = scaler._next_loss_scale
         scaler._next_loss_scale, scaler._unskipped = scaler._loss_scale / 2, 0
 
-    def halve(self, data: Any) -> bool:
-        """Halve the scale after an overflow; False if it is 1. Raises if data can be used once."""
-        if self.value <= 1:
-            return False
+    def halve(self, data: Any) -> None:
+        """Halve the scale after an overflow; raise if the data can be used once."""
         if hasattr(data, "__next__") and not hasattr(data, "reset"):
             raise FloatingPointError(
                 f"The full gradient overflowed at a loss scale of {self.value:g}, and the pass "
@@ -51,7 +49,6 @@ class LossScale:
         scaler = self.scaler
         scaler._loss_scale = scaler._next_loss_scale = scaler._loss_scale / 2
         scaler._unskipped = 0
-        return True
 
     def state(self) -> Any:
         """The attributes of the scaler, and the trainer's divisor; None without AMP."""

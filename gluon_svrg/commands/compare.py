@@ -62,7 +62,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--seed", 0, "the first seed of the order of the samples"),
     ):
         add(name, type=type(default), default=default, help=f"{text} {shown}")
-    text = "samples in a mini-batch (default: rows / 128, for svrg-nystrom rows / 32)"
+    text = "samples in a mini-batch (default: about rows / 128, for svrg-nystrom rows / 32)"
     add("--batch-size", type=int, help=text)
     add("--seconds", type=float, help="stop after this time, with partial results")
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")

@@ -80,7 +80,9 @@ _VARIABLES = [
 def find_rank(variables: Mapping[str, str]) -> Rank:
     """Read the variables of Open MPI, MPICH, Slurm or an Indexed Job of Kubernetes."""
     numbers = {name: int(text) for name, text in variables.items() if text.isdecimal()}
-    for rank, size, here, *job in map(str.split, _VARIABLES):
+    # Slurm may set those of MPICH, too, but not all of them
+    rows = sorted(map(str.split, _VARIABLES), key=lambda names: names[2] not in variables)
+    for rank, size, here, *job in rows:
         if rank in numbers and size in numbers:
             scheduler = None
             if numbers[size] == numbers.get(here):

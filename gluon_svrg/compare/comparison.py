@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 #: Smaller distances to the minimum, relative to the first objective, are rounding errors.
 ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
-#: The colors of Okabe and Ito, and the markers, which the methods take in turn.
+#: The colors of Okabe and Ito, with grey for yellow, and the markers; methods take them in turn.
 COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#000000"]
 MARKERS = "o<^sDvPp"
 #: The names in the table of two columns of a curve.

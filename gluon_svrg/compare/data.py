@@ -49,7 +49,7 @@ class Data:
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
-        # About 32 steps an epoch took at most 1.1 times the fewest seconds; 16 are needed.
+        # About 32 steps an epoch took at most 1.2 times the fewest seconds; 16 are needed.
         few = min(max(min(16, self.n / 23), self.n / 32), 8192)
         self.preconditioned_size = batch_size or size or 2 ** round(log2(max(1, few)))
         self._columns = [_checked(each, number) for number, each in enumerate(given)]

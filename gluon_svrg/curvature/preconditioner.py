@@ -51,8 +51,8 @@ NAMES_IN_0_6 = {
 
 LEFT_OUT = (
     "The gradient of a mini-batch is not finite (NaN or infinity), and was left out. Are "
-    "the data finite? Further ones are left out without a warning; after four in a row the weights "
-    "go back to the snapshot."
+    "the data finite? Further ones are left out without a warning; soon after four in a row the "
+    "weights go back to the snapshot or the start."
 )
 FEW_STEPS = (
     "An epoch has {steps:.3g} steps, and a preconditioner needs {least} or more to learn the "
@@ -75,8 +75,9 @@ class Nystrom:
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
     the Hessian, as differences of gradients of the closure: in the first steps, and in the first
     ones after the first refresh. Those take a quarter of a data pass, or ``rank + 1`` gradients of
-    one mini-batch where that is more. It measures again after slow epochs, the more seldom the
-    later, and after the third refresh if the first one came before any step.
+    one mini-batch where that is more, and eight of mini-batches. It measures again after slow
+    epochs, the more seldom the later, and after the third refresh if the first one came before any
+    step.
 
     Parameters
     ----------
@@ -286,9 +287,7 @@ class Preconditioner:
         products = self._direction.apply(entries, most, scale, bound, is_skipped)
         return Step(products, 0.0, entries, most, None)
 
-    def _proximal_step(
-        self, entries: float, scale: float, bound: float, is_skipped: bool
-    ) -> Step:
+    def _proximal_step(self, entries: float, scale: float, bound: float, is_skipped: bool) -> Step:
         """As `apply`, with penalties: the direction is that of the proximal gradient."""
         controller, last, most = self.controller, self._last_proximal, max(entries, self._most)
         w, proximal = self._weights(self._network), None
@@ -385,7 +384,7 @@ class Preconditioner:
     def compares(self, draws: bool) -> bool:
         """Whether a refresh computes the loss at the origin as well, to compare with.
 
-        A closure that draws random numbers has other losses at each refresh.
+        A closure that draws random numbers, under the lock, has other losses at each refresh.
         """
         if self._snapshot is None:
             return self.start is not None
@@ -663,7 +662,8 @@ class Preconditioned(Method):
     def discard(self) -> None:
         """Forget the snapshot, and what the preconditioner has learned."""
         super().discard()
-        self.take_operators(self.preconditioner._operators)
+        old = self.preconditioner
+        self.preconditioner = Preconditioner(self, old.controller.rank, old._operators)
 
     def refresh(self, full: FullGradient) -> None:
         super().refresh(full)

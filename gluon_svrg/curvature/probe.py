@@ -24,8 +24,8 @@ ITERATIONS = 3  # of the power method
 MOST_FLAT = 6  # pairs of mini-batches without any curvature, each probed from farther away
 
 NOT_MEASURABLE = (
-    "The curvature of the loss cannot be measured: gradients beside the current weights are not "
-    "finite (NaN or infinity). Are the data finite? Begin with smaller weights."
+    "The curvature of the loss cannot be measured: gradients beside the snapshot or the start are "
+    "not finite (NaN or infinity). Are the data finite? Begin with smaller weights."
 )
 NOT_CURVED = (
     "No direction was found in which the loss curves upward, and so no learning rate. Begin at "

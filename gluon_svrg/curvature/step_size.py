@@ -8,11 +8,12 @@ gradients at the weights w and at the snapshot s, and d_ that of the step before
     N = sum |d - d_|^2 / 2 / sum d (w - s),            |x|^2 = x P^-1 x
     rate = min(0.5 / L, T / N),     momentum = 1 - max(0.02, rate N / T)
 
-T is the noise budget, the noise that an epoch may have. At a refresh it rises if a part of the
-last epoch's slope remains in the new full gradient, and falls otherwise. Where most of it remains,
-P does not fit, and a new sketch begins, of more data later on. Within an epoch the rate falls
-linearly to a tenth. A secant above L lowers the rate at once, by 4 at most, and its own step is
-shortened; P learns from one above 2 L. Weights roll back to the snapshot on divergence.
+T is the noise budget, the noise that an epoch may have. At a refresh it rises if a part of the last
+epoch's slope remains in the new full gradient, and falls otherwise. Where most of it remains, P
+does not fit, and a new sketch begins, of more data later on. Within an epoch the rate falls
+linearly to a tenth, where the last one tells its length. A secant above L lowers the rate when it
+is read, by 4 at most; P learns instead from one above 2 L, if it has room. Its own step is
+shortened. Weights roll back to the snapshot on divergence.
 """
 
 from __future__ import annotations
@@ -101,11 +102,11 @@ class StepSizeController:
         self.refreshes = 0
         self.epoch_length = 0  # the steps between the last two refreshes
         self.resketch_at = 0  # the refresh of the second sketch, or the first that may have another
-        self.first_loss = self.loss = inf  # at the start, and at the snapshot
+        self.first_loss = self.loss = inf  # at the start, and the lowest since
         self.mean_loss = inf  # the same without decay and penalties
         self.entries = 0  # loss entries of all data
         self.is_refused = False  # whether the last refresh was
-        self.data_changed = False  # whether the last refresh has found other data
+        self.data_changed = False  # whether the last refresh that compared has found other data
 
     # --- probes --------------------------------------------------------------------------------
 

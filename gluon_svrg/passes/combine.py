@@ -173,7 +173,7 @@ _kind_of, _number_of = attrgetter("kind"), attrgetter("number")
 def assign(columns: Sequence[DeviceArrays], *steps: Step) -> None:
     """Assign sums of multiples of columns, all of equal shapes and on one device, to columns.
 
-    A factor is a number, or an array of one number, which stays on its device. Later steps see what
+    A factor is a number, or an array of one number, for which nobody waits. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
     What must not be assigned together is checked where steps are compiled, see `check_order`.

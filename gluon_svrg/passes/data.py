@@ -16,7 +16,7 @@ from mxnet.ndarray import NDArray
 from .. import _mxnet
 from .closure import Loss, called, check_closure, takes
 
-NO_DATA = "There was no data. Pass at least one batch; a used generator is empty."
+NO_DATA = "There were no data or losses. Pass at least one batch; a used generator is empty."
 NOT_ALL = (
     "The data has {length} mini-batches, and this pass over it had {count}. On MXNet 2.0 a "
     "DataLoader with workers goes on where a `break` or an error has left it; the next pass has "
@@ -33,7 +33,7 @@ def arguments(batch: Any) -> Sequence[Any]:
 def check_data(data: Any, closure: Callable[..., Loss]) -> None:
     """Raise if the items of data are not the mini-batches of a closure."""
     if callable(data) and not callable(closure):
-        raise TypeError("The arguments of update_full_grads(closure, data) are in the other order.")
+        raise TypeError("The closure comes before the data, and here they are in the other order.")
     check_closure(closure)
     kind, arrays = type(data).__name__, (NDArray, np.ndarray)
     if isinstance(data, Dataset):

@@ -35,12 +35,12 @@ NOT_FINITE = (
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Mean  # in the memory of the pass; over as many entries as a first mini-batch has
+    mean: Mean  # in the memory of the pass; over about as many entries as a mini-batch has
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted
     eps: float  # the rounding of the losses' dtype
-    is_data_finite: bool  # whether losses that are not finite are finite at the other point
+    is_data_finite: bool  # False if a loss is not finite at the other point, either
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker

@@ -74,7 +74,7 @@ class Method:
         self.taken_at: StaleTableCheck | None = None
         self.point: ParameterValues | None = None  # the weights of the reference, if it keeps them
         self.mean: Mean | None = None  # m, if it keeps that
-        self.ever_reached: list[bool] = []  # per parameter: whether m may not be zero
+        self.ever_reached: list[bool] = []  # per parameter: whether m may differ from zero
 
     def check_arguments(
         self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
@@ -82,7 +82,7 @@ class Method:
         """Raise if the method does not work with the arguments of its trainer."""
         if compression_params and self.updates_every_step and self.keeps_mean:
             raise ValueError(
-                f"{trainer} cannot compress gradients: an error would stay forever in its mean "
+                f"{trainer} cannot compress gradients: an error would stay in its mean "
                 "gradient. Leave compression_params out."
             )
 
@@ -110,7 +110,7 @@ class Method:
     def check_rate_is_free(self) -> None:
         """Raise if the learning rate cannot be set."""
 
-    #: Whether the method keeps anything that belongs to the parameters' arrays.
+    #: Whether the method keeps a reference or a mean, which belong to the parameters' arrays.
     has_state: Any = property(attrgetter("ever_reached"))
     #: Whether there is a reference to compare a mini-batch's gradient with.
     has_reference: Any = has_state
@@ -118,7 +118,7 @@ class Method:
     def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
         """Where a refused refresh goes back to, and whether it compares the losses of both places.
 
-        The flag tells whether closures draw random numbers.
+        The flag tells whether random numbers are locked.
         """
         return None, False
 

@@ -3,7 +3,7 @@
 ::
 
     nothing --stage_estimate--> held --reduce--> reduced
-    held --stage_estimate--> held               where gradients accumulate
+    held or reduced --stage_estimate--> held    where gradients accumulate
     held or reduced --drop--> nothing           where no update comes
     any --commit--> moved, then nothing         after the update; again after an interrupt
 
@@ -33,8 +33,8 @@ from .rows import StoredGradient
 NOTHING, HELD, REDUCED, MOVED = "nothing", "held", "reduced", "moved"
 
 CHANGED = (
-    "{name}() finds other gradients than correct_grads() has left, and {method} would lose the "
-    "change when it reduces them. Clip or change them after that: correct_grads(), "
+    "{name}() finds other gradients than correct_grads() has left, and {method} computes the "
+    "optimizer's when it reduces them. Clip or change them after that: correct_grads(), "
     "allreduce_grads(), clip, update(). With grad_req='add', set them to zero after each update."
 )
 NEW_ARRAYS = (

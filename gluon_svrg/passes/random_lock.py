@@ -61,8 +61,8 @@ class Losses(NamedTuple):
 class RandomLock:
     """Whether random numbers are locked, and the seeds that lock them: a part of a file.
 
-    MXNet's generators can be seeded, but their states cannot be saved. So each pair of passes has
-    its own seed, from the number of the pair and a base seed that is drawn once from MXNet.
+    MXNet's generators can be seeded, but their states cannot be saved. So each step or pass has
+    its own seed, from its number and a base seed that is drawn once from MXNet.
     """
 
     def __init__(self, mode: Any) -> None:
@@ -84,7 +84,7 @@ class RandomLock:
         return not difference
 
     def new_seed(self) -> int | None:
-        """Draw a seed for one pair of passes, if the lock is on."""
+        """Draw a seed for a step or a pass, if the lock is on."""
         return self.next_seed() if self.locked else None
 
     def next_seed(self) -> int:

@@ -41,7 +41,7 @@ def to_columns(network: ParameterBuffers, state: dict[int, Any]) -> Columns:
 
 
 def point_state(network: ParameterBuffers, point: ParameterValues) -> dict[str, Any]:
-    """The values of a point: weights, and frozen values, which operators change on each device."""
+    """The values of a point: weights; frozen values, of each device if operators change them."""
     frozen = zip(parameters(network, trainable=False).items(), point.frozen or ())
     values = ((n, list(row if _mxnet.is_auxiliary(p) else row[:1])) for (n, p), row in frozen)
     weights = by_number(network, [row[0] for row in point.weights])
