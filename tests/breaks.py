@@ -108,7 +108,7 @@ BREAKS = {
         ("= inverse(d), d", "= inverse(d), 0 * d", "preconditioner on_the_host"),
         ("max(squared**0.5, TINY), 1.0", "squared, 1.0", "preconditioner on_the_host"),
         ("MOST) / squared, 1.0) if", "MOST) / squared, 9.0) if", "preconditioner on_the_host"),
-        ('"zero" if scale == 1 else "nan"], 0.0', '"zero"], 0.0', "preconditioner on_the_host"),
+        (" scale, bound, is_skipped, s", " bound, is_skipped, s", "preconditioner in_every_way"),
         (
             "{**self.given, **new}",
             "self.given.update(new) or self.given",
@@ -118,6 +118,9 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
+        ("np.nan if is_skipped and not factor else 0.0", "0.0", "preconditioner overflow_of_amp"),
+        ("replace(direction * scale", "replace(direction", "preconditioner in_every_way"),
+        ("loss = controller.first_loss = self", "loss = self", "penalties entries_of_a_sample"),
         ("if self._wd is None else self._wd", "", "penalties interrupt_repeats"),
         ("step is each for each", "False for each", "penalties interrupt_repeats"),
         ("step / controller.P.least", "step", "penalties minimum[lasso-float64"),

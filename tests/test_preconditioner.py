@@ -89,8 +89,7 @@ class Pair(Run):
         if how == "means":
             loss_of, self.loss_of = self.loss_of, lambda index: loss_of(index).mean()
         if how in ("scaled", *UNSCALED):  # by AMP
-            scaler = kit.scale_losses(self.trainer)
-            scaler._loss_scale = scaler._next_loss_scale = 1024.0
+            self.scaler = kit.scale_losses(self.trainer)
         net[0].bias.wd_mult = 2.0
         for p in parameters(net):
             p.grad_req = "add" if how == "add" else "write"
@@ -134,6 +133,9 @@ class Pair(Run):
     def step(self, *numbers):
         batches, row = [BATCHES[n] for n in numbers], {}
         size = self.size or sum(map(len, batches))
+        if self.how in ("scaled", *UNSCALED):
+            scale = 2.0 ** (9 + self.trainer._progress.steps % 3)
+            self.scaler._loss_scale = self.scaler._next_loss_scale = scale
         if self.how in ("halves", "add", *UNSCALED):
             for index in batches:
                 self.trainer.correct_grads(lambda: self.loss_of(index))
@@ -364,9 +366,10 @@ def test_a_refresh_that_fails():
     assert_unchanged(run.everything(), plain.everything())
 
 
-def test_an_overflow_of_amp():
+@pytest.mark.parametrize("prox", [None, L1(0.01)])
+def test_an_overflow_of_amp(prox):
     """The scaler sees it, in a step as in a refresh, and the weights do not go back."""
-    run = Run(net=CLASSES.network())
+    run = Run(net=CLASSES.network(), prox=prox)
     run.play(["refresh", 23, "refresh", 11])
     scaler, trainer = kit.scale_losses(run.trainer), run.trainer
 
