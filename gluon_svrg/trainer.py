@@ -229,12 +229,14 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
-        Notes ----- A step that raises an exception moves no weight, unless the kvstore updates and
-        a gradient is stale, or an operator or optimizer of yours raises it; a preconditioner may
-        have learned, rolled back or put weights inside bounds before. A step that AMP skips only
-        counts. An interrupt during the update can leave some weights moved, as in `gluon.Trainer`.
-        A gradient that is NaN or infinite stays in the mean gradient of SARAH and STORM, and in the
-        table of SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
+        Notes
+        -----
+        A step that raises an exception moves no weight, unless the kvstore updates and a gradient
+        is stale, or an operator or optimizer of yours raises it; a preconditioner may have learned,
+        rolled back or put weights inside bounds before. A step that AMP skips only counts. An
+        interrupt during the update can leave some weights moved, as in `gluon.Trainer`. A gradient
+        that is NaN or infinite stays in the mean gradient of SARAH and STORM, and in the table of
+        SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
@@ -617,13 +619,15 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         UserWarning
             With ``lock_random='auto'``, if losses that are computed twice differ.
 
-        Notes ----- The pass waits for the device rarely, and at each mini-batch whose loss it
-        computes twice: with ``lock_random='auto'`` the first three, with a preconditioner sometimes
-        all. The gradients in `Parameter.grad` do not change. After an exception, nothing has
-        changed, except that parameters may be initialized, a snapshot of arrays that were replaced
-        is dropped, and with a preconditioner weights are inside their bounds. With SVRG the
-        snapshot needs three times the memory of the parameters in addition, four times at the peak
-        of the pass, and a copy of the frozen ones.
+        Notes
+        -----
+        The pass waits for the device rarely, and at each mini-batch whose loss it computes twice:
+        with ``lock_random='auto'`` the first three, with a preconditioner sometimes all. The
+        gradients in `Parameter.grad` do not change. After an exception, nothing has changed, except
+        that parameters may be initialized, a snapshot of arrays that were replaced is dropped, and
+        with a preconditioner weights are inside their bounds. With SVRG the snapshot needs three
+        times the memory of the parameters in addition, four times at the peak of the pass, and a
+        copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
