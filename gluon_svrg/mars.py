@@ -71,10 +71,6 @@ class MARS(Recursive):
         self.clip, self.include_vectors = clip, include_vectors
         self.keeps_weights, self.keeps_mean = exact, not exact
 
-    def check_arguments(self, trainer: str, *arguments: Any) -> None:
-        """Raise if gradients must not be compressed."""
-        super().check_arguments(f"{trainer}(exact=False)", *arguments)
-
     def treated(self) -> Sequence[bool] | None:
         """A flag for each parameter that the method treats; None if it treats all."""
         flags = [self.include_vectors or len(p.shape) > 1 for p in self.network.trainable]

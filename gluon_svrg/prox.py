@@ -114,10 +114,6 @@ class Prox:
             "as abs(weight).sum(). If the step does not matter, set is_projection = True instead."
         )
 
-    def _derivative(self, weight: Any, result: Any, step: float, directions: Any) -> Any:
-        """Multiply directions, along the first axis, by the derivative at a weight (in NumPy)."""
-        raise NotImplementedError
-
 
 @dataclass(frozen=True)
 class L1(Prox):

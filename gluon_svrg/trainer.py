@@ -148,7 +148,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             raise TypeError(f"{name} takes no argument {each!r}.{OTHER_PLACES.get(each, hint)}")
         method = self._method_class(**own)
         _mxnet.check_optimizer(optimizer, optimizer_params)
-        method.check_arguments(name, optimizer, optimizer_params, kvstore, compression_params)
+        method.check_arguments(name, optimizer, optimizer_params, compression_params)
         self._prox = ProximalOperators(prox, params, optimizer, optimizer_params)
         self._lock = RandomLock(lock_random)
         why = name if method.updates_every_step else "A prox" if prox is not None else ""
@@ -315,8 +315,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         terms = self._method.terms(batch_index, self._pending.rows)
         if self._loss_scaler is not None and self._servers is not None:
             raise RuntimeError(SERVERS_SKIP_NO_STEP)
-        scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
-        estimated = self._stage_estimate(closure, terms, batch_index, scale, name)
+        estimated = self._stage_estimate(closure, terms, batch_index, name)
         if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += estimated.grad_evaluations
@@ -350,16 +349,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         preconditioner.roll_back()
 
     def _stage_estimate(
-        self,
-        closure: Callable[[], Loss],
-        terms: EstimateCoefficients,
-        index: int | None,
-        scale: float,
-        name: str,
+        self, closure: Callable[[], Loss], terms: EstimateCoefficients, index: int | None, name: str
     ) -> Estimate:
         """Compute an estimate with its random numbers; add it to gradients that accumulate."""
         here, accumulating, reference = self._here, self._network.accumulating, terms.reference
         assert here is not None
+        scale = 1.0 if self._loss_scaler is None else self._loss_scale.value
         before = list(map(NDArray.copy, accumulating))
         try:
             seed = self._seed_of(closure, reference)
@@ -450,8 +445,9 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         pending.show_marks(ignore_stale_grad, workers if shares else None)
         try:
             update(batch_size, ignore_stale_grad)
-        except UserWarning:
-            pending.hide_marks()
+        except UserWarning:  # a gradient is stale
+            if pending.stage != NOTHING:
+                self._network.hide_marks()
             raise
         except BaseException:
             if pending.stage != MOVED:
@@ -462,7 +458,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         self._progress.steps += 1
         self._progress.inner_steps += bool(self._method.has_reference)
 
-    # `gluon.Trainer` and `KVStoreTrainer` call the first two of these in a step.
+    # `gluon.Trainer` and `KVStoreTrainer` call these three.
 
     def _allreduce_grads(self) -> None:
         """Reduce; let the method compute its next state from V and its loss entries C."""
@@ -477,7 +473,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             pending.reduce(self._loss_scale.of_grads, entries, self._workers.sum_arrays)
 
     def _run_update(self, update: Callable[[], None]) -> None:
-        """Update, with the optimizer as the method wants it."""
+        """Update, with the optimizer as the method wants it; then its next state takes effect."""
         if self._prox.operators:
             self._prox.note_moving(self._network.parameters)
         next_state = self._pending.next_state
@@ -490,17 +486,14 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         finally:
             if is_prepared:
                 self._method.after_update()
-        self._on_updated()
-
-    def _on_updated(self) -> None:
-        """Let the method's next state take effect, and apply the proximal operators."""
         self._pending.commit()
         if self._prox.operators:
             self._prox.apply(self._network.parameters, self.optimizer)
 
-    def _has_all_rows(self) -> bool:
-        """Whether the network computes with sparse weights that have all their rows."""
-        return self._network.at is not None and self._network.at.is_elsewhere
+    def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:
+        """Pull rows, unless the network computes elsewhere: weights there have all of them."""
+        if full_idx or self._network.at is None or not self._network.at.is_elsewhere:
+            super()._row_sparse_pull(p, out, row_id, full_idx)
 
     # --- before a step -------------------------------------------------------------------------
 
@@ -816,22 +809,6 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             parameter: [_mxnet.like(total / divisor, _mxnet.data(parameter)[0]) for total in sums]
             for parameter, sums in rows
         }
-
-    def _begin_comparison(self, name: str) -> Method:
-        """The method, bound and with a state, to compare its gradients with plain ones."""
-        self._check_outside(name)
-        method = self._method
-        if not self._is_in_force() or not method.has_state:
-            what = "the table is empty" if method.needs_table else "there is no snapshot"
-            raise RuntimeError(f"{name}() needs gradients to compare with, and {what}.")
-        self._bind()
-        if not method.needs_table and method.terms(None, {}) is PLAIN_GRADIENT:
-            raise RuntimeError(
-                f"{name}() needs gradients to compare with: as it is set up here, "
-                f"{method.name} corrects no gradients (coefficient, gamma or beta 0, mixing 1, "
-                "or vectors alone without include_vectors)."
-            )
-        return method
 
     # --- counters and settings -----------------------------------------------------------------
 

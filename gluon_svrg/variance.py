@@ -13,7 +13,7 @@ from mxnet.gluon import Parameter
 from .passes.closure import Loss
 from .passes.columns import Columns, DeviceArrays, split, vector
 from .passes.data import arguments, check_data, one_pass
-from .passes.estimate import gradient_at
+from .passes.estimate import PLAIN_GRADIENT, gradient_at
 from .passes.points import ParameterValues
 from .passes.random_lock import draw_seed
 from .passes.rows import StoredGradient
@@ -143,7 +143,18 @@ def variance(
     if not isinstance(trainer, VarianceReducedTrainer):
         name = type(trainer).__name__
         raise TypeError(f"variance() needs an SVRGTrainer, or another of this package, got {name}.")
-    method = trainer._begin_comparison("variance")
+    trainer._check_outside("variance")
+    method, why = trainer._method, ""
+    if not trainer._is_in_force() or not method.has_state:
+        why = "the table is empty" if method.needs_table else "there is no snapshot"
+    elif not method.needs_table and method.terms(None, {}) is PLAIN_GRADIENT:
+        why = (
+            f"as it is set up here, {method.name} corrects no gradients (coefficient, gamma or "
+            "beta 0, mixing 1, or vectors alone without include_vectors)"
+        )
+    if why:
+        raise RuntimeError(f"variance() needs gradients to compare with: {why}.")
+    trainer._bind()
     network, locked, scale = method.network, trainer._lock.locked, trainer._loss_scale.value
     here, moments = ParameterValues.here(network), _Moments(network.grads[0])
     m: Any = 0.0 if method.mean is None else method.mean.vector()

@@ -115,6 +115,7 @@ def test_equal_gradients(name, passes):
     checks = 2 * 16 + 100  # of one mini-batch, whether its loss is random; and the time of a pass
     assert seen[0] - checks == recorded
     assert abs(recorded - 100 * passes) <= (100 if name == "lbfgs" else 16)
+    assert run.end["data_passes"] > passes - 1  # what is compared has all of them
 
 
 def test_checks_for_random_numbers_are_no_gradients():

@@ -499,7 +499,7 @@ def test_an_interrupted_refresh_of_a_preconditioner():
 
 
 STRIDE = 37
-IN_MOVED = ("_on_updated", "moved", "commit", "drop")  # after the weights have moved
+IN_MOVED = ("_run_update", "moved", "commit", "drop")  # after the weights have moved
 MANY = [pytest.param(first, marks=pytest.mark.slow) for first in range(2, STRIDE + 1)]
 
 

@@ -65,10 +65,6 @@ class KVStoreTrainer(Trainer):
         """Let the optimizer move the weights by `update`. Not called where AMP skips the update."""
         update()
 
-    def _has_all_rows(self) -> bool:
-        """Whether the network computes with sparse weights that have all their rows."""
-        return False
-
     def _update(self, ignore_stale_grad: bool = False) -> None:
         scaler, self._amp_loss_scaler = self._amp_loss_scaler, None  # MXNet does not ask again
         try:
@@ -76,10 +72,6 @@ class KVStoreTrainer(Trainer):
                 self._run_update(partial(super()._update, ignore_stale_grad))
         finally:
             self._amp_loss_scaler = scaler
-
-    def _row_sparse_pull(self, p: Any, out: Any, row_id: Any, full_idx: bool = False) -> None:
-        if full_idx or not self._has_all_rows():
-            super()._row_sparse_pull(p, out, row_id, full_idx)
 
     # --- the kvstore ---------------------------------------------------------------------------
 

@@ -26,8 +26,7 @@ import numpy as np
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from ..passes.columns import DeviceArrays, columns, copy_rows, split, vector
-from ..passes.combine import copy
+from ..passes.columns import columns, copy_rows, split, vector
 from ..passes.network import ParameterBuffers
 from .nystrom import TINY
 from .step_size import Sums
@@ -226,14 +225,10 @@ class HostDirection(Direction):
             flat = np.empty(len(direction), self._dtype)
             pieces = split(flat, [array.size for array in self._grads])
             rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
-            self._shared = flat, DeviceArrays(rows)
+            self._shared = flat, rows
         flat, rows = self._shared
         flat[:] = direction
-        if rows.device == self._device:
-            copy([rows], [self._grads])
-        else:
-            copy_rows([rows], [self._grads])
-        copy_rows([self._grads] * len(self._others), self._others)
+        copy_rows([rows, *[self._grads] * len(self._others)], [self._grads, *self._others])
 
 
 def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:

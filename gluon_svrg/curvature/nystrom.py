@@ -1,4 +1,4 @@
-"""P, an approximation of the Hessian H from its products with a few vectors [1]_.
+"""P, an approximation of the Hessian H from its products with a few vectors: see `Nystrom`.
 
 ::
 
@@ -8,9 +8,6 @@ Q has random orthonormal columns. rho stands for the curvature in all other dire
 
 Later P learns from single rows of the data that the sketch has not seen. The gradient difference
 d of a step with such a row has a large secant, and P + f d d' / d'P^-1 d divides it by 1 + f.
-
-.. [1] Z. Frangella, P. Rathore, S. Zhao and M. Udell, "PROMISE: Preconditioned Stochastic
-   Optimization Methods by Incorporating Scalable Curvature Estimates", JMLR 25(346), 2024.
 """
 
 from __future__ import annotations

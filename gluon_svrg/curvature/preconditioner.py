@@ -25,10 +25,11 @@ from ..passes.method import Method
 from ..passes.network import ParameterBuffers
 from ..passes.points import ParameterValues
 from ..passes.watch import WarnOnce
+from ..prox import Prox
 from .direction import LAG, SLOTS, Direction, HostDirection, as_sums
 from .nystrom import TINY, NystromApproximation
 from .probe import Probe
-from .proximal import Penalty, proximal_point, values_needed
+from .proximal import Penalty, proximal_point
 from .step_size import DEFAULT, StepSizeController
 from .threads import one_thread
 
@@ -183,7 +184,10 @@ class Preconditioner:
                 "The weight decay has changed, and with it the loss whose curvature the "
                 "preconditioner knows. Call discard_snapshot() after such a change."
             )
-        return self.origin, self.compares(draws)
+        if self._snapshot is None:
+            return self.start, self.start is not None
+        # Closures that draw random numbers, under the lock, have other losses at each refresh.
+        return self.origin, draws or self.controller.is_refused or self.controller.data_changed
 
     def _upload(self) -> None:
         """Give the direction what was learned, and the snapshot."""
@@ -360,17 +364,17 @@ class Preconditioner:
         last, zeros = self._last_proximal, None
         if proximal is not None and last is not None:
             zeros = (proximal[0] == 0) & (last[0] == 0)
-        for parameter, part in zip(self.penalty.parameters, self.penalty.parts):
-            weights = list(map(_mxnet.classic, _mxnet.data(parameter)))
+        for part in self.penalty.parts:
+            weights = list(map(_mxnet.classic, _mxnet.data(part.parameter)))
             if part.operator.is_projection:
                 for weight in weights:
                     part.operator(weight, 0.0).copyto(weight)
             elif zeros is not None and zeros[part.place].any():
                 mask = zeros[part.place]
-                was, kept = self._kept.get(parameter, (None, None))
+                was, kept = self._kept.get(part.parameter, (None, None))
                 if not np.array_equal(mask, was):
                     kept = mx.nd.from_numpy((~mask).reshape(part.shape).astype(part.dtype))
-                    self._kept[parameter] = mask, kept
+                    self._kept[part.parameter] = mask, kept
                 for weight in weights:
                     weight *= kept.as_in_context(_mxnet.device_of(weight))
 
@@ -380,15 +384,6 @@ class Preconditioner:
     def origin(self) -> ParameterValues | None:
         """Where a rollback goes: the snapshot, or the start; None if there is neither."""
         return self._method.point or self.start
-
-    def compares(self, draws: bool) -> bool:
-        """Whether a refresh computes the loss at the origin as well, to compare with.
-
-        A closure that draws random numbers, under the lock, has other losses at each refresh.
-        """
-        if self._snapshot is None:
-            return self.start is not None
-        return draws or self.controller.is_refused or self.controller.data_changed
 
     def copied(self) -> Preconditioner:
         """A copy for a refresh, which changes nothing until all of it is known."""
@@ -409,8 +404,10 @@ class Preconditioner:
             else                           above that at the snapshot
         """
         controller, point, is_finite = self.controller, self.origin, np.isfinite(full.norm)
-        if not is_finite and not (point and full.is_data_finite and self._has_moved):
-            raise FloatingPointError(NOT_FINITE)
+        if not is_finite:
+            has_moved = point and (self._weights(self._network) != self._weights(point)).any()
+            if not (has_moved and full.is_data_finite):
+                raise FloatingPointError(NOT_FINITE)
         if point is None:
             return True  # there is no way back
         self.read(is_refresh=True)
@@ -436,11 +433,6 @@ class Preconditioner:
                 most = DEFAULT.drawn_rise * (controller.first_loss - controller.loss)
         rounding = DEFAULT.rounding * max(self._eps, full.eps) * abs(known)
         return loss <= known + max(rounding, most)
-
-    @property
-    def _has_moved(self) -> bool:
-        """Whether the weights are others than at the origin."""
-        return bool((self._weights(self._network) != self._weights(self.origin)).any())
 
     # --- what follows from a refresh? ------------------------------------------------------------
 
@@ -547,13 +539,11 @@ class Preconditioner:
             return  # it is asked again when they are initialized
         state = _of_this_version(state)
         self._learned(state)
-        names = ("pending", "ring", "start", "per_sample", "most", "last_proximal")
-        _, ring, start, _, _, proximal = (state[name] for name in names)
-        for name, value in (("ring", ring), ("last_proximal", proximal)):
-            self._restored(name, value)
-        if start is not None:
+        for name in ("pending", "ring", "per_sample", "most", "last_proximal"):
+            self._restored(name, state[name])
+        if state["start"] is not None:
             parameters = states.parameters(self._network)
-            yield from saving.array_problems(start["weights"], "start", parameters)
+            yield from saving.array_problems(state["start"]["weights"], "start", parameters)
 
     def assign(self, state: dict[str, Any]) -> None:
         """Take over a state, after that of the method."""
@@ -569,9 +559,7 @@ class Preconditioner:
         self._most = mx.nd.array(most, dtype=most.dtype) if isinstance(most, np.ndarray) else most
         self._last_proximal = self._restored("last_proximal", state["last_proximal"])
         self._pending = [
-            Step(mx.nd.array(x, dtype=x.dtype), each["rise"], None, None, None)
-            for each in state["pending"]
-            for x in [each["products"]]
+            Step(each["products"], each["rise"], None, None, None) for each in state["pending"]
         ]
         self.set_rate_and_momentum()
 
@@ -585,18 +573,15 @@ def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:
     """A state with the names of this version, and what version 0.6 had not."""
     if "job" not in state:
         return state
-    last_d = state["last_d"]
     new = {
-        "ring": last_d,
+        "ring": state["last_d"],
         "pending": [{"products": products, "rise": 0.0} for products in state["pending"]],
         "per_sample": 1.0,
         "most": 0.0,
         "last_proximal": None,
     }
     new.update({name: state[was] for name, was in NAMES_IN_0_6.items()})
-    added = vars(StepSizeController(0)).keys() - state.keys() - new.keys()
-    defaults = {name: getattr(StepSizeController(0), name) for name in added}
-    return {**state, **defaults, **new}
+    return {**vars(StepSizeController(0)), **state, **new}
 
 
 class Preconditioned(Method):
@@ -612,16 +597,32 @@ class Preconditioned(Method):
         self.preconditioner = Preconditioner(self, preconditioner.rank, {})
         self.settings = self.file_signature = (repr(preconditioner),)
 
-    def check_arguments(
-        self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
-    ) -> None:
+    def check_arguments(self, trainer: str, optimizer: Any, settings: Any, compressed: Any) -> None:
         """Raise unless the preconditioner can set rate and momentum of the optimizer."""
-        check_arguments(optimizer, settings, compression_params)
+        cls, given = _mxnet.class_of(optimizer), dict(settings or {}, compression_params=compressed)
+        if cls not in _mxnet.PLAIN_OPTIMIZERS:
+            name = optimizer if cls is None else cls.__name__
+            raise ValueError(
+                f"A preconditioner needs the optimizer 'nag' or 'sgd', got {name}: others scale "
+                "the direction once more."
+            )
+        default = cls()
+        for name, attribute in (("learning_rate", "lr"), ("momentum", "momentum")):
+            own = getattr(optimizer, attribute, None)
+            if name in given or own not in (None, getattr(default, attribute)):
+                raise ValueError(f"A preconditioner sets the {name} itself. Leave {name} out.")
+        for name in ("lr_scheduler", "clip_gradient", "compression_params"):
+            if given.get(name) or getattr(optimizer, name, None):
+                raise ValueError(
+                    f"A preconditioner does not work with {name}. Leave one of them out."
+                )
         self.check_coefficient(self.coefficient.state()["schedule"])
 
     def take_operators(self, operators: Any) -> Any:
         """Let penalties and bounds be a part of the direction."""
-        values_needed(operators.values())
+        for operator in operators.values():
+            if type(operator).value is Prox.value:
+                operator.value(None)  # raises, unless it is a projection
         self.preconditioner = Preconditioner(self, self.preconditioner.controller.rank, operators)
         self.preconditioner.set_rate_and_momentum()  # without a momentum, its states do not fit
         return {}
@@ -705,23 +706,3 @@ def _check_parameters(network: ParameterBuffers) -> None:
                 f"{parameter.name} is sparse or has an lr_mult, and a preconditioner moves all "
                 "parameters together. Change that, or leave the preconditioner out."
             )
-
-
-def check_arguments(optimizer: Any, settings: Any, compression_params: Any) -> None:
-    """Raise unless a preconditioner can set the pace of an optimizer."""
-    cls, given = _mxnet.class_of(optimizer), dict(settings or {})
-    if cls not in _mxnet.PLAIN_OPTIMIZERS:
-        name = optimizer if cls is None else cls.__name__
-        raise ValueError(
-            f"A preconditioner needs the optimizer 'nag' or 'sgd', got {name}: others scale the "
-            "direction once more."
-        )
-    default = cls()
-    for name, attribute in (("learning_rate", "lr"), ("momentum", "momentum")):
-        own = getattr(optimizer, attribute, None)
-        if name in given or own not in (None, getattr(default, attribute)):
-            raise ValueError(f"A preconditioner sets the {name} itself. Leave {name} out.")
-    given.update(compression_params=compression_params)
-    for name in ("lr_scheduler", "clip_gradient", "compression_params"):
-        if given.get(name) or getattr(optimizer, name, None):
-            raise ValueError(f"A preconditioner does not work with {name}. Leave one of them out.")

@@ -17,7 +17,7 @@ two iterations from the shift x - z of the step before.
 from __future__ import annotations
 
 from math import prod, sqrt
-from typing import Any, Iterable, NamedTuple, Sequence
+from typing import Any, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -32,10 +32,10 @@ MOST_ITERATIONS = 30
 class Part(NamedTuple):
     """The weights of one parameter, and their operator."""
 
-    operator: prox.Prox
+    parameter: Any
+    operator: Any
     place: slice  # in vectors of all weights
     shape: tuple[int, ...]
-    device: Any
     dtype: str
 
     @property
@@ -60,11 +60,11 @@ class Part(NamedTuple):
 
     def value(self, weights: np.ndarray) -> float:
         """The penalty."""
-        penalty: Any = self.operator.value(weights if self.is_ours else self._on_device(weights))
+        penalty = self.operator.value(weights if self.is_ours else self._on_device(weights))
         return float(penalty.asnumpy().item() if hasattr(penalty, "asnumpy") else penalty)
 
     def _on_device(self, weights: np.ndarray) -> Any:
-        return mx.nd.array(weights, ctx=self.device, dtype=self.dtype)
+        return mx.nd.array(weights, ctx=_mxnet.devices(self.parameter)[0], dtype=self.dtype)
 
 
 class Penalty:
@@ -72,17 +72,9 @@ class Penalty:
 
     def __init__(self, operators: Any, parameters: Sequence[Any]) -> None:
         self.factor = 1.0
-        self.parameters = [p for p in parameters if p in operators]
-        sizes = [prod(p.shape) for p in parameters]
-        ends = np.cumsum([0, *sizes]).tolist()
+        ends = np.cumsum([0, *(prod(p.shape) for p in parameters)]).tolist()
         self.parts = [
-            Part(
-                operators[p],
-                slice(start, end),
-                p.shape,
-                _mxnet.device_of(_mxnet.data(p)[0]),
-                _mxnet.dtype_of(p),
-            )
+            Part(p, operators[p], slice(start, end), p.shape, _mxnet.dtype_of(p))
             for p, start, end in zip(parameters, ends, ends[1:])
             if p in operators
         ]
@@ -151,10 +143,3 @@ def proximal_point(
         if size <= max(TOLERANCE * sqrt(c @ c), least):
             break
     return z
-
-
-def values_needed(operators: Iterable[prox.Prox]) -> None:
-    """Raise a NotImplementedError if a penalty has no value."""
-    for operator in operators:
-        if not operator.is_projection and type(operator).value is prox.Prox.value:
-            operator.value(mx.nd.zeros((1,)))

@@ -66,11 +66,6 @@ class Sums(NamedTuple):
     moved: float = 0.0  # |w - s|^2, without P
     slope: float = 0.0  # the slope of the objective at s, times w - s, and the penalty's rise
 
-    @property
-    def increase(self) -> float:
-        """How far the objective is above that of the snapshot, by the trapezoid rule."""
-        return self.slope + self.along / 2
-
 
 class StepSizeController:
     """What is known of the curvature, and what follows: vectors have all trainable weights.
@@ -216,7 +211,8 @@ class StepSizeController:
         if not self.refreshes:
             return
         squared: float | None = sums.squared
-        self.loss_increases = [*self.loss_increases, sums.increase][-DEFAULT.window :]
+        increase = sums.slope + sums.along / 2  # of the objective, by the trapezoid rule
+        self.loss_increases = [*self.loss_increases, increase][-DEFAULT.window :]
         if sums.along > 0 and sums.moved > rounding:
             secant = sums.squared / sums.along
             self.secants.append(secant)

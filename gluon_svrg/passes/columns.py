@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from functools import cached_property, lru_cache
+import sys
+from functools import cached_property
 from itertools import compress, count
 from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
 
@@ -19,11 +20,6 @@ SMALL = 2**13  # numbers: 32 kB of float32, for which a call takes longer than i
 _numbers = count()
 
 
-@lru_cache(maxsize=256)
-def _kind(description: Any) -> int:
-    return next(_numbers)  # another one where it was forgotten
-
-
 class DeviceArrays(List[NDArray]):
     """The classic arrays of some parameters on one device. Do not replace its items."""
 
@@ -38,9 +34,9 @@ class DeviceArrays(List[NDArray]):
         return all(array.stype == "default" for array in self)
 
     @cached_property
-    def kind(self) -> int:
-        """A number, the same for all columns with these dtypes, storage types and shapes."""
-        return _kind(tuple((a.dtype, a.stype, a.shape) for a in self))
+    def kind(self) -> str:
+        """Their dtypes, storage types and shapes; interned, so that Python compares addresses."""
+        return sys.intern(str([(a.dtype, a.stype, a.shape) for a in self]))
 
     @cached_property
     def number(self) -> int:

@@ -72,21 +72,19 @@ def estimate(
     network, reference, there = here.network, terms.reference, None
     columns = []
     if reference is not None or terms.copy_to is not None:  # otherwise v is g, or follows later
-        columns = list(map(partial(_columns, network, terms), range(len(network.grads))))
+        columns = [_columns(network, terms, device) for device in range(len(network.grads))]
     network.hide_marks()
     check: Callable[[Sequence[int]], None] | None = None
     if isinstance(reference, ParameterValues):
         with network.outside.protected() if network.outside.may_move else nullcontext():
             there, _ = gradient_at(reference, closure, (), seed, scale)
-        network.check_hidden()
         for these, count in zip(columns, there.counts):
             _combine_at_reference(these, terms, count * scale)
         check = partial(check_repeatable, there.counts)
     elif reference is not None:
         check = reference.check_counts
     recorded, reached = gradient_at(here, closure, (), seed, scale, check)
-    if there is None:
-        network.check_hidden()
+    network.check_hidden()
     combine = _combine_at_weights if terms.copy_to is None else _combine_and_copy
     for these, count in zip(columns, recorded.counts):
         combine(these, terms, count, scale)

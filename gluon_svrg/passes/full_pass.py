@@ -93,9 +93,7 @@ def full_gradient(
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None
                 recorded, its_reached = gradient_at(here, closure, inputs, seed, scale)
-                if earlier is None:
-                    break
-                if lock.is_repeated(earlier, Losses.of(recorded)):
+                if earlier is None or lock.is_repeated(earlier, Losses.of(recorded)):
                     break
         if compares:  # without a backward, statistics of BatchNorm do not move
             compared_loss += losses_at(origin, closure, inputs, seed).total

@@ -76,14 +76,12 @@ class Method:
         self.mean: Mean | None = None  # m, if it keeps that
         self.ever_reached: list[bool] = []  # per parameter: whether m may differ from zero
 
-    def check_arguments(
-        self, trainer: str, optimizer: Any, settings: Any, kvstore: Any, compression_params: Any
-    ) -> None:
+    def check_arguments(self, trainer: str, optimizer: Any, settings: Any, compressed: Any) -> None:
         """Raise if the method does not work with the arguments of its trainer."""
-        if compression_params and self.updates_every_step and self.keeps_mean:
+        if compressed and self.updates_every_step and self.keeps_mean:
             raise ValueError(
-                f"{trainer} cannot compress gradients: an error would stay in its mean "
-                "gradient. Leave compression_params out."
+                f"{trainer} cannot compress gradients: an error would stay forever, or long, in its "
+                "mean gradient. Leave compression_params out."
             )
 
     def take_operators(self, operators: Any) -> Any:
@@ -157,20 +155,16 @@ class Method:
         self.table, self.taken_at = None, None
 
     def bind(self) -> None:
-        """Bind to new arrays of the parameters."""
         if self.point is not None:
             self.point.bind()
 
     def terms(self, batch_index: int | None, rows: dict[int, Any]) -> EstimateCoefficients:
-        """The formula for the next mini-batch, after the rows of this update."""
         return PLAIN_GRADIENT
 
     def row(self, estimated: Estimate, index: int) -> StoredGradient | None:
-        """What to keep of a mini-batch with an index until the update."""
         return None
 
     def numbers(self, rows: dict[int, Any]) -> Sequence[float]:
-        """More numbers to sum over the workers."""
         return ()
 
     def next_state(self, pending: Any, scale: float, entries: float | NDArray) -> Any:
