@@ -50,8 +50,7 @@ class SVRGBatchProcessor(BatchProcessor):
         """Leave the estimate in `Parameter.grad`, for the step that MXNet's handler makes."""
         if _method_of(estimator).needs_refresh and train_batch is not self._batch:
             raise RuntimeError(
-                "SVRGBatchProcessor needs "
-                "fit(event_handlers=[FullGradHandler(train_data, update_freq=1)])."
+                "SVRGBatchProcessor needs fit(event_handlers=[FullGradHandler(data, 1)])."
             )
         self._batch = None
         devices = _mxnet.devices_of_estimator(estimator)
@@ -130,9 +129,7 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
         self._epoch = 0
         _method_of(estimator)
         if not isinstance(estimator.batch_processor, SVRGBatchProcessor):
-            raise RuntimeError(
-                "FullGradHandler needs Estimator(batch_processor=SVRGBatchProcessor())."
-            )
+            raise RuntimeError("FullGradHandler needs batch_processor=SVRGBatchProcessor().")
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
         """Refresh if one is due at this epoch, or the trainer wants a snapshot."""

@@ -30,13 +30,12 @@ import numpy as np
 from mxnet.ndarray import NDArray
 
 from . import _arguments
-from ._docstrings import trainer
 from .passes.columns import Mean, split, zero
 from .passes.combine import assign, scale_to_norm
 from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
 from .passes.full_pass import FullGradient
 from .passes.pending_update import PendingUpdate
-from .recursive import Recursive
+from .passes.recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
 
@@ -126,7 +125,6 @@ class MARS(Recursive):
         return v
 
 
-@trainer
 class MARSTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are corrected and clipped by MARS [1]_.
 

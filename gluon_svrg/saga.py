@@ -23,7 +23,6 @@ from typing import Any, Iterator, Sequence
 import numpy as np
 from mxnet.ndarray import NDArray
 
-from ._docstrings import trainer
 from .passes import states
 from .passes.columns import Columns, Mean, zeros_like
 from .passes.combine import assign, copy
@@ -176,7 +175,6 @@ class SAG(SAGA):
         return (before * mean + count * (v - mean)) / after
 
 
-@trainer
 class SAGATrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAGA [1]_.
 
@@ -234,7 +232,6 @@ class SAGATrainer(VarianceReducedTrainer):
     _method_class = SAGA
 
 
-@trainer
 class SAGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SAG [1]_.
 

@@ -17,9 +17,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ._docstrings import trainer
 from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
-from .recursive import Recursive
+from .passes.recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
 
@@ -35,7 +34,6 @@ class SARAH(Recursive):
         return EstimateCoefficients(b=-1.0, k=1.0, reference=self.point, mean=self.mean)
 
 
-@trainer
 class SARAHTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SARAH [1]_.
 

@@ -21,9 +21,8 @@ from typing import Any
 import numpy as np
 
 from . import _arguments
-from ._docstrings import trainer
 from .passes.estimate import PLAIN_GRADIENT, EstimateCoefficients
-from .recursive import Recursive
+from .passes.recursive import Recursive
 from .trainer import VarianceReducedTrainer
 
 
@@ -45,7 +44,6 @@ class STORM(Recursive):
         return EstimateCoefficients(b=-rest, k=rest, reference=self.point, mean=self.mean)
 
 
-@trainer
 class STORMTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by STORM [1]_.
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 from typing import Any, Iterator
 
 from . import saving
-from ._docstrings import trainer
 from .curvature.preconditioner import Nystrom, Preconditioned
 from .passes import states
 from .passes.combine import assign
@@ -113,7 +112,6 @@ def _svrg(coefficient: Schedule = 1.0, preconditioner: Nystrom | None = None) ->
     return PreconditionedSVRG(coefficient, preconditioner)
 
 
-@trainer
 class SVRGTrainer(VarianceReducedTrainer):
     """A `gluon.Trainer` whose gradients are variance-reduced by SVRG [1]_.
 

@@ -129,6 +129,11 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     _method_class: type[Method]
 
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        if "_method_class" in vars(cls):  # and no subclass of a user
+            _arguments.describe(cls)
+
     def __init__(
         self,
         params: Mapping[str, Parameter] | Sequence[Parameter],

@@ -39,7 +39,9 @@ BREAKS = {
         ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
         ("self.ever_reached = []", "pass", "halves moves_by_the_last"),
     ],
-    "recursive.py": [("1 / pending.total_scale", "1.0", "methods losses_does_not_matter[STORM")],
+    "passes/recursive.py": [
+        ("1 / pending.total_scale", "1.0", "methods losses_does_not_matter[STORM")
+    ],
     # The preconditioner
     "curvature/nystrom.py": [
         ("(float(self.S.min()) if self.has_all else 0.0)", "0.0", "curvature all_directions"),
@@ -236,7 +238,7 @@ BREAKS = {
     ],
     "saving/values.py": [
         ('encoded.get("order", "C")', '"C"', "files of_ones_own"),
-        ('and not hasattr(value, "__name__")', "", "files is_its_attributes"),
+        ('and not hasattr(item, "__name__")', "", "files is_its_attributes"),
         ("type(value) in (list, tuple):", "kind in _CONTAINERS:", "files not_s"),
     ],
     "saving/optimizer.py": [

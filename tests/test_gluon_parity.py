@@ -2,7 +2,6 @@
 
 import copy
 import inspect
-import pickle
 from contextlib import nullcontext
 from functools import partial
 
@@ -406,13 +405,3 @@ def trained(case):
     play.refresh()
     play.epoch((0, 1))
     return play
-
-
-@kit.table("call", copy.copy, copy.deepcopy, lambda found: pickle.loads(pickle.dumps(found)))
-@each_method
-def test_a_copy_of_a_trainer_cannot_train(case, call):
-    """MXNet's copies of arrays have no gradients; the trainer itself goes on."""
-    play = trained(case)
-    with pytest.raises(RuntimeError, match=rf"(?s)A copy of {case.trainer}.*save_states"):
-        call(play.trainer).step(5, closure=lambda: play.loss_of(play.batches[1]))
-    play.update(1)

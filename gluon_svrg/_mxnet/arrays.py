@@ -15,9 +15,9 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import CachedOp, NDArray
 
 __all__ = [
-    "Arrays", "Flags", "cause_of", "classic", "device_of", "dtype_name", "filled_like", "fresh",
-    "is_gradient_in", "is_numpy_like", "is_refused_backward", "like", "mark", "prepared",
-    "readable", "take_fresh", "to_ndarray",
+    "Arrays", "Flags", "cause_of", "classic", "device_of", "filled_like", "fresh", "is_gradient_in",
+    "is_numpy_like", "is_refused_backward", "like", "mark", "prepared", "readable", "take_fresh",
+    "to_ndarray",
 ]  # fmt: skip
 
 HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
@@ -61,11 +61,6 @@ def to_ndarray(value: Any, device: Any) -> NDArray:
 def readable(array: NDArray) -> NDArray:
     """The array; as float32 if it is in bfloat16, which NumPy reads as integers."""
     return array.astype("float32") if np.dtype(array.dtype).names else array
-
-
-def dtype_name(array: NDArray) -> str:
-    """The name of an array's dtype, such as ``float32``."""
-    return str(np.dtype(array.dtype))
 
 
 _invoke = _LIB.MXInvokeCachedOp if HAS_DEVICES else _LIB.MXInvokeCachedOpEx

@@ -28,8 +28,7 @@ class KVStoreTrainer(Trainer):
     def __init__(
         self, *arguments: Any, kvstore: Any, update_on_kvstore: Any, workers: Any, **others: Any
     ) -> None:
-        others.update(kvstore=kvstore, update_on_kvstore=update_on_kvstore)
-        super().__init__(*arguments, **others)
+        super().__init__(*arguments, kvstore=kvstore, update_on_kvstore=update_on_kvstore, **others)
         # With shared parameters, MXNet 2.0 leaves gaps in the keys but not in the optimizer's
         # indices: multipliers and states would go to the wrong parameters.
         if HAS_DEVICES:
@@ -42,8 +41,8 @@ class KVStoreTrainer(Trainer):
             self._workers.wait()
 
     def __reduce__(self) -> Any:
-        """Stay out of copies. On 1.9.1 a copy of a network copies its trainer, too."""
-        return CopiedTrainer, (type(self).__name__,)
+        """Stay out of copies, which get None. On 1.9.1 a network's copy would have its trainer."""
+        return type(None), ()
 
     #: The scaler of AMP's losses; None where losses are not scaled.
     _loss_scaler = property(attrgetter("_amp_loss_scaler"))
@@ -139,28 +138,8 @@ class KVStoreTrainer(Trainer):
         """Raise if the states of the optimizer are on servers, for the method of this name."""
         if self._servers is not None:
             raise RuntimeError(
-                f"{name}() cannot fetch the states of the optimizer from servers. Use "
-                "update_on_kvstore=False with a synchronous kvstore."
+                f"{name}() cannot fetch states from servers. Pass update_on_kvstore=False."
             )
-
-
-class CopiedTrainer:
-    """What a copy has in the place of a trainer. It cannot train, and says so."""
-
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __bool__(self) -> bool:
-        return False  # a copied parameter has no trainer
-
-    def __getattr__(self, attribute: str) -> Any:
-        if attribute.startswith("__"):  # as Python asks of all objects
-            raise AttributeError(attribute)
-        raise RuntimeError(
-            f"A copy of {self._name} cannot train: MXNet copies arrays without their gradients. "
-            "Build the network and the trainer again, and load what save_parameters and "
-            "save_states of the first ones have written."
-        )
 
 
 def barrier(kvstore: Any) -> None:

@@ -51,9 +51,8 @@ def not_initialized(parameters: Iterable[Parameter]) -> str:
     names = [name_of(p) for p in parameters if is_deferred(p)]
     return (
         f"No mini-batch initializes {', '.join(names[:5])}{', ...' * (len(names) > 5)}. If none "
-        "has passed the network yet, pass step(batch_size, closure=...), or call the network with "
-        "one. If it does not use a layer, give that its shape (in_units, in_channels, ...), or "
-        "leave it out of the trainer."
+        "has passed the network yet, pass step(batch_size, closure=...), or call it with one. If "
+        "it does not use a layer, set its in_units or in_channels, or leave it out of the trainer."
     )
 
 
@@ -95,12 +94,12 @@ def all_rows(parameter: Parameter) -> list[NDArray]:
     return weights
 
 
-def dtype_of(parameter: Parameter) -> str:
-    """The name of the dtype that a parameter has or, when deferred, will have."""
+def dtype_of(thing: Parameter | NDArray) -> str:
+    """The name of the dtype of an array, or that a parameter has or, when deferred, will have."""
     try:
-        return np.dtype(parameter.dtype).name
+        return str(np.dtype(thing.dtype))
     except TypeError:  # bfloat16, which NumPy does not have
-        return str(parameter.dtype)
+        return str(thing.dtype)
 
 
 def has_sparse_values(parameter: Parameter) -> bool:

@@ -11,7 +11,7 @@ for example:
 from __future__ import annotations  # what is imported here needs no MXNet
 
 import argparse
-from functools import partial
+import sys
 from typing import Sequence
 
 from .. import __version__
@@ -19,9 +19,17 @@ from . import compare, join, launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status."""
+    """Run a command; return its exit status. An error or an interrupt is one line."""
     options = parser().parse_args(arguments)
-    return int(options.run(options))
+    name = f"gluon-svrg {options.command}"
+    try:
+        return int(options.run(options))
+    except KeyboardInterrupt:
+        print(f"{name}: ended by SIGINT", file=sys.stderr)
+        return 130
+    except (EOFError, ImportError, OSError, TypeError, ValueError) as error:
+        print(f"{name}: error: {error}", file=sys.stderr)
+        return 2
 
 
 def parser() -> argparse.ArgumentParser:
@@ -34,6 +42,6 @@ def parser() -> argparse.ArgumentParser:
         name, text = module.__name__.rpartition(".")[2], str(module.__doc__)
         first_line = text.partition("\n")[0]
         command = commands.add_parser(name, help=first_line, description=text, formatter_class=form)
-        command.set_defaults(run=partial(module.run, command))
+        command.set_defaults(run=module.run)
         module.add_arguments(command)
     return parser

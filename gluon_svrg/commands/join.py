@@ -18,7 +18,7 @@ import socket
 import sys
 import time
 import zlib
-from typing import Mapping, NamedTuple
+from typing import Mapping, NamedTuple, NoReturn
 from urllib.parse import urlsplit
 
 from . import roles
@@ -39,24 +39,21 @@ def host_and_port(text: str) -> tuple[str | None, int | None]:
     return parts.hostname, parts.port
 
 
-def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
-    """Become a role, or end with an error."""
-    try:
-        rank = find_rank(os.environ)
-        role = role_of(rank, options)
-        command = roles.command(role, options)
-        name, given = options.scheduler or (rank.scheduler, None)
-        port = given or 10000 + zlib.crc32(rank.job.encode()) % 20000
-        scheduler = address_of(name)
-        if rank.number == 0:
-            check_is_here(name, scheduler, port)
-        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-            probe.connect((scheduler, port))  # sends nothing, but chooses an own address
-            address = probe.getsockname()[0]
-        roles.die_with(os.getppid())
-        os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
-    except (ImportError, OSError, ValueError) as error:
-        parser.error(str(error))  # which ends the process
+def run(options: argparse.Namespace) -> NoReturn:
+    """Become a role."""
+    rank = find_rank(os.environ)
+    role = role_of(rank, options)
+    command = roles.command(role, options)
+    name, given = options.scheduler or (rank.scheduler, None)
+    port = given or 10000 + zlib.crc32(rank.job.encode()) % 20000
+    scheduler = address_of(name)
+    if rank.number == 0:
+        check_is_here(name, scheduler, port)
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        probe.connect((scheduler, port))  # sends nothing, but chooses an own address
+        address = probe.getsockname()[0]
+    roles.die_with(os.getppid())
+    os.execvpe(command[0], command, roles.variables(role, options, scheduler, port, address))
 
 
 class Rank(NamedTuple):
@@ -94,10 +91,7 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
             return Rank(numbers[rank], numbers[size], name, scheduler)
     if "JOB_COMPLETION_INDEX" in numbers:
         return Rank(numbers["JOB_COMPLETION_INDEX"])
-    raise ValueError(
-        "this process has no rank: start it by mpirun, srun, an Indexed Job of Kubernetes, or "
-        "gluon-svrg launch"
-    )
+    raise ValueError("this process has no rank: start it by mpirun, srun, Kubernetes or launch")
 
 
 def role_of(rank: Rank, options: argparse.Namespace) -> str:

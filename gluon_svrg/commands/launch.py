@@ -29,7 +29,7 @@ _PATIENCE = 3  # seconds for processes to end by themselves
 add_arguments = roles.add_arguments
 
 
-def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
+def run(options: argparse.Namespace) -> int:
     """Run the job; return the exit status of the process that failed first, or 0."""
     with socket.socket() as probe:
         probe.bind((_HOST, 0))
@@ -44,8 +44,6 @@ def run(parser: argparse.ArgumentParser, options: argparse.Namespace) -> int:
             command = roles.command(name, options)
             job.start(name, command, {"OMP_NUM_THREADS": "1", **variables})
         name, code = job.wait()
-    except (ImportError, OSError, ValueError) as error:  # the command cannot run
-        parser.error(str(error))
     except KeyboardInterrupt as interrupt:
         name, code = "the launcher", -interrupt.args[0]
     finally:

@@ -82,9 +82,7 @@ class Task:
         net, other = self.network(seed), self.network(seed)
         for one, two in zip(net.collect_params().values(), other.collect_params().values()):
             if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):
-                raise ValueError(
-                    "new_net must return new networks, with equal weights after equal seeds."
-                )
+                raise ValueError("new_net must return new networks, with equal weights for a seed.")
         batch = next(self.data.batches(self.data.seed, 0))
         losses = [recorded(self.loss_of, net, *batch) for _ in range(2)]
         what = getattr(losses[0], "shape", type(losses[0]).__name__)

@@ -35,9 +35,7 @@ def chosen(params: Any, kvstore: Any, compression: Any, update: Any, needs: str)
     kvstore, count = created(kvstore), job.number_of_workers()
     workers = kind_of(kvstore)
     if workers.is_alone and count > 1:
-        warn(
-            f"kvstore={kvstore!r} connects none of {count} workers: pass 'dist_sync' or 'horovod'."
-        )
+        warn(f"kvstore={kvstore!r} connects none of {count} workers. Use 'dist_sync' or 'horovod'.")
     return {"kvstore": kvstore, "update_on_kvstore": update, "workers": workers}
 
 

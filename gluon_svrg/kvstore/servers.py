@@ -14,7 +14,6 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
-from . import job
 from .server_optimizer import ANSWER, ServerOptimizer, Settings
 from .workers import Workers
 
@@ -32,7 +31,6 @@ class SynchronousServers(Workers):
         self._sent: dict[str, Any] = {}  # the last settings
         # All others wait for the last push of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
-        job.end_on_errors()
 
     def wait(self) -> None:
         mx.nd.waitall()
@@ -49,9 +47,7 @@ class SynchronousServers(Workers):
         """The optimizer for servers; raise if it needs whole arrays, of which they hold slices."""
         name, servers = type(optimizer).__name__, len(self._probes)
         if servers > 1 and name in ("LARS", "LAMB", "LANS", "LBSGD"):
-            raise ValueError(
-                f"{name} needs whole arrays, and {servers} servers hold slices. Start one server."
-            )
+            raise ValueError(f"{name} needs whole arrays: start one server, and not {servers}.")
         return ServerOptimizer(optimizer, self._probes)
 
     def check(self) -> None:
@@ -66,9 +62,8 @@ class SynchronousServers(Workers):
             self.kvstore.pull(key, out=answer)
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
-                    "A server could not load the optimizer, see its output: gluon_svrg and your "
-                    "own optimizer must be importable there, without mxnet.gluon. Or update on the "
-                    "workers: update_on_kvstore=False."
+                    "A server could not load the optimizer, see its output. It must be importable "
+                    "there, without mxnet.gluon. Or update on the workers: update_on_kvstore=False."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:

@@ -57,10 +57,7 @@ class Workers:
             of_workers = array.asnumpy().astype("uint16").view("float64")
             block[:] = of_workers[:, : len(block), 0].sum(axis=0)
             if np.isnan(total[0]) and not np.isnan(numbers[0]):
-                raise RuntimeError(
-                    "Another worker has failed during the full gradient, see its error. Nothing "
-                    "was changed here: an earlier snapshot is still in force."
-                )
+                raise RuntimeError("Another worker has failed, see its error. Nothing has changed.")
         return total
 
     def share_weights(self, parameters: Sequence[Parameter]) -> None:

@@ -26,7 +26,7 @@ class DeviceArrays(List[NDArray]):
     @cached_property
     def dtypes(self) -> tuple[str, ...]:
         """Their dtypes."""
-        return tuple(map(_mxnet.dtype_name, self))
+        return tuple(map(_mxnet.dtype_of, self))
 
     @cached_property
     def is_dense(self) -> bool:
@@ -110,7 +110,7 @@ def zeros_like(these: Columns) -> Columns:
     """Dense zeros in which gradients like these can be summed."""
 
     def empty(array: NDArray) -> NDArray:
-        dtype = SUMMED_IN[_mxnet.dtype_name(array)]
+        dtype = SUMMED_IN[_mxnet.dtype_of(array)]
         return mx.nd.empty(array.shape, ctx=_mxnet.device_of(array), dtype=dtype)
 
     sums = [DeviceArrays(map(empty, column)) for column in these]
@@ -170,7 +170,7 @@ def are_close(these: Sequence[NDArray], those: Sequence[NDArray]) -> bool:
     """Whether arrays of some dtype are equal, or differ by rounding. Waits for them."""
     if are_equal(these, those):
         return True
-    rounding = ROUNDING_OF_COPIES.get(_mxnet.dtype_name(these[0]), 1e-6)
+    rounding = ROUNDING_OF_COPIES.get(_mxnet.dtype_of(these[0]), 1e-6)
     wide = [vector(arrays) for arrays in (these, those)]
     return bool(np.linalg.norm(wide[0] - wide[1]) <= rounding * np.linalg.norm(wide[1]))
 

@@ -80,8 +80,8 @@ class Method:
         """Raise if the method does not work with the arguments of its trainer."""
         if compressed and self.updates_every_step and self.keeps_mean:
             raise ValueError(
-                f"{trainer} cannot compress gradients: an error would stay forever, or long, in its "
-                "mean gradient. Leave compression_params out."
+                f"{trainer} cannot compress gradients: an error would stay forever, or long, in "
+                "its mean gradient. Leave compression_params out."
             )
 
     def take_operators(self, operators: Any) -> Any:

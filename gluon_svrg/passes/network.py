@@ -205,7 +205,7 @@ def check_gradients(parameters: Sequence[Parameter]) -> None:
     if not trainable:
         raise ValueError("No parameter of the trainer has gradients: all are frozen.")
     for parameter in trainable:
-        dtype = _mxnet.dtype_name(_mxnet.data(parameter)[0])
+        dtype = _mxnet.dtype_of(_mxnet.data(parameter)[0])
         if dtype not in SUMMED_IN:
             raise TypeError(
                 f"{_mxnet.name_of(parameter)} is {dtype}, and gradients can be corrected in "
@@ -218,4 +218,4 @@ def _described(parameter: Parameter) -> str:
     arrays = _mxnet.data(parameter)
     where = ", ".join(str(_mxnet.device_of(array)) for array in arrays)
     frozen = "" if _mxnet.is_trainable(parameter) else " with grad_req='null'"
-    return f"{_mxnet.dtype_name(arrays[0])} {tuple(arrays[0].shape)} on {where}{frozen}"
+    return f"{_mxnet.dtype_of(arrays[0])} {tuple(arrays[0].shape)} on {where}{frozen}"

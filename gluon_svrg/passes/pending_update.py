@@ -157,7 +157,7 @@ class PendingUpdate:
         for then, now in zip(chain(*self._apart), chain(*self._network.grads)):
             distance = norm([dense(now).astype("float64") / scale - then.astype("float64")])
             size = max(norm([then]), self._largest / scale)
-            if distance > ROUNDING_OF_GRADIENTS[_mxnet.dtype_name(now)] * size:
+            if distance > ROUNDING_OF_GRADIENTS[_mxnet.dtype_of(now)] * size:
                 raise RuntimeError(CHANGED.format(name=name, method=self._method.name))
 
     def show_marks(self, ignore_stale_grad: bool, workers: Any) -> None:

@@ -83,7 +83,7 @@ def table_problems(network: ParameterBuffers, state: Any, hint: str = "") -> Ite
         stored = f"its stored gradients are for {len(counts[0])} devices"
         yield f"{stored}, and there are {devices} here{hint}"
         return
-    wanted = parameters(network), True, len(counts), devices
+    wanted = parameters(network), True, len(counts)
     yield from saving.array_problems(state["rows"], "stored gradient", *wanted)
 
 

@@ -31,7 +31,6 @@ class OptimizerSettings:
 
     def problems(self, state: Any) -> Iterator[str]:
         yield from object_problems(state["attributes"], self._optimizer, "the optimizer")
-        self._counts(state)
 
     def assign(self, state: Any) -> None:
         assign_object(state["attributes"], self._optimizer)

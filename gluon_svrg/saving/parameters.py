@@ -67,22 +67,18 @@ def misfits(then: list[Description], now: list[Description], is_frozen_kept: boo
 
 
 def array_problems(
-    arrays: Any, what: str, parameters: Any, summed: bool = False, rows: int = 0, devices: int = 0
+    arrays: Any, what: str, parameters: Any, summed: bool = False, rows: int = 0
 ) -> Iterator[str]:
-    """Describe where values of a file, or stacks of them, are no finite arrays like these."""
+    """Describe where values of a file, or stacks of them, are no arrays like these."""
     if not isinstance(arrays, dict) or arrays.keys() != parameters.keys():
         yield f"its {what} belongs to other parameters"
         return
     for number, parameter in parameters.items():
         values = arrays[number] if isinstance(arrays[number], list) else [arrays[number]]
         name = f"its {what} of parameter {number} ({_mxnet.name_of(parameter)})"
-        if devices and len(values) != devices:
-            yield f"{name} is for {len(values)} devices, and there are {devices} here"
         dtype = np.promote_types(parameter.dtype, np.float32 if summed else parameter.dtype)
         for value in values:
             stacked = [rows] if rows else []
             shape = (*stacked, *parameter.shape) if _mxnet.has_data(parameter) else value.shape
             if (value.dtype, value.shape) != (dtype, shape):
                 yield f"{name} is {value.dtype} {value.shape}, and must be {dtype} {shape}"
-            elif not np.isfinite(value).all():
-                yield f"{name} is not finite"

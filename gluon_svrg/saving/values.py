@@ -39,16 +39,11 @@ def by_attributes(value: Any) -> SavedObject:
     """Save an object by its attributes, except functions, which belong to its class."""
     attributes: dict[str, Any] = {}
     for name, item in vars(value).items():
-        if is_object(item):
-            attributes[name] = by_attributes(item)
+        if callable(item) and hasattr(item, "__dict__") and not hasattr(item, "__name__"):
+            attributes[name] = by_attributes(item)  # a scheduler, and not a function
         elif name not in NOT_SAVED and not callable(item):
             attributes[name] = item
     return SavedObject(type(value).__name__, attributes)
-
-
-def is_object(value: Any) -> bool:
-    """Whether an attribute is saved by its own attributes: a scheduler, and not a function."""
-    return callable(value) and hasattr(value, "__dict__") and not hasattr(value, "__name__")
 
 
 def is_key(value: Any) -> bool:

@@ -10,11 +10,11 @@ from typing import Any
 
 from mxnet.ndarray import NDArray
 
-from .passes.columns import Columns, Mean
-from .passes.combine import copy
-from .passes.method import Method
-from .passes.pending_update import PendingUpdate
-from .passes.points import ParameterValues
+from .columns import Columns, Mean
+from .combine import copy
+from .method import Method
+from .pending_update import PendingUpdate
+from .points import ParameterValues
 
 
 class Recursive(Method):
