@@ -55,7 +55,7 @@ BREAKS = {
         (" & (UNSEEN * S[0] > shift)", "", "curvature least_curvature"),
         ("np.append(inside, size)", "np.append(inside, 0)", "curvature rows_are_added"),
         ("if new.has_all", "if True", "curvature rows_and_rounding"),
-        ("if self.has_all", "if False", "preconditioner largest_curvature"),
+        ("S.max()) if self.has_all", "S.max()) if False", "preconditioner largest_curvature"),
     ],
     "curvature/probe.py": [
         ("np.ascontiguousarray(", "np.asarray(", "curvature layout_of_a_file"),
@@ -151,7 +151,7 @@ BREAKS = {
         ("(s - last) > self._rounding", "(s - last) > 0", "preconditioner at_the_minimum"),
         ("self._optimizer.wd, self._wd =", "self._wd, self._wd =", "penalties large_weight"),
         ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),
-        (" / (self.per_sample or 1.0)", "", "penalties entries_of_a_sample"),
+        ('"float64") / (per_sample or 1.0)', '"float64")', "penalties entries_of_a_sample"),
         ("controller.start_over(len(self.decays))", "pass", "penalties entries_of_the_first"),
         ("changed |= not draws", "changed |= False", "penalties data_that_change"),
         ("            if draws:\n", "            if False:\n", "penalties dropout"),
@@ -170,6 +170,7 @@ BREAKS = {
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),
     ],
     "passes/pending_update.py": [
+        ("and not Mean([], entries).divisor()", "", "workers test_two_workers"),
         ("self.drop()  # or `update`", "pass  # or `update`", "penalties reduction_that_fails"),
         ("self.entries + estimated.rec", "estimated.rec", "halves a_clip_between"),
         ("max(norm([then]), self._largest / scale)", "norm([then])", "dtypes_and_amp large_micro"),

@@ -134,7 +134,7 @@ class Pair(Run):
         batches, row = [BATCHES[n] for n in numbers], {}
         size = self.size or sum(map(len, batches))
         if self.how in ("scaled", *UNSCALED):
-            scale = 2.0 ** (9 + self.trainer._progress.steps % 3)
+            scale = 2.0 ** (9 + self.trainer._progress.steps % 5)
             self.scaler._loss_scale = self.scaler._next_loss_scale = scale
         if self.how in ("halves", "add", *UNSCALED):
             for index in batches:

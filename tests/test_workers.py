@@ -52,6 +52,7 @@ TASKS = {
     "preconditioned, two devices": ("preconditioned", {"devices": 2}),
     "two trainers": ("two_trainers", {}),
     "many parameters": ("many_parameters", {}),
+    "without losses": ("without_losses", {}),
 }
 #: Settings of the trainings that change nothing in one process.
 OF_MANY = {"workers", "servers", "kvstore", "devices", "update_on_kvstore", "predict"}
@@ -70,6 +71,11 @@ def check_method(found, name="", **_):
 def check_preconditioned(found, **_):
     assert_identical(found)
     assert_close(found[0], alone("preconditioned"), 1e-9)
+
+
+def check_without_losses(found, **_):
+    assert_identical(found)
+    assert_close(found[0], alone("without_losses"), 1e-12)
 
 
 def check_failure(found, **_):
@@ -106,6 +112,7 @@ CHECKS = {
     "preconditioned": check_preconditioned,
     "failing": check_failure,
     "many_parameters": check_many_parameters,
+    "without_losses": check_without_losses,
 }
 
 

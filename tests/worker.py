@@ -23,7 +23,7 @@ from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
 from problems import Dense, Partly, Tied, Words, array, distance, parameters, values_of_any
 
-from gluon_svrg import Nystrom, SVRGTrainer
+from gluon_svrg import Nystrom, STORMTrainer, SVRGTrainer
 from gluon_svrg.prox import L1
 
 PROBLEM = Dense("classification", hidden=(5,), seed=17, samples=46)
@@ -217,6 +217,20 @@ def preconditioned(kvstore="dist_sync", devices=1):
             trainer.step(size, closure=lambda: loss_of(index))
     pace = [trainer.learning_rate, trainer.optimizer.momentum, trainer.history[-1]["curvature"]]
     return who, {**found_in(parameters(net)), "pace": np.array(pace)}
+
+
+def without_losses(kvstore="dist_sync"):
+    """In every other step one worker alone has losses, and all take part in it."""
+    who, chosen = make_kvstore(kvstore)
+    net, loss_of, trainer = kit.make(PROBLEM, cls=STORMTrainer, kvstore=chosen)
+    for step, index in enumerate(np.array_split(np.arange(46), 4)):
+        if step % 2:
+            own = np.array_split(index, who.num_workers)[who.rank]
+            trainer.step(len(index), closure=lambda: loss_of(own))
+        else:
+            count = len(index) if who.rank == 0 else 0
+            trainer.step(len(index), closure=lambda: loss_of(index)[:count])
+    return who, found_in(parameters(net))
 
 
 def failing(where, first, kvstore="dist_sync"):
