@@ -39,6 +39,9 @@ BREAKS = {
         ("(self.s * scale)", "(0.5 * scale)", "methods trajectory[approximate"),
         ("self.ever_reached = []", "pass", "halves moves_by_the_last"),
     ],
+    "kvstore/servers.py": [
+        ('**_plain(optimizer.lr_scheduler, "lr_scheduler.")', "", "workers test_each_task_with_se"),
+    ],
     "passes/recursive.py": [
         ("1 / pending.total_scale", "1.0", "methods losses_does_not_matter[STORM")
     ],

@@ -186,7 +186,7 @@ def training(kvstore="dist_sync", problem="layers", optimizer="sgd", params=(), 
         if epoch % 2 == 0:
             trainer.update_full_grads(loss_of, shares)
         if epoch == 2:
-            net[0].weight.lr_mult = 0.5
+            net[0].weight.lr_mult, scheduler.factor = 0.5, 0.7
             net[-1].bias.wd_mult = 3.0
         for step, (index, size) in enumerate(zip(shares, sizes)):
             is_last = who.rank == who.num_workers - 1  # the gradients of one worker overflow
