@@ -40,7 +40,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class MARS(Recursive):
-    """The weights before the last step, or the last gradient. Factors are rounded to float32."""
+    """The weights before the last step, or the last gradient. float32 rounds gamma and beta."""
 
     replaces_grads = True
     needs_closure = True

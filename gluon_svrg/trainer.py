@@ -39,8 +39,8 @@ NOT_CORRECTED = (
     "with SVRG without a preconditioner, discard_snapshot()."
 )
 SERVERS_SKIP_NO_STEP = (
-    "AMP scales losses, and the servers of this kvstore cannot skip a step that overflows. Pass "
-    "update_on_kvstore=False with 'dist_sync'; 'dist_async' works without amp.init_trainer."
+    "AMP scales losses, and servers that update cannot skip a step that overflows. Pass "
+    "update_on_kvstore=False, or leave amp.init_trainer out."
 )
 #: What to do instead of passing these arguments to a trainer.
 OTHER_PLACES = {
@@ -129,9 +129,9 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     _method_class: type[Method]
 
-    def __init_subclass__(cls) -> None:
-        super().__init_subclass__()
-        if "_method_class" in vars(cls):  # and no subclass of a user
+    def __init_subclass__(cls, **others: Any) -> None:
+        super().__init_subclass__(**others)
+        if "_method_class" in vars(cls) and cls.__doc__:  # and no subclass of a user
             _arguments.describe(cls)
 
     def __init__(
@@ -318,8 +318,6 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if self._method.sets_rate:
             self._measure(closure)
         terms = self._method.terms(batch_index, self._pending.rows)
-        if self._loss_scaler is not None and self._servers is not None:
-            raise RuntimeError(SERVERS_SKIP_NO_STEP)
         estimated = self._stage_estimate(closure, terms, batch_index, name)
         if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
@@ -458,12 +456,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             if pending.stage != MOVED:
                 pending.drop()  # without an update, the method keeps its state
             raise
-        if pending.stage != NOTHING:  # AMP has skipped the update
+        if pending.stage != NOTHING or pending.reached:  # AMP has skipped the update
             pending.drop()
         self._progress.steps += 1
         self._progress.inner_steps += bool(self._method.has_reference)
 
-    # `gluon.Trainer` and `KVStoreTrainer` call these three.
+    # `gluon.Trainer`, `KVStoreTrainer` and `gluon.Parameter` call these three.
 
     def _allreduce_grads(self) -> None:
         """Reduce; let the method compute its next state from V and its loss entries C."""
@@ -545,6 +543,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Raise if the trainer must not be called here; a job's time-out begins anew."""
         job.rearm_timeout()
         network = self._network
+        if self._servers is not None and self._loss_scaler is not None:
+            raise RuntimeError(SERVERS_SKIP_NO_STEP)
         if mx.autograd.is_recording():
             raise RuntimeError(
                 f"{name}() was called inside `with autograd.record()`. Take it out of the block."
@@ -676,7 +676,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if is_scaled and not np.isfinite(full.norm):
             raise _OverflowError
         method = copy(self._method)
-        accepted = method.accepts(full, self._lock.locked)
+        accepted = method.accepts(full)
         if not accepted:
             self._roll_back(method.preconditioner)
         self._held = self._after(method, full, alpha, accepted)

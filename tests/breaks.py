@@ -156,8 +156,8 @@ BREAKS = {
         ("1 / (per_sample or 1.0)", "1.0", "penalties entries_of_a_sample"),
         ('"float64") / (per_sample or 1.0)', '"float64")', "penalties entries_of_a_sample"),
         ("controller.start_over(len(self.decays))", "pass", "penalties entries_of_the_first"),
-        ("changed |= not draws", "changed |= False", "penalties data_that_change"),
-        ("            if draws:\n", "            if False:\n", "penalties dropout"),
+        ("changed |= not full.draws", "changed |= False", "penalties data_that_change"),
+        ("            if full.draws:\n", "            if False:\n", "penalties dropout"),
         ("if self.table is None and self", "if False and self", "penalties stored_gradients"),
         ("controller.entries // BEST_STEPS", "controller.entries // 16", "penalties few_steps"),
     ],
@@ -168,6 +168,7 @@ BREAKS = {
         ("SPARE), ((1.0, MEAN)", "SPARE), ((0.9, MEAN)", "tables mean_is_that"),
     ],
     "passes/full_pass.py": [
+        ("bool(sums[7])", "lock.locked", "workers test_two_workers"),
         ("network.sum_everywhere(total, workers.sum)", "pass", "methods trajectory[SVRG-2"),
         ("loss += added(queue)", "pass", "losses mean_of_many"),
         ("its_reached != reached", "number < 4", "halves reaches_moves_by_its_mean"),

@@ -53,6 +53,7 @@ TASKS = {
     "two trainers": ("two_trainers", {}),
     "many parameters": ("many_parameters", {}),
     "without losses": ("without_losses", {}),
+    "random on one": ("random_on_one", {}),
 }
 #: Settings of the trainings that change nothing in one process.
 OF_MANY = {"workers", "servers", "kvstore", "devices", "update_on_kvstore", "predict"}
@@ -76,6 +77,11 @@ def check_preconditioned(found, **_):
 def check_without_losses(found, **_):
     assert_identical(found)
     assert_close(found[0], alone("without_losses"), 1e-12)
+
+
+def check_random_on_one(found, **_):
+    assert_identical(found)
+    assert found[0]["snapshots"] == 5
 
 
 def check_failure(found, **_):
@@ -113,6 +119,7 @@ CHECKS = {
     "failing": check_failure,
     "many_parameters": check_many_parameters,
     "without_losses": check_without_losses,
+    "random_on_one": check_random_on_one,
 }
 
 

@@ -97,7 +97,7 @@ def all_rows(parameter: Parameter) -> list[NDArray]:
 def dtype_of(thing: Parameter | NDArray) -> str:
     """The name of the dtype of an array, or that a parameter has or, when deferred, will have."""
     try:
-        return str(np.dtype(thing.dtype))
+        return np.dtype(thing.dtype).name
     except TypeError:  # bfloat16, which NumPy does not have
         return str(thing.dtype)
 

@@ -48,7 +48,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         f"the rate falls to 0 like half a cosine; lbfgs {shown}"
     )
     some = "sgd,nag-decay,lbfgs,svrg,svrg+nag,svrg-nystrom"
-    add("--methods", type=str.lower, default=some, help=text)
+    add("--methods", type=names, default=some, help=text)
     text = "rates to try; by default, factors of about 3 until the best one is not at an end"
     add("--learning-rates", type=numbers, help=text)
     add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
@@ -66,6 +66,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--batch-size", type=int, help=text)
     add("--seconds", type=float, help="stop after this time, with partial results")
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
+
+
+def names(text: str) -> list[str]:
+    """Names, separated by commas."""
+    return text.lower().replace(" ", "").split(",")
 
 
 def numbers(text: str) -> list[float]:
@@ -229,7 +234,7 @@ class Problem:
             self.new_net,
             self.loss_of,
             (self.X, self.y),
-            methods=options.methods.replace(" ", "").split(","),
+            methods=options.methods,
             passes=options.passes,
             batch_size=options.batch_size,
             seeds=range(options.seed, options.seed + options.seeds),
@@ -238,7 +243,7 @@ class Problem:
             l2=self.decay,
             prox={".*weight": L1(self.l1)} if self.l1 else None,
             learning_rates=options.learning_rates,
-            optimizer_params=momenta if "nag" in options.methods else {},
+            optimizer_params=momenta if "nag" in str(options.methods) else {},
             plain_epochs=options.plain_epochs,
             refresh_every=options.update_freq,
             seconds=seconds and max(1e-9, seconds + start - time.perf_counter()),

@@ -14,7 +14,7 @@ from tqdm.auto import tqdm
 from .. import _mxnet
 from .methods import Contender
 from .task import Task
-from .training import Training, train
+from .training import OutOfTimeError, Training, train
 
 UPDATES = 1.5  # the seconds of a training, divided by those of its gradients, roughly
 GRID = [float(f"{10 ** (number / 2):.0e}") for number in range(-16, 9)]  # ..., 0.3, 1, 3, ..., 1e4
@@ -59,7 +59,7 @@ class Search:
                 self._until, self._share = end, now + (end - now) / (len(order) - place)
                 try:
                     self._search(method)
-                except (KeyboardInterrupt, TimeoutError) as error:
+                except (KeyboardInterrupt, OutOfTimeError) as error:
                     self.ended = error
                     self._choose(method)
                     if isinstance(error, KeyboardInterrupt):

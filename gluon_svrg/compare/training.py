@@ -25,6 +25,10 @@ OVER = "The seconds were over before any training. Allow more, fewer passes, lar
 FINER = 1.02  # L-BFGS makes many passes, so it is measured after each 2% more of them
 
 
+class OutOfTimeError(TimeoutError):
+    """The seconds of a comparison are over."""
+
+
 @dataclass
 class Training:
     """A training that is complete, or has diverged."""
@@ -69,7 +73,7 @@ class _Run:
     def loss_of(self, *batch: Any) -> Any:
         """The loss of each sample, whose gradient counts."""
         if perf_counter() > self.until and self.done < self.budget:
-            raise TimeoutError(OVER)
+            raise OutOfTimeError(OVER)
         self.recorded += len(batch[0]) if mx.autograd.is_recording() else 0
         losses = self.problem.loss_of(self.net, *batch)
         return losses + self.problem.penalty(self.net) if self.adds_penalty else losses

@@ -43,7 +43,6 @@ def _compiled(
     has_decay: bool,
     has_snapshot: bool,
     is_short: bool,
-    scale: float,
 ) -> tuple[CachedOp, list[str]]:
     """The operator, and the names of its inputs. Without a rest, P is the identity.
 
@@ -76,12 +75,14 @@ def _compiled(
         sums = F.dot(F.concat(solved, move, dim=0), right, transpose_b=True)
         squared = F.slice(sums, begin=(0, 0), end=(1, 1))
         along = F.relu(F.slice(sums, begin=(1, 0), end=(2, 1)))
-        factor = F.minimum(F.elemwise_div(F.elemwise_mul(along, given("bound")), squared), scale)
+        factor = F.minimum(
+            F.elemwise_div(F.elemwise_mul(along, given("bound")), squared), given("scale")
+        )
         factor, outputs = F.where(along, factor, given("scale")), [sums, d]
     else:
         u = inverse(v)
         squared = F.dot(v, v, transpose_b=True)
-        factor = F.minimum(F.elemwise_div(given("bound"), F.sqrt(squared)), scale)
+        factor = F.minimum(F.elemwise_div(given("bound"), F.sqrt(squared)), given("scale"))
         outputs = [squared]
     is_finite = F.reshape(squared < MOST, shape=(1,))
     direction = F.where(is_finite, times(factor, u), given("left_out"))
@@ -165,7 +166,7 @@ class Direction:
         """A call, with the arrays of its numbers and of its products, and all others."""
         given, has_snapshot = self.given, "s" in self.given
         grads, weights = ([x.reshape((1, -1)) for x in c] for c in (self._grads, self._weights))
-        kind = self._rest, self._has_decay, has_snapshot, is_short, scale
+        kind = self._rest, self._has_decay, has_snapshot, is_short
         operator, names = _compiled(tuple(row.size for row in grads), *kind)
         per_entry, rest, scale_row = (self._row([number]) for number in (0.0, 0.0, scale))
         arrays = {**given, "per_entry": per_entry, "rest": rest, "scale": scale_row}

@@ -392,7 +392,7 @@ class Preconditioner:
         new.controller.secants = [*self.controller.secants]  # the only list that grows in place
         return new
 
-    def accepts(self, full: FullGradient, draws: bool) -> bool:
+    def accepts(self, full: FullGradient) -> bool:
         """Whether a refresh may take a snapshot; False if the weights must go back.
 
         A rise of the loss is one on the same data, with the same random numbers::
@@ -424,12 +424,12 @@ class Preconditioner:
             changed = full.all_entries != (controller.entries or full.all_entries)
             if full.compared_loss is not None:
                 now = self._objective(full.compared_loss, point)
-                changed |= not draws and abs(now - known) > DEFAULT.same_data * abs(known)
+                changed |= not full.draws and abs(now - known) > DEFAULT.same_data * abs(known)
                 known = now
-            if changed or (draws and controller.is_refused):
+            if changed or (full.draws and controller.is_refused):
                 controller.data_changed = changed
                 return True
-            if draws:
+            if full.draws:
                 most = DEFAULT.drawn_rise * (controller.first_loss - controller.loss)
         rounding = DEFAULT.rounding * max(self._eps, full.eps) * abs(known)
         return loss <= known + max(rounding, most)
@@ -559,7 +559,8 @@ class Preconditioner:
         self._most = mx.nd.array(most, dtype=most.dtype) if isinstance(most, np.ndarray) else most
         self._last_proximal = self._restored("last_proximal", state["last_proximal"])
         self._pending = [
-            Step(each["products"], each["rise"], None, None, None) for each in state["pending"]
+            Step(np.array(each["products"]), each["rise"], None, None, None)
+            for each in state["pending"]
         ]
         self.set_rate_and_momentum()
 
@@ -648,9 +649,9 @@ class Preconditioned(Method):
     def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
         return self.preconditioner.prepare_refresh(draws)
 
-    def accepts(self, full: FullGradient, draws: bool) -> bool:
+    def accepts(self, full: FullGradient) -> bool:
         self.preconditioner = self.preconditioner.copied()
-        return self.preconditioner.accepts(full, draws)
+        return self.preconditioner.accepts(full)
 
     def refuse(self) -> None:
         super().refuse()
@@ -665,6 +666,7 @@ class Preconditioned(Method):
         super().discard()
         old = self.preconditioner
         self.preconditioner = Preconditioner(self, old.controller.rank, old._operators)
+        self.preconditioner.set_rate_and_momentum()  # a file of another momentum does not fit
 
     def refresh(self, full: FullGradient) -> None:
         super().refresh(full)

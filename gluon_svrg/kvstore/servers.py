@@ -14,6 +14,7 @@ from mxnet.gluon import Parameter
 from mxnet.ndarray import NDArray
 
 from .. import _mxnet
+from . import job
 from .server_optimizer import ANSWER, ServerOptimizer, Settings
 from .workers import Workers
 
@@ -31,6 +32,7 @@ class SynchronousServers(Workers):
         self._sent: dict[str, Any] = {}  # the last settings
         # All others wait for the last push of a worker, which must not exit before it.
         atexit.register(mx.nd.waitall)
+        job.end_on_errors()  # the script may have set a hook of its own since the import
 
     def wait(self) -> None:
         mx.nd.waitall()
@@ -62,8 +64,8 @@ class SynchronousServers(Workers):
             self.kvstore.pull(key, out=answer)
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
-                    "A server could not load the optimizer, see its output. It must be importable "
-                    "there, without mxnet.gluon. Or update on the workers: update_on_kvstore=False."
+                    "A server could not load the optimizer, see its output: it and gluon_svrg must "
+                    "be importable there, without mxnet.gluon. Or pass update_on_kvstore=False."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:

@@ -40,6 +40,7 @@ class FullGradient(NamedTuple):
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted
     eps: float  # the rounding of the losses' dtype
+    draws: bool  # whether random numbers are locked on any worker
     is_data_finite: bool  # False if a loss is not finite at the other point, either
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
@@ -118,7 +119,7 @@ def full_gradient(
         raise ValueError(NO_DATA)
     network.check_hidden()
     loss += added(queue)
-    numbers = entries, loss, together, 1, compared_loss, compares, any(fault)
+    numbers = entries, loss, together, 1, compared_loss, compares, any(fault), lock.locked
     sums = workers.reach([*map(float, numbers), *reached])
     network.sum_everywhere(total, workers.sum)
     together = sums[2] / sums[3] or 1.0  # the same on all workers
@@ -127,10 +128,10 @@ def full_gradient(
     size = norm(total[0]) / together
     mean, mean_loss = Mean(total, together), float(sums[1] / sums[0])
     there = float(sums[4] / sums[0]) if sums[5] == sums[3] else None
-    reached, is_data_finite = [count > 0 for count in sums[7:]], not sums[6]
+    reached = [count > 0 for count in sums[8:]]
     kept = [
         StoredGradient(number, grads, recorded.counts, seed, Losses.of(recorded))
         for number, (grads, recorded, seed) in enumerate(rows)
     ]
-    losses = mean_loss, there, eps, is_data_finite
+    losses = mean_loss, there, eps, bool(sums[7]), not sums[6]
     return FullGradient(mean, size, *losses, reached, int(sums[0]), entries, shape, kept)

@@ -4,7 +4,7 @@ A trainer calls::
 
     bind()                     when parameters have new arrays
     prepare_refresh(draws)     at update_full_grads, before its pass
-    accepts(full, draws)       when the full gradient is known, of a copy of the method
+    accepts(full)              when the full gradient is known, of a copy of the method
     refresh(full), refuse()    whether it was accepted or not
     end_epoch()                then, for a line of `history`
     end_refresh(full)          when the copy has taken the method's place
@@ -120,7 +120,7 @@ class Method:
         """
         return None, False
 
-    def accepts(self, full: FullGradient, draws: bool) -> bool:
+    def accepts(self, full: FullGradient) -> bool:
         """Whether a refresh may take a snapshot; raise a FloatingPointError if nothing can follow.
 
         It is asked of a copy of the method, which is kept if nothing is raised until the end.

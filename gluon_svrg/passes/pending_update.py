@@ -17,7 +17,7 @@ where gradients accumulate.
 from __future__ import annotations
 
 from itertools import chain, compress, repeat
-from operator import and_, or_
+from operator import and_, is_, or_
 from typing import Any, Callable
 
 from mxnet.ndarray import NDArray
@@ -84,7 +84,7 @@ class PendingUpdate:
         self.is_scaled = False  # whether AMP scales losses, and skips a step with a NaN
         self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart
-        self._grads: Columns = []  # where it is: the gradients as the network knew them
+        self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
 
     def discard_stale(self) -> None:
@@ -131,8 +131,8 @@ class PendingUpdate:
             self._is_apart = True
         rows = self.rows if row is None else {**self.rows, row.position: row}
         reached = list(map(or_, self.reached or estimated.reached, estimated.reached))
-        entries = self.entries + estimated.recorded.entries
-        new = rows, terms, entries, reached, self._network.grads, HELD
+        arrays = list(map(_mxnet.gradients, self._network.parameters))
+        new = rows, terms, self.entries + estimated.recorded.entries, reached, arrays, HELD
         self.is_scaled = scale != 1
         # In one line, as an interrupt comes between lines.
         self.rows, self._terms, self.entries, self.reached, self._grads, self.stage = new
@@ -148,7 +148,8 @@ class PendingUpdate:
 
     def _has_its_arrays(self) -> bool:
         """Whether the parameters have the gradients that were held."""
-        return self._grads is self._network.grads and self._network.is_bound()
+        now = map(_mxnet.gradients, self._network.parameters)
+        return all(map(is_, now, self._grads))
 
     def check_unchanged(self, name: str, scale: float) -> None:
         """Raise if the user has changed gradients, which the method will replace."""

@@ -63,8 +63,12 @@ class ParameterValues:
                 copies = _copies(rows[i])
                 self._states += zip(rows[i], copies)
                 rows[i] = copies
-        self._parameters, self._arrays = network.trainable + network.frozen, self.weights + rows
-        self._own = network.weights + network.frozen_values
+        self._parameters, self._arrays = list(network.trainable), list(self.weights)
+        self._own = list(network.weights)
+        if self.frozen or self._states:
+            self._parameters += network.frozen
+            self._arrays += rows
+            self._own += network.frozen_values
         network.mark(self.weights)
 
     def is_current(self) -> bool:
