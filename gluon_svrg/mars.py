@@ -40,7 +40,7 @@ from .trainer import VarianceReducedTrainer
 
 
 class MARS(Recursive):
-    """The weights before the last step, or the last gradient. float32 rounds gamma and beta."""
+    """The weights before the last step, or the last gradient. gamma and beta are in float32."""
 
     replaces_grads = True
     needs_closure = True

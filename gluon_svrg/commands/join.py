@@ -91,7 +91,9 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
             return Rank(numbers[rank], numbers[size], name, scheduler)
     if "JOB_COMPLETION_INDEX" in numbers:
         return Rank(numbers["JOB_COMPLETION_INDEX"])
-    raise ValueError("this process has no rank: start it by mpirun, srun, Kubernetes or launch")
+    raise ValueError(
+        "this process has no rank: start it by mpirun, srun, Kubernetes, or gluon-svrg launch"
+    )
 
 
 def role_of(rank: Rank, options: argparse.Namespace) -> str:

@@ -76,7 +76,7 @@ class Nystrom:
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
     the Hessian, as differences of gradients of the closure: in the first steps, and in the first
     ones after the first refresh. Those take a quarter of a data pass, or ``rank + 1`` gradients of
-    one mini-batch where that is more, and eight of mini-batches. It measures again after slow
+    one mini-batch where that is more, and then eight of the next two. It measures again after slow
     epochs, the more seldom the later, and after the third refresh if the first one came before any
     step.
 
@@ -664,9 +664,7 @@ class Preconditioned(Method):
     def discard(self) -> None:
         """Forget the snapshot, and what the preconditioner has learned."""
         super().discard()
-        old = self.preconditioner
-        self.preconditioner = Preconditioner(self, old.controller.rank, old._operators)
-        self.preconditioner.set_rate_and_momentum()  # a file of another momentum does not fit
+        self.take_operators(self.preconditioner._operators)
 
     def refresh(self, full: FullGradient) -> None:
         super().refresh(full)
