@@ -48,6 +48,11 @@ BREAKS = {
     # The preconditioner
     "curvature/nystrom.py": [
         ("(float(self.S.min()) if self.has_all else 0.0)", "0.0", "curvature all_directions"),
+        (
+            "np.maximum(sign * self.inverse_factors(), 0.0)",
+            "self.inverse_factors()",
+            "curvature inverse_root",
+        ),
         ("float(S.sum()) / entries)", "0.0)", "curvature test_nystrom"),
         ("decay + floor, shift", "floor, shift", "curvature test_nystrom"),
         ("entries / ENTRIES_PER_DIRECTION", "entries", "curvature test_nystrom"),
@@ -105,21 +110,25 @@ BREAKS = {
         ("self.apply(weights - step * gradient, step)", "weights", "curvature least_subgradient"),
     ],
     "curvature/direction.py": [
-        ('given("last_d"), dim=0)', "d, dim=0)", "preconditioner by_hand"),
+        ('given("last_d"))', "d)", "preconditioner by_hand"),
         ('F.elemwise_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
-        ('+ given["wd"] * w', "", "preconditioner on_the_host"),
+        ('v += given["wd"] * w', "pass", "preconditioner on_the_host"),
         ("(1 - entries / most) * given", "0 * given", "preconditioner on_the_host"),
         ('solved + given["solved_slope"]', "solved", "preconditioner on_the_host"),
-        ("= inverse(d), d", "= inverse(d), 0 * d", "preconditioner on_the_host"),
+        ("kept[:] = d", "kept[:] = 0 * d", "preconditioner on_the_host"),
         ("max(squared**0.5, TINY), 1.0", "squared, 1.0", "preconditioner on_the_host"),
         ("MOST) / squared, 1.0) if", "MOST) / squared, 9.0) if", "preconditioner on_the_host"),
-        (" scale, bound, is_skipped, s", " bound, is_skipped, s", "preconditioner in_every_way"),
+        (
+            "elif self._values.get(name) != value",
+            "elif not self._values.get(name)",
+            "preconditioner in_every_way",
+        ),
         (
             "{**self.given, **new}",
             "self.given.update(new) or self.given",
             "errors preconditioner",
         ),
-        ("= 1 - entries / most", "= 0.0", "preconditioner by_hand"),
+        ('"rest", 1 - first / most', '"rest", 0.0', "preconditioner by_hand"),
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [

@@ -13,7 +13,6 @@ from kit import Asymmetric, counted, table
 from mxnet import gluon
 from oracle import group_lasso
 
-from gluon_svrg.curvature.direction import as_sums
 from gluon_svrg.curvature.nystrom import NystromApproximation, nystrom
 from gluon_svrg.curvature.probe import Probe
 from gluon_svrg.curvature.proximal import TOLERANCE, Penalty, proximal_point
@@ -93,6 +92,20 @@ def test_a_category_that_no_entry_has(category, direction, curvature):
     P, _ = nystrom(Q, Q @ X.T @ X / 4, 1000.0, 0.0, EPS)
     u = np.array(direction) / np.linalg.norm(direction)
     np.testing.assert_allclose(u @ P.product(u) - P.rho, curvature, rtol=1e-2)
+
+
+@pytest.mark.parametrize("rank", [3, 8])
+def test_inverse_root(rank):
+    rng = np.random.RandomState(0)
+    P, v = random_metric(rng, 8, rank), rng.randn(8)
+    sign, T = P.inverse_root()
+    np.testing.assert_allclose(v / P.rest + sign * (T @ v) @ T, P.apply_inverse(v))
+
+
+def test_inverse_root_and_rounding():
+    """The factor of the largest curvature is 0, or negative in some of a thousand cases."""
+    for S in 10 ** np.random.RandomState(0).uniform(-2, 2, (20_000, 1)):
+        assert NystromApproximation(np.eye(1), S, 0.0).inverse_root()[1] < 1e-7
 
 
 @given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 8), seeds)
@@ -323,11 +336,6 @@ def test_divergence_by_the_loss(steps, rises, diverges):
     found = started()
     read(found, [(2.0, 0.1)] * steps, slope=rises - 0.01)
     assert found.has_diverged == diverges
-
-
-def test_a_rise_of_the_penalty_is_one_of_the_objective():
-    assert as_sums(np.arange(8.0).reshape(2, 4), 3.0) == Sums(0.0, 3.0, 4.0, 5.0, 6.0 + 3.0)
-    assert as_sums(np.array([[7.0]]), 3.0) == Sums(7.0)
 
 
 @pytest.mark.parametrize("diverges", [True, False])

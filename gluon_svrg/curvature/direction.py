@@ -4,10 +4,10 @@
 
     v = V / b + (1 - C / b) mu + wd w       C: entries of this mini-batch, b: the most of any
     d = v - slope,   move = w - s           slope: the full gradient and the decay at the snapshot s
-    solved = P^-1 d = d / rest +- T'T d     T: the directions of P, scaled
+    solved = P^-1 d = beta d + T'T d        T: the directions of P, scaled; - where P has not all
     u = P^-1 v = solved + P^-1 slope
-    f = min(1, L d move / d solved)         where d move > 0; else 1: it shortens steps of more
-    f = min(1, bound / |v|)                 without a snapshot, and then P is the identity
+    f = L / max(d solved / d move, L)       where d move > 0; else 1: it shortens steps of more
+    f = L / max(|v|, L)                     without a snapshot, and then L is the largest norm
     grads = f u, times the scale of AMP     or 0, where d solved is not finite (NaN: AMP skips it)
 
 V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
@@ -18,82 +18,107 @@ which needs it at once.
 
 from __future__ import annotations
 
-from functools import lru_cache
-from typing import Any
+from typing import Any, Callable
 
 import mxnet as mx
 import numpy as np
 from mxnet.ndarray import CachedOp, NDArray
 
 from .. import _mxnet
-from ..passes.columns import columns, copy_rows, split, vector
+from ..passes.columns import SMALL, columns, copy_rows, split, vector_reader
 from ..passes.network import ParameterBuffers
 from .nystrom import TINY
 from .step_size import Sums
 
 LAG = 4  # steps until their products are read
-SLOTS = LAG + 2  # arrays of products and of d in turn: those that wait, the last, and the next
+SLOTS = LAG + 2  # rows of d and products in turn: those that wait, the last, and the next
+PRODUCTS = len(Sums._fields)
 MOST = float(np.finfo("float32").max)
+SMALLEST = float(np.finfo("float32").tiny)
 
 
-@lru_cache(maxsize=8)
 def _compiled(
     sizes: tuple[int, ...],
-    rest: tuple[float, float] | None,
+    dtype: str,
+    beta: float | None,
+    rank: int,
     has_decay: bool,
     has_snapshot: bool,
     is_short: bool,
 ) -> tuple[CachedOp, list[str]]:
-    """The operator, and the names of its inputs. Without a rest, P is the identity.
+    """The operator, and the names of its inputs. Without a beta, P is the identity.
 
-    All arrays are rows, as `reshape` would take as long as a product. MXNet 2.0 takes three times
-    as long for `broadcast_mul` as for `linalg_trmm`, and as the operators of equal shapes.
+    Operators are chosen by their time: `FullyConnected` multiplies one row up to five times as fast
+    as `dot`. For other products of matrices but `linalg_trmm` MXNet 2.0 takes 20 us, and for
+    `broadcast_add` four times as long as for two operators of equal shapes.
     """
-    F, given, times = mx.sym, mx.sym.Variable, mx.sym.linalg_trmm
+    F, given, times, size = mx.sym, mx.sym.Variable, mx.sym.linalg_trmm, sum(sizes)
 
     def one_row(letter: str) -> Any:
         rows = [given(f"{letter}{n}") for n in range(len(sizes))]
+        if size > SMALL:  # oneDNN joins copies in a quarter of the time of rows that are views
+            rows = [F.identity(row) for row in rows]
         return F.concat(*rows, dim=1) if len(rows) > 1 else rows[0]
 
+    def plus(x: Any, y: Any) -> Any:
+        return F.elemwise_sub(x, F.negative(y))
+
     def inverse(x: Any) -> Any:
-        if rest is None:
+        if beta is None:
             return x
-        inside, (beta, sign) = F.dot(x, given("T"), transpose_b=True), rest
-        return F.linalg_gemm(inside, given("T"), x, alpha=sign, beta=beta)
+        inside = F.FullyConnected(x, given("T"), no_bias=True, num_hidden=rank)
+        return plus(
+            x * beta, F.FullyConnected(inside, given("back"), no_bias=True, num_hidden=size)
+        )
+
+    def flat(x: Any) -> Any:
+        return F.squeeze(x, axis=0)
 
     weights = one_row("w") if has_decay or has_snapshot else None
     v = times(given("per_entry"), one_row("g"))
     if is_short:
-        v = F.broadcast_add(v, times(given("rest"), given("mu")))
+        v = plus(v, times(given("rest"), given("mu")))
     if has_decay:
-        v = F.broadcast_add(v, F.elemwise_mul(weights, given("wd")))
+        v = plus(v, F.elemwise_mul(weights, given("wd")))
     if has_snapshot:
         move, d = F.elemwise_sub(weights, given("s")), F.elemwise_sub(v, given("slope"))
         solved = inverse(d)
-        u = F.broadcast_add(solved, given("solved_slope"))
-        right = F.concat(d, move, given("slope"), given("last_d"), dim=0)
-        sums = F.dot(F.concat(solved, move, dim=0), right, transpose_b=True)
-        squared = F.slice(sums, begin=(0, 0), end=(1, 1))
-        along = F.relu(F.slice(sums, begin=(1, 0), end=(2, 1)))
-        factor = F.minimum(
-            F.elemwise_div(F.elemwise_mul(along, given("bound")), squared), given("scale")
-        )
-        factor, outputs = F.where(along, factor, given("scale")), [sums, d]
+        u = plus(solved, given("solved_slope"))
+        in_P, d, move, slope = map(flat, (solved, d, move, given("slope")))
+        squared, along = F.dot(in_P, d), F.dot(move, d)
+        secant = F.elemwise_div(squared, along - SMALLEST)  # negative where d move is 0 as well
+        kept = [d, squared, along, F.dot(move, move), F.dot(move, slope)]
     else:
         u = inverse(v)
-        squared = F.dot(v, v, transpose_b=True)
-        factor = F.minimum(F.elemwise_div(given("bound"), F.sqrt(squared)), given("scale"))
-        outputs = [squared]
-    is_finite = F.reshape(squared < MOST, shape=(1,))
-    direction = F.where(is_finite, times(factor, u), given("left_out"))
-    ends = np.cumsum([0, *sizes]).tolist()
-    parts = [direction]
+        squared = F.dot(flat(v), flat(v))
+        secant = F.sqrt(squared)
+        kept = [squared]
+    factor = F.elemwise_div(given("bound"), F.maximum(secant, given("bound")))
+    factor = F.reshape_like(F.elemwise_mul(factor, given("scale")), given("per_entry"))
+    direction = F.where(squared < MOST, times(factor, u), given("left_out"))
+    parts, ends = [direction], np.cumsum([0, *sizes]).tolist()
     if len(sizes) > 1:
         parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
-    graph = F.Group([*parts, *outputs])
-    # Static shapes keep the operators between: those of inputs and outputs take any arrays.
-    flags = [("static_alloc", True), ("static_shape", True), ("forward_bulk_size", 200)]
-    return CachedOp(graph, flags), graph.list_inputs()
+    heads = [*parts, *kept]
+    if dtype == "float32":  # one operator for all copies; it fails in float64
+        heads = list(F.amp_multicast(*heads, num_outputs=len(heads)))
+    else:
+        heads = list(map(F.identity, heads))
+    if has_snapshot:
+        heads.append(F.dot(in_P, given("last_d")))
+    graph = F.Group(heads)
+    names = graph.list_inputs()
+    # All operators whose arrays stay from call to call are one entry of the engine's queue. Those
+    # that write outputs, or read the d of the step before, are another one.
+    is_other = [name == "last_d" for name in names]
+    flags = [
+        ("static_alloc", True),
+        ("static_shape", True),
+        ("forward_bulk_size", 200),
+        ("data_indices", [n for n, other in enumerate(is_other) if other]),
+        ("param_indices", [n for n, other in enumerate(is_other) if not other]),
+    ]
+    return CachedOp(graph, flags), names
 
 
 class Direction:
@@ -104,29 +129,53 @@ class Direction:
         self._weights = columns(network.weights)[0]
         self._device, self._dtype = self._grads.device, self._grads.dtypes[0]
         self.given: dict[str, Any] = {}
-        self._rest: tuple[float, float] | None = None  # 1 / rest of P, and the sign of T'T
+        self._beta: float | None = None  # 1 / rest of P
         self._has_decay = bool(decays.any())
+        self._operators: dict[Any, Any] = {}
+        self._numbers = {name: self._zeros(1) for name in ("bound", "scale", "per_entry", "rest")}
+        self._values: dict[str, float] = {}  # of the numbers
         self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays)
 
-    def upload(self, rest: tuple[float, float] | None = None, **rows: Any) -> None:
+    def upload(self, beta: float | None = None, **rows: Any) -> None:
         """Keep inputs, vectors or several as rows; copies of this object keep theirs.
 
         All d are zero after that.
         """
         new = {name: self._row(values) for name, values in rows.items()}
-        self.given, self._rest = {**self.given, **new}, rest or self._rest
+        self.given, self.slot = {**self.given, **new}, 0
+        if beta is not None:
+            self._beta, self._operators = beta, {}
         self._calls: dict[Any, Any] = {}
-        self.slot = 0
-        self._d = [self._row(np.zeros(self.given["wd"].shape)) for _ in range(SLOTS)]
+        size = self.given["wd"].size
+        self._ring = [(self._zeros(size), self._zeros(PRODUCTS)) for _ in range(SLOTS)]
+        self._read = [self._reader(products) for _, products in self._ring]
+
+    def _zeros(self, size: int) -> Any:
+        return mx.nd.zeros(size, ctx=self._device, dtype=self._dtype)
 
     def _row(self, values: Any) -> Any:
         """A vector, or several, as rows on the device."""
-        rows = np.atleast_2d(np.asarray(values, self._dtype))
-        return _mxnet.to_ndarray(rows, self._device)
+        return _mxnet.to_ndarray(np.atleast_2d(np.asarray(values, self._dtype)), self._device)
+
+    def _reader(self, products: Any) -> Callable[[], np.ndarray]:
+        return _mxnet.reader(products, np.empty(PRODUCTS, self._dtype))
 
     def d(self, steps_before: int) -> Any:
         """The d of an earlier step: 1 for the last one that was kept."""
-        return self._d[(self.slot - steps_before) % SLOTS]
+        return self._ring[(self.slot - steps_before) % SLOTS][0]
+
+    def products(self, steps_before: int) -> Any:
+        """The products of an earlier step: those of `Sums`, or without a snapshot the first one."""
+        products = self._ring[(self.slot - steps_before) % SLOTS][1]
+        return products if "s" in self.given else products[:1]
+
+    def sums(self, steps_before: int, rise: float) -> Sums:
+        """The products of an earlier step by their names, with a rise of the penalty. Waits."""
+        squared, *others = self._read[(self.slot - steps_before) % SLOTS]().tolist()
+        if "s" not in self.given:
+            return Sums(squared)
+        along, moved, slope, cross = others
+        return Sums(squared, cross, along, moved, slope + rise)
 
     def apply(
         self,
@@ -135,106 +184,108 @@ class Direction:
         scale: float,
         bound: float,
         is_skipped: bool = False,
-    ) -> NDArray:
-        """Overwrite reduced gradients, of so many loss entries, with the direction; the products.
+    ) -> None:
+        """Overwrite reduced gradients, of so many loss entries, with the direction.
 
         The gradients are scaled. The entries, and the most of any mini-batch, are numbers, or
         arrays with one number first. The bound is L, or without a snapshot one of a norm. AMP may
         skip a direction that is left out.
         """
-        vary, has_snapshot = isinstance(entries, NDArray), "s" in self.given
-        is_short = has_snapshot and (vary or entries < most)
-        key = None if vary else (entries, most), scale, bound, is_skipped, self.slot
+        is_short = "s" in self.given and (isinstance(entries, NDArray) or entries < most)
+        key = is_short, is_skipped, self.slot
         if key not in self._calls:
-            if len(self._calls) > 64:
-                self._calls.clear()
-            self._calls[key] = self._prepared(scale, bound or MOST, is_short, is_skipped)
-            if not vary:
-                self._calls[key][1][:] = 1 / (most * scale)
-                self._calls[key][2][:] = 1 - entries / most
-        call, per_entry, rest, products, _ = self._calls[key]
-        if isinstance(entries, NDArray) and isinstance(most, NDArray):
-            per_entry[:] = (1 / (most * scale)).as_in_context(self._device)
-            rest[:] = (1 - entries[:1] / most).as_in_context(self._device)
-        call()
+            self._calls[key] = self._prepared(*key)
+        first = entries[:1] if isinstance(entries, NDArray) else entries
+        self._assign("per_entry", 1 / (most * scale))
+        self._assign("rest", 1 - first / most)
+        self._assign("scale", scale)
+        self._assign("bound", bound or MOST)
+        self._calls[key][0]()
         copy_rows([self._grads] * len(self._others), self._others)
-        return products
 
-    def _prepared(
-        self, scale: float, bound: float, is_short: bool, is_skipped: bool
-    ) -> tuple[Any, ...]:
-        """A call, with the arrays of its numbers and of its products, and all others."""
+    def _assign(self, name: str, value: float | NDArray) -> None:
+        """Assign to an array of one number, unless it has that value."""
+        if isinstance(value, NDArray):
+            self._values.pop(name, None)
+            self._numbers[name][:] = value.as_in_context(self._device)
+        elif self._values.get(name) != value:
+            self._values.pop(name, None)  # an interrupt may come before the next line
+            self._numbers[name][:] = value
+            self._values[name] = value
+
+    def _prepared(self, is_short: bool, is_skipped: bool, slot: int) -> Any:
+        """A call for the arrays as they are."""
         given, has_snapshot = self.given, "s" in self.given
         grads, weights = ([x.reshape((1, -1)) for x in c] for c in (self._grads, self._weights))
-        kind = self._rest, self._has_decay, has_snapshot, is_short
-        operator, names = _compiled(tuple(row.size for row in grads), *kind)
-        per_entry, rest, scale_row = (self._row([number]) for number in (0.0, 0.0, scale))
-        arrays = {**given, "per_entry": per_entry, "rest": rest, "scale": scale_row}
-        arrays["bound"] = self._row([min(bound * scale, MOST)])
+        rank = len(given["T"]) if "T" in given else 0
+        kind = has_snapshot, is_short
+        if kind not in self._operators:
+            sizes = tuple(row.size for row in grads)
+            about = sizes, self._dtype, self._beta, rank, self._has_decay
+            self._operators[kind] = _compiled(*about, *kind)
+        operator, names = self._operators[kind]
+        arrays = {**given, **self._numbers, "last_d": self.d(1)}
+        arrays.update((name, arrays[name].reshape((1, 1))) for name in ("per_entry", "rest"))
         arrays["left_out"] = given["nan" if is_skipped else "zero"]
-        products = self._row(np.zeros((2, 4) if has_snapshot else 1))
-        outputs = [*grads, products]
-        if has_snapshot:
-            arrays["last_d"] = self.d(1)
-            outputs.append(self._d[self.slot])
         for letter, column in (("g", grads), ("w", weights)):
             arrays.update((f"{letter}{n}", array) for n, array in enumerate(column))
-        inputs = [arrays[name].handle.value for name in names]
-        handles = [array.handle.value for array in outputs]
-        call = _mxnet.prepared(operator, self._device, inputs, handles)
-        return call, per_entry, rest, products, (arrays, outputs)
+        d, products = self._ring[slot]
+        each = [products[n : n + 1] for n in range(PRODUCTS)]
+        outputs = [d, *each] if has_snapshot else each[:1]
+        used = [*map(arrays.get, names), *grads, *outputs]
+        handles = [array.handle.value for array in used]
+        count = len(names)
+        call = _mxnet.prepared(operator, self._device, handles[:count], handles[count:])
+        return call, used
 
 
 class HostDirection(Direction):
     """The same in NumPy and float64, for penalties, which replace the direction."""
 
-    _shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
+    def __init__(self, network: ParameterBuffers, decays: np.ndarray) -> None:
+        super().__init__(network, decays)
+        self.weights, self._gradient = map(vector_reader, (self._weights, self._grads))
+
+    def _zeros(self, size: int) -> np.ndarray:
+        return np.zeros(size)
 
     def _row(self, values: Any) -> np.ndarray:
-        return np.asarray(values, "float64")
+        return np.array(values, "float64")
+
+    def _reader(self, products: np.ndarray) -> Callable[[], np.ndarray]:
+        return lambda: products
 
     def compute(
         self, w: np.ndarray, inverse: Any, entries: float, most: float, scale: float, bound: float
-    ) -> tuple[np.ndarray, np.ndarray, float]:
-        """The products, f u at the weights w, and f: both are 0 where the direction is left out.
+    ) -> tuple[np.ndarray, float]:
+        """Compute f u at the weights w, and f: both are 0 where the direction is left out.
 
         It waits for the reduced gradients, which stay. The inverse is a function, that of P. Other
         arguments are those of `apply`.
         """
-        given = self.given
-        v = vector(self._grads) / (most * scale) + given["wd"] * w
+        given, (kept, products) = self.given, self._ring[self.slot]
+        v = self._gradient() / (most * scale)
+        if self._has_decay:
+            v += given["wd"] * w
         if "s" in given:
-            v += (1 - entries / most) * given["mu"]
+            if entries < most:
+                v += (1 - entries / most) * given["mu"]
             move, d = w - given["s"], v - given["slope"]
-            solved, self._d[self.slot] = inverse(d), d
+            solved = inverse(d)
             u = solved + given["solved_slope"]
-            right = np.stack([d, move, given["slope"], self.d(1)])
-            products = np.stack([solved, move]) @ right.T
-            squared, along = products[0, 0], products[1, 0]
+            squared, along = solved @ d, move @ d
+            kept[:] = d
+            products[:] = squared, along, move @ move, move @ given["slope"], solved @ self.d(1)
             factor = min(along * (bound or MOST) / squared, 1.0) if along > 0 else 1.0
         else:
             u, squared = inverse(v), v @ v
-            products = np.array(squared)
-            factor = min((bound or MOST) / max(squared**0.5, TINY), 1.0)
-        if squared < MOST:
-            return products, u * factor, factor
-        return products, given["zero"], 0.0
+            products[0] = squared
+            factor = min((bound or MOST) / max(float(squared) ** 0.5, TINY), 1.0)
+        return (u * factor, factor) if squared < MOST else (given["zero"], 0.0)
 
     def replace(self, direction: np.ndarray) -> None:
-        """Overwrite the gradients on all devices with another direction. Does not wait for them."""
-        if self._shared is None:  # once: the last copy has ended before a next direction is known
-            flat = np.empty(len(direction), self._dtype)
-            pieces = split(flat, [array.size for array in self._grads])
-            rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
-            self._shared = flat, rows
-        flat, rows = self._shared
-        flat[:] = direction
-        copy_rows([rows, *[self._grads] * len(self._others)], [self._grads, *self._others])
-
-
-def as_sums(products: np.ndarray, rise_of_penalty: float = 0.0) -> Sums:
-    """The products of a step by their names."""
-    if products.size == 1:
-        return Sums(float(products.ravel()[0]))
-    squared, _, _, cross, along, moved, slope, _ = products.ravel().tolist()
-    return Sums(squared, cross, along, moved, slope + rise_of_penalty)
+        """Overwrite the gradients on all devices, after `compute`, with another direction."""
+        row = direction.astype(self._dtype)
+        for array, piece in zip(self._grads, split(row, [array.size for array in self._grads])):
+            _mxnet.write_idle(array, piece)
+        copy_rows([self._grads] * len(self._others), self._others)

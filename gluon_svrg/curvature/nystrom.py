@@ -64,6 +64,13 @@ class NystromApproximation(NamedTuple):
         """The eigenvalues of the power of the inverse along U, less that of `rest`."""
         return (self.S + self.rho) ** -power - self.rest**-power
 
+    def inverse_root(self) -> tuple[float, np.ndarray]:
+        """The sign and the T for which the inverse is 1 / rest + sign T'T."""
+        sign = 1.0 if self.has_all else -1.0
+        # Where a factor is 0, the powers of NumPy and Python may differ in their last bits
+        factors = np.maximum(sign * self.inverse_factors(), 0.0)
+        return sign, np.sqrt(factors)[:, None] * self.U
+
     def with_rows(self, rows: np.ndarray, eps: float) -> NystromApproximation:
         """P + rows' rows; each row that is no combination of the directions adds one.
 

@@ -26,7 +26,7 @@ from ..passes.network import ParameterBuffers
 from ..passes.points import ParameterValues
 from ..passes.watch import WarnOnce
 from ..prox import Prox
-from .direction import LAG, SLOTS, Direction, HostDirection, as_sums
+from .direction import LAG, SLOTS, Direction, HostDirection
 from .nystrom import TINY, NystromApproximation
 from .probe import Probe
 from .proximal import Penalty, proximal_point
@@ -84,9 +84,9 @@ class Nystrom:
     ----------
     rank : int, default 50
         How many directions it measures, at most: fewer where there are few weights or loss entries.
-        It keeps up to twice as many vectors of all weights on the device, in their dtype, and three
-        times as many on the host, in float64; five times while it measures. With penalties all are
-        on the host. With 0 it sets the rate and the momentum alone.
+        It keeps up to four times as many vectors of all weights on the device, in their dtype, and
+        three times as many on the host, in float64; five times while it measures. With penalties
+        all are on the host. With 0 it sets the rate and the momentum alone.
 
     Raises
     ------
@@ -114,7 +114,6 @@ class Nystrom:
 class Step(NamedTuple):
     """A step whose direction is known."""
 
-    products: Any  # see `direction`; an array on the device, or with penalties one of NumPy
     rise_of_penalty: float  # above that of the snapshot
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
@@ -194,9 +193,8 @@ class Preconditioner:
         upload, P = self._direction.upload, self.controller.P
         self._root = P.root() if P is not None and self.penalty else None
         if P is not None and not self.penalty:
-            sign = 1.0 if P.has_all else -1.0
-            T = np.sqrt(sign * P.inverse_factors())[:, None] * P.U
-            upload((1 / P.rest, sign), T=T)
+            sign, T = P.inverse_root()
+            upload(1 / P.rest, T=T, back=sign * T.T)
         self._snapshot, self.controller.squared = None, None
         if self._method.point is not None:
             s, mu = self._weights(self._method.point), self._method.mean.vector()
@@ -258,9 +256,10 @@ class Preconditioner:
         lag = 0 if is_refresh or 0 < self.controller.epoch_length < LEAST_STEPS else LAG
         while len(self._pending) > lag:
             step, *self._pending = self._pending
-            sums = as_sums(_numbers(step.products), step.rise_of_penalty)
+            steps_before = len(self._pending) + 1
+            sums = self._direction.sums(steps_before, step.rise_of_penalty)
             if self.controller.is_outlier(sums):
-                d = _numbers(self._direction.d(len(self._pending) + 1))
+                d = _numbers(self._direction.d(steps_before))
                 self.controller.learn(d.astype("float64"), sums, self._eps)
                 self._forget_steps()
             else:
@@ -288,17 +287,17 @@ class Preconditioner:
             most = mx.nd.maximum(entries[:1], self._most)
         else:
             most = max(entries, self._most)
-        products = self._direction.apply(entries, most, scale, bound, is_skipped)
-        return Step(products, 0.0, entries, most, None)
+        self._direction.apply(entries, most, scale, bound, is_skipped)
+        return Step(0.0, entries, most, None)
 
     def _proximal_step(self, entries: float, scale: float, bound: float, is_skipped: bool) -> Step:
         """As `apply`, with penalties: the direction is that of the proximal gradient."""
         controller, last, most = self.controller, self._last_proximal, max(entries, self._most)
-        w, proximal = self._weights(self._network), None
+        w, proximal = self._direction.weights(), None
         # Before the gradient is waited for
         rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
         about = w, controller.apply_inverse, entries, most, scale, bound
-        products, direction, factor = self._direction.compute(*about)
+        direction, factor = self._direction.compute(*about)
         if factor and controller.rate:
             rate = float(np.float32(controller.rate))  # as the optimizer has it
             x, step = w - rate * direction, rate * factor
@@ -308,7 +307,7 @@ class Preconditioner:
             direction, proximal = (w - z) / rate, np.array([z, (x - z) / step])
         left_out = np.nan if is_skipped and not factor else 0.0
         self._direction.replace(direction * scale + left_out)
-        return Step(products, rise, entries, most, proximal)
+        return Step(rise, entries, most, proximal)
 
     def before_update(self, step: Step | None, scale: float) -> None:
         """Set the optimizer's rate and momentum: what it gets is the whole direction of a mean."""
@@ -371,12 +370,13 @@ class Preconditioner:
                     part.operator(weight, 0.0).copyto(weight)
             elif zeros is not None and zeros[part.place].any():
                 mask = zeros[part.place]
-                was, kept = self._kept.get(part.parameter, (None, None))
+                was, kept = self._kept.get(part.parameter, (None, []))
                 if not np.array_equal(mask, was):
-                    kept = mx.nd.from_numpy((~mask).reshape(part.shape).astype(part.dtype))
+                    rest = (~mask).reshape(part.shape).astype(part.dtype)
+                    kept = [_mxnet.to_ndarray(rest, _mxnet.device_of(w)) for w in weights]
                     self._kept[part.parameter] = mask, kept
-                for weight in weights:
-                    weight *= kept.as_in_context(_mxnet.device_of(weight))
+                for weight, rest in zip(weights, kept):
+                    weight *= rest
 
     # --- may a refresh take this snapshot? -------------------------------------------------------
 
@@ -494,8 +494,8 @@ class Preconditioner:
             return None
         start, most = self.start, self._most
         pending = [
-            {"products": _numbers(step.products), "rise": step.rise_of_penalty}
-            for step in self._pending
+            {"products": _numbers(self._direction.products(n)), "rise": step.rise_of_penalty}
+            for n, step in zip(range(len(self._pending), 0, -1), self._pending)
         ]
         ring = np.stack([_numbers(self._direction.d(n + 1)) for n in range(SLOTS - 1)])
         return {
@@ -558,10 +558,12 @@ class Preconditioner:
         most = state["most"]
         self._most = mx.nd.array(most, dtype=most.dtype) if isinstance(most, np.ndarray) else most
         self._last_proximal = self._restored("last_proximal", state["last_proximal"])
-        self._pending = [
-            Step(np.array(each["products"]), each["rise"], None, None, None)
-            for each in state["pending"]
-        ]
+        self._pending = [Step(each["rise"], None, None, None) for each in state["pending"]]
+        for n, each in enumerate(reversed(state["pending"])):
+            products = np.ravel(each["products"])
+            if products.size == 8:  # of version 0.6, in a matrix
+                products = products[[0, 4, 5, 6, 3]]
+            self._direction.products(n + 1)[:] = products
         self.set_rate_and_momentum()
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from functools import cached_property
 from itertools import compress, count
-from typing import Any, Iterable, Iterator, List, NamedTuple, Sequence
+from typing import Any, Callable, Iterable, Iterator, List, NamedTuple, Sequence
 
 import mxnet as mx
 import numpy as np
@@ -96,6 +96,20 @@ def vector(arrays: Iterable[NDArray]) -> np.ndarray:
     return np.concatenate(flat).astype("float64")
 
 
+def vector_reader(arrays: Sequence[NDArray]) -> Callable[[], np.ndarray]:
+    """A function that returns the `vector` of arrays of one dtype, in a tenth of the time."""
+    flat = np.empty(sum(array.size for array in arrays), _mxnet.dtype_of(arrays[0]))
+    pieces = split(flat, [array.size for array in arrays])
+    reads = [_mxnet.reader(array, piece) for array, piece in zip(arrays, pieces)]
+
+    def read() -> np.ndarray:
+        for each in reads:
+            each()
+        return flat.astype("float64")
+
+    return read
+
+
 def split(values: np.ndarray, sizes: Iterable[int]) -> list[np.ndarray]:
     """The inverse of `vector`: the parts of these sizes, along the last axis."""
     return np.split(values, np.cumsum([*sizes])[:-1], axis=-1)
@@ -143,9 +157,10 @@ def zero(arrays: Iterable[NDArray]) -> None:
 
 def copy_rows(rows: Iterable[Sequence[NDArray]], targets: Iterable[Sequence[NDArray]]) -> None:
     """Copy arrays to others, on any devices; both are in lists of lists."""
-    with mx.autograd.pause():
-        for row, target_row in zip(rows, targets):
-            for value, target in zip(row, target_row):
+    pairs = [pair for row, target_row in zip(rows, targets) for pair in zip(row, target_row)]
+    if pairs:
+        with mx.autograd.pause():
+            for value, target in pairs:
                 value.copyto(target)
 
 
