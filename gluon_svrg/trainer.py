@@ -50,7 +50,7 @@ OTHER_PLACES = {
 
 
 class Progress:
-    """The public counters of a trainer, and its history: a part of a file."""
+    """The counters of a trainer, and its history: a part of a file."""
 
     def __init__(self) -> None:
         self.num_snapshots = 0  # over the whole training
@@ -100,7 +100,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` without a
         preconditioner, and exact MARS.
     update_on_kvstore : bool, optional
-        Where to update, as for `gluon.Trainer`; with ``dist_sync`` by default on the workers.
+        Where to update, as for `gluon.Trainer`; with ``dist_sync`` by default on the workers,
+        unless weights are row_sparse.
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
         the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
@@ -297,7 +298,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         RuntimeError
             If the closure called backward itself, or computed another loss in its second call
             (see `lock_random`); inside `at_snapshot`; if the parameters have changed since the
-            snapshot; if no gradients are stored, or the data were reshuffled.
+            snapshot; if the snapshot has no stored gradients, or the data were reshuffled.
 
         Warns
         -----
@@ -564,7 +565,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Whether gradients must not reach a kvstore that would update with them."""
         self._start_kvstore()
         if not self._updates_on_kvstore:
-            return False  # MXNet looks at them itself, after they are reduced
+            return False  # `KVStoreTrainer` looks at them, after they are reduced
         trainable = filter(_mxnet.is_trainable, self._network.parameters)
         return not np.isfinite(norm(grad for p in trainable for grad in _mxnet.gradients(p)))
 
@@ -622,10 +623,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         The pass waits for the device rarely, and at each mini-batch whose loss it computes twice:
         with ``lock_random='auto'`` the first three, with a preconditioner sometimes all. The
         gradients in `Parameter.grad` do not change. After an exception, nothing has changed, except
-        that parameters may be initialized, a snapshot of arrays that were replaced is dropped, and
-        with a preconditioner weights are inside their bounds. With SVRG the snapshot needs three
-        times the memory of the parameters in addition, four times at the peak of the pass, and a
-        copy of the frozen ones.
+        that parameters may be initialized or come from the servers, a snapshot of arrays that were
+        replaced is dropped, and with a preconditioner weights are inside their bounds. With SVRG
+        the snapshot needs three times the memory of the parameters in addition, four times at the
+        peak of the pass, and a copy of the frozen ones.
         """
         check_data(data, closure)
         stored = _arguments.flag(store_grads, "store_grads")
@@ -782,7 +783,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def wants_snapshot(self) -> bool:
-        """Whether a refresh is needed: there is no snapshot, and the schedule wants one."""
+        """Whether there is no snapshot, and the schedule wants one; False for SAGA and SAG."""
         return not (self.has_snapshot or self._method.needs_table or self._is_over())
 
     @property
@@ -819,7 +820,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def num_snapshots(self) -> int:
-        """The number of snapshots taken."""
+        """The number of accepted refreshes."""
         return self._progress.num_snapshots
 
     @property
@@ -829,7 +830,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def grad_evaluations(self) -> int:
-        """The number of loss entries that this worker has differentiated, without failed calls.
+        """The number of loss entries that this worker has differentiated, without failed steps.
 
         Divide it by the size of the worker's data for the number of data passes.
         """
@@ -958,7 +959,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         ----------
         schedule : object
             Its attributes are saved, except functions. They must be numbers, strings, None, arrays
-            of NumPy or MXNet, lists, tuples and dicts of these, or schedules themselves. Several
+            of NumPy or MXNet, lists, tuples and dicts of these, or coefficient schedules. Several
             schedules of one class are told apart by their settings, or else by their order.
 
         Raises

@@ -116,7 +116,7 @@ BREAKS = {
         ("(1 - entries / most) * given", "0 * given", "preconditioner on_the_host"),
         ('solved + given["solved_slope"]', "solved", "preconditioner on_the_host"),
         ("kept[:] = d", "kept[:] = 0 * d", "preconditioner on_the_host"),
-        ("max(squared**0.5, TINY), 1.0", "squared, 1.0", "preconditioner on_the_host"),
+        ("max(float(squared) ** 0.5, TINY)", "squared", "preconditioner on_the_host"),
         ("MOST) / squared, 1.0) if", "MOST) / squared, 9.0) if", "preconditioner on_the_host"),
         (
             "elif self._values.get(name) != value",
@@ -124,9 +124,21 @@ BREAKS = {
             "preconditioner in_every_way",
         ),
         (
-            "{**self.given, **new}",
-            "self.given.update(new) or self.given",
+            "operators = self._operators if beta is None else {}",
+            "operators = self._operators",
+            "preconditioner trajectory",
+        ),
+        (
+            "given=given,",
+            "given=self.given.update(given) or self.given,",
             "errors preconditioner",
+        ),
+        ("along - SMALLEST", "along", "preconditioner in_every_way"),
+        ('F.maximum(secant, given("bound"))', "secant", "preconditioner on_the_host"),
+        (
+            "list(_from_json(F.Group([*parts, *kept]).tojson()))",
+            "[*parts, *kept]",
+            "dtypes_and_amp not_cast",
         ),
         ('"rest", 1 - first / most', '"rest", 0.0', "preconditioner by_hand"),
     ],

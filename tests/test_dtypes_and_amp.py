@@ -233,3 +233,26 @@ def test_bfloat16_from_end_to_end():
     assert status == 0, output[-2000:]
     first, last, scale = map(float, output.split()[-3:])
     assert last < first / 2 and scale > 0
+
+
+#: A direction v of one weight, 1.001, times T'T, which is 1. In 16 bits it would be 1.
+UNDER_AMP = """
+import kit
+import mxnet as mx
+
+from gluon_svrg.curvature.direction import _compiled
+
+kit.amp.init()
+assert "amp_cast" in mx.sym.FullyConnected(mx.sym.Variable("x"), num_hidden=1).tojson(False)
+operator, names = _compiled((1,), "float32", 0.0, 1, False, False, False)
+arrays = {name: mx.nd.ones((1, 1)) for name in names}
+arrays.update(g0=mx.nd.array([[1.001]]), scale=mx.nd.ones(1), bound=mx.nd.array([9.0]))
+print(operator(*map(arrays.get, names))[0].asnumpy().item())
+"""
+
+
+def test_the_direction_is_not_cast():
+    """AMP casts the inputs of products to 16 bits, also where Python composes symbols."""
+    status, output = run([sys.executable, "-c", UNDER_AMP])
+    assert status == 0, output
+    assert abs(float(output.split()[-1]) - 1.001) < 1e-6

@@ -277,7 +277,7 @@ def test_the_direction_on_the_host(script, size, entries, scale):
                 direction.replace(row * scale if factor else row)
             direction.slot += 1
         found.append(
-            (direction.sums(1, 0.0), flat([p.grad().asnumpy() for p in part._network.trainable]))
+            (direction.sums(1), flat([p.grad().asnumpy() for p in part._network.trainable]))
         )
     for on_device, on_host in zip(*found):
         np.testing.assert_allclose(on_host, on_device, rtol=1e-9, atol=1e-12)

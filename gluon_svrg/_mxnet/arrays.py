@@ -17,7 +17,7 @@ from mxnet.ndarray import CachedOp, NDArray
 __all__ = [
     "Arrays", "Flags", "cause_of", "classic", "device_of", "filled_like", "fresh", "is_gradient_in",
     "is_numpy_like", "is_refused_backward", "like", "mark", "prepared", "readable", "reader",
-    "take_fresh", "to_ndarray", "write_idle",
+    "take_fresh", "to_ndarray",
 ]  # fmt: skip
 
 HAS_DEVICES = hasattr(Parameter, "list_device")  # 2.0 says device where 1.9.1 says context
@@ -93,20 +93,6 @@ def reader(array: NDArray, into: np.ndarray) -> Callable[[], np.ndarray]:
         return into
 
     return read
-
-
-def write_idle(array: NDArray, values: np.ndarray) -> None:
-    """Overwrite an array that no operator in the queue uses, so that nobody has to wait.
-
-    Values are contiguous, of the same dtype. MXNet's own assignment wakes another thread, twice.
-    """
-    place, source = ctypes.c_void_p(), values.ctypes.data_as(ctypes.c_void_p)
-    if device_of(array).device_type == "cpu":
-        check_call(_LIB.MXNDArrayGetData(array.handle, ctypes.byref(place)))
-        ctypes.memmove(place, source, values.nbytes)
-    else:
-        size = ctypes.c_size_t(values.size)
-        check_call(_LIB.MXNDArraySyncCopyFromCPU(array.handle, source, size))
 
 
 OTHER_DTYPE = (

@@ -4,11 +4,12 @@
 
     v = V / b + (1 - C / b) mu + wd w       C: entries of this mini-batch, b: the most of any
     d = v - slope,   move = w - s           slope: the full gradient and the decay at the snapshot s
-    solved = P^-1 d = beta d + T'T d        T: the directions of P, scaled; - where P has not all
+    solved = P^-1 d = beta d + T'T d        T: the directions of P, scaled; or - T'T if some lack
     u = P^-1 v = solved + P^-1 slope
     f = L / max(d solved / d move, L)       where d move > 0; else 1: it shortens steps of more
     f = L / max(|v|, L)                     without a snapshot, and then L is the largest norm
-    grads = f u, times the scale of AMP     or 0, where d solved is not finite (NaN: AMP skips it)
+    grads = f u, times the scale of AMP     or 0 (NaN: AMP skips it), where d solved, or |v|^2, is
+                                            not below the largest number of float32
 
 V / b + (1 - C / b) mu is mu + (C / b) (V / C - mu): a mini-batch with fewer entries than others
 corrects mu by its share. Without a snapshot mu is 0. The products are read some steps later, so
@@ -35,6 +36,7 @@ SLOTS = LAG + 2  # rows of d and products in turn: those that wait, the last, an
 PRODUCTS = len(Sums._fields)
 MOST = float(np.finfo("float32").max)
 SMALLEST = float(np.finfo("float32").tiny)
+_from_json = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # 1.9.1, 2.0
 
 
 def _compiled(
@@ -49,8 +51,8 @@ def _compiled(
     """The operator, and the names of its inputs. Without a beta, P is the identity.
 
     Operators are chosen by their time: `FullyConnected` multiplies one row up to five times as fast
-    as `dot`. For other products of matrices but `linalg_trmm` MXNet 2.0 takes 20 us, and for
-    `broadcast_add` four times as long as for two operators of equal shapes.
+    as `dot`, and MXNet 2.0 takes four times as long for `broadcast_add` as for `plus`; as to
+    `elemwise_add`, see `combine`.
     """
     F, given, times, size = mx.sym, mx.sym.Variable, mx.sym.linalg_trmm, sum(sizes)
 
@@ -88,6 +90,7 @@ def _compiled(
         squared, along = F.dot(in_P, d), F.dot(move, d)
         secant = F.elemwise_div(squared, along - SMALLEST)  # negative where d move is 0 as well
         kept = [d, squared, along, F.dot(move, move), F.dot(move, slope)]
+        kept.append(F.dot(in_P, given("last_d")))
     else:
         u = inverse(v)
         squared = F.dot(flat(v), flat(v))
@@ -99,30 +102,35 @@ def _compiled(
     parts, ends = [direction], np.cumsum([0, *sizes]).tolist()
     if len(sizes) > 1:
         parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
-    heads = [*parts, *kept]
+    # In JSON without the casts to 16 bits, which AMP adds to products
+    heads = list(_from_json(F.Group([*parts, *kept]).tojson()))
+    last = [heads.pop()] if has_snapshot else []
     if dtype == "float32":  # one operator for all copies; it fails in float64
-        heads = list(F.amp_multicast(*heads, num_outputs=len(heads)))
+        copies = list(F.amp_multicast(*heads, num_outputs=len(heads)))
     else:
-        heads = list(map(F.identity, heads))
-    if has_snapshot:
-        heads.append(F.dot(in_P, given("last_d")))
-    graph = F.Group(heads)
+        copies = list(map(F.identity, heads))
+    graph = F.Group(copies + last)
     names = graph.list_inputs()
     # All operators whose arrays stay from call to call are one entry of the engine's queue. Those
     # that write outputs, or read the d of the step before, are another one.
-    is_other = [name == "last_d" for name in names]
+    stay = len(names) - has_snapshot
     flags = [
         ("static_alloc", True),
         ("static_shape", True),
         ("forward_bulk_size", 200),
-        ("data_indices", [n for n, other in enumerate(is_other) if other]),
-        ("param_indices", [n for n, other in enumerate(is_other) if not other]),
+        ("data_indices", [*range(stay, len(names))]),
+        ("param_indices", [*range(stay)]),
     ]
+    assert "last_d" not in names[:stay]
     return CachedOp(graph, flags), names
 
 
 class Direction:
     """The direction of a network, with what stays from step to step."""
+
+    slot: int  # of the ring, for the next step
+    _ring: list[tuple[Any, Any]]  # d and products
+    _read: list[Callable[[], np.ndarray]]  # the products
 
     def __init__(self, network: ParameterBuffers, decays: np.ndarray) -> None:
         self._grads, *self._others = network.grads
@@ -132,6 +140,7 @@ class Direction:
         self._beta: float | None = None  # 1 / rest of P
         self._has_decay = bool(decays.any())
         self._operators: dict[Any, Any] = {}
+        self._calls: dict[Any, Any] = {}
         self._numbers = {name: self._zeros(1) for name in ("bound", "scale", "per_entry", "rest")}
         self._values: dict[str, float] = {}  # of the numbers
         self.upload(wd=decays, zero=0 * decays, nan=np.nan * decays)
@@ -141,14 +150,16 @@ class Direction:
 
         All d are zero after that.
         """
-        new = {name: self._row(values) for name, values in rows.items()}
-        self.given, self.slot = {**self.given, **new}, 0
-        if beta is not None:
-            self._beta, self._operators = beta, {}
-        self._calls: dict[Any, Any] = {}
-        size = self.given["wd"].size
-        self._ring = [(self._zeros(size), self._zeros(PRODUCTS)) for _ in range(SLOTS)]
-        self._read = [self._reader(products) for _, products in self._ring]
+        given = {**self.given, **{name: self._row(values) for name, values in rows.items()}}
+        size = given["wd"].size
+        ring = [(self._zeros(size), self._zeros(PRODUCTS)) for _ in range(SLOTS)]
+        read = [self._reader(products) for _, products in ring]
+        operators = self._operators if beta is None else {}
+        beta = self._beta if beta is None else beta
+        # In one line, as an interrupt comes between lines
+        vars(self).update(
+            given=given, _ring=ring, _read=read, _operators=operators, _beta=beta, _calls={}, slot=0
+        )
 
     def _zeros(self, size: int) -> Any:
         return mx.nd.zeros(size, ctx=self._device, dtype=self._dtype)
@@ -165,17 +176,12 @@ class Direction:
         return self._ring[(self.slot - steps_before) % SLOTS][0]
 
     def products(self, steps_before: int) -> Any:
-        """The products of an earlier step: those of `Sums`, or without a snapshot the first one."""
-        products = self._ring[(self.slot - steps_before) % SLOTS][1]
-        return products if "s" in self.given else products[:1]
+        """The products of an earlier step, as `Sums` has them."""
+        return self._ring[(self.slot - steps_before) % SLOTS][1]
 
-    def sums(self, steps_before: int, rise: float) -> Sums:
-        """The products of an earlier step by their names, with a rise of the penalty. Waits."""
-        squared, *others = self._read[(self.slot - steps_before) % SLOTS]().tolist()
-        if "s" not in self.given:
-            return Sums(squared)
-        along, moved, slope, cross = others
-        return Sums(squared, cross, along, moved, slope + rise)
+    def sums(self, steps_before: int) -> Sums:
+        """The products of an earlier step by their names. Waits for them."""
+        return Sums(*self._read[(self.slot - steps_before) % SLOTS]().tolist())
 
     def apply(
         self,
@@ -187,9 +193,9 @@ class Direction:
     ) -> None:
         """Overwrite reduced gradients, of so many loss entries, with the direction.
 
-        The gradients are scaled. The entries, and the most of any mini-batch, are numbers, or
-        arrays with one number first. The bound is L, or without a snapshot one of a norm. AMP may
-        skip a direction that is left out.
+        Its d and its products go to the present slot. The gradients are scaled. The entries, and
+        the most of any mini-batch, are numbers, or arrays with one number first. The bound is L, or
+        without a snapshot one of a norm. AMP may skip a direction that is left out.
         """
         is_short = "s" in self.given and (isinstance(entries, NDArray) or entries < most)
         key = is_short, is_skipped, self.slot
@@ -199,7 +205,7 @@ class Direction:
         self._assign("per_entry", 1 / (most * scale))
         self._assign("rest", 1 - first / most)
         self._assign("scale", scale)
-        self._assign("bound", bound or MOST)
+        self._assign("bound", min(max(bound or MOST, SMALLEST), MOST))
         self._calls[key][0]()
         copy_rows([self._grads] * len(self._others), self._others)
 
@@ -242,6 +248,8 @@ class Direction:
 class HostDirection(Direction):
     """The same in NumPy and float64, for penalties, which replace the direction."""
 
+    _shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
+
     def __init__(self, network: ParameterBuffers, decays: np.ndarray) -> None:
         super().__init__(network, decays)
         self.weights, self._gradient = map(vector_reader, (self._weights, self._grads))
@@ -250,7 +258,7 @@ class HostDirection(Direction):
         return np.zeros(size)
 
     def _row(self, values: Any) -> np.ndarray:
-        return np.array(values, "float64")
+        return np.asarray(values, "float64")
 
     def _reader(self, products: np.ndarray) -> Callable[[], np.ndarray]:
         return lambda: products
@@ -260,7 +268,8 @@ class HostDirection(Direction):
     ) -> tuple[np.ndarray, float]:
         """Compute f u at the weights w, and f: both are 0 where the direction is left out.
 
-        It waits for the reduced gradients, which stay. The inverse is a function, that of P. Other
+        Its d and its products go to the present slot. It waits for the reduced gradients, which
+        stay. The inverse is a function, that of P. Other
         arguments are those of `apply`.
         """
         given, (kept, products) = self.given, self._ring[self.slot]
@@ -284,8 +293,12 @@ class HostDirection(Direction):
         return (u * factor, factor) if squared < MOST else (given["zero"], 0.0)
 
     def replace(self, direction: np.ndarray) -> None:
-        """Overwrite the gradients on all devices, after `compute`, with another direction."""
-        row = direction.astype(self._dtype)
-        for array, piece in zip(self._grads, split(row, [array.size for array in self._grads])):
-            _mxnet.write_idle(array, piece)
-        copy_rows([self._grads] * len(self._others), self._others)
+        """Overwrite the gradients on all devices with another direction. Does not wait for them."""
+        if self._shared is None:  # once: the last copy has ended before a next direction is known
+            flat = np.empty(len(direction), self._dtype)
+            pieces = split(flat, [array.size for array in self._grads])
+            rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
+            self._shared = flat, rows
+        flat, rows = self._shared
+        flat[:] = direction
+        copy_rows([rows, *[self._grads] * len(self._others)], [self._grads, *self._others])

@@ -98,12 +98,13 @@ def nystrom(
     """P from the mean of the products over some loss entries; whether rounding hides some weights.
 
     Curvature below zero counts as zero. rho is the largest weight decay and a floor, which follows
-    from how much so few entries can tell, or the rounding if that is more. Where P has fewer
-    directions than there are weights, the floor is the smallest curvature in S, or the mean
-    curvature that an entry adds: it stands for what is unknown. Where P has all directions, it
-    leaves as many effective ones, sum S / (S + floor), as the entries can tell. In float64 a
-    direction without any curvature, as of a rare category that no entry has, gets that of its
-    weights one by one, or for weights that no product moves the mean curvature that an entry adds.
+    from how much so few entries can tell; or, if that is more, the rounding, or how far curvature
+    is below zero. Where P has fewer directions than there are weights, the floor is the smallest
+    curvature in S, or the mean curvature that an entry adds: it stands for what is unknown. Where P
+    has all directions, it leaves as many effective ones, sum S / (S + floor), as the entries can
+    tell. In float64 a direction without any curvature, as of a rare category that no entry has,
+    gets that of its weights one by one, or for weights that no product moves the mean curvature
+    that an entry adds.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
     rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))

@@ -190,19 +190,21 @@ class Preconditioner:
 
     def _upload(self) -> None:
         """Give the direction what was learned, and the snapshot."""
-        upload, P = self._direction.upload, self.controller.P
+        rows: dict[str, Any] = {}
+        P = self.controller.P
         self._root = P.root() if P is not None and self.penalty else None
         if P is not None and not self.penalty:
             sign, T = P.inverse_root()
-            upload(1 / P.rest, T=T, back=sign * T.T)
+            rows = {"beta": 1 / P.rest, "T": T, "back": sign * T.T}
         self._snapshot, self.controller.squared = None, None
         if self._method.point is not None:
             s, mu = self._weights(self._method.point), self._method.mean.vector()
             slope = mu + self.decays * s
             solved_slope = self.controller.apply_inverse(slope)
-            upload(s=s, mu=mu, slope=slope, solved_slope=solved_slope)
+            rows.update(s=s, mu=mu, slope=slope, solved_slope=solved_slope)
             self._snapshot = s, slope, self.penalty.value(s)
             self._rounding = (DEFAULT.rounding * self._eps) ** 2 * float(s @ s)
+        self._direction.upload(**rows)
 
     def _weights(self, there: Any) -> np.ndarray:
         """The weights of a network or of a point. Waits for them."""
@@ -257,7 +259,9 @@ class Preconditioner:
         while len(self._pending) > lag:
             step, *self._pending = self._pending
             steps_before = len(self._pending) + 1
-            sums = self._direction.sums(steps_before, step.rise_of_penalty)
+            sums = self._direction.sums(steps_before)
+            if step.rise_of_penalty:
+                sums = sums._replace(slope=sums.slope + step.rise_of_penalty)
             if self.controller.is_outlier(sums):
                 d = _numbers(self._direction.d(steps_before))
                 self.controller.learn(d.astype("float64"), sums, self._eps)
@@ -539,7 +543,9 @@ class Preconditioner:
             return  # it is asked again when they are initialized
         state = _of_this_version(state)
         self._learned(state)
-        for name in ("pending", "ring", "per_sample", "most", "last_proximal"):
+        for each in state["pending"]:
+            _products(each)
+        for name in ("ring", "per_sample", "most", "last_proximal"):
             self._restored(name, state[name])
         if state["start"] is not None:
             parameters = states.parameters(self._network)
@@ -560,16 +566,21 @@ class Preconditioner:
         self._last_proximal = self._restored("last_proximal", state["last_proximal"])
         self._pending = [Step(each["rise"], None, None, None) for each in state["pending"]]
         for n, each in enumerate(reversed(state["pending"])):
-            products = np.ravel(each["products"])
-            if products.size == 8:  # of version 0.6, in a matrix
-                products = products[[0, 4, 5, 6, 3]]
-            self._direction.products(n + 1)[:] = products
+            products = _products(each)
+            self._direction.products(n + 1)[: len(products)] = products
         self.set_rate_and_momentum()
 
 
 def _numbers(value: Any) -> np.ndarray:
     """The numbers of an array of MXNet or NumPy, or a number, as a vector. Waits for them."""
     return np.ravel(value.asnumpy() if isinstance(value, NDArray) else value)
+
+
+def _products(step: dict[str, Any]) -> np.ndarray:
+    """The products of a saved step as `Sums` has them; version 0.6 had one or eight."""
+    flat = np.ravel(step["products"])
+    order = {1: [0], 5: [0, 1, 2, 3, 4], 8: [0, 4, 5, 6, 3]}[flat.size]
+    return flat[order]
 
 
 def _of_this_version(state: dict[str, Any]) -> dict[str, Any]:

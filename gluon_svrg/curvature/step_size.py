@@ -61,10 +61,10 @@ class Sums(NamedTuple):
     """The products of one step; without a snapshot only ``squared``, that of v itself."""
 
     squared: float  # d P^-1 d
-    cross: float = 0.0  # d P^-1 d of the step before
     along: float = 0.0  # d (w - s)
     moved: float = 0.0  # |w - s|^2, without P
     slope: float = 0.0  # the slope of the objective at s, times w - s, and the penalty's rise
+    cross: float = 0.0  # d P^-1 d of the step before
 
 
 class StepSizeController:
@@ -91,8 +91,9 @@ class StepSizeController:
         self.L_at_reset = 0.0
         self.secants: list[float] = []
         self.noise = self.secant_sum = 0.0  # the sums whose ratio is N
-        self.squared: float | None = None  # |d|^2 of the last step in this metric
         self.loss_increases: list[float] = []  # above the snapshot's, in the last steps
+        # Since P or the snapshot changed
+        self.squared: float | None = None  # |d|^2 of the last step in this metric
         # Replaced at a refresh; losses are objectives: with weight decay and penalties
         self.refreshes = 0
         self.epoch_length = 0  # the steps between the last two refreshes

@@ -23,7 +23,7 @@ REFUSED = (
 
 
 class Recorded(NamedTuple):
-    """The losses of one mini-batch, recorded and not yet differentiated."""
+    """The recorded losses of one mini-batch."""
 
     loss: Loss  # as the closure returned it
     losses: tuple[NDArray, ...]  # the same as a tuple

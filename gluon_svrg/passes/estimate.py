@@ -68,7 +68,10 @@ def estimate(
     seed: int | None,
     scale: float,
 ) -> Estimate:
-    """Leave ``v = a g + b r + k c m`` in the live gradients; AMP multiplies losses by a scale."""
+    """Leave ``v = a g + b r + k c m`` in the live gradients; AMP multiplies losses by a scale.
+
+    Where the terms have no reference and nothing to copy, the mean is added later.
+    """
     network, reference, there = here.network, terms.reference, None
     columns = []
     if reference is not None or terms.copy_to is not None:  # otherwise v is g, or follows later

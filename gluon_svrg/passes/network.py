@@ -45,7 +45,7 @@ class ParameterBuffers:
         self.frozen: list[Parameter] = []  # without
         self.weights: Arrays = []  # the trainable parameters' values
         self.frozen_values: Arrays = []  # those of the others
-        self.aliases: Arrays = []  # other arrays with the memory of the values
+        self.aliases: Arrays = []  # other arrays with the memory of the weights
         self.grads_by_parameter: Arrays = []  # the gradient buffers
         self.grads: Columns = []  # the same as columns
         self.accumulating: list[NDArray] = []  # those under ``grad_req='add'``
