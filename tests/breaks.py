@@ -145,6 +145,9 @@ BREAKS = {
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
         ("np.nan if is_skipped and not factor else 0.0", "0.0", "preconditioner overflow_of_amp"),
+        ("slope=sums.slope + step", "slope=sums.slope - step", "preconditioner rise_of_the_pen"),
+        ("8: [0, 4, 5, 6, 3]", "8: [0, 3, 4, 5, 6]", "preconditioner products_of_0_6"),
+        ('reversed(state["pending"])', 'state["pending"]', "preconditioner every_phase"),
         ("replace(direction * scale", "replace(direction", "preconditioner in_every_way"),
         ("loss = controller.first_loss = self", "loss = self", "penalties entries_of_a_sample"),
         ("if self._wd is None else self._wd", "", "penalties interrupt_repeats"),

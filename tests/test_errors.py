@@ -22,6 +22,7 @@ from problems import Dense, array, contexts, parameters, values
 
 import gluon_svrg
 from gluon_svrg import SAGATrainer, SAGTrainer, SVRGTrainer
+from gluon_svrg.prox import L1
 from gluon_svrg.saving import file_format
 from gluon_svrg.saving.values import decode
 from gluon_svrg.schedule import EveryEpochs
@@ -475,12 +476,13 @@ class Interrupted(Play):
         return content, modes, [each.tobytes() for each in arrays]
 
 
-def test_an_interrupted_refresh_of_a_preconditioner():
+@pytest.mark.parametrize("prox", [None, {".*weight": L1(1e-3)}])
+def test_an_interrupted_refresh_of_a_preconditioner(prox):
     """The next steps still have the old snapshot, as after an error in the pass."""
     ends = []
     for is_late in (False, True):
-        settings = {"optimizer": "nag", "settings": {}, "preconditioner": gluon_svrg.Nystrom(2)}
-        net, loss_of, trainer = kit.make(SMALL, **settings)
+        own = {"preconditioner": gluon_svrg.Nystrom(2), "prox": prox}
+        net, loss_of, trainer = kit.make(SMALL, optimizer="nag", settings={}, **own)
 
         def refresh(closure=loss_of, trainer=trainer):
             trainer.update_full_grads(closure, THREES * 9)

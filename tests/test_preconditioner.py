@@ -17,7 +17,8 @@ from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, p
 from gluon_svrg import Nystrom, SVRGTrainer, saving
 from gluon_svrg.curvature.direction import Direction, HostDirection
 from gluon_svrg.curvature.nystrom import NystromApproximation
-from gluon_svrg.curvature.step_size import DEFAULT
+from gluon_svrg.curvature.preconditioner import Step, _products
+from gluon_svrg.curvature.step_size import DEFAULT, Sums
 from gluon_svrg.curvature.threads import one_thread, openblas
 from gluon_svrg.prox import L1, Prox
 
@@ -290,6 +291,24 @@ def put(network, row):
         p.grad()[:] = array(piece.reshape(p.shape), p.dtype)
 
 
+def test_a_rise_of_the_penalty_is_one_of_the_objective():
+    run = Run()
+    run.play([23, "refresh", 1])
+    part = run.trainer._method.preconditioner
+    part._direction.products(1)[:] = [1.0, 1.0, 1.0, 2.0, 0.0]  # the slope is the fourth
+    part._pending = [Step(3.0, None, None, None)]
+    part.read(is_refresh=True)
+    assert part.controller.loss_increases[-1] == 2 + 3 + 1 / 2
+
+
+def test_products_of_0_6():
+    eight = Sums(squared=0.0, cross=3.0, along=4.0, moved=5.0, slope=6.0)
+    assert Sums(*_products({"products": np.arange(8.0).reshape(2, 4)})) == eight
+    assert Sums(*_products({"products": np.array([[7.0]])})) == Sums(7.0)
+    with pytest.raises(KeyError):
+        _products({"products": np.zeros(6)})
+
+
 def test_threads_of_products():
     """In one thread where a penalty is computed, and as many as before after that."""
     get, assign = openblas() or pytest.skip("NumPy has another library than OpenBLAS")
@@ -499,6 +518,7 @@ PHASES = {
     "in mid-sketch": [3, "refresh", 1],
     "between the sketch and the powers": [3, "refresh", 2],
     "in mid-epoch": [3, "refresh", 11],
+    "in a long epoch, with steps that are not read": [23, "refresh", 23, "refresh", 11],
     "at a refresh": [3, "refresh", 23, "refresh"],
     "gone back at a refresh": [3, "refresh", 23, "jump", "refresh"],
     "gone back in mid-epoch": [3, "refresh", 11, "jump", 14, 2],
