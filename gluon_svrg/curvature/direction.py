@@ -102,7 +102,7 @@ def _compiled(
     parts, ends = [direction], np.cumsum([0, *sizes]).tolist()
     if len(sizes) > 1:
         parts = [F.slice_axis(direction, axis=1, begin=a, end=b) for a, b in zip(ends, ends[1:])]
-    # In JSON without the casts to 16 bits, which AMP adds to products
+    # AMP casts the inputs of products to 16 bits; MXNet's JSON leaves these casts out
     heads = list(_from_json(F.Group([*parts, *kept]).tojson()))
     last = [heads.pop()] if has_snapshot else []
     if dtype == "float32":  # one operator for all copies; it fails in float64
@@ -269,8 +269,8 @@ class HostDirection(Direction):
         """Compute f u at the weights w, and f: both are 0 where the direction is left out.
 
         Its d and its products go to the present slot. It waits for the reduced gradients, which
-        stay. The inverse is a function, that of P. Other
-        arguments are those of `apply`.
+        stay. The inverse is a function that multiplies by P^-1. Other arguments are those of
+        `apply`.
         """
         given, (kept, products) = self.given, self._ring[self.slot]
         v = self._gradient() / (most * scale)

@@ -97,7 +97,7 @@ def vector(arrays: Iterable[NDArray]) -> np.ndarray:
 
 
 def vector_reader(arrays: Sequence[NDArray]) -> Callable[[], np.ndarray]:
-    """A function that returns the `vector` of arrays of one dtype, in a tenth of the time."""
+    """A function that returns the `vector` of arrays of one dtype, in a sixth of the time."""
     flat = np.empty(sum(array.size for array in arrays), _mxnet.dtype_of(arrays[0]))
     pieces = split(flat, [array.size for array in arrays])
     reads = [_mxnet.reader(array, piece) for array, piece in zip(arrays, pieces)]
