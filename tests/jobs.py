@@ -67,8 +67,11 @@ def kill_all(marker):
 
 def wait_for(path, process, deadline=DEADLINE):
     end = time.monotonic() + deadline
-    while not path.exists():
-        assert process.poll() is None, process.communicate()[0]
+    while True:
+        has_ended = process.poll() is not None  # before the look: what it wrote last is there
+        if path.exists():
+            return
+        assert not has_ended, process.communicate()[0]
         assert time.monotonic() < end, "the job does not get there"
         time.sleep(0.02)
 

@@ -399,7 +399,7 @@ def exchanges(kvstore, size=1000):
 
 
 def disturbed(folder, what, kvstore="dist_sync"):
-    """Train until something ends it; say when that may come."""
+    """Train until something ends it; that comes when all workers have said that it may."""
     who, chosen = make_kvstore(kvstore)
     play = Play(WITH_STORED["SVRG"], PROBLEM, kvstore=chosen)
     play.shares = [minibatches(who.rank, who.num_workers)[0]]  # its twin has no part in this
@@ -407,6 +407,8 @@ def disturbed(folder, what, kvstore="dist_sync"):
     for step in range(100 if what == "short" else 10_000):
         if step == 5:
             Path(folder, f"reached-{who.rank}").write_text("")
+            while not all(Path(folder, f"reached-{rank}").exists() for rank in range(2)):
+                time.sleep(0.01)
             if what == "raise" and who.rank == 0:
                 raise ValueError("mine")
             if what == "early" and who.rank == 1:
