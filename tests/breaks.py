@@ -108,6 +108,8 @@ BREAKS = {
         ("w, z, self.factor * step, rows", "w, z, step, rows", "curvature derivative_and_value"),
         ("self.factor * sum(", "sum(", "curvature derivative_and_value"),
         ("self.apply(weights - step * gradient, step)", "weights", "curvature least_subgradient"),
+        ("if np.array_equal(slopes, last)", "if last is not None", "curvature in_turn"),
+        ("isinstance(p.operator, prox.GroupLasso)", "False", "curvature same_sums"),
     ],
     "curvature/direction.py": [
         ('given("last_d"))', "d)", "preconditioner by_hand"),

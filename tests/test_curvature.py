@@ -13,9 +13,9 @@ from kit import Asymmetric, counted, table
 from mxnet import gluon
 from oracle import group_lasso
 
-from gluon_svrg.curvature.nystrom import NystromApproximation, nystrom
+from gluon_svrg.curvature.nystrom import NystromApproximation, inverse_of, nystrom
 from gluon_svrg.curvature.probe import Probe
-from gluon_svrg.curvature.proximal import TOLERANCE, Penalty, proximal_point
+from gluon_svrg.curvature.proximal import TOLERANCE, Penalty, ProximalPoint
 from gluon_svrg.curvature.step_size import StepSizeController, Sums
 from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso
 
@@ -53,8 +53,8 @@ def test_nystrom(rank, known, entries, decay):
     np.testing.assert_allclose(P.U @ P.U.T, np.eye(rank), atol=1e-12)
     for e in np.eye(8):
         np.testing.assert_allclose(P.product(e), dense @ e + P.rho * e, atol=1e-10)
-        half = P.apply_inverse(e, 0.5)
-        for inverse in (P.apply_inverse(e), P.apply_inverse(half, 0.5)):
+        half = inverse_of(P, 0.5)(e)
+        for inverse in (inverse_of(P)(e), inverse_of(P, 0.5)(half)):
             np.testing.assert_allclose(P.product(inverse), e, atol=1e-10)
     floor = P.rho - decay
     if rank < 8:  # the curvature that an entry adds stands for all directions that are not known
@@ -99,7 +99,7 @@ def test_inverse_root(rank):
     rng = np.random.RandomState(0)
     P, v = random_metric(rng, 8, rank), rng.randn(8)
     sign, T = P.inverse_root()
-    np.testing.assert_allclose(v / P.rest + sign * (T @ v) @ T, P.apply_inverse(v))
+    np.testing.assert_allclose(v / P.rest + sign * (T @ v) @ T, inverse_of(P)(v))
 
 
 def test_inverse_root_and_rounding():
@@ -301,7 +301,7 @@ def test_outliers_are_learned(rank, count, ratio, seed):
     before = found.L, found.N, found.rate, found.momentum
     for number in range(count):
         d = rng.randn(4)
-        squared = d @ found.apply_inverse(d)
+        squared = d @ inverse_of(found.P)(d)
         alongs = [squared / (found.L * r) for r in (0.9, 1.9, ratio)]
         usual, quiet, outlier = (Sums(squared, x, 1, -x / 2) for x in alongs)
         has_room = len(found.P.U) < 2 * rank or len(found.P.U) == 4
@@ -311,7 +311,7 @@ def test_outliers_are_learned(rank, count, ratio, seed):
         found.read(usual, 0.0)
         found.failures = 3
         found.learn(d, outlier, EPS)
-        secant = d @ found.apply_inverse(d) / outlier.along
+        secant = d @ inverse_of(found.P)(d) / outlier.along
         np.testing.assert_allclose(secant, ratio * found.L / (1 + min(ratio, 4)))
         assert (found.squared, found.failures, len(found.rows)) == (None, 0, min(number + 1, rank))
     assert (found.L, found.N, found.rate, found.momentum) == before
@@ -404,7 +404,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
         last, z = z, plain(y - P.product(y - x) / most, step / most)
         if np.abs(z - last).max() < 1e-14:
             break
-    found = proximal_point(x, step / P.least, P.root(), penalty, guess)
+    found = ProximalPoint(P.root(), penalty)(x, step / P.least, guess)
     b = (P.S**0.5) * (P.U @ (found - x))
     error = found - z
     first = (P.S**0.5) * (P.U @ (guess - x))
@@ -412,7 +412,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
     size = max(np.linalg.norm(b), np.linalg.norm(first))
     bound = TOLERANCE / (1 - TOLERANCE) * size
     assert (error @ P.product(error)) ** 0.5 <= bound + 1e-10
-    np.testing.assert_allclose(proximal_point(x, step, None, penalty, guess), plain(x, step))
+    np.testing.assert_allclose(ProximalPoint(None, penalty)(x, step, guess), plain(x, step))
 
 
 def test_proximal_point_with_all_directions():
@@ -421,9 +421,31 @@ def test_proximal_point_with_all_directions():
     P, x = random_metric(rng, 8, 8), rng.randn(8)
     for rho in (0.5, 1e-14):
         same = P._replace(S=np.linspace(2, 1, 8) - rho, rho=rho)
-        found.append(proximal_point(x, 0.5 / same.least, same.root(), penalty, 0 * x))
+        found.append(ProximalPoint(same.root(), penalty)(x, 0.5 / same.least, 0 * x))
     np.testing.assert_allclose(*found, rtol=1e-9, atol=1e-12)
     assert (found[0] == 0).any()
+
+
+@each_operator
+@given(seeds)
+def test_proximal_points_in_turn(operator, seed):
+    """What is kept of the one before changes no bit of the next."""
+    rng, penalty = np.random.RandomState(seed), penalty_of(operator, (2,), (2, 3), factor=0.5)
+    root, x = random_metric(rng, 8, 5).root(), rng.randn(8)
+    kept = ProximalPoint(root, penalty)
+    for step in (0.5, 0.5, 0.1, 0.1, 0.5):
+        x = x + rng.choice([0.0, 0.01, 1.0]) * rng.randn(8)
+        each = [point(x, step, 0 * x) for point in (kept, ProximalPoint(root, penalty))]
+        np.testing.assert_array_equal(*each)
+
+
+def test_groups_with_the_same_sums():
+    """Groups in other directions, whose derivatives are the same for a row of ones."""
+    penalty, found = penalty_of(GroupLasso(1.0), (1,), (1, 3)), []
+    point = ProximalPoint(np.eye(4), penalty)
+    for v in (np.array([0.0, 2, -2, 0]), np.array([0.0, 0, 2, -2])):
+        found.append(point._inverse_jacobian(v, penalty.apply(v, 0.5), 0.5))
+    assert not np.array_equal(*found)
 
 
 @pytest.mark.parametrize("low, high", [(-9, 9), (0, np.inf), (-0.5, 0.5)])
@@ -431,7 +453,7 @@ def test_bounds_that_few_weights_reach(low, high):
     """Where none does, nothing is left of the equations, and that is seen at once."""
     rng, penalty = np.random.RandomState(0), penalty_of(Box(low, high), (2,), (6,))
     P, x, penalty.apply = random_metric(rng, 8, 5), abs(rng.randn(8)), counted(penalty.apply)
-    found = proximal_point(x, 0.5 / P.least, P.root(), penalty, np.full(8, 0.2))
+    found = ProximalPoint(P.root(), penalty)(x, 0.5 / P.least, np.full(8, 0.2))
     assert len(penalty.apply.calls) < 6
     if high > 1:
         np.testing.assert_allclose(found, x)

@@ -16,7 +16,7 @@ from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, p
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
 from gluon_svrg.curvature.direction import Direction, HostDirection
-from gluon_svrg.curvature.nystrom import NystromApproximation
+from gluon_svrg.curvature.nystrom import NystromApproximation, inverse_of
 from gluon_svrg.curvature.preconditioner import Step, _products
 from gluon_svrg.curvature.step_size import DEFAULT, Sums
 from gluon_svrg.curvature.threads import one_thread, openblas
@@ -248,7 +248,7 @@ def test_the_largest_curvature_in_float32():
     put(part._network, v)
     part._direction.apply(1.0, 1.0, 1.0, 0.0)
     found = flat([p.grad().asnumpy() for p in run.trainer._params])
-    np.testing.assert_allclose(found, P.apply_inverse(v), rtol=0, atol=1e-4)
+    np.testing.assert_allclose(found, inverse_of(P)(v), rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("script", [[1], [23], [23, "refresh", 23, "refresh", 23]])
@@ -271,7 +271,7 @@ def test_the_direction_on_the_host(script, size, entries, scale):
                 direction.apply(entries, 9.0, scale, bound, False)
             else:
                 w = part._weights(part._network)
-                about = w, part.controller.apply_inverse, entries, 9.0, scale, bound
+                about = w, part._inverse, entries, 9.0, scale, bound
                 with np.errstate(invalid="ignore"):
                     row, factor = direction.compute(*about)
                 assert bool(factor) == np.isfinite(each)

@@ -105,15 +105,27 @@ def _compiled(
     # AMP casts the inputs of products to 16 bits; MXNet's JSON leaves these casts out
     heads = list(_from_json(F.Group([*parts, *kept]).tojson()))
     last = [heads.pop()] if has_snapshot else []
-    if dtype == "float32":  # one operator for all copies; it fails in float64
-        copies = list(F.amp_multicast(*heads, num_outputs=len(heads)))
-    else:
-        copies = list(map(F.identity, heads))
-    graph = F.Group(copies + last)
+    # What reads the d of the step before, whose array changes, is the last operator.
+    return _operator(_copies(heads, dtype) + last, "last_d" if has_snapshot else "")
+
+
+def _copies(these: list[Any], dtype: str) -> list[Any]:
+    """Copies of symbols, as outputs of an operator."""
+    if dtype == "float32":  # one operator for all; it fails in float64
+        return list(mx.sym.amp_multicast(*these, num_outputs=len(these)))
+    return list(map(mx.sym.identity, these))
+
+
+def _operator(heads: list[Any], changing: str = "") -> tuple[CachedOp, list[str]]:
+    """An operator for arrays that stay from call to call, all or all but the last.
+
+    Its operators are one entry of the engine's queue. Those that write outputs, or read the array
+    that changes, are another one.
+    """
+    graph = mx.sym.Group(heads)
     names = graph.list_inputs()
-    # All operators whose arrays stay from call to call are one entry of the engine's queue. Those
-    # that write outputs, or read the d of the step before, are another one.
-    stay = len(names) - has_snapshot
+    stay = len(names) - bool(changing)
+    assert changing not in names[:stay]
     flags = [
         ("static_alloc", True),
         ("static_shape", True),
@@ -121,7 +133,6 @@ def _compiled(
         ("data_indices", [*range(stay, len(names))]),
         ("param_indices", [*range(stay)]),
     ]
-    assert "last_d" not in names[:stay]
     return CachedOp(graph, flags), names
 
 
@@ -248,7 +259,7 @@ class Direction:
 class HostDirection(Direction):
     """The same in NumPy and float64, for penalties, which replace the direction."""
 
-    _shared: Any = None  # a row of NumPy, and its pieces as arrays in the same memory
+    _shared: Any = None  # a row of NumPy, its pieces as arrays, and what copies these
 
     def __init__(self, network: ParameterBuffers, decays: np.ndarray) -> None:
         super().__init__(network, decays)
@@ -298,7 +309,11 @@ class HostDirection(Direction):
             flat = np.empty(len(direction), self._dtype)
             pieces = split(flat, [array.size for array in self._grads])
             rows = [mx.nd.from_numpy(x.reshape(g.shape)) for g, x in zip(self._grads, pieces)]
-            self._shared = flat, rows
-        flat, rows = self._shared
+            names = [mx.sym.Variable(str(n)) for n in range(len(rows))]
+            operator, _ = _operator(_copies(names, self._dtype))
+            handles = [row.handle.value for row in rows], self._grads.handles
+            self._shared = flat, rows, _mxnet.prepared(operator, self._device, *handles)
+        flat, _, copy = self._shared
         flat[:] = direction
-        copy_rows([rows, *[self._grads] * len(self._others)], [self._grads, *self._others])
+        copy()
+        copy_rows([self._grads] * len(self._others), self._others)

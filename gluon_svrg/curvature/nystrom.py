@@ -12,7 +12,7 @@ d of a step with such a row has a large secant, and P + f d d' / d'P^-1 d divide
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Callable, NamedTuple
 
 import numpy as np
 
@@ -56,10 +56,6 @@ class NystromApproximation(NamedTuple):
         """
         return self.rho + (float(self.S.max()) if self.has_all else 0.0)
 
-    def apply_inverse(self, v: np.ndarray, power: float = 1.0) -> np.ndarray:
-        """Multiply a vector by a power of the inverse of P."""
-        return v * self.rest**-power + (self.inverse_factors(power) * (self.U @ v)) @ self.U
-
     def inverse_factors(self, power: float = 1.0) -> np.ndarray:
         """The eigenvalues of the power of the inverse along U, less that of `rest`."""
         return (self.S + self.rho) ** -power - self.rest**-power
@@ -90,6 +86,16 @@ class NystromApproximation(NamedTuple):
         new = NystromApproximation(U, np.maximum(S, 0), self.rho)
         least = 0.0 if new.has_all else ROUNDING_OF_PRODUCTS * eps * float(new.S.max())
         return new._replace(rho=max(self.rho, least))
+
+
+def inverse_of(
+    P: NystromApproximation | None, power: float = 1.0
+) -> Callable[[np.ndarray], np.ndarray]:
+    """A function that multiplies a vector by a power of the inverse of P, if there is one."""
+    if P is None:
+        return lambda v: v
+    U, rest, factors = P.U, P.rest**-power, P.inverse_factors(power)
+    return lambda v: v * rest + (factors * (U @ v)) @ U
 
 
 def nystrom(

@@ -27,9 +27,9 @@ from ..passes.points import ParameterValues
 from ..passes.watch import WarnOnce
 from ..prox import Prox
 from .direction import LAG, SLOTS, Direction, HostDirection
-from .nystrom import TINY, NystromApproximation
+from .nystrom import TINY, NystromApproximation, inverse_of
 from .probe import Probe
-from .proximal import Penalty, proximal_point
+from .proximal import Penalty, ProximalPoint
 from .step_size import DEFAULT, StepSizeController
 from .threads import one_thread
 
@@ -134,7 +134,8 @@ class Preconditioner:
         self._last_proximal: np.ndarray | None = None  # that of the last step with one
         self._kept: dict[Any, Any] = {}  # by parameter: what is 0, and 1 for all else on a device
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
-        self._root: np.ndarray | None = None  # of P, with penalties
+        self._proximal_point: Any = None  # in the metric of P, with penalties
+        self._inverse: Any = None  # a function: P^-1 times a vector
         self._rounding = 0.0  # of squared moves
         self._wd: float | None = None  # the optimizer's, during an update
         self._warn_once = WarnOnce()  # shared by all copies
@@ -192,7 +193,9 @@ class Preconditioner:
         """Give the direction what was learned, and the snapshot."""
         rows: dict[str, Any] = {}
         P = self.controller.P
-        self._root = P.root() if P is not None and self.penalty else None
+        root = P.root() if P is not None and self.penalty else None
+        self._proximal_point = ProximalPoint(root, self.penalty)
+        self._inverse = inverse_of(P)
         if P is not None and not self.penalty:
             sign, T = P.inverse_root()
             rows = {"beta": 1 / P.rest, "T": T, "back": sign * T.T}
@@ -200,7 +203,7 @@ class Preconditioner:
         if self._method.point is not None:
             s, mu = self._weights(self._method.point), self._method.mean.vector()
             slope = mu + self.decays * s
-            solved_slope = self.controller.apply_inverse(slope)
+            solved_slope = self._inverse(slope)
             rows.update(s=s, mu=mu, slope=slope, solved_slope=solved_slope)
             self._snapshot = s, slope, self.penalty.value(s)
             self._rounding = (DEFAULT.rounding * self._eps) ** 2 * float(s @ s)
@@ -300,14 +303,14 @@ class Preconditioner:
         w, proximal = self._direction.weights(), None
         # Before the gradient is waited for
         rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
-        about = w, controller.apply_inverse, entries, most, scale, bound
+        about = w, self._inverse, entries, most, scale, bound
         direction, factor = self._direction.compute(*about)
         if factor and controller.rate:
             rate = float(np.float32(controller.rate))  # as the optimizer has it
             x, step = w - rate * direction, rate * factor
             guess = w if last is None else x - step * last[1]
             in_P = step / controller.P.least if controller.P is not None else step
-            z = proximal_point(x, in_P, self._root, self.penalty, guess)
+            z = self._proximal_point(x, in_P, guess)
             direction, proximal = (w - z) / rate, np.array([z, (x - z) / step])
         left_out = np.nan if is_skipped and not factor else 0.0
         self._direction.replace(direction * scale + left_out)

@@ -16,7 +16,7 @@ from typing import Any, Callable, NamedTuple
 
 import numpy as np
 
-from .nystrom import TINY, NystromApproximation
+from .nystrom import TINY, NystromApproximation, inverse_of
 
 BUDGET = 0.25  # of a sketch, in data passes; but each vector takes a whole mini-batch
 LEAST_ENTRIES = 4  # loss entries of a sketch for each vector
@@ -95,11 +95,7 @@ class Probe(NamedTuple):
 
     def iterated(self, product: Any, P: NystromApproximation | None) -> tuple[Probe, float | None]:
         """Iterate with a mini-batch; with the second one, the noise as well."""
-
-        def half(v: np.ndarray) -> np.ndarray:
-            return v if P is None else P.apply_inverse(v, 0.5)
-
-        v, largest, products = self.z, self.largest, []
+        half, v, largest, products = inverse_of(P, 0.5), self.z, self.largest, []
         for _ in range(ITERATIONS):
             products.append(half(product(half(v))))
             largest = max(largest, float(v @ products[-1]))

@@ -37,11 +37,7 @@ class Part(NamedTuple):
     place: slice  # in vectors of all weights
     shape: tuple[int, ...]
     dtype: str
-
-    @property
-    def is_ours(self) -> bool:
-        """Whether the operator takes arrays of NumPy, and has a derivative."""
-        return type(self.operator).__module__ == prox.__name__
+    is_ours: bool  # the operator takes arrays of NumPy, and has a derivative
 
     def __call__(self, weights: np.ndarray, step: float) -> np.ndarray:
         """The operator, of an array in the parameter's shape."""
@@ -60,7 +56,9 @@ class Part(NamedTuple):
 
     def value(self, weights: np.ndarray) -> float:
         """The penalty."""
-        penalty = self.operator.value(weights if self.is_ours else self._on_device(weights))
+        if self.is_ours:
+            return float(self.operator.value(weights))
+        penalty = self.operator.value(self._on_device(weights))
         return float(penalty.asnumpy().item() if hasattr(penalty, "asnumpy") else penalty)
 
     def _on_device(self, weights: np.ndarray) -> Any:
@@ -73,11 +71,16 @@ class Penalty:
     def __init__(self, operators: Any, parameters: Sequence[Any]) -> None:
         self.factor = 1.0
         ends = np.cumsum([0, *(prod(p.shape) for p in parameters)]).tolist()
-        self.parts = [
-            Part(p, operators[p], slice(start, end), p.shape, _mxnet.dtype_of(p))
-            for p, start, end in zip(parameters, ends, ends[1:])
-            if p in operators
-        ]
+        self.parts = []
+        for p, start, end in zip(parameters, ends, ends[1:]):
+            if p in operators:
+                is_ours = type(operators[p]).__module__ == prox.__name__
+                about = operators[p], slice(start, end), p.shape, _mxnet.dtype_of(p), is_ours
+                self.parts.append(Part(p, *about))
+        #: Whether each weight is alone, and the derivative a factor of it.
+        self.is_separable = all(
+            p.is_ours and not isinstance(p.operator, prox.GroupLasso) for p in self.parts
+        )
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -114,32 +117,47 @@ class Penalty:
         return (weights - self.apply(weights - step * gradient, step)) / step
 
 
-def proximal_point(
-    x: np.ndarray, step: float, A: np.ndarray | None, penalty: Penalty, guess: np.ndarray
-) -> np.ndarray:
+class ProximalPoint:
     """The z that minimizes (z - x)'(I + A'A)(z - x) / 2 + step h(z), from a guess on."""
-    if A is None:
-        return penalty.apply(x, step)
 
-    def residual(c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
-        v = x - c @ A
-        z = penalty.apply(v, step)
-        left = A @ (z - x) - c
-        return v, z, left, sqrt(left @ left)
+    def __init__(self, A: np.ndarray | None, penalty: Penalty) -> None:
+        self._A, self._penalty = A, penalty
+        self._last: tuple[Any, Any] = None, None  # D, and what follows from it
 
-    c = A @ (guess - x)
-    v, z, left, size = residual(c)
-    least = TOLERANCE * sqrt(c @ c) + TINY
-    for _ in range(MOST_ITERATIONS):  # one at least: what is left of a good guess would stay
-        J = penalty.derivative(v, z, step, A) @ A.T
-        J.flat[:: len(c) + 1] += 1
-        change, part, before = np.linalg.solve(J, left), 1.0, size
-        while True:
-            v, z, left, size = residual(c + part * change)
-            if size < (1 - 0.1 * part) * before or part < 1e-3:
+    def __call__(self, x: np.ndarray, step: float, guess: np.ndarray) -> np.ndarray:
+        A, penalty = self._A, self._penalty
+        if A is None:
+            return penalty.apply(x, step)
+
+        def residual(c: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, float]:
+            v = x - c @ A
+            z = penalty.apply(v, step)
+            left = A @ (z - x) - c
+            return v, z, left, sqrt(left @ left)
+
+        c = A @ (guess - x)
+        v, z, left, size = residual(c)
+        least = TOLERANCE * sqrt(c @ c) + TINY
+        for _ in range(MOST_ITERATIONS):  # one at least: what is left of a good guess would stay
+            change, part, before = self._inverse_jacobian(v, z, step) @ left, 1.0, size
+            while True:
+                v, z, left, size = residual(c + part * change)
+                if size < (1 - 0.1 * part) * before or part < 1e-3:
+                    break
+                part /= 2
+            c = c + part * change
+            if size <= max(TOLERANCE * sqrt(c @ c), least):
                 break
-            part /= 2
-        c = c + part * change
-        if size <= max(TOLERANCE * sqrt(c @ c), least):
-            break
-    return z
+        return z
+
+    def _inverse_jacobian(self, v: np.ndarray, z: np.ndarray, step: float) -> np.ndarray:
+        """The inverse of I + A D A', with D the operator's derivative; kept while D is the same."""
+        A, about, slopes, (last, inverse) = self._A, (v, z, step), None, self._last
+        if self._penalty.is_separable:
+            slopes = self._penalty.derivative(*about, np.ones((1, len(v))))
+            if np.array_equal(slopes, last):
+                return inverse
+        assert A is not None
+        inverse = np.linalg.inv(np.eye(len(A)) + self._penalty.derivative(*about, A) @ A.T)
+        self._last = slopes, inverse
+        return inverse

@@ -153,10 +153,6 @@ class StepSizeController:
             self.probe = Probe(probe.z, bound=bound)
         return is_limited
 
-    def apply_inverse(self, v: np.ndarray) -> np.ndarray:
-        """Multiply a vector by the inverse of P."""
-        return v if self.P is None else self.P.apply_inverse(v)
-
     # --- the rate ------------------------------------------------------------------------------
 
     @property
