@@ -21,9 +21,9 @@ def number(
         raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
     found = float(value)
     if not (isfinite(found) and low <= found <= high) or (open_low and found == low):
-        least = "above" if open_low else "at least"
+        least = f", {'above' if open_low else 'at least'} {low:g}" if isfinite(low) else ""
         most = f" and at most {high:g}" if isfinite(high) else ""
-        raise ValueError(f"{name} must be finite, {least} {low:g}{most}, got {value}.")
+        raise ValueError(f"{name} must be finite{least}{most}, got {value}.")
     return found
 
 

@@ -188,9 +188,10 @@ class EveryEpochs(_Refresh):
     """
 
     epochs: int
-    epoch: int = field(default=0, init=False, repr=False)
+    epoch: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.epoch = 0
         self.epochs = _arguments.whole(self.epochs, "epochs")
 
     def _is_time(self, trainer: VarianceReducedTrainer) -> bool:
@@ -259,9 +260,10 @@ class Loopless(_Refresh):
 
     probability: float
     seed: int = 0
-    asked: int = field(default=0, init=False, repr=False)
+    asked: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.asked = 0
         _arguments.number(self.probability, "probability", high=1, open_low=True)
         self.seed = _arguments.whole(self.seed, "seed", 0)
 
@@ -310,9 +312,10 @@ class PartialSampler(Sampler):
     num_samples: int | Callable[[int], int]
     seed: int = 0
     replacement: bool = False
-    draws: int = field(default=0, init=False, repr=False)
+    draws: int = field(init=False, repr=False)
 
     def __post_init__(self) -> None:
+        self.draws = 0
         self.length = _arguments.whole(self.length, "length")
         if not callable(self.num_samples):
             self.num_samples = _arguments.whole(self.num_samples, "num_samples")
@@ -329,7 +332,7 @@ class PartialSampler(Sampler):
 
     def __len__(self) -> int:
         wanted = self.num_samples
-        count = wanted(self.draws) if callable(wanted) else wanted
+        count = int(wanted(self.draws) if callable(wanted) else wanted)
         return count if self.replacement else min(count, self.length)
 
 

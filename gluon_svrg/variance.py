@@ -10,6 +10,7 @@ import mxnet as mx
 import numpy as np
 from mxnet.gluon import Parameter
 
+from .kvstore import job
 from .passes.closure import Loss
 from .passes.columns import Columns, DeviceArrays, split, vector
 from .passes.data import arguments, check_data, one_pass
@@ -163,7 +164,7 @@ def variance(
             stack.callback(mx.random.seed, draw_seed())
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
-        for number, batch in enumerate(batches):
+        for number, batch in enumerate(job.rearming(batches)):
             inputs, seed = arguments(batch), number + 1 if locked else None
             index = number if method.needs_table else None
             terms = method.terms(index, {})

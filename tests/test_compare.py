@@ -255,6 +255,9 @@ BAD_CALLS = {
     "diabetes --learning-rates 0,1": r"each of learning_rates must be finite, above 0, got 0.0.$",
     "digits --learning-rates 0.1,abc": r"argument --learning-rates: invalid numbers value: '0.1,a",
     "diabetes --output own.csv": r"File exists: 'own.csv'$",
+    "diabetes --weight-decay -1 --l1 1": r"--weight-decay must be finite, at least 0, got -1.0.$",
+    "diabetes --l1 -1": r"--l1 must be finite, at least 0, got -1.0.$",
+    "diabetes --seconds -5": r"--seconds must be finite, at least 0, got -5.0.$",
     "diabetes --seconds 1e-6": r"The seconds were over before any training",
 }
 

@@ -629,7 +629,8 @@ def growing(seed, epoch):
 
 NET, COUNT = gluon.nn.Dense(1), itertools.count()
 ACCURACY, USED = {"accuracy": lambda net: 0.5}, batches(0, 0)
-TAKEN = ("loss", "seconds", "data_passes", "lowest", "options", "method")
+TAKEN = ("loss", "seconds", "data_passes", "lowest", "options", "method", "search trainings")
+TAKEN += ("passes to 0.001",)
 MISTAKES = [
     ({"methods": ["svgr"]}, "no method 'svgr'. Did you mean 'svrg'"),
     ({"methods": []}, "No method is left to compare"),
@@ -661,6 +662,7 @@ MISTAKES = [
     ({"gaps": ["a"]}, "each of gaps must be a number, got str"),
     *(({"measure": {name: len}}, f"cannot be called {name!r}") for name in TAKEN),
     ({"measure": {"gap": len}, "minimum": 0.0}, "cannot be called 'gap'"),
+    ({"seeds": 2.0}, "seeds must be a whole number, got float"),
     ({"data": (np.where(X > 2, np.nan, X), Y)}, "Array 0 of data needs finite numbers"),
     ({"data": (X, np.where(Y > 0, "yes", "no"))}, "Array 1 .* np.unique"),
     ({"loss_of": lambda net, X, y: squares(net, X / 0, y)}, "loss of a new network is nan"),

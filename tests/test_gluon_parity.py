@@ -173,7 +173,6 @@ def test_all_members_and_arguments_are_tested():
 
 
 # --- every optimizer consumes the estimate as it consumes a gradient -----------------------------
-IS_2 = "use_fused_step" in inspect.signature(mx.optimizer.LARS).parameters
 SETTINGS = {
     "dcasgd": {},  # with momentum, 1.9.1 fails under gluon.Trainer too
     "lars": {"momentum": 0.9, "eta": 0.1},
@@ -230,31 +229,6 @@ def precision(name):
 def test_registry(name):
     settings = {"learning_rate": 0.01, **SETTINGS.get(name, {})}
     compare(lambda cls, params: cls(params, name, settings), **precision(name))
-
-
-LARS = {"momentum": 0.9, "eta": 0.1}
-OF_VERSION = (
-    [{"epsilon": 0.1, "aggregate_num": 4}, {"aggregate_num": 1, "use_fused_step": False}]
-    if IS_2
-    else [{"eps": 0.1}, {"momentum_correction": True}, {"momentum_correction": False}]
-)
-
-
-@kit.table(
-    "name, settings",
-    ("sgd", {"clip_gradient": 0.05}),
-    ("sgd", {"momentum": 0.9, "multi_precision": True}),
-    ("sgd", {"momentum": 0.5, "clip_gradient": 0.02, "wd": 0.1}),
-    ("lars", {"lazy_update": True}),
-    ("lars", {**LARS, "lazy_update": False, "wd": 0.01}),
-    ("lars", {**LARS, "clip_gradient": 0.05}),
-    *(("lars", {**LARS, **settings}) for settings in OF_VERSION),
-    ids=str,
-)
-def test_settings(name, settings):
-    is_float32 = settings.get("multi_precision")
-    precision = {"tolerance": 1e-5, "dtype": "float32"} if is_float32 else {}
-    compare(lambda cls, params: cls(params, name, {"learning_rate": 0.1, **settings}), **precision)
 
 
 @pytest.mark.parametrize("name", ["sgd", "lars"])

@@ -134,12 +134,6 @@ def test_a_timeout_that_is_no_number_of_seconds(seconds):
     assert status == 2 and output.splitlines()[-1] == message
 
 
-def test_nothing_of_ours_listens():
-    """Only MXNet and Horovod do, which have no authentication."""
-    for path in (jobs.PACKAGE / "gluon_svrg").rglob("*.py"):
-        assert "listen" not in path.read_text(), path
-
-
 @table(
     "variables, expected",
     (MPIRUN, (3, 4, "prterun-a-5@1", None)),

@@ -227,30 +227,13 @@ def test_a_static_graph_and_another_grad_req(case, devices, kinds):
         if number == 0 and case.needs_refresh:
             play.backward(step=True)
             continue
-        if how == "add" and number < 4:
+        if number < 4:
             play.backward()
         if number in (1, 2, 5):
             play.refresh()
         play.follow(*[(1, 3, 1), (4, 0, 2)][number % 2])
         if number % 3:
             play.backward()
-
-
-@pytest.mark.parametrize("kinds", [("add", "write"), ("write", "add", "write", "add")])
-@each_method
-def test_a_static_graph_and_the_users_own_backward(case, kinds):
-    """It comes after each change of `grad_req`, before the next step."""
-    play = WithBackward(case)
-    for kind in kinds:
-        play.require(kind)
-        play.backward()
-        if kind == kinds[0]:
-            play.refresh()
-        for number in (1, 3, 0):
-            play.follow(number)
-            clear(play.net)
-    play.refresh()
-    play.follow(2)
 
 
 @each_method

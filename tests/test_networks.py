@@ -192,16 +192,6 @@ def test_layers_that_share_parameters(case, hybridize):
     Play(case, Tied("classification", hidden=(4, 4)), hybridize=hybridize).run()
 
 
-def test_losses_that_are_averaged():
-    """They are one entry each."""
-    _, loss_of, trainer = kit.make(PROBLEM)
-    batches = np.split(np.arange(20), 4)
-    mean = trainer.update_full_grads(lambda index: loss_of(index).mean(), batches)
-    assert mean == pytest.approx(loss_of(np.arange(20)).asnumpy().mean(), rel=1e-6)
-    assert trainer.grad_evaluations == 4
-    assert_unbiased(trainer, lambda index: loss_of(index).mean(), batches, 1)
-
-
 class Parts:
     """A network, of whose layers a trainer has the last one."""
 

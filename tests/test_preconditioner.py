@@ -439,15 +439,6 @@ def test_a_layer_that_is_frozen_no_more():
     assert run.controller.P.U.shape == (3, 35)
 
 
-def test_refreshes_in_large_chunks():
-    runs = [Run(net=CLASSES.network()) for _ in range(2)]
-    for run, size in zip(runs, (9, 70)):
-        for _ in range(4):
-            run.play([23])
-            run.trainer.update_full_grads(run.loss_of, CLASSES.batches(size))
-    assert distance(*(values(run.net) for run in runs)) < 1e-9
-
-
 @pytest.mark.parametrize("actions", [[3], [3, "refresh", 11]])
 def test_a_gradient_that_is_not_finite(actions):
     """Its step is left out, with one warning; after four in a row the weights go back."""

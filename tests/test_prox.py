@@ -105,14 +105,6 @@ def start(case, choice, operators=(), dtype="float64", devices=None, **settings)
     return play
 
 
-@pytest.mark.parametrize("operator", TWINS, ids=repr)
-@pytest.mark.parametrize("name", ["SVRG", "SAGA"])
-def test_trajectory(name, operator):
-    play = start(CASES[name], operator, [TWINS[operator]] * 4, devices=TWO)
-    play.run()
-    assert_unchanged(*(values(play.net, device) for device in TWO))
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_every_trainer(name):
     """For the weights only, with momentum and weight decay, by a pattern of their names."""

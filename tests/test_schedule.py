@@ -145,6 +145,43 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
     assert [ask(one, trainer, 2) for one in same[::-1]] == expected[::-1]
 
 
+class Asked:
+    """A schedule of a user, with a counter."""
+
+    def __init__(self, every):
+        self.every, self.asked = every, 0
+
+
+@pytest.mark.parametrize(
+    "make_all",
+    [
+        lambda: [Asked(5), Asked(9)],
+        lambda: [sampler(9, 3, seed=1), sampler(9, 3, seed=2)],
+        lambda: [Loopless(0.5, seed=1), Loopless(0.5, seed=2)],
+    ],
+)
+@pytest.mark.parametrize("register_first", [True, False])
+def test_counters_that_are_zero(make_all, register_first, tmp_path):
+    """A counter is no setting, and goes back to zero."""
+    pairs = []
+    for number in range(2):
+        _, _, trainer = make()
+        (one, other), counter = make_all(), "draws"
+        counter = next(name for name in ("asked", "draws") if name in vars(one))
+        pairs.append((one, other))
+        if number and not register_first:
+            trainer.load_states(tmp_path / "states")
+        setattr(one, counter, 0 if number else 3)
+        setattr(other, counter, 7 if number and register_first else 0)
+        for each in (one, other) if number else (other, one):
+            trainer.register(each)
+        if number and register_first:
+            trainer.load_states(tmp_path / "states")
+        trainer.save_states(tmp_path / "states")
+    for then, now in zip(*pairs):
+        assert vars(now) == vars(then)
+
+
 test_bad_arguments = kit.refusals(
     (lambda: Until(2, -1), ValueError, "value must be finite, at least 0, got -1"),
     (lambda: Until(0), ValueError, "num_snapshots must be 1 or more, got 0"),
@@ -173,6 +210,7 @@ def test_partial_sampler(replacement):
     assert all(len(draw) == 20 for draw in draws)
     assert any(len(set(draw)) < 20 for draw in draws) == replacement
     assert {i for draw in draws for i in draw} == set(range(50))
+    assert len(sampler(50, lambda draw: 10 * 1.5**draw)) == 10
 
 
 def test_a_full_gradient_over_part_of_the_data():

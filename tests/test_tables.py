@@ -162,19 +162,6 @@ def test_the_first_row(case, others):
         play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
 
 
-@both
-def test_two_trainers_that_share_a_network(case):
-    """Without a refresh, the weights of the other one are not known at the first visit."""
-    play = Play(case)
-    play.trainer = case.make_trainer(play.net[1].collect_params())
-    other = gluon.Trainer(play.net[0].collect_params(), "sgd", {"learning_rate": 0.1})
-    with kit.noticed() as texts:
-        for number in (*range(5), *range(5)):
-            play.step_alone(number)
-            other.step(5)
-    assert not texts
-
-
 @each_table
 def test_a_row_of_as_many_entries_on_other_devices(case):
     play = Play(case, devices=TWO, split=split_at([0.4]))

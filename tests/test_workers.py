@@ -69,14 +69,9 @@ def check_method(found, name="", **_):
     assert found[0]["distances"].max() < (1e-10 if "MARS" in name else 1e-12)
 
 
-def check_preconditioned(found, **_):
+def check_as_alone(found, task, tolerance, **_):
     assert_identical(found)
-    assert_close(found[0], alone("preconditioned"), 1e-9)
-
-
-def check_without_losses(found, **_):
-    assert_identical(found)
-    assert_close(found[0], alone("without_losses"), 1e-12)
+    assert_close(found[0], alone(task), tolerance)
 
 
 def check_random_on_one(found, **_):
@@ -115,10 +110,10 @@ CHECKS = {
     "method": check_method,
     "two_trainers": check_method,
     "training": check_training,
-    "preconditioned": check_preconditioned,
+    "preconditioned": partial(check_as_alone, task="preconditioned", tolerance=1e-9),
     "failing": check_failure,
     "many_parameters": check_many_parameters,
-    "without_losses": check_without_losses,
+    "without_losses": partial(check_as_alone, task="without_losses", tolerance=1e-12),
     "random_on_one": check_random_on_one,
 }
 

@@ -1,7 +1,7 @@
 """Train a linear model by several methods, and name the fastest in seconds and in passes.
 
-All methods start near zero, and compute equally many gradients, full gradients included. Each that
-needs a learning rate tries some in factors of about 3, and trains with all seeds at the best one.
+All methods start near zero, and compute equally many gradients, full ones too (L-BFGS: more). Each
+that needs a learning rate tries some in factors of about 3, and trains with all seeds at the best.
 
 a .csv or .tsv file, or one of them as .gz:
   UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows
@@ -29,7 +29,7 @@ from math import inf
 from pathlib import Path
 from typing import Any
 
-from .. import __version__, _require_mxnet
+from .. import __version__, _arguments, _require_mxnet
 
 BUNDLED = ("digits", "breast_cancer", "diabetes", "wine")
 MOST_WEIGHTS = 1000  # for newton-cholesky: with 4,000 it takes 10 s, and newton-cg 0.01 s
@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--learning-rates", type=numbers, help=text)
     add("--momenta", type=numbers, default="0.9,0.99", help=f"of nag, for each rate {shown}")
     for name, default, text in (
-        ("--weight-decay", 0.01, "times half the squared norm of all weights is in the loss"),
+        ("--weight-decay", 0.01, "times half the squared norm of the weight is in the loss"),
         ("--l1", 0.0, "times the sum of all absolute weights but the bias is in the loss"),
         ("--passes", 30.0, "gradients that each method takes, divided by the samples"),
         ("--plain-epochs", 1, "epochs of the plain optimizer before the first full gradient"),
@@ -86,6 +86,8 @@ def run(options: argparse.Namespace) -> int:
     for name in ("matplotlib", "pandas", "scipy", "sklearn", "tqdm"):
         if find_spec(name) is None:
             raise ImportError(f"{name} is not installed: pip install '.[compare]' in a clone")
+    for name in ("weight-decay", "l1", "seconds"):
+        _arguments.number(vars(options)[name.replace("-", "_")] or 0, f"--{name}")
     model = Problem(options)
     options.output.mkdir(parents=True, exist_ok=True)
     comparison = model.compare(options)

@@ -148,7 +148,7 @@ def compare(
     _arguments.number(l2, "l2")
     _arguments.number(minimum or 0, "minimum", low=-inf)
     most = inf if seconds is None else _arguments.number(seconds, "seconds", open_low=True)
-    some: Any = seeds if hasattr(seeds, "__iter__") else range(seeds)
+    some: Any = seeds if hasattr(seeds, "__iter__") else range(_arguments.whole(seeds, "seeds", 0))
     all_seeds = [_arguments.whole(seed, "a seed", low=0) for seed in some]
     rates = None if learning_rates is None else _numbers(learning_rates, "learning_rates")
     parts = _numbers(gaps, "gaps")[::-1]

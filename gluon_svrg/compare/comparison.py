@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from math import inf, isfinite, isnan, nan
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,10 @@ MARKERS = "o<^sDvPp"
 #: The names in the table of two columns of a curve.
 COSTS = {"passes": "data_passes", "seconds": "seconds"}
 #: Names of columns, which no measure may have.
-TAKEN = "method|learning.rate|options|minibatch|seed|chosen|data_passes|seconds|loss|lowest|highest"
+TAKEN = (
+    "method|learning.rate|options|minibatch|seed|chosen|data_passes|seconds|loss|lowest|highest"
+    "|search .*|(passes|seconds) to .*"
+)
 
 
 class Comparison:
@@ -151,7 +155,7 @@ class Comparison:
         table = self.table().drop(columns="loss" if minus else [])
         forms = dict.fromkeys((self._what, "lowest", "highest"), self._form)
         for key, values in table.items():
-            is_count = any(word in str(key) for word in ("passes", "trainings", "minibatch"))
+            is_count = re.fullmatch("minibatch|passes to .*|search (passes|trainings)", str(key))
             form = forms.get(str(key), "" if key == "options" else ".0f" if is_count else ".3g")
             table[key] = [f"{each:{form}}" if each == each else "-" for each in values]
         for name, (first, *_) in self.chosen.items():

@@ -43,7 +43,7 @@ class Data:
         lengths = [len(each) for each in given]
         if self.function:
             sizes = [len(batch[0]) for batch in self.batches(seed, 0)]
-            lengths, size = [sum(sizes)], max(sizes)
+            lengths, batch_size = [sum(sizes)], max(sizes)
         if len({*lengths}) != 1 or not lengths[0]:
             raise ValueError(f"The arrays of data must be as long as each other, not {lengths}.")
         self.n = lengths[0]

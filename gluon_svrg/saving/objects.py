@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from inspect import signature
 from typing import Any, Iterator, Sequence
 
 import mxnet as mx
@@ -91,15 +92,23 @@ class Registered:
 
 
 def _pairs(state: list[SavedObject], schedules: Sequence[Any]) -> list[tuple[SavedObject, Any]]:
-    """Pair schedules with saved states of their class that have most attributes in common."""
+    """Pair schedules with the saved states of their class that are most like them.
+
+    What the constructor takes, as far as attributes have these names, counts before all else.
+    """
     pairs: list[tuple[SavedObject, Any]] = []
     for current in schedules:
         name, here = by_attributes(current)
-        settings = {*map(repr, here.items())}
+        settings = {*signature(type(current).__init__).parameters}
+
+        def likeness(saved: SavedObject, here: Any = here, settings: Any = settings) -> Any:
+            items = {*map(repr, here.items())}
+            same = {key for key, value in saved.attributes.items() if repr((key, value)) in items}
+            return len(same & settings), len(same)
+
         left = [s for s in state if s.class_name == name and all(s is not p for p, _ in pairs)]
-        common = [len(settings & {*map(repr, saved.attributes.items())}) for saved in left]
         if left:
-            pairs.append((left[common.index(max(common))], current))
+            pairs.append((max(left, key=likeness), current))
     return pairs
 
 
