@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections import deque
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from copy import copy
 from inspect import signature
@@ -39,13 +38,13 @@ NOT_CORRECTED = (
     "with SVRG without a preconditioner, discard_snapshot()."
 )
 SERVERS_SKIP_NO_STEP = (
-    "AMP scales losses, and servers that update cannot skip a step that overflows. Pass "
-    "update_on_kvstore=False, or leave amp.init_trainer out."
+    "AMP scales losses, and servers that update cannot skip a step that overflows. Use "
+    "the defaults of 'dist_sync', or leave amp.init_trainer out."
 )
 #: What to do instead of passing these arguments to a trainer.
 OTHER_PLACES = {
     "update_freq": " Call update_full_grads() where a refresh is due, or use FullGradHandler.",
-    "store_grads": " Pass it to update_full_grads().",
+    "store_grads": " Only a refresh of SVRG takes it: update_full_grads(..., store_grads=True).",
 }
 
 
@@ -58,7 +57,7 @@ class Progress:
         self.steps = 0  # steps over the whole training
         self.grad_evaluations = 0  # loss entries that this worker has differentiated
         self.compared = False  # whether losses need not be compared until the next refresh
-        self.history: list[dict[str, float | None]] = []  # what was measured at each refresh
+        self.history: list[dict[str, Any]] = []  # what was measured at each refresh
 
     def state(self) -> dict[str, Any]:
         """All counters, and the history."""
@@ -340,8 +339,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             return
         seed = self._lock.next_seed()  # with other dropout masks, a difference would say nothing
         with network.grads_kept(), network.outside.protected(gradients=True, search=True):
-            count = preconditioner.measure(closure, seed, self._workers)
-            self._progress.grad_evaluations += count
+            self._progress.grad_evaluations += preconditioner.measure(closure, seed, self._workers)
         if not controller.L:
             _mxnet.forget_momentum(self._all_updaters)
 
@@ -503,7 +501,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     def _start_with(self, closure: Callable[[], Any]) -> None:
         """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
-        deque(initialize(self._network.parameters, closure, iter([()])), 0)
+        initialize(self._network.parameters, closure, iter([()]))
         self._start_kvstore()
         self._apply_loaded()
         self._bind()
@@ -536,8 +534,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         method = self._method
         if self._pending.stage == NOTHING and (self._is_in_force() or method.needs_closure):
             given = "closure=..., batch_index=..." if method.needs_table else "closure=..."
-            what = method.name
-            raise RuntimeError(NOT_CORRECTED.format(name=name, method=what, given=given))
+            raise RuntimeError(NOT_CORRECTED.format(name=name, method=method.name, given=given))
         self._pending.check_intact(name)
 
     def _check_outside(self, name: str) -> None:
@@ -681,7 +678,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if not accepted:
             self._roll_back(method.preconditioner)
         self._held = self._after(method, full, alpha, accepted)
-        return self._method.end_refresh(full)
+        return float(self._progress.history[-1]["mean_loss"])
 
     def _after(
         self, method: Method, full: FullGradient, alpha: float | None, accepted: bool
@@ -744,12 +741,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     def _computing_at_snapshot(self) -> Iterator[None]:
         point = self._method.point if self._is_in_force() else None
         if point is None:
-            if self._method.has_reference:
-                what = f"{type(self).__name__} keeps no weights as it is set up here."
-                raise RuntimeError(f"at_snapshot() needs a snapshot, and {what}")
-            raise RuntimeError(
-                "There is no snapshot: the next update_full_grads() that is not refused takes one."
-            )
+            raise RuntimeError(f"at_snapshot() needs a snapshot, and {self!r} has none now.")
         self._bind()
         try:
             point.enter()
@@ -830,7 +822,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def grad_evaluations(self) -> int:
-        """The number of loss entries that this worker has differentiated, without failed steps.
+        """The number of loss entries that this worker has differentiated, not in failed passes.
 
         Divide it by the size of the worker's data for the number of data passes.
         """
@@ -845,7 +837,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         snapshot, ``learning_rate``, and ``coefficient`` (or None). With a preconditioner it also
         has ``momentum``, ``objective`` (the lowest mean loss with weight decay and penalties),
         ``curvature`` (L), ``noise`` (N), and ``went_back``: the number of rollbacks since the
-        last refresh. After a refresh that was refused, the dict describes the snapshot.
+        last refresh. After a refresh that was refused, it is of the snapshot; before a first
+        one, ``gradient_norm`` is None.
         """
         return [dict(line) for line in self._progress.history]
 

@@ -199,6 +199,11 @@ def elastic_net(w, rate, strength, ridge):
     return l1(w, rate, strength) / (1 + rate * ridge)
 
 
+def multiplied(P, v):
+    """P v, for a `NystromApproximation`."""
+    return P.rho * v + (P.S * (P.U @ v)) @ P.U
+
+
 def group_lasso(w, rate, strength, axis=None):
     """The penalty is strength * the sum of the norms over `axis` (None: of the whole array)."""
     norm = np.sqrt(np.sum(w * w, axis=axis, keepdims=True))

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from kit import Asymmetric, counted, table
 from mxnet import gluon
-from oracle import group_lasso
+from oracle import group_lasso, multiplied
 
 from gluon_svrg.curvature.nystrom import NystromApproximation, inverse_of, nystrom
 from gluon_svrg.curvature.probe import Probe
@@ -52,10 +52,10 @@ def test_nystrom(rank, known, entries, decay):
     np.testing.assert_allclose(P.S, np.linalg.eigvalsh(dense)[::-1][:rank], atol=1e-12)
     np.testing.assert_allclose(P.U @ P.U.T, np.eye(rank), atol=1e-12)
     for e in np.eye(8):
-        np.testing.assert_allclose(P.product(e), dense @ e + P.rho * e, atol=1e-10)
+        np.testing.assert_allclose(multiplied(P, e), dense @ e + P.rho * e, atol=1e-10)
         half = inverse_of(P, 0.5)(e)
         for inverse in (inverse_of(P)(e), inverse_of(P, 0.5)(half)):
-            np.testing.assert_allclose(P.product(inverse), e, atol=1e-10)
+            np.testing.assert_allclose(multiplied(P, inverse), e, atol=1e-10)
     floor = P.rho - decay
     if rank < 8:  # the curvature that an entry adds stands for all directions that are not known
         np.testing.assert_allclose(floor, max(P.S[-1], P.S.sum() / entries), atol=1e-12)
@@ -91,7 +91,7 @@ def test_a_category_that_no_entry_has(category, direction, curvature):
     Q = orthonormal(np.random.RandomState(1), 3, 3)
     P, _ = nystrom(Q, Q @ X.T @ X / 4, 1000.0, 0.0, EPS)
     u = np.array(direction) / np.linalg.norm(direction)
-    np.testing.assert_allclose(u @ P.product(u) - P.rho, curvature, rtol=1e-2)
+    np.testing.assert_allclose(u @ multiplied(P, u) - P.rho, curvature, rtol=1e-2)
 
 
 @pytest.mark.parametrize("rank", [3, 8])
@@ -115,7 +115,9 @@ def test_rows_are_added(size, rank, count, seed):
     P, rows = random_metric(rng, size, min(rank, size)), rng.randn(count, size)
     new = P.with_rows(rows, EPS)
     for e in np.eye(size):
-        np.testing.assert_allclose(new.product(e), P.product(e) + rows.T @ (rows @ e), atol=1e-8)
+        np.testing.assert_allclose(
+            multiplied(new, e), multiplied(P, e) + rows.T @ (rows @ e), atol=1e-8
+        )
     assert len(new.S) == min(len(P.S) + count, size)
 
 
@@ -170,7 +172,7 @@ def test_flat_minibatches_after_a_sketch():
     """L follows from what is known: the largest curvature in the old metric, of rho in the new."""
     found = started(L=2.0, rank=4, entries=64.0)
     found.learn(np.arange(4.0), Sums(9.0, 1.0, 1.0), EPS)
-    P = [found.P.product(e) for e in np.eye(4)]
+    P = [multiplied(found.P, e) for e in np.eye(4)]
     found.begin(4, 64.0)
     measured(found, [np.diag([1.0, 2, 3, 4]), *[np.zeros((4, 4))] * 20])
     np.testing.assert_allclose(found.L, 2 * np.linalg.eigvalsh(P)[-1] / found.P.rho)
@@ -401,7 +403,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
     z = last = x
     for _ in range(100_000):
         y = z + momentum * (z - last)
-        last, z = z, plain(y - P.product(y - x) / most, step / most)
+        last, z = z, plain(y - multiplied(P, y - x) / most, step / most)
         if np.abs(z - last).max() < 1e-14:
             break
     found = ProximalPoint(P.root(), penalty)(x, step / P.least, guess)
@@ -411,7 +413,7 @@ def test_proximal_point(operator, shape, rank, step, seed):
     # Where the error of the last equations is e, that of the result is at most |e| in P's norm.
     size = max(np.linalg.norm(b), np.linalg.norm(first))
     bound = TOLERANCE / (1 - TOLERANCE) * size
-    assert (error @ P.product(error)) ** 0.5 <= bound + 1e-10
+    assert (error @ multiplied(P, error)) ** 0.5 <= bound + 1e-10
     np.testing.assert_allclose(ProximalPoint(None, penalty)(x, step, guess), plain(x, step))
 
 

@@ -99,7 +99,7 @@ def of_numpy(begun):
     return gluon.loss.L2Loss()(begun.net(begun.batches[0][0])[:, 0], PROBLEM.y[:5])
 
 
-FOUR_OF_5 = "has 5 mini-batches, and this pass .*had 4"
+FOUR_OF_5 = "is 5, and this pass .*had 4 mini-batches"
 ONE = r"The data is a \w+ of arrays.* this is one mini-batch"
 
 #: Mistakes in data, in calls, and in what a closure is given, by the error that they get.
@@ -260,7 +260,7 @@ test_arguments = kit.refusals(
     (lambda: make(settings={"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
     (lambda: make(coeficient=1), TypeError, "^SVRGTrainer .* 'coeficient'. Did you mean 'coef"),
     (lambda: make(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
-    (lambda: make(store_grads=True), TypeError, "Pass it to update_full_g"),
+    (lambda: make(store_grads=True), TypeError, "Only a refresh of SVRG takes it"),
     (lambda: make(optimizer="adam", settings={"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     (lambda: make(optimizer="sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     (lambda: make(optimizer=mx.optimizer.NAG), TypeError, "the class NAG, .* such as 'nag', or an"),

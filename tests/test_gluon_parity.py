@@ -259,7 +259,9 @@ def test_counters():
         counters = trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations
         assert counters == (0, 0, count)
         assert trainer.snapshot is None and trainer.full_grads is None
-        with pytest.raises(RuntimeError, match="There is no snapshot"), trainer.at_snapshot():
+        with pytest.raises(
+            RuntimeError, match="needs a snapshot, and SVRGTr"
+        ), trainer.at_snapshot():
             pass
         trainer.step(5, closure=lambda: loss_of(ALL[:5]))
     for name in ("num_snapshots", "inner_steps", "grad_evaluations", "snapshot", "full_grads"):

@@ -331,7 +331,7 @@ def test_what_the_snapshot_is(case):
                 assert_unchanged(values(net), before)
         else:
             assert trainer.snapshot is None
-            with pytest.raises(RuntimeError, match="keeps no weights"), trainer.at_snapshot():
+            with pytest.raises(RuntimeError, match="has none now"), trainer.at_snapshot():
                 pass
         check_mean(play)
     play.refresh()

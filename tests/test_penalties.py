@@ -307,6 +307,12 @@ def test_dropout_on_the_inputs():
         training.refresh()
         taken.append(training.trainer.num_snapshots - len(history))
     assert taken == [0, 1, 1, 2]  # after a refused refresh the next one is taken
+    training.rows = 450
+    training.refresh()  # of other data
+    count = training.trainer.num_snapshots
+    weight.set_data(weight.data() + 100)
+    training.refresh()
+    assert training.trainer.num_snapshots == count
 
 
 @pytest.mark.parametrize("jumps", [False, True])

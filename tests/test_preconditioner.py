@@ -167,7 +167,7 @@ class Pair(Run):
         numbers = found.rate, self.trainer.optimizer.momentum, found.L, found.N, found.noise_budget
         expected = twin.rate, twin.momentum, twin.L, twin.N, twin.T
         np.testing.assert_allclose(numbers, expected, 10 * tolerance)
-        P = [found.P.product(e) if found.P else e for e in np.eye(len(twin.w))]
+        P = [oracle.multiplied(found.P, e) if found.P else e for e in np.eye(len(twin.w))]
         assert distance(P, twin.P) < 10 * tolerance
 
     def train(self, epochs=5, plain=True, tolerance=1e-8):

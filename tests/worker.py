@@ -362,7 +362,7 @@ def asynchronous(kvstore="dist_async", epochs=2, coefficient=1.0):
         steps = range(8 if who.rank == 0 else 5)
         kit.one_epoch(trainer, loss_of, [rng.permutation(mine)[:5] for _ in steps])
     kit.scale_losses(trainer)
-    with pytest.raises(RuntimeError, match="Pass update_on_kvstore=False"):
+    with pytest.raises(RuntimeError, match="Use the defaults of 'dist_sync'"):
         kit.one_epoch(trainer, loss_of, shares)
     return who, found
 

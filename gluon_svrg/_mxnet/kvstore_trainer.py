@@ -46,7 +46,7 @@ class KVStoreTrainer(Trainer):
 
     #: The scaler of AMP's losses; None where losses are not scaled.
     _loss_scaler = property(attrgetter("_amp_loss_scaler"))
-    #: The parameters, with shared ones only once.
+    #: The parameters; on MXNet 2.0, shared ones only once.
     _all_parameters = property(attrgetter("_params"))
     #: Whether the kvstore updates, once it exists.
     _updates_on_kvstore = property(attrgetter("_update_on_kvstore"))
@@ -138,7 +138,7 @@ class KVStoreTrainer(Trainer):
         """Raise if the states of the optimizer are on servers, for the method of this name."""
         if self._servers is not None:
             raise RuntimeError(
-                f"{name}() cannot fetch states from servers. Pass update_on_kvstore=False."
+                f"{name}() cannot fetch states from servers. Use the defaults of 'dist_sync'."
             )
 
 

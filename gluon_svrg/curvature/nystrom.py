@@ -29,10 +29,6 @@ class NystromApproximation(NamedTuple):
     S: np.ndarray  # the curvature along each, above rho
     rho: float  # the curvature in all other directions
 
-    def product(self, v: np.ndarray) -> np.ndarray:
-        """Multiply a vector by P."""
-        return self.rho * v + (self.S * (self.U @ v)) @ self.U
-
     @property
     def least(self) -> float:
         """The smallest eigenvalue."""
@@ -52,7 +48,7 @@ class NystromApproximation(NamedTuple):
         """The eigenvalue in all other directions; where there are none, one that rounds little.
 
         The inverse is 1 / rest, and a sum over U for what differs from it. Where that subtracts, a
-        rest far below the largest curvature leaves the rounding of the difference alone.
+        rest far below the largest curvature leaves nothing but rounding.
         """
         return self.rho + (float(self.S.max()) if self.has_all else 0.0)
 

@@ -437,7 +437,8 @@ class Preconditioner:
                 controller.data_changed = changed
                 return True
             if full.draws:
-                most = DEFAULT.drawn_rise * (controller.first_loss - controller.loss)
+                fall = controller.first_loss - controller.loss  # infinite on new data
+                most = DEFAULT.drawn_rise * fall if fall < inf else 0.0
         rounding = DEFAULT.rounding * max(self._eps, full.eps) * abs(known)
         return loss <= known + max(rounding, most)
 
@@ -483,6 +484,7 @@ class Preconditioner:
         if most and controller.entries and controller.entries < LEAST_STEPS * most:
             steps, best = controller.entries / most, max(controller.entries // BEST_STEPS, 1)
             self._warn_once(FEW_STEPS, steps=steps, least=LEAST_STEPS, best=best)
+        self.set_rate_and_momentum()
         return {
             "learning_rate": controller.rate,
             "momentum": controller.momentum,
@@ -618,10 +620,9 @@ class Preconditioned(Method):
         """Raise unless the preconditioner can set rate and momentum of the optimizer."""
         cls, given = _mxnet.class_of(optimizer), dict(settings or {}, compression_params=compressed)
         if cls not in _mxnet.PLAIN_OPTIMIZERS:
-            name = optimizer if cls is None else cls.__name__
             raise ValueError(
-                f"A preconditioner needs the optimizer 'nag' or 'sgd', got {name}: others scale "
-                "the direction once more."
+                f"A preconditioner needs the optimizer 'nag' or 'sgd', got {cls.__name__}: others "
+                "scale the direction once more."
             )
         default = cls()
         for name, attribute in (("learning_rate", "lr"), ("momentum", "momentum")):
@@ -670,7 +671,8 @@ class Preconditioned(Method):
         return self.preconditioner.accepts(full)
 
     def refuse(self) -> None:
-        super().refuse()
+        """Forget the table, which may be of other mini-batches."""
+        self.table, self.taken_at = None, None
         self.preconditioner._method, self.preconditioner.controller.is_refused = self, True
 
     def bind(self) -> None:
@@ -685,10 +687,6 @@ class Preconditioned(Method):
     def refresh(self, full: FullGradient) -> None:
         super().refresh(full)
         self.preconditioner = self.preconditioner.refreshed(self, full)
-
-    def end_refresh(self, full: FullGradient) -> float:
-        self.preconditioner.set_rate_and_momentum()
-        return self.preconditioner.controller.mean_loss
 
     def end_epoch(self) -> dict[str, float]:
         return self.preconditioner.end_epoch()
@@ -719,6 +717,6 @@ def _check_parameters(network: ParameterBuffers) -> None:
     for parameter in network.trainable:
         if parameter.lr_mult != 1 or _mxnet.is_sparse(parameter):
             raise ValueError(
-                f"{parameter.name} is sparse or has an lr_mult, and a preconditioner moves all "
-                "parameters together. Change that, or leave the preconditioner out."
+                f"{_mxnet.name_of(parameter)} is sparse or has an lr_mult, and a preconditioner "
+                "moves all parameters together. Change that, or leave the preconditioner out."
             )

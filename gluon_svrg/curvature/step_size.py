@@ -64,7 +64,7 @@ class Sums(NamedTuple):
     along: float = 0.0  # d (w - s)
     moved: float = 0.0  # |w - s|^2, without P
     slope: float = 0.0  # the slope of the objective at s, times w - s, and the penalty's rise
-    cross: float = 0.0  # d P^-1 d of the step before
+    cross: float = 0.0  # d P^-1 d_
 
 
 class StepSizeController:

@@ -65,7 +65,7 @@ class SynchronousServers(Workers):
             if answer.asscalar() != ANSWER:
                 raise RuntimeError(
                     "A server could not load the optimizer, see its output: it and gluon_svrg must "
-                    "be importable there, without mxnet.gluon. Or pass update_on_kvstore=False."
+                    "be importable there, without mxnet.gluon. Or use the defaults of 'dist_sync'."
                 )
 
     def send_settings(self, optimizer: Any, parameters: Sequence[Any]) -> None:
@@ -75,7 +75,7 @@ class SynchronousServers(Workers):
             now[name] = {key: getattr(p, name) for key, p in enumerate(parameters)}
         changed = Settings(item for item in now.items() if item not in self._sent.items())
         if self.rank == 0 and changed:
-            mx.nd.waitall()  # after its last update and before its next push: all updates use them
+            mx.nd.waitall()  # after its last update, before its next push: with 'dist_sync' for all
             self.kvstore.set_optimizer(changed)
             self._sent = now
 

@@ -18,10 +18,10 @@ from .closure import Loss, called, check_closure, takes
 
 NO_DATA = "There were no data or losses. Pass at least one batch; a used generator is empty."
 NOT_ALL = (
-    "The data has {length} mini-batches, and this pass over it had {count}. On MXNet 2.0 a "
-    "DataLoader with workers goes on where a `break` or an error has left it; the next pass has "
-    "all of them. Call this again, and let loops over the data run to their end. Nothing was "
-    "changed."
+    "len(data) is {length}, and this pass over the data had {count} mini-batches. On MXNet 2.0 a "
+    "DataLoader with workers goes on where a `break` or an error has left it: call this again, and "
+    "let loops run to their end. Otherwise len(data) must be the number of mini-batches. Nothing "
+    "was changed."
 )
 
 

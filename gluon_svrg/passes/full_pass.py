@@ -89,7 +89,7 @@ def full_gradient(
         guarded = is_first or outside.may_move
         with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
-                # Under the lock, what a pass draws follows from the seed of its first mini-batch.
+                # Under the lock, what others draw follows from the last seed.
                 is_own = is_first or looks or keeps_rows or compares
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None

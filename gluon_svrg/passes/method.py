@@ -2,12 +2,11 @@
 
 A trainer calls::
 
-    bind()                     when parameters have new arrays
+    bind()                     when parameters have new arrays, and after a discard
     prepare_refresh(draws)     at update_full_grads, before its pass
     accepts(full)              when the full gradient is known, of a copy of the method
     refresh(full), refuse()    whether it was accepted or not
     end_epoch()                then, for a line of `history`
-    end_refresh(full)          when the copy has taken the method's place
     terms(batch_index, rows)   before each mini-batch: v = a g + b r + k c m
     row(estimated, index)      when v is computed: what to keep of the mini-batch
     numbers(rows)              what to sum over the workers
@@ -110,7 +109,7 @@ class Method:
 
     #: Whether the method keeps a reference or a mean, which belong to the parameters' arrays.
     has_state: Any = property(attrgetter("ever_reached"))
-    #: Whether there is a reference to compare a mini-batch's gradient with.
+    #: Whether there is a reference or a mean to correct with.
     has_reference: Any = has_state
 
     def prepare_refresh(self, draws: bool) -> tuple[ParameterValues | None, bool]:
@@ -138,12 +137,7 @@ class Method:
         self.ever_reached = full.reached
 
     def refuse(self) -> None:
-        """A refresh goes back to the snapshot, perhaps of other mini-batches: forget the table."""
-        self.table, self.taken_at = None, None
-
-    def end_refresh(self, full: FullGradient) -> float:
-        """Set the optimizer's rate, if it is the method's; the mean loss at the snapshot."""
-        return full.mean_loss
+        """A refresh goes back to the snapshot."""
 
     def end_epoch(self) -> dict[str, float]:
         """Begin to count steps anew, after a refresh; what `history` has in addition."""

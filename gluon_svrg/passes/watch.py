@@ -58,7 +58,7 @@ def warn(message: str) -> None:
 
 
 def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
-    """The shape of a first loss, if it is () for several samples or (n, n) for n; else (0,)."""
+    """() if a first loss is one entry for several samples, (n, n) if it has that shape; or (0,)."""
     shapes = [tuple(x.shape) for x in inputs if getattr(x, "shape", ())]
     shape = recorded.losses[0].shape
     if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:
@@ -118,8 +118,7 @@ class MisuseWarnings:
         """Note a step: its losses may be means, which the batch size then divides once more."""
         self._step_entries, are_several = entries, batch_size > self._workers
         are_means = self._divides and entries == 1 and are_several
-        if are_means or self._in_a_row[MEAN_LOSS]:
-            self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size)
+        self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size)
         if self._has_one and entries > 1 and are_several:
             self._once(ONE_AND_MANY, entries=entries)
 
