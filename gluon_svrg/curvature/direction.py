@@ -284,7 +284,11 @@ class HostDirection(Direction):
         `apply`.
         """
         given, (kept, products) = self.given, self._ring[self.slot]
-        v = self._gradient() / (most * scale)
+        gradient = self._gradient()
+        if not np.isfinite(gradient).all():
+            products[:] = np.nan
+            return given["zero"], 0.0
+        v = gradient / (most * scale)
         if self._has_decay:
             v += given["wd"] * w
         if "s" in given:

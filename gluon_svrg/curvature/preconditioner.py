@@ -288,8 +288,9 @@ class Preconditioner:
         """
         bound = self.controller.step_bound
         if self.penalty:
-            with one_thread(), np.errstate(over="ignore", invalid="ignore"):
-                return self._proximal_step(float(_numbers(entries)[0]), scale, bound, is_skipped)
+            first = float(_numbers(entries)[0]) if isinstance(entries, NDArray) else entries
+            with one_thread():
+                return self._proximal_step(first, scale, bound, is_skipped)
         if isinstance(entries, NDArray):
             most = mx.nd.maximum(entries[:1], self._most)
         else:

@@ -77,10 +77,11 @@ class Penalty:
                 is_ours = type(operators[p]).__module__ == prox.__name__
                 about = operators[p], slice(start, end), p.shape, _mxnet.dtype_of(p), is_ours
                 self.parts.append(Part(p, *about))
-        #: Whether each weight is alone, and the derivative a factor of it.
-        self.is_separable = all(
-            p.is_ours and not isinstance(p.operator, prox.GroupLasso) for p in self.parts
-        )
+        kinds = {type(part.operator) for part in self.parts}
+        #: Whether the derivative follows from which results are 0, and which are as before; and
+        #: for an elastic net from the step.
+        self.is_simple = kinds <= {prox.L1, prox.ElasticNet, prox.Box}
+        self._needs_step = prox.ElasticNet in kinds
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -110,6 +111,11 @@ class Penalty:
             products[:, part.place] = part.derivative(*given).reshape(len(rows), -1)
         return products
 
+    def kind(self, weights: np.ndarray, result: np.ndarray, step: float) -> Any:
+        """What is the same where the derivative of a simple operator is."""
+        places = (result != 0).tobytes(), (result == weights).tobytes()
+        return (*places, step) if self._needs_step else places
+
     def least_subgradient(self, weights: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         """The shortest sum of the gradient of F and a subgradient of h: by a small step."""
         eps = max((np.finfo(part.dtype).eps for part in self.parts), default=1e-16)
@@ -122,7 +128,7 @@ class ProximalPoint:
 
     def __init__(self, A: np.ndarray | None, penalty: Penalty) -> None:
         self._A, self._penalty = A, penalty
-        self._last: tuple[Any, Any] = None, None  # D, and what follows from it
+        self._last: tuple[Any, Any] = None, None  # the kind of D, and what follows from it
 
     def __call__(self, x: np.ndarray, step: float, guess: np.ndarray) -> np.ndarray:
         A, penalty = self._A, self._penalty
@@ -152,12 +158,12 @@ class ProximalPoint:
 
     def _inverse_jacobian(self, v: np.ndarray, z: np.ndarray, step: float) -> np.ndarray:
         """The inverse of I + A D A', with D the operator's derivative; kept while D is the same."""
-        A, about, slopes, (last, inverse) = self._A, (v, z, step), None, self._last
-        if self._penalty.is_separable:
-            slopes = self._penalty.derivative(*about, np.ones((1, len(v))))
-            if np.array_equal(slopes, last):
+        A, about, kind, (last, inverse) = self._A, (v, z, step), None, self._last
+        if self._penalty.is_simple:
+            kind = self._penalty.kind(*about)
+            if kind == last:
                 return inverse
         assert A is not None
         inverse = np.linalg.inv(np.eye(len(A)) + self._penalty.derivative(*about, A) @ A.T)
-        self._last = slopes, inverse
+        self._last = kind, inverse
         return inverse
