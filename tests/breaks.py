@@ -106,7 +106,7 @@ BREAKS = {
     "curvature/proximal.py": [
         ("sqrt(c @ c), least)", "sqrt(c @ c), 0.0)", "curvature few_weights"),
         ("w, z, self.factor * step, rows", "w, z, step, rows", "curvature derivative_and_value"),
-        ("self.factor * sum(", "sum(", "curvature derivative_and_value"),
+        ("self.factor * total", "total", "curvature derivative_and_value"),
         ("self.apply(weights - step * gradient, step)", "weights", "curvature least_subgradient"),
         ("if kind == last", "if last is not None", "curvature in_turn"),
         ("kinds <= {prox.L1, prox.ElasticNet, prox.Box}", "True", "curvature same_zeros"),

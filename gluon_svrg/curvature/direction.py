@@ -275,19 +275,27 @@ class HostDirection(Direction):
         return lambda: products
 
     def compute(
-        self, w: np.ndarray, inverse: Any, entries: float, most: float, scale: float, bound: float
+        self,
+        w: np.ndarray,
+        inverse: Any,
+        entries: float,
+        most: float,
+        scale: float,
+        bound: float,
+        is_skipped: bool = False,
     ) -> tuple[np.ndarray, float]:
-        """Compute f u at the weights w, and f: both are 0 where the direction is left out.
+        """Compute f u at the weights w, and f, which is 0 where the direction is left out.
 
         Its d and its products go to the present slot. It waits for the reduced gradients, which
         stay. The inverse is a function that multiplies by P^-1. Other arguments are those of
         `apply`.
         """
         given, (kept, products) = self.given, self._ring[self.slot]
+        left_out = given["nan" if is_skipped else "zero"], 0.0
         gradient = self._gradient()
         if not np.isfinite(gradient).all():
             products[:] = np.nan
-            return given["zero"], 0.0
+            return left_out
         v = gradient / (most * scale)
         if self._has_decay:
             v += given["wd"] * w
@@ -305,7 +313,7 @@ class HostDirection(Direction):
             u, squared = inverse(v), v @ v
             products[0] = squared
             factor = min((bound or MOST) / max(float(squared) ** 0.5, TINY), 1.0)
-        return (u * factor, factor) if squared < MOST else (given["zero"], 0.0)
+        return (u * factor, factor) if squared < MOST else left_out
 
     def replace(self, direction: np.ndarray) -> None:
         """Overwrite the gradients on all devices with another direction. Does not wait for them."""

@@ -117,7 +117,7 @@ class Step(NamedTuple):
     rise_of_penalty: float  # above that of the snapshot
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
-    proximal: np.ndarray | None  # z and (x - z) / t; None without penalties or a direction
+    proximal: Any  # z and (x - z) / t; None without penalties or a direction
 
 
 class Preconditioner:
@@ -131,7 +131,7 @@ class Preconditioner:
         self.per_sample: float | None = None  # loss entries of a sample; known at the first update
         self._pending: list[Step] = []  # the last steps, not read yet
         self._most: Any = 0.0  # the most loss entries of a mini-batch since the refresh
-        self._last_proximal: np.ndarray | None = None  # that of the last step with one
+        self._last_proximal: Any = None  # that of the last step with one
         self._kept: dict[Any, Any] = {}  # by parameter: what is 0, and 1 for all else on a device
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
         self._proximal_point: Any = None  # in the metric of P, with penalties
@@ -304,7 +304,7 @@ class Preconditioner:
         w, proximal = self._direction.weights(), None
         # Before the gradient is waited for
         rise = self.penalty.value(w) - (self._snapshot[2] if self._snapshot else 0.0)
-        about = w, self._inverse, entries, most, scale, bound
+        about = w, self._inverse, entries, most, scale, bound, is_skipped
         direction, factor = self._direction.compute(*about)
         if factor and controller.rate:
             rate = float(np.float32(controller.rate))  # as the optimizer has it
@@ -312,9 +312,8 @@ class Preconditioner:
             guess = w if last is None else x - step * last[1]
             in_P = step / controller.P.least if controller.P is not None else step
             z = self._proximal_point(x, in_P, guess)
-            direction, proximal = (w - z) / rate, np.array([z, (x - z) / step])
-        left_out = np.nan if is_skipped and not factor else 0.0
-        self._direction.replace(direction * scale + left_out)
+            direction, proximal = (w - z) / rate, (z, (x - z) / step)
+        self._direction.replace(direction * scale)
         return Step(rise, entries, most, proximal)
 
     def before_update(self, step: Step | None, scale: float) -> None:
@@ -363,7 +362,7 @@ class Preconditioner:
         # In one line, as an interrupt comes between lines.
         self._pending, controller.steps, self._most, self._last_proximal, direction.slot = new
 
-    def _settle(self, proximal: np.ndarray | None) -> None:
+    def _settle(self, proximal: Any) -> None:
         """Put weights inside their bounds; those are 0 that z has as 0 for the second time.
 
         With momentum, the weights are beside z.
@@ -524,7 +523,7 @@ class Preconditioner:
             return {key: self._saved(key, each) for key, each in value._asdict().items()}
         if name not in VECTORS or value is None:
             return value
-        return states.by_number(self._network, split(value, self._sizes))
+        return states.by_number(self._network, split(np.asarray(value), self._sizes))
 
     def _restored(self, name: str, value: Any) -> Any:
         """The inverse of `_saved`; an exception where that cannot be."""

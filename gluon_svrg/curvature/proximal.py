@@ -88,8 +88,11 @@ class Penalty:
 
     def value(self, weights: np.ndarray) -> float:
         """h, without the projections."""
-        each = ((part, weights[part.place].reshape(part.shape)) for part in self.parts)
-        return self.factor * sum(p.value(w) for p, w in each if not p.operator.is_projection)
+        total = 0.0
+        for part in self.parts:
+            if not part.operator.is_projection:
+                total += part.value(weights[part.place].reshape(part.shape))
+        return self.factor * total
 
     def apply(self, weights: np.ndarray, step: float) -> np.ndarray:
         """The Euclidean operator: the minimum of (z - w)'(z - w) / 2 + step h(z)."""
