@@ -116,6 +116,11 @@ BREAKS = {
     ],
     "curvature/direction.py": [
         ("if not np.isfinite(gradient).all()", "if False", "preconditioner on_the_host"),
+        (
+            'left_out = given["nan" if is_skipped',
+            'left_out = given["nan" if False',
+            "preconditioner overflow",
+        ),
         ('given("last_d"))', "d)", "preconditioner by_hand"),
         ('F.elemwise_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
         ('v += given["wd"] * w', "pass", "preconditioner on_the_host"),
@@ -150,7 +155,6 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
-        ("np.nan if is_skipped and not factor else 0.0", "0.0", "preconditioner overflow_of_amp"),
         ("slope=sums.slope + step", "slope=sums.slope - step", "preconditioner rise_of_the_pen"),
         ("8: [0, 4, 5, 6, 3]", "8: [0, 3, 4, 5, 6]", "preconditioner products_of_0_6"),
         ('reversed(state["pending"])', 'state["pending"]', "preconditioner every_phase"),
@@ -267,7 +271,8 @@ BREAKS = {
     "saving/objects.py": [
         (", *self._waiting]", "]", "schedule waits_for_its_schedule"),
         ("else np.array(value)", "else np.asarray(value)", "schedule arrays_of_a_sampler"),
-        ("common.index(max(common))", "0", "schedule remembered"),
+        ("max(left, key=likeness)", "left[0]", "schedule remembered"),
+        ("len(same & settings), len(same)", "len(same)", "schedule counters"),
         ("elif _has_object(value):", "elif False:", "files containers_of_0_6"),
         ("assign_object(value, getattr(current, name))", "pass", "files of_ones_own"),
     ],
