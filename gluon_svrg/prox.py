@@ -373,8 +373,8 @@ def _by_parameter(prox: ProxArgument, params: Any) -> dict[Parameter, Prox]:
             fits = [re.match(key, n) if by_name else key is p for n, p in zip(names, parameters)]
         except re.error as error:
             raise ValueError(
-                f"prox has the key {key!r}, which is no regular expression ({error}). To fit all "
-                "names that end in weight, write '.*weight'."
+                f"prox has the key {key!r}, which is no regular expression ({error}). To fit "
+                "names with weight in them, write '.*weight'."
             ) from error
         if parameters and not any(fits):
             raise ValueError(

@@ -44,7 +44,7 @@ SERVERS_SKIP_NO_STEP = (
 #: What to do instead of passing these arguments to a trainer.
 OTHER_PLACES = {
     "update_freq": " Call update_full_grads() where a refresh is due, or use FullGradHandler.",
-    "store_grads": " Only a refresh of SVRG takes it: update_full_grads(..., store_grads=True).",
+    "store_grads": " Only a refresh takes it: update_full_grads(..., store_grads=True).",
 }
 
 
@@ -380,8 +380,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """The seed of the passes of a step, if its random numbers are locked."""
         lock = self._lock
         if isinstance(reference, StoredGradient):
-            if lock.mode is not False and self._method.taken_at is not None:
-                self._method.taken_at.check(reference, closure)
+            if self._method.taken_at is not None:
+                self._method.taken_at.check(reference, closure, lock.mode is not False)
             return lock.new_seed() if reference.seed is None else reference.seed
         if lock.mode == "auto" and reference is not None and not self._progress.compared:
             return self._compare_losses(closure, reference)

@@ -73,6 +73,12 @@ BREAKS = {
         ("=products[0], failed=0", "=products[0]", "curvature between_others"),
     ],
     "curvature/step_size.py": [
+        (
+            "if not (sums.squared < MOST and isfinite(",
+            "if not (isfinite(",
+            "preconditioner too_large",
+        ),
+        (" and sums.squared < MOST\n", "\n", "preconditioner too_large"),
         ("product(u) + decays * u", "product(u)", "curvature two_minibatches"),
         ("self.largest_norm, float(", "0.0, float(", "preconditioner by_hand"),
         ("self.P.S.max()", "self.P.S[0]", "curvature flat_minibatches"),
@@ -155,6 +161,8 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
+        ("self.controller.rate, None", "self.controller.rate, 1.0", "preconditioner a_clip"),
+        ("fall if fall < inf else 0.0", "fall", "penalties dropout_on"),
         ("slope=sums.slope + step", "slope=sums.slope - step", "preconditioner rise_of_the_pen"),
         ("8: [0, 4, 5, 6, 3]", "8: [0, 3, 4, 5, 6]", "preconditioner products_of_0_6"),
         ('reversed(state["pending"])', 'state["pending"]', "preconditioner every_phase"),
@@ -234,6 +242,7 @@ BREAKS = {
         ("int(sequence.generate_state(1)[0] >> 1)", "7", "losses both_passes"),
     ],
     "passes/rows.py": [
+        ("self._point if is_on else None", "self._point", "tables no_check"),
         ("counts != self.counts", "sum(counts) != sum(self.counts)", "tables on_other_devices"),
         ("outside.fingerprint() == self.outside", "True", "tables 'weights_have_moved or share'"),
     ],

@@ -260,7 +260,7 @@ test_arguments = kit.refusals(
     (lambda: make(settings={"lr": 1}), TypeError, "no argument 'lr'.*'learning_r"),
     (lambda: make(coeficient=1), TypeError, "^SVRGTrainer .* 'coeficient'. Did you mean 'coef"),
     (lambda: make(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
-    (lambda: make(store_grads=True), TypeError, "Only a refresh of SVRG takes it"),
+    (lambda: make(store_grads=True), TypeError, "Only a refresh takes it"),
     (lambda: make(optimizer="adam", settings={"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
     (lambda: make(optimizer="sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     (lambda: make(optimizer=mx.optimizer.NAG), TypeError, "the class NAG, .* such as 'nag', or an"),

@@ -458,6 +458,31 @@ def test_a_gradient_that_is_not_finite(actions):
             assert distance(values(run.net), values(plain.net)) < 0.2
 
 
+@pytest.mark.parametrize("prox", [None, L1(0.0)])
+@pytest.mark.parametrize("actions", [[3], [3, "refresh", 11]])
+def test_a_gradient_that_is_too_large(actions, prox):
+    """It is told as one that is not finite, also where float64 could hold its square."""
+    run = Run(net=CLASSES.network(), prox=prox)
+    run.play(actions)
+    loss_of, before = run.loss_of, values(run.net)
+    run.loss_of = lambda index: 1e25 * loss_of(index)
+    with kit.noticed() as texts:
+        run.play([6])
+    assert [text[:28] for text in texts] == ["The gradient of a mini-batch"]
+    assert distance(values(run.net), before) < 1
+
+
+def test_a_clip_in_a_file_of_gluon_trainer(tmp_path):
+    """The direction is not clipped, as its rate and momentum are not those of the file."""
+    run, plain = Run(), CLASSES.network()
+    trainer = gluon.Trainer(plain.collect_params(), "nag", {"momentum": 0.9, "clip_gradient": 1.0})
+    trainer.save_states(str(tmp_path / "states"))
+    run.play([11, "refresh", 3])
+    run.trainer.load_states(tmp_path / "states")
+    run.play([1])
+    assert run.trainer.optimizer.clip_gradient is None
+
+
 @pytest.mark.parametrize("actions", [[3], [3, "refresh", 3]])
 def test_a_full_gradient_that_is_not_finite(actions):
     """It is told, and nothing changes, before the first snapshot as well."""

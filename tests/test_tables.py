@@ -162,6 +162,14 @@ def test_the_first_row(case, others):
         play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
 
 
+def test_no_check_of_the_first_row():
+    """With the lock off, no weights are kept for it."""
+    play = Play(TABLES["SAGA"], lock_random=False)
+    for batch in (BATCHES[0], BATCHES[2]):
+        play.trainer.step(5, closure=lambda batch=batch: play.loss_of(batch), batch_index=0)
+    assert play.trainer._method.taken_at._point is None
+
+
 @each_table
 def test_a_row_of_as_many_entries_on_other_devices(case):
     play = Play(case, devices=TWO, split=split_at([0.4]))

@@ -29,12 +29,11 @@ from .. import _mxnet
 from ..passes.columns import SMALL, columns, copy_rows, split, vector_reader
 from ..passes.network import ParameterBuffers
 from .nystrom import TINY
-from .step_size import Sums
+from .step_size import MOST, Sums
 
 LAG = 4  # steps until their products are read
 SLOTS = LAG + 2  # rows of d and products in turn: those that wait, the last, and the next
 PRODUCTS = len(Sums._fields)
-MOST = float(np.finfo("float32").max)
 SMALLEST = float(np.finfo("float32").tiny)
 _from_json = getattr(mx.sym, "load_json", None) or mx.sym.fromjson  # 1.9.1, 2.0
 

@@ -51,13 +51,13 @@ NAMES_IN_0_6 = {
 }
 
 LEFT_OUT = (
-    "The gradient of a mini-batch is not finite (NaN or infinity), and was left out. Are "
-    "the data finite? Further ones are left out without a warning; soon after four in a row the "
-    "weights go back to the snapshot or the start."
+    "The gradient of a mini-batch is not finite (NaN or infinity) or too large, and was left out. "
+    "Are the data finite? Further ones are left out without a warning; soon after four in a row "
+    "the weights go back to the snapshot or the start."
 )
 FEW_STEPS = (
     "An epoch has {steps:.3g} steps, and a preconditioner needs {least} or more to learn the "
-    "curvature. Use mini-batches of about {best} loss entries, a 32nd of the data."
+    "curvature. Take about {best} loss entries a step, a 32nd of the data."
 )
 NEEDS_COEFFICIENT = (
     "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."
@@ -332,7 +332,7 @@ class Preconditioner:
 
     def set_rate_and_momentum(self) -> None:
         """Those of the next step."""
-        self._optimizer.lr = self.controller.rate
+        self._optimizer.lr, self._optimizer.clip_gradient = self.controller.rate, None
         self._optimizer.momentum = self.controller.momentum
 
     def _learn_scale(self, step: Step, scale: float) -> None:

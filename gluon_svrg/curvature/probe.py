@@ -46,7 +46,7 @@ class Probe(NamedTuple):
     entries: float = 0.0
     wanted: float = 0.0
     # The power iterations, which begin at z
-    bound: float = 0.0  # the L that is known from before, or 0
+    bound: float = 0.0  # a bound of L that is known from before, or 0
     largest: float = 0.0  # the largest curvature so far
     first: np.ndarray | None = None  # the first product with the first mini-batch
     flat: int = 0  # how many pairs of mini-batches had no curvature

@@ -27,6 +27,8 @@ import numpy as np
 from .nystrom import NystromApproximation, nystrom
 from .probe import NOT_MEASURABLE, MeanGradient, Probe
 
+MOST = float(np.finfo("float32").max)  # a direction with a larger d P^-1 d is left out
+
 
 @dataclass(frozen=True)
 class Settings:
@@ -99,7 +101,7 @@ class StepSizeController:
         self.epoch_length = 0  # the steps between the last two refreshes
         self.resketch_at = 0  # the refresh of the second sketch, or the first that may have another
         self.first_loss = self.loss = inf  # at the start, and the lowest since
-        self.mean_loss = inf  # the same without decay and penalties
+        self.mean_loss = inf  # that of the last snapshot, without decay and penalties
         self.entries = 0  # loss entries of all data
         self.is_refused = False  # whether the last refresh was
         self.data_changed = False  # whether the last refresh that compared has found other data
@@ -185,7 +187,7 @@ class StepSizeController:
         known, size = self.P.U.shape
         if 2 * self.rank <= known < size:
             return False
-        return DEFAULT.outlier * self.L < sums.squared / sums.along < inf
+        return DEFAULT.outlier * self.L < sums.squared / sums.along and sums.squared < MOST
 
     def learn(self, d: np.ndarray, sums: Sums, eps: float) -> None:
         """Let P learn an outlier. The step says nothing else: L stays, and N leaves it out.
@@ -201,7 +203,7 @@ class StepSizeController:
 
     def read(self, sums: Sums, rounding: float) -> None:
         """Learn from the products of a step; a smaller move than the rounding tells nothing."""
-        if not isfinite(sums.squared + sums.along + sums.slope):
+        if not (sums.squared < MOST and isfinite(sums.along + sums.slope)):  # it was left out
             self.failures, self.squared = self.failures + 1, None
             return
         self.failures = 0

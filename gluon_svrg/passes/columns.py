@@ -145,14 +145,15 @@ def store(value: NDArray, target: NDArray) -> None:
 
 def zero(arrays: Iterable[NDArray]) -> None:
     """Set arrays to zero."""
-    flat: list[NDArray] = []
+    by_device: dict[Any, list[NDArray]] = {}
     for array in map(classic, arrays):
         if array.stype == "default":
-            flat.append(array if array.shape else array.reshape((1,)))
+            flat = array if array.shape else array.reshape((1,))
+            by_device.setdefault(array.ctx, []).append(flat)
         else:
             store(mx.nd.zeros(array.shape, ctx=array.ctx, dtype=array.dtype), array)
-    if flat:
-        mx.nd.reset_arrays(*flat, num_arrays=len(flat))
+    for on_device in by_device.values():
+        mx.nd.reset_arrays(*on_device, num_arrays=len(on_device))
 
 
 def copy_rows(rows: Iterable[Sequence[NDArray]], targets: Iterable[Sequence[NDArray]]) -> None:

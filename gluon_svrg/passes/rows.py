@@ -57,9 +57,9 @@ class StaleTableCheck:
         self.outside = point.network.outside.fingerprint() if outside is None else outside
         self.visit = visit  # the mini-batch of the row, if not all rows were taken at a refresh
 
-    def check(self, row: StoredGradient, closure: Callable[[], Loss]) -> None:
+    def check(self, row: StoredGradient, closure: Callable[[], Loss], is_on: bool) -> None:
         """Raise or warn if the first row, computed again where it was taken, has other losses."""
-        point = self._point
+        point = self._point = self._point if is_on else None  # which keeps weights
         if point is None or self.visit not in (None, row.position):
             return
         if row.losses is None or not np.isfinite(row.losses.total):

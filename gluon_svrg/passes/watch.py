@@ -25,7 +25,7 @@ RETURNS_OUTPUT = (
 MEAN_LOSS = (
     "The closure returned one loss entry for each of the last {count} mini-batches, and batch_size "
     "is {batch_size}, by which its gradient is divided. Is the loss the mean over the mini-batch? "
-    "Then call step(1). If it is the sum, in update_full_grads too, all is right."
+    "Then call step({workers}). If it is the sum, in update_full_grads too, all is right."
 )
 ONE_AND_MANY = (
     "update_full_grads had one loss entry for a minibatch, and this step has {entries}. The full "
@@ -118,7 +118,7 @@ class MisuseWarnings:
         """Note a step: its losses may be means, which the batch size then divides once more."""
         self._step_entries, are_several = entries, batch_size > self._workers
         are_means = self._divides and entries == 1 and are_several
-        self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size)
+        self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size, workers=self._workers)
         if self._has_one and entries > 1 and are_several:
             self._once(ONE_AND_MANY, entries=entries)
 

@@ -17,6 +17,7 @@ from .values import decode
 
 #: The parts whose arrays are those of the parameters.
 DEFERRED = ("optimizer_states", "method", "preconditioner")
+UNCHANGED = "Nothing was changed."
 
 
 class StateFiles:
@@ -43,7 +44,7 @@ class StateFiles:
             states, then = self._read(content)
         except Exception as error:
             said = str(error) if isinstance(error, ValueError) else f"it is damaged: {error!r}"
-            raise ValueError(f"{path} cannot be loaded: {said}. Nothing was changed.") from error
+            raise ValueError(f"{path} cannot be loaded: {said}. {UNCHANGED}") from error
         states = {name: state for name, state in states.items() if state is not None}
         self._check(states, parts, path, then)
         self.waiting = {name: states[name] for name in DEFERRED if name in states}
@@ -55,7 +56,7 @@ class StateFiles:
 
     def apply(self, parts: Mapping[str, Any]) -> None:
         """Check and assign what waits, now that the parameters are initialized; as `load`."""
-        hint = " Load it again, or call discard_snapshot() to train on without it."
+        hint = "Its settings are in force. Call discard_snapshot() to train on without the rest."
         path, then = self._file
         self._check(self.waiting, parts, path, then, hint)
         for name, state in self.waiting.items():
@@ -101,12 +102,12 @@ class StateFiles:
         if method != self._method:
             raise ValueError(f"it needs a trainer of {method}, and this one uses {self._method}")
 
-    def _check(self, states: Any, parts: Any, path: Any, then: Any, hint: str = "") -> None:
+    def _check(self, states: Any, parts: Any, path: Any, then: Any, hint: str = UNCHANGED) -> None:
         """Raise a ValueError if the content of a file does not fit."""
         found = self._problems(states, parts, then)
         if found:
             why = "; ".join(found[:10]) + "; and more" * (len(found) > 10)
-            raise ValueError(f"{path} does not fit this trainer: {why}. Nothing was changed.{hint}")
+            raise ValueError(f"{path} does not fit this trainer: {why}. {hint}")
 
     def _problems(self, states: Any, parts: Mapping[str, Any], then: Any) -> list[str]:
         """Tell why the content of a file does not fit."""
