@@ -118,7 +118,8 @@ class MisuseWarnings:
         """Note a step: its losses may be means, which the batch size then divides once more."""
         self._step_entries, are_several = entries, batch_size > self._workers
         are_means = self._divides and entries == 1 and are_several
-        self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size, workers=self._workers)
+        if are_means or self._in_a_row[MEAN_LOSS]:
+            self._if_it_lasts(MEAN_LOSS, are_means, batch_size=batch_size, workers=self._workers)
         if self._has_one and entries > 1 and are_several:
             self._once(ONE_AND_MANY, entries=entries)
 
