@@ -363,6 +363,11 @@ BREAKS = {
         ("/ (len(order) - place)", "", "compare_engine budget"),
     ],
     "compare/comparison.py": [
+        (
+            "minimum is not None and sign * minimum",
+            "minimum is not None and minimum",
+            "compare_engine a_known",
+        ),
         ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
         ("ends[np.isfinite(ends)]", "ends", "compare_engine one_seed"),
         ("(training) <= level", "(training) >= level", "compare_engine minimum"),
