@@ -22,7 +22,7 @@ from .record import Records, as_text
 from .training import MEMORIES, RATES, best, median, number, trained
 
 LEVELS = (1e-3, 1e-5, 1e-6)
-SEEDS = (0, 1, 2)  # of SVRG on `late`, and of all without a search; the first one for the rest
+SEEDS = (0, 1, 2)  # of SVRG on `late`, and of all with `Nystrom`; the first one for the rest
 MOMENTA = [0.5, 0.9, 0.97, 0.99, 0.995, 0.998, 0.999]
 SIZES = [f"late, {rows:,}" for rows in (1_000, 3_000, 10_000, 30_000, 100_000)]
 

@@ -87,7 +87,7 @@ class Play:
     """A trainer and its twin, at the same weights.
 
     `split` cuts an index array into one for each device, `settings` are those of SGD. With
-    `ignores_stale`, updates leave parameters alone that no minibatch reaches.
+    `ignores_stale`, parameters that no minibatch reaches move by the mean alone.
     """
 
     def __init__(self, case, problem=PROBLEM, how="step", devices=None, hybridize=None, *,

@@ -272,7 +272,7 @@ def test_noise_budget(ratios):
 
 @table("ratio, at_start, refreshes", (0.8, 0, [0, 1, 3, 7]), (0.8, 2, [0, 2, 5]), (0.7, 2, [0, 2]))
 def test_new_sketches(ratio, at_start, refreshes):
-    """Where most of the slope remains; each takes more than a quarter of the data."""
+    """Where most of the slope remains; later ones take more than a quarter of the data."""
     found, sketches = StepSizeController(50), []
     found.entries, found.resketch_at = 160, at_start
     for number in range(10):

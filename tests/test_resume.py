@@ -101,10 +101,10 @@ def test_at_every_moment(moment, method, tmp_path):
     resumes(moment, tmp_path, INTO, method=method)
 
 
-@pytest.mark.parametrize("method", [name for name in WITH_STORED if name != "approximate MARS"])
+@pytest.mark.parametrize("method", WITH_STORED)
 @pytest.mark.parametrize("moment, lock", [*((m, True) for m in MOMENTS), ("in mid-epoch", "auto")])
 def test_with_the_lock_on(moment, method, lock, tmp_path):
-    """The seeds of the lock go on, in plain steps too; a method of one gradient has none."""
+    """The seeds of the lock go on, in plain steps too."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*random")
         resumes(moment, tmp_path, method=method, dropout=[0.5], lock=lock)

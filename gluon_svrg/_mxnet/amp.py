@@ -27,7 +27,7 @@ class LossScale:
 
     @property
     def of_grads(self) -> float:
-        """The factor of the gradients: 1 after ``amp.unscale``, also while an update runs."""
+        """The factor of the gradients, after ``amp.unscale`` and in an update as well."""
         trainer = self._trainer
         original = getattr(trainer, "_amp_original_scale", None)
         return 1.0 if original is None else original / trainer._scale

@@ -1,1 +1,1 @@
-"""The command line, ``gluon-svrg``. No other package imports this one."""
+"""The command line, ``gluon-svrg``. Only `__main__` imports it."""

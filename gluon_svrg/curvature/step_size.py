@@ -88,7 +88,7 @@ class StepSizeController:
         # Since the last refresh
         self.steps = 0
         self.rollbacks = 0
-        self.failures = 0  # steps in a row whose gradient was not finite
+        self.failures = 0  # steps in a row that were left out
         # Since that, a rollback, or a measurement
         self.L_at_reset = 0.0
         self.secants: list[float] = []
@@ -202,7 +202,7 @@ class StepSizeController:
         self.squared, self.failures = None, 0
 
     def read(self, sums: Sums, rounding: float) -> None:
-        """Learn from the products of a step; a smaller move than the rounding tells nothing."""
+        """Learn from the products of a step; of a move below the rounding, no curvature."""
         if not (sums.squared < MOST and isfinite(sums.along + sums.slope)):  # it was left out
             self.failures, self.squared = self.failures + 1, None
             return
@@ -227,7 +227,7 @@ class StepSizeController:
 
     @property
     def has_diverged(self) -> bool:
-        """Whether the last steps lead above the first loss, or gradients are not finite."""
+        """Whether the last steps lead above the first loss, or were left out."""
         rise = sum(self.loss_increases) / DEFAULT.window
         return self.failures >= DEFAULT.window // 2 or rise > self.first_loss - self.loss > -inf
 

@@ -45,7 +45,7 @@ class FullGradient(NamedTuple):
     reached: list[bool]  # per parameter: whether any loss depends on it
     all_entries: int  # of all workers
     entries: int  # of this worker
-    first_shape: tuple[int, ...]  # of the losses of the first mini-batch, for a `MisuseWarnings`
+    first_shape: tuple[int, ...]  # what `watch.first_shape` has found, for a `MisuseWarnings`
     rows: list[StoredGradient]  # the gradients of all mini-batches, if they were wanted
 
 
