@@ -21,7 +21,7 @@ The command ``gluon-svrg`` compares methods (``compare``), starts jobs of severa
 (``launch``), and takes a role in one (``join``).
 """
 
-# Names are imported on first use: the command line needs no MXNet, and servers import this early.
+# Names are imported on first use: `--help` needs no MXNet, and servers import this early.
 from __future__ import annotations
 
 from importlib import import_module as _import_module

@@ -70,7 +70,7 @@ class SVRG(Method):
         self.taken_at = StaleTableCheck(self.point) if self.point and full.rows else None
 
     def state(self) -> dict[str, Any] | None:
-        """The snapshot. Devices hold the same, except for states that operators change."""
+        """The snapshot. Devices hold the same, but for the table and operators' states."""
         state = super().state()
         if state is None or self.point is None:
             return None

@@ -51,7 +51,7 @@ class LossScale:
         scaler._unskipped = 0
 
     def state(self) -> Any:
-        """The attributes of the scaler, and the trainer's divisor; None without AMP."""
+        """The attributes of the scaler, and the trainer's factors; None without AMP."""
         if self.scaler is None:
             return None
         trainer = self._trainer

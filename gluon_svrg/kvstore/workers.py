@@ -32,7 +32,7 @@ class Workers:
         self.kvstore = kvstore
         self.rank: int = 0 if self.is_alone else kvstore.rank
         self.size: int = 1 if self.is_alone else kvstore.num_workers
-        self._first_key = first_free_key  # those below are the parameters'
+        self._first_key = first_free_key  # those below are taken
         self._travelling: dict[int, NDArray] = {}  # by key
 
     def sum_arrays(self, arrays: Mapping[int, NDArray]) -> None:

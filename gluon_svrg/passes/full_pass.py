@@ -35,7 +35,7 @@ NOT_FINITE = (
 class FullGradient(NamedTuple):
     """The results of a pass over the data."""
 
-    mean: Mean  # in the memory of the pass; over about as many entries as a mini-batch has
+    mean: Mean  # in the memory of the pass; over about a device's entries of a mini-batch
     norm: float  # of the mean; perhaps not finite
     mean_loss: float  # of all workers
     compared_loss: float | None  # the mean loss at another point, if that was wanted

@@ -1,6 +1,6 @@
 """Reading the pickles of `gluon.Trainer.save_states` without running them.
 
-A pickle is a program. Whatever it names is replaced by a stand-in here, which notes what it would
+A pickle is a program. What it may name is replaced by a stand-in here, which notes what it would
 have been called with; nothing is called or imported. A crafted pickle can still use up the memory.
 """
 
@@ -50,7 +50,7 @@ class _StandIn:
 
 
 class _Unpickler(pickle._Unpickler):  # that in C asks no subclass for an extension
-    """Makes plain containers, and stand-ins for all else; it refuses persistent ids by itself."""
+    """Makes plain containers, and stand-ins for objects; it refuses persistent ids by itself."""
 
     def get_extension(self, code: int) -> Any:
         """Refuse a code: Python may know an object for it, and would not ask `find_class`."""
