@@ -77,11 +77,8 @@ class Penalty:
                 is_ours = type(operators[p]).__module__ == prox.__name__
                 about = operators[p], slice(start, end), p.shape, _mxnet.dtype_of(p), is_ours
                 self.parts.append(Part(p, *about))
-        kinds = {type(part.operator) for part in self.parts}
-        #: Whether the derivative follows from which results are 0, and which are as before; and
-        #: for an elastic net from the step.
-        self.is_simple = kinds <= {prox.L1, prox.ElasticNet, prox.Box}
-        self._needs_step = prox.ElasticNet in kinds
+        #: Whether the derivative follows from which results are 0, and which are as before.
+        self.is_simple = {type(part.operator) for part in self.parts} <= {prox.L1, prox.Box}
 
     def __bool__(self) -> bool:
         return bool(self.parts)
@@ -114,11 +111,6 @@ class Penalty:
             products[:, part.place] = part.derivative(*given).reshape(len(rows), -1)
         return products
 
-    def kind(self, weights: np.ndarray, result: np.ndarray, step: float) -> Any:
-        """What is the same where the derivative of a simple operator is."""
-        places = (result != 0).tobytes(), (result == weights).tobytes()
-        return (*places, step) if self._needs_step else places
-
     def least_subgradient(self, weights: np.ndarray, gradient: np.ndarray) -> np.ndarray:
         """The shortest sum of the gradient of F and a subgradient of h: by a small step."""
         eps = max((np.finfo(part.dtype).eps for part in self.parts), default=1e-16)
@@ -131,7 +123,7 @@ class ProximalPoint:
 
     def __init__(self, A: np.ndarray | None, penalty: Penalty) -> None:
         self._A, self._penalty = A, penalty
-        self._last: tuple[Any, Any] = None, None  # the kind of D, and what follows from it
+        self._last: tuple[Any, Any] = None, None  # what D follows from, and the inverse
 
     def __call__(self, x: np.ndarray, step: float, guess: np.ndarray) -> np.ndarray:
         A, penalty = self._A, self._penalty
@@ -148,7 +140,7 @@ class ProximalPoint:
         v, z, left, size = residual(c)
         least = TOLERANCE * sqrt(c @ c) + TINY
         for _ in range(MOST_ITERATIONS):  # one at least: what is left of a good guess would stay
-            change, part, before = self._inverse_jacobian(v, z, step) @ left, 1.0, size
+            change, part, before = self._newton_step(v, z, step, left), 1.0, size
             while True:
                 v, z, left, size = residual(c + part * change)
                 if size < (1 - 0.1 * part) * before or part < 1e-3:
@@ -159,14 +151,19 @@ class ProximalPoint:
                 break
         return z
 
-    def _inverse_jacobian(self, v: np.ndarray, z: np.ndarray, step: float) -> np.ndarray:
-        """The inverse of I + A D A', with D the operator's derivative; kept while D is the same."""
-        A, about, kind, (last, inverse) = self._A, (v, z, step), None, self._last
-        if self._penalty.is_simple:
-            kind = self._penalty.kind(*about)
-            if kind == last:
-                return inverse
-        assert A is not None
-        inverse = np.linalg.inv(np.eye(len(A)) + self._penalty.derivative(*about, A) @ A.T)
-        self._last = kind, inverse
-        return inverse
+    def _newton_step(
+        self, v: np.ndarray, z: np.ndarray, step: float, left: np.ndarray
+    ) -> np.ndarray:
+        """Solve (I + A D A') c = left, with D the operator's derivative.
+
+        Where D does not depend on the step, the inverse is kept until D changes.
+        """
+        A, is_simple = self._A, self._penalty.is_simple
+        kind = ((z != 0).tobytes(), (z == v).tobytes()) if is_simple else None
+        if kind is None or kind != self._last[0]:
+            assert A is not None
+            jacobian = np.eye(len(A)) + self._penalty.derivative(v, z, step, A) @ A.T
+            if kind is None:
+                return np.linalg.solve(jacobian, left)
+            self._last = kind, np.linalg.inv(jacobian)
+        return self._last[1] @ left
