@@ -837,8 +837,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         snapshot, ``learning_rate``, and ``coefficient`` (or None). With a preconditioner it also
         has ``momentum``, ``objective`` (the lowest mean loss with weight decay and penalties),
         ``curvature`` (L), ``noise`` (N), and ``went_back``: the number of rollbacks since the
-        last refresh. After a refresh that was refused, it is of the snapshot; before a first
-        one, ``gradient_norm`` is None.
+        last refresh. After a refused refresh, it describes the last snapshot; without one,
+        ``gradient_norm`` is None.
         """
         return [dict(line) for line in self._progress.history]
 

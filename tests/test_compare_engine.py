@@ -186,9 +186,12 @@ def test_a_known_minimum_and_a_callable():
     assert "The minimum of 0.0559547 is none, and left out: loss is 0.04" in found.verdict
     assert "gap" not in found.table() and "passes to loss 0.04" in str(found)
     settings = {"measure": {"score": lambda net: -net.weight.data().asnumpy().std()}}
+    settings["measure"]["of passes"] = lambda net: 0.25
     found = regression(["sgd"], objective="score", maximize=True, minimum=5.0, **settings)
     assert "gap" in found.table() and "left out" not in found.verdict
-    fixed = regression(["saga"], lambda seed, epoch: batches(seed, 0))
+    assert re.search(r"^of passes +0\.25$", str(found), re.M)
+    fixed = regression(["saga"], lambda seed, epoch: batches(seed, 0), batch_size=50)
+    assert fixed.table().loc["saga", "minibatch"] == 16  # the function's
     assert fixed.table().loss.max() < 1
 
 

@@ -19,7 +19,7 @@ Batch = Sequence[Any]
 
 #: The largest first array of a chunk, in rows and in numbers: a larger one takes much memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
-#: The default mini-batch: a power of two from LEAST to MOST; about 128 an epoch, if it can be.
+#: The default mini-batch: a power of two from LEAST to MOST, for about 128 steps an epoch.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
 KINDS = (

@@ -57,7 +57,7 @@ LEFT_OUT = (
 )
 FEW_STEPS = (
     "An epoch has {steps:.3g} steps, and a preconditioner needs {least} or more to learn the "
-    "curvature. Take about {best} loss entries a step, a 32nd of the data."
+    "curvature. Use about {best} loss entries per step, a 32nd of the data."
 )
 NEEDS_COEFFICIENT = (
     "A preconditioner needs coefficient=1: it learns from whole corrections. Leave one of them out."

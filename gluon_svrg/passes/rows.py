@@ -59,7 +59,7 @@ class StaleTableCheck:
 
     def check(self, row: StoredGradient, closure: Callable[[], Loss], is_on: bool) -> None:
         """Raise or warn if the first row, computed again where it was taken, has other losses."""
-        point = self._point = self._point if is_on else None  # which keeps weights
+        point = self._point = self._point if is_on else None  # it keeps a copy of the weights
         if point is None or self.visit not in (None, row.position):
             return
         if row.losses is None or not np.isfinite(row.losses.total):

@@ -58,7 +58,7 @@ def warn(message: str) -> None:
 
 
 def first_shape(inputs: Sequence[Any], recorded: Recorded) -> tuple[int, ...]:
-    """() if a first loss is one entry for several samples, (n, n) if it has that shape; or (0,)."""
+    """The shape of a first loss that looks wrong: () for several samples, or (n, n); else (0,)."""
     shapes = [tuple(x.shape) for x in inputs if getattr(x, "shape", ())]
     shape = recorded.losses[0].shape
     if recorded.entries == 1 and shapes and min(sizes[0] for sizes in shapes) > 1:
