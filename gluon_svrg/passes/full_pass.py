@@ -75,7 +75,8 @@ def full_gradient(
         """The sum of the losses of some mini-batches, which ends their wait."""
         total = 0.0
         for recorded, inputs in minibatches:
-            its_loss = Losses.of(recorded).total
+            arrays = (_mxnet.readable(loss).asnumpy() for loss in recorded.losses)
+            its_loss = sum(float(entries.sum(dtype="float64")) for entries in arrays)
             if origin is not None and not fault and not np.isfinite(its_loss):
                 fault.append(not np.isfinite(losses_at(origin, closure, inputs, None).total))
             total += its_loss
