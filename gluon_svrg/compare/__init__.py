@@ -57,8 +57,8 @@ def compare(
     All methods compute equally many gradients. Each searches its learning rate in factors of about
     3 with the first seed, until the best one is in the interior of those tried. Then all seeds
     train at that rate, and at each rate whose first seed ends within the range of these seeds. The
-    best median counts. L-BFGS searches nothing. It is the last to train, for as long as the slowest
-    of the others took.
+    best median counts. L-BFGS searches nothing. It is the last to train, and goes on for as long as
+    the slowest of the others took.
 
     Parameters
     ----------
@@ -82,7 +82,7 @@ def compare(
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
         Samples in a mini-batch of arrays, for all methods. By default that of a DataLoader, or from
-        32 to 1,024: an epoch has about 128 steps where it can. ``svrg-nystrom`` has about 32.
+        32 to 1,024: an epoch has 128 to 256 steps where it can. ``svrg-nystrom`` has about 32.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional

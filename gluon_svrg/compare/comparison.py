@@ -15,7 +15,7 @@ from .training import Training
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-#: Smaller distances to the minimum, relative to the first objective, are rounding errors.
+#: Smaller distances to the minimum, relative to 1 or to a larger first objective, are rounding.
 ROUNDING, OF_FLOAT32 = 1e-14, 1e-7
 #: The colors of Okabe and Ito, with grey for yellow, and the markers; methods take them in turn.
 COLORS = ["#777777", "#E69F00", "#009E73", "#0072B2", "#D55E00", "#CC79A7", "#56B4E9", "#000000"]
@@ -58,7 +58,7 @@ class Comparison:
         self.interrupted, self._search = search.ended is not None, search
         self._all = {**self.chosen}  # with one training of each rival
         for name, row in rivals.items():
-            end = {"data_passes": nan, **row}
+            end = {**row, "data_passes": nan}
             self._all[name] = [Training(name, nan, {}, 0, 0, inf, curve=[end])]
         self._notes = [f"Left out: {name}. {why}" for name, why in left_out.items()]
         self._notes += ["It ended early, and not all was tried."] * self.interrupted
@@ -77,11 +77,11 @@ class Comparison:
             for name, trainings in self._all.items()
         }
         ends = min((self._ends[n] for n in self.chosen), key=lambda e: (np.median(e), max(e)))
-        lowest = max(ends[np.isfinite(ends)], default=inf)  # most seeds are there
+        lowest = max(ends[np.isfinite(ends)], default=inf)  # finite where most seeds are
         self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
         self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
-        if not any(lowest <= level for level in self._levels.values()):
+        if lowest < inf and not any(lowest <= level for level in self._levels.values()):
             self._levels[f"{self._what} {self._shown(lowest):{self._form}}"] = lowest
 
     @property
@@ -102,7 +102,7 @@ class Comparison:
         -------
         pandas.DataFrame
             Learning rate, options and mini-batch; the passes and seconds to each gap, or to what
-            the best method reaches, NaN where most seeds do not; at equal passes the median, lowest
+            the best method reaches, NaN unless most seeds do; at equal passes the median, lowest
             and highest objective, or its distance to a known minimum, and medians of the loss, the
             measures and the seconds; what the search cost: the other trainings.
         """
@@ -124,7 +124,7 @@ class Comparison:
             for what, key in COSTS.items():
                 row[f"search {what}"] = sum(end[key] for end in others)
             rows[name] = row
-        return pd.DataFrame.from_dict(rows, orient="index").replace(inf, nan)
+        return pd.DataFrame.from_dict(rows, orient="index").replace([inf, -inf], nan)
 
     def _curve(self, training: Training) -> np.ndarray:
         """What is minimized: the gap if the minimum is known; infinite if it diverged."""
@@ -173,7 +173,8 @@ class Comparison:
         untrained = ", ".join(name for name in methods if name not in self.chosen)
         said = [*self._notes, *([f"Not trained: {untrained}."] if untrained else [])]
         if not any(isfinite(np.median(self._ends[name])) for name in self.chosen):
-            return "\n".join([*said, "All methods diverged at all rates that were tried."])
+            said.append("All methods diverged at all rates, with half of the seeds or more.")
+            return "\n".join(said)
         table = self.table()
         text = [each for each in self._levels if table[f"passes to {each}"].notna().any()][-1]
         goal = text if " " in text else f"a gap of {text} of the first one"

@@ -19,7 +19,7 @@ Batch = Sequence[Any]
 
 #: The largest first array of a chunk, in rows and in numbers: a larger one takes much memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
-#: The default mini-batch: a power of two from LEAST to MOST, for about 128 steps an epoch.
+#: The default mini-batch: a power of two from LEAST to MOST, for 128 to 256 steps an epoch.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
 KINDS = (
@@ -31,8 +31,8 @@ KINDS = (
 class Data:
     """Arrays that are shuffled and sliced, or a function that gives the mini-batches of an epoch.
 
-    A DataLoader, or a list of mini-batches, is read once, into arrays. Arrays of NumPy get the
-    dtype of the network, as MXNet's own functions make all of one dtype.
+    A DataLoader, or a list of mini-batches, is read once, into arrays of NumPy. These get the dtype
+    of the network, as MXNet's own functions make all of one dtype.
     """
 
     def __init__(self, data: Any, batch_size: int | None, seed: int) -> None:
@@ -45,7 +45,7 @@ class Data:
             sizes = [len(batch[0]) for batch in self.batches(seed, 0)]
             lengths, batch_size = [sum(sizes)], max(sizes)
         if len({*lengths}) != 1 or not lengths[0]:
-            raise ValueError(f"The arrays of data must be as long as each other, not {lengths}.")
+            raise ValueError(f"The arrays of data must be equally long, not empty, got {lengths}.")
         self.n = lengths[0]
         own = 2 ** int(log2(1 + self.n / STEPS))
         self.size = batch_size or size or min(max(LEAST, own), MOST)
@@ -68,7 +68,7 @@ class Data:
             raise ValueError("compare trains on one device: initialize the network on one alone.")
 
     def batches(self, seed: int, epoch: int, size: int = 0) -> Iterator[Batch]:
-        """The mini-batches of an epoch, of the default size if none is given."""
+        """The mini-batches of an epoch, of arrays in a size, or in the default size."""
         if self.function is None:
             order = np.random.RandomState([seed, epoch]).permutation(self.n)
             yield from self._cut(order, size or self.size)
@@ -80,14 +80,14 @@ class Data:
             raise ValueError(f"data({seed}, {epoch}) gave no mini-batch: return a new generator.")
 
     def chunks(self) -> Iterable[Batch]:
-        """The whole data in large pieces, in the same order each time."""
+        """The whole data, of arrays in large pieces, in the same order each time."""
         if self.function is not None:
             return self.batches(self.seed, 0)
         self._chunks = self._chunks or [*self._cut(np.arange(self.n), max(self.size, self._rows))]
         return self._chunks
 
     def fixed(self, seed: int, name: str, size: int) -> list[Batch]:
-        """The mini-batches of the first epoch, for a table; raise if others differ from them."""
+        """The mini-batches of the first epoch, for a table; raise if the second differs."""
         first = list(self.batches(seed, 0, size))
         for one, other in zip_longest(first, self.batches(seed, 1)) if self.function else ():
             if one is None or other is None or not are_equal(one, other):

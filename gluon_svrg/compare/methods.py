@@ -85,7 +85,7 @@ class Contender:
         return {**rates, **options, **self.penalty}
 
     def trainer(self, problem: Task, net: Any, rate: float, options: Options) -> Any:
-        """A new trainer of a network, None for L-BFGS; raise if the user's function makes none."""
+        """A new trainer of a network, None for L-BFGS; raise if there can be none."""
         params = net.collect_params()
         if not self.steps:
             if "prox" in self.own:
@@ -127,6 +127,8 @@ def methods_of(
             if method.base not in NYSTROM:  # which sets the momentum, too
                 its_own: Any = next((given[key] for key in keys if key in given), {})
                 method.options = _options(its_own, method, l2)
+            elif {name, what.lower()} & given.keys():
+                raise ValueError(f"{name!r} takes no options. Leave it out of optimizer_params.")
             method.penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
             method.own.update({} if prox is None else {"prox": prox})
             contenders.append(method)
@@ -140,7 +142,7 @@ def methods_of(
             )
     for key in given.keys() - used:
         hint = near(key.lower(), used)
-        raise ValueError(f"optimizer_params has {key!r}, which is not compared.{hint} {SHAPE}")
+        raise ValueError(f"optimizer_params has {key!r}, which no method here takes.{hint} {SHAPE}")
     return contenders
 
 
@@ -187,8 +189,8 @@ def _options(given: Any, method: Contender, l2: float | None) -> list[dict[str, 
 
 
 def needs(method: Contender, trainer: Any) -> tuple[bool, bool]:
-    """Whether a trainer needs refreshes, and whether it needs fixed mini-batches."""
-    if method.base not in ("", *TRAINERS):  # a plain optimizer
+    """Whether a trainer needs refreshes, and whether it always has a table."""
+    if method.base not in ("", *TRAINERS):  # a plain optimizer, or L-BFGS
         return False, False
     if isinstance(trainer, VarianceReducedTrainer):
         return trainer._method.needs_refresh, trainer._method.needs_table

@@ -41,7 +41,7 @@ class Search:
     _share: float = inf  # when a method must end, except for its first training
 
     def run(self, progress: bool) -> None:
-        """Train; an interrupt or the end of the time ends it, and what is complete stays."""
+        """Train. An interrupt ends all, the end of its time a method; what is complete stays."""
         # L-BFGS is the last one, as it may train for as long as the slowest of the others.
         order = sorted(self.methods, key=lambda method: not method.steps)
         rates, more, problem = len(self.rates or range(5)), len(self.seeds) - 1, self.problem

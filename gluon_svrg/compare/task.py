@@ -78,7 +78,7 @@ class Task:
     def check(self, seed: int) -> None:
         """Compute weights and losses twice; raise unless they can be compared."""
         if isinstance(self.new_net, Block) or not callable(self.new_net):
-            raise TypeError("new_net must be a function that returns a network, not a network.")
+            raise TypeError("new_net must be a function that returns a new network each time.")
         net, other = self.network(seed), self.network(seed)
         for one, two in zip(net.collect_params().values(), other.collect_params().values()):
             if one is two or not np.array_equal(one.data().asnumpy(), two.data().asnumpy()):

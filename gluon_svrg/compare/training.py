@@ -200,7 +200,7 @@ def train(task: Task, method: Contender, training: Training, until: float, slowe
         run.by_trainer() if method.steps else run.by_lbfgs(slowest)
         if training.curve[-1]["data_passes"] < run.done / run.n:
             run.note()
-    except FloatingPointError:  # of a measurement, or of a full gradient
+    except FloatingPointError:  # of `note`, a full gradient or a preconditioner
         training.diverged = True
         end = {"data_passes": run.done / run.n, "seconds": run.seconds, "loss": inf}
         training.curve.append({**dict.fromkeys(task.measures, nan), **end})
