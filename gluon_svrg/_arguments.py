@@ -16,7 +16,7 @@ from typing import Any, Iterable, Mapping
 def number(
     value: Any, name: str, low: float = 0, high: float = inf, open_low: bool = False
 ) -> float:
-    """A finite number from low to high, or above low; raise a TypeError or a ValueError if not."""
+    """A finite number from low to high, or above low; raise an error if not."""
     if isinstance(value, bool) or not isinstance(value, Real):
         raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
     found = float(value)

@@ -132,14 +132,14 @@ class FullGradHandler(events.TrainBegin, events.EpochBegin, events.EpochEnd, eve
             raise RuntimeError("FullGradHandler needs batch_processor=SVRGBatchProcessor().")
 
     def epoch_begin(self, estimator: Any, *args: Any, **kwargs: Any) -> None:
-        """Refresh if one is due at this epoch, or the trainer wants a snapshot."""
+        """With a number of epochs: refresh if one is due, or the trainer wants a snapshot."""
         if isinstance(self.schedule, EveryEpochs):
             is_time = estimator.trainer.epoch_count.epochs % self.schedule.epochs == 0
             if is_time or estimator.trainer.wants_snapshot:
                 self._refresh(estimator)
 
     def batch_begin(self, estimator: Any, *args: Any, batch: Any = None, **kwargs: Any) -> None:
-        """Refresh if one is due at this step."""
+        """Note the mini-batch; with another schedule, refresh if one is due at this step."""
         estimator.batch_processor._batch = batch
         if not isinstance(self.schedule, EveryEpochs) and self.schedule.due(estimator.trainer):
             self._refresh(estimator)

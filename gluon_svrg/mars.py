@@ -16,7 +16,7 @@ mean gradient of the last step, and is subtracted after the reduction: with ``G`
 
     V = (1 + s) G - s C m,      then m = G / C
 
-The first step has ``v = g``, clipped too. Parameters of one dimension are left to the plain
+The first step has ``v = g``, clipped too. Parameters of at most one dimension are left to the plain
 optimizer, as in the paper, unless `include_vectors` is set.
 """
 
@@ -71,12 +71,12 @@ class MARS(Recursive):
         self.keeps_weights, self.keeps_mean = exact, not exact
 
     def treated(self) -> Sequence[bool] | None:
-        """A flag for each parameter that the method treats; None if it treats all."""
+        """Per trainable parameter, whether the method treats it; None if it treats all."""
         flags = [self.include_vectors or len(p.shape) > 1 for p in self.network.trainable]
         return None if all(flags) else flags
 
     def refresh(self, full: FullGradient) -> None:
-        """Start over at the current weights: m is the full gradient."""
+        """Start over at the current weights; m, if it is kept, is the full gradient."""
         super().refresh(full)
         if self.mean is not None:
             self._leave_out(self.mean)
@@ -150,7 +150,7 @@ class MARSTrainer(VarianceReducedTrainer):
         Whether ``g_before`` is the gradient of the same mini-batch, which takes two gradients per
         step. Otherwise it is the gradient of the previous mini-batch, as computed in its step.
     include_vectors : bool, default False
-        Whether parameters of one dimension, such as biases, are corrected and clipped as well.
+        Whether parameters of at most one dimension, as biases, are corrected and clipped as well.
 
     Notes
     -----
@@ -158,7 +158,8 @@ class MARSTrainer(VarianceReducedTrainer):
     `full_grads`; otherwise these are the mean gradient of the last mini-batch, zero for parameters
     that are left alone. `update_full_grads` starts over with the current weights, or with the full
     gradient, and `discard_snapshot` with the gradient of the next mini-batch. The trainer needs
-    twice the memory of the parameters in addition, with ``exact=True`` three times.
+    twice the memory of the parameters in addition, three times with ``exact=True``, and once more
+    with `correct_grads`.
 
     References
     ----------

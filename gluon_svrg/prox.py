@@ -78,9 +78,10 @@ class Prox:
         Parameters
         ----------
         weight : NDArray
-            The weight after the update, an array of the classic (not NumPy-like) interface.
+            The weight after the update, or with a preconditioner other weights near it, an array of
+            the classic (not NumPy-like) interface.
         step : float
-            The step of the update. The result of a projection is the same for all.
+            The step of the update. The result of a projection is the same for all, 0 included.
 
         Returns
         -------
@@ -245,7 +246,7 @@ class GroupLasso(Prox):
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         least = max(step * self.strength, _LEAST)
-        # Not max(1 - least / norm, 0): a norm of zero would give NaN where `least` is zero.
+        # Not max(1 - least / norm, 0): a norm of zero gives NaN where `least` is 0 in float32.
         return weight * (1 - least / _clipped(self._norms(weight), max(least, 1e-30), inf))
 
     def value(self, weight: NDArray) -> Any:
@@ -297,7 +298,9 @@ class Box(Prox):
             if isinstance(value, bool) or not isinstance(value, Real):
                 raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
         if not (self.low <= self.high and self.low < inf and self.high > -inf):
-            raise ValueError(f"{self} holds no number: low must not be above high.")
+            raise ValueError(
+                f"{self} holds no number: low must not be above high, nor both infinite."
+            )
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:
         return _clipped(weight, float(self.low), float(self.high))

@@ -198,8 +198,9 @@ class SAGATrainer(VarianceReducedTrainer):
     - There is no snapshot, and `at_snapshot` raises an error. `full_grads` is the mean of the
       table. `discard_snapshot` begins a new one.
     - Workers share the mean of the table, and each has the rows of its own mini-batches.
-    - The memory is one gradient per device for each mini-batch, and three more; for a while a copy
-      of the weights too. While `update_full_grads` runs, there are two tables.
+    - The memory is one gradient per device for each mini-batch, and three more (four with
+      `correct_grads`); for a while a copy of the weights too. While `update_full_grads` runs, there
+      are two tables.
     - With ``grad_req='add'`` several mini-batches make one update. Each needs its own index.
     - Save and load each worker's states separately: only its own file has its rows.
 

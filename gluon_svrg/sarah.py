@@ -53,7 +53,8 @@ class SARAHTrainer(VarianceReducedTrainer):
     Notes
     -----
     `full_grads` is the mean gradient of the formula. Rounding errors accumulate until the next
-    refresh. The trainer needs four times the memory of the parameters in addition.
+    refresh. The trainer needs four times the memory of the parameters in addition, five
+    times with `correct_grads`.
 
     References
     ----------

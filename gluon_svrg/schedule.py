@@ -188,10 +188,9 @@ class EveryEpochs(_Refresh):
     """
 
     epochs: int
-    epoch: int = field(init=False, repr=False)
+    epoch: int = field(default_factory=int, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.epoch = 0
         self.epochs = _arguments.whole(self.epochs, "epochs")
 
     def _is_time(self, trainer: VarianceReducedTrainer) -> bool:
@@ -208,7 +207,8 @@ class EverySteps(_Refresh):
     Parameters
     ----------
     steps : int
-        The steps from the first snapshot to the second.
+        The steps from the first snapshot to the second. SAGA and SAG have none before their first
+        refresh, which comes after ``steps / factor`` steps.
     factor : int, default 1
         The factor by which that number grows with each snapshot.
 
@@ -238,7 +238,7 @@ class EverySteps(_Refresh):
 class Loopless(_Refresh):
     """A refresh at each step with a given probability: L-SVRG [1]_.
 
-    The decision depends only on the seed and the number of the step: it is the same on all workers.
+    The decision depends only on the seed and how often it was asked for: all workers get the same.
 
     Parameters
     ----------
@@ -260,10 +260,9 @@ class Loopless(_Refresh):
 
     probability: float
     seed: int = 0
-    asked: int = field(init=False, repr=False)
+    asked: int = field(default_factory=int, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.asked = 0
         _arguments.number(self.probability, "probability", high=1, open_low=True)
         self.seed = _arguments.whole(self.seed, "seed", 0)
 
@@ -312,10 +311,9 @@ class PartialSampler(Sampler):
     num_samples: int | Callable[[int], int]
     seed: int = 0
     replacement: bool = False
-    draws: int = field(init=False, repr=False)
+    draws: int = field(default_factory=int, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        self.draws = 0
         self.length = _arguments.whole(self.length, "length")
         if not callable(self.num_samples):
             self.num_samples = _arguments.whole(self.num_samples, "num_samples")

@@ -64,7 +64,8 @@ class STORMTrainer(VarianceReducedTrainer):
     -----
     Every step needs a closure, even the first. `full_grads` is the mean gradient of the formula.
     `update_full_grads` starts over with the full gradient, and `discard_snapshot` with that of the
-    next mini-batch. The trainer needs four times the memory of the parameters in addition.
+    next mini-batch. The trainer needs four times the memory of the parameters in addition, five
+    times with `correct_grads`.
 
     References
     ----------

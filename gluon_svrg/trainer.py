@@ -69,11 +69,11 @@ class Progress:
 
 
 class _OverflowError(Exception):
-    """The full gradient is not finite, as AMP scales losses too much: they are finite."""
+    """The full gradient is not finite, but losses are: perhaps AMP scales them too much."""
 
 
 class _Held(NamedTuple):
-    """What a refresh replaces, as a whole."""
+    """What a refresh or `discard_snapshot` replaces, as a whole."""
 
     method: Method
     pending: PendingUpdate
@@ -99,8 +99,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Gradient compression, as for `gluon.Trainer`. Only for `SVRGTrainer` without a
         preconditioner, and exact MARS.
     update_on_kvstore : bool, optional
-        Where to update, as for `gluon.Trainer`; with ``dist_sync`` by default on the workers,
-        unless weights are row_sparse.
+        Where to update, as for `gluon.Trainer`; by default on the workers with ``dist_sync``,
+        unless weights are row_sparse, and wherever the reduced gradient is needed before.
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
         the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
@@ -119,7 +119,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         If an argument has the wrong type or is out of range, or does not work with the method; if
         there are several devices and no kvstore.
     RuntimeError
-        If a parameter is not initialized.
+        If a parameter is not initialized, or the kvstore has no job of several processes.
 
     See Also
     --------
@@ -219,7 +219,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             backward where the optimizer is a plain one.
         batch_index : int, optional
             The position of this mini-batch in the data, from 0, on each worker. `SAGATrainer` and
-            `SAGTrainer` always need it; `SVRGTrainer` accepts it if gradients were stored.
+            `SAGTrainer` always need it; `SVRGTrainer` accepts it if gradients were stored, and
+            ignores it where it corrects nothing.
 
         Returns
         -------
@@ -230,7 +231,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         ------
         TypeError, ValueError, IndexError, FloatingPointError, RuntimeError
             As `correct_grads`; if ``batch_size`` is not positive; if there is no closure although
-            the method needs one; if a backward has overwritten the estimate.
+            the method needs one; if a backward has overwritten the estimate, or, as for
+            `allreduce_grads`, it was changed.
         UserWarning
             If backward did not reach a parameter, as in `gluon.Trainer`.
 
@@ -240,8 +242,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         is stale, or an operator or optimizer of yours raises it; a preconditioner may have learned,
         rolled back or put weights inside bounds before. A step that AMP skips only counts. An
         interrupt during the update can leave some weights moved, as in `gluon.Trainer`. A gradient
-        that is NaN or infinite stays in the mean gradient of SARAH and STORM, and in the table of
-        SAGA and SAG, until `discard_snapshot` or `update_full_grads`.
+        that is NaN or infinite stays in the mean gradient of SARAH, STORM, SAGA and SAG until
+        `discard_snapshot` or `update_full_grads`.
         """
         if callable(ignore_stale_grad):
             raise TypeError(
@@ -272,8 +274,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Leave the estimate of a mini-batch's gradient in `Parameter.grad`, to clip or inspect it.
 
         Then call `step` without a closure, or `allreduce_grads` and `update`. The state of a method
-        follows from the estimate as it was computed. With SAG, MARS and a preconditioner, the
-        optimizer's gradient exists only after `allreduce_grads`.
+        follows from the estimate as it was computed. With SAG, MARS and a preconditioner,
+        `allreduce_grads` replaces it by the optimizer's gradient.
 
         Parameters
         ----------
@@ -291,7 +293,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         ------
         TypeError, ValueError, IndexError
             If the closure is not callable, or its loss does not depend on these parameters; if the
-            index is missing, not wanted, out of range, or was used since the last update.
+            index is missing, not wanted, out of range, or was used since the last update; if the
+            mini-batch has other loss entries than its stored gradient.
         FloatingPointError
             If a preconditioner cannot measure the curvature.
         RuntimeError
@@ -302,7 +305,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if losses that are computed twice differ.
+            With ``lock_random='auto'``, if losses that are computed twice differ. If the data of a
+            table look reshuffled, and at other likely misuse.
         """
         return self._correct(closure, batch_index, "correct_grads")
 
@@ -313,7 +317,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         check_closure(closure)
         self._check_outside(name)
         if self._here is None or self._files.waiting or not self._network.is_bound():
-            self._start_with(closure)
+            initialize(self._network.parameters, closure, iter([()]))
+            self._start_kvstore()
+            self._apply_loaded()
+            self._bind()
         self._pending.discard_stale()
         if self._method.sets_rate:
             self._measure(closure)
@@ -409,7 +416,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Raises
         ------
         RuntimeError
-            If `correct_grads` must come before, or a backward has overwritten its result.
+            If `correct_grads` must come before, or a backward has overwritten its result; with SAG,
+            MARS and a preconditioner, if it was changed.
         """
         self._check_intact("allreduce_grads")
         if self._method.replaces_grads:
@@ -428,8 +436,12 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         Raises
         ------
+        TypeError, ValueError
+            If ``batch_size`` is not positive.
         RuntimeError
-            As `allreduce_grads`.
+            As `allreduce_grads`, or if that must come before.
+        UserWarning
+            As `step`.
         """
         _arguments.number(batch_size, "batch_size", open_low=True)
         if self._pending.awaits_reduction:
@@ -498,13 +510,6 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             super()._row_sparse_pull(p, out, row_id, full_idx)
 
     # --- before a step -------------------------------------------------------------------------
-
-    def _start_with(self, closure: Callable[[], Any]) -> None:
-        """Prepare a pass: parameters, kvstore, and a reference that fits the parameters."""
-        initialize(self._network.parameters, closure, iter([()]))
-        self._start_kvstore()
-        self._apply_loaded()
-        self._bind()
 
     def _bind(self) -> None:
         """Bind to the current arrays of the parameters; raise if the reference does not fit."""
@@ -613,15 +618,16 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         Warns
         -----
         UserWarning
-            With ``lock_random='auto'``, if losses that are computed twice differ.
+            With ``lock_random='auto'``, if losses that are computed twice differ; at likely misuse.
 
         Notes
         -----
         The pass waits for the device rarely, and at each mini-batch whose loss it computes twice:
         with ``lock_random='auto'`` the first three, with a preconditioner sometimes all. The
         gradients in `Parameter.grad` do not change. After an exception, nothing has changed, except
-        that parameters may be initialized or come from the servers, a snapshot of arrays that were
-        replaced is dropped, and with a preconditioner weights are inside their bounds. With SVRG
+        that parameters may be initialized or come from the servers, what was loaded is applied, a
+        snapshot of arrays that were replaced is dropped, and with a preconditioner weights are
+        inside their bounds. With SVRG
         the snapshot needs three times the memory of the parameters in addition, four times at the
         peak of the pass, and a copy of the frozen ones.
         """
@@ -661,6 +667,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             self._apply_loaded()  # otherwise it would overwrite this snapshot later
             if self._method.has_state and network.difference():
                 self._method.discard()  # its snapshot has other arrays
+                self._progress.inner_steps = 0
             self._bind()
             if keeps_rows and bar is not None:
                 bar.set_postfix_str(_memory_of_rows(network.grads, bar.total))
@@ -797,7 +804,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         """Copies of the full gradient, per parameter and device. None without one.
 
         It is the *mean* over the loss entries of all data, or the method's estimate of it, in
-        float32 for float16 parameters.
+        float32 for float16 parameters. While a loaded one waits, it raises an error as `snapshot`.
         """
         mean = self._method.mean if self._is_in_force() and self._method.has_state else None
         if mean is None:
@@ -817,7 +824,10 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def inner_steps(self) -> int:
-        """The number of steps since the last refresh; for SVRG and SARAH 0 without a snapshot."""
+        """The number of steps since the last refresh or `discard_snapshot`.
+
+        For SVRG and SARAH it is 0 without a snapshot.
+        """
         return self._progress.inner_steps
 
     @property
@@ -866,9 +876,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
         That is the optimizer with its states and scheduler, the snapshot, the full gradient, stored
         gradients, what a preconditioner has learned, counters and history, schedules, the random
-        lock, and AMP's loss scaler. With the
-        weights (``net.save_parameters``), training resumes to the last bit, even in mid-epoch, if
-        random numbers are locked where the network draws them.
+        lock, and AMP's loss scaler. With the weights (``net.save_parameters``), training resumes to
+        the last bit, even in mid-epoch, if random numbers are locked where the network draws them.
 
         Parameters
         ----------

@@ -121,7 +121,9 @@ def variance(
     Raises
     ------
     TypeError, ValueError, IndexError, RuntimeError
-        As `SVRGTrainer.correct_grads`; if there is no snapshot or table, or no data.
+        As `SVRGTrainer.correct_grads`; if there is no snapshot or table, no correction, or no data.
+    ImportError
+        With ``progress=True``, if tqdm is not installed.
 
     Examples
     --------

@@ -146,7 +146,7 @@ MISTAKES = {
         "a part of the data": (lambda b: b.refresh(data=Short(b.batches)), FOUR_OF_5),
         "other minibatches": (
             lambda b: b.refresh(other_minibatches(b)),
-            r"5 loss entries for a mini-batch, and 3 when it was called again.*draws a mini-batch"),
+            r"\[5\] loss entries per device .* \[3\] when called again.*draws a mini-batch"),
     },
     mx.base.MXNetError: {
         "a dtype": (lambda b: b.step(lambda: b.net(array(PROBLEM.X, "float32"))), "have one dtype"),
@@ -262,6 +262,7 @@ test_arguments = kit.refusals(
     (lambda: make(update_freq=2), TypeError, r"'update_freq'. Call update_full_gra"),
     (lambda: make(store_grads=True), TypeError, "Only a refresh takes it"),
     (lambda: make(optimizer="adam", settings={"beta_1": 0.9}), TypeError, "Did you mean 'beta1'"),
+    (lambda: make(settings={"kwargs": {}}), TypeError, "SGD takes no argument 'kwargs'"),
     (lambda: make(optimizer="sdg"), ValueError, "no optimizer 'sdg'. Did you mean 'sgd'"),
     (lambda: make(optimizer=mx.optimizer.NAG), TypeError, "the class NAG, .* such as 'nag', or an"),
     (lambda: make(optimizer=0.1), TypeError, "is float, expected a name such as 'sgd'"),

@@ -402,6 +402,10 @@ def test_new_values_in_new_arrays(case, how, devices, chosen):
             for call in (play.step_alone, play.correct):
                 with play.refuses(RuntimeError, r"update_full_grads\(\).*discard_snapshot\(\)"):
                     call(2)
+        if play.trainer.inner_steps:  # a refresh that fails drops what belongs to other arrays
+            with pytest.raises(KeyError):
+                play.trainer.update_full_grads(kit.failing(play.loss_of, 3), play.batches)
+            assert not case.needs_refresh or play.trainer.inner_steps == 0
         go_on(play)
         play.follow(2, 3, 0)
 

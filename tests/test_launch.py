@@ -126,7 +126,7 @@ def test_a_timeout_that_is_no_number_of_seconds(seconds):
     """A trainer raises, a command ends with a sentence."""
     trains = "from gluon_svrg.kvstore.job import rearm_timeout; rearm_timeout()"
     status, output = run([sys.executable, "-c", trains], GLUON_SVRG_TIMEOUT=seconds)
-    message = f"GLUON_SVRG_TIMEOUT must be a number of seconds, 0 or more, got '{seconds}'"
+    message = f"must be seconds, with 8 digits at most, got '{seconds}'"
     assert status == 1 and message in output.splitlines()[-1]
     command = [*GLUON_SVRG, "launch", "-n", 1, "--", "true"]
     status, output = run(command, GLUON_SVRG_TIMEOUT=seconds)

@@ -429,13 +429,15 @@ def test_one_gradient_that_accumulates():
 
 
 @pytest.mark.parametrize("kvstore", ["local", "device"])
-def test_a_sparse_parameter_of_the_users_own(kvstore):
+@pytest.mark.parametrize("devices, there", [(TWO, None), (TWO[:1], True)])
+def test_a_sparse_parameter_of_the_users_own(kvstore, devices, there):
     """On MXNet 2.0 a parameter can be sparse where NumPy's interface is turned off."""
+    where = {"kvstore": kvstore, "update_on_kvstore": there}
     with mx.util.np_array(False):
         weight = gluon.Parameter("w", shape=(6, 2), stype="row_sparse", grad_stype="row_sparse")
-        weight.initialize(mx.init.One(), ctx=TWO)
-        trainer = SVRGTrainer([weight], "sgd", {"learning_rate": 0.1}, kvstore=kvstore)
-        every = [mx.nd.arange(6, ctx=device, dtype="int64") for device in TWO]
+        weight.initialize(mx.init.One(), ctx=devices)
+        trainer = SVRGTrainer([weight], "sgd", {"learning_rate": 0.1}, **where)
+        every = [mx.nd.arange(6, ctx=device, dtype="int64") for device in devices]
 
         def loss_of(target):
             rows = [weight.row_sparse_data(numbers) for numbers in every]
@@ -444,6 +446,6 @@ def test_a_sparse_parameter_of_the_users_own(kvstore):
         targets = [mx.nd.array(np.random.randn(6, 2)) for _ in range(3)]
         trainer.update_full_grads(loss_of, targets)
         mean = 2 * (1 - np.mean([target.asnumpy() for target in targets], axis=0)) / 6
-        trainer.step(12, closure=lambda: loss_of(targets[0]))
+        trainer.step(6 * len(devices), closure=lambda: loss_of(targets[0]))
         found = weight.row_sparse_data(every[0]).asnumpy()
         np.testing.assert_allclose(found, 1 - 0.1 * mean, rtol=1e-5)

@@ -457,6 +457,15 @@ def test_a_reduction_that_fails():
     np.testing.assert_allclose(made.train(10).w, twin.w, rtol=1e-6, atol=1e-9)
 
 
+def test_a_direction_that_is_left_out_makes_no_zeros():
+    """The last z stays, and is no second one that has a weight as 0."""
+    made = Training(*regression(), {".*": L1(0.1)}).train(2)
+    made.trainer._method.preconditioner._last_proximal[0][:] = 0.0
+    made.weights, made.weighted = np.full((len(made.X), 1), np.nan), True
+    made.steps([np.arange(16)])
+    assert np.isfinite(made.w).all() and made.w.all()
+
+
 def test_calls_that_an_interrupt_repeats():
     """Before the update, weight decay is kept once; after it, nothing is zero too early."""
     made = Training(*regression(), {".*": L1(0.3)}, wd=0.02)

@@ -1,5 +1,6 @@
 """The preconditioner: beside its twin in NumPy, and what must hold whatever the data are."""
 
+import itertools
 import re
 
 import kit
@@ -18,7 +19,7 @@ from gluon_svrg import Nystrom, SVRGTrainer, saving
 from gluon_svrg.curvature.direction import Direction, HostDirection
 from gluon_svrg.curvature.nystrom import NystromApproximation, inverse_of
 from gluon_svrg.curvature.preconditioner import Step, _products
-from gluon_svrg.curvature.step_size import DEFAULT, Sums
+from gluon_svrg.curvature.step_size import DEFAULT, StepSizeController, Sums
 from gluon_svrg.curvature.threads import one_thread, openblas
 from gluon_svrg.prox import L1, Prox
 
@@ -376,6 +377,30 @@ def test_a_step_that_fails():
     pair.train(2, plain=False)
 
 
+@pytest.mark.parametrize("at, calls", [("_reset", 0), ("_reset", 1), ("upload", 0), ("upload", 3)])
+def test_an_interrupt_while_it_learns(at, calls, monkeypatch):
+    """The next step sets the rate, and gives the direction the P of a sketch or an outlier."""
+    run = Run(RARE, RARE.network())
+    run.play([11, "refresh"])
+    cls, counted = {"_reset": StepSizeController, "upload": Direction}[at], itertools.count()
+    function = getattr(cls, at)
+
+    def interrupted(*args, **kwargs):
+        if next(counted) == calls:
+            raise KeyboardInterrupt
+        function(*args, **kwargs)
+
+    monkeypatch.setattr(cls, at, interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run.play([60])
+    part = run.trainer._method.preconditioner
+    run.play([1])
+    T = part.controller.P.inverse_root()[1]
+    np.testing.assert_allclose(part._direction.given["T"].asnumpy(), T, rtol=1e-5)
+    run.play([11])
+    assert part.controller.probe is None and part.controller.rate > 0
+
+
 def test_a_refresh_that_fails():
     """Nothing is learned from it, also not from the steps before it."""
     run, plain = (Run(RARE, RARE.network()) for _ in range(2))
@@ -490,7 +515,7 @@ def test_a_full_gradient_that_is_not_finite(actions):
     run.play(actions)
     loss_of, before = run.loss_of, run.everything()
     run.loss_of = lambda index: (np.nan if index[0] == 9 else 1.0) * loss_of(index)
-    with pytest.raises(FloatingPointError, match=r"full gradient is not finite.*Nothing was"):
+    with pytest.raises(FloatingPointError, match=r"full gradient is not finite.*No snapshot"):
         run.refresh()
     assert_unchanged(before, run.everything())
     run.loss_of = loss_of

@@ -36,7 +36,7 @@ class KVStoreTrainer(Trainer):
         self._workers = workers(kvstore, len(self._params))
         update_there = self._workers.has_servers and update_on_kvstore is not False
         self._servers: Any = self._workers if update_there else None
-        if not self._workers.reduces:  # such servers store nothing before they have an optimizer
+        if not self._workers.reduces:  # such servers end at a push without an optimizer
             kvstore.set_optimizer(self._optimizer_for_kvstore())
             self._workers.wait()
 
@@ -99,20 +99,19 @@ class KVStoreTrainer(Trainer):
     def _init_params(self) -> None:
         arrays = [array for p in self._params_to_init for array in p._data or ()]
         for array in arrays:
-            if array.stype == "default":  # oneDNN may have changed the layout, and no kvstore can
-                array.wait_to_read()  # send that: reading the address undoes it
+            if array.stype == "default":  # oneDNN may have changed the layout, and servers cannot
+                array.wait_to_read()  # get that: reading the address undoes it
                 address_of(array)
         waiting = len(self._params_to_init)
         super()._init_params()
         if len(self._params_to_init) == waiting:
             return
-        if not self._workers.is_alone:
-            self._workers.wait()  # otherwise the first gradients overtake the weights
+        self._workers.wait()  # otherwise the first gradients overtake the weights
         if self._servers is not None:
             self._servers.check()
 
     def _optimizer_for_kvstore(self) -> Any:
-        """Wrap the optimizer for servers, which update parameters and assign all other keys."""
+        """Wrap the optimizer for servers, which update parameters and assign sums."""
         if self._servers is None:
             return self.optimizer
         self.optimizer.rescale_grad = self._scale

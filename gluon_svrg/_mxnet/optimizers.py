@@ -15,7 +15,7 @@ __all__ = [
 
 #: The attributes with the counts of updates: those of all devices, and those of one of them.
 COUNTS = ("_all_index_update_counts", "_index_update_count")
-#: The attributes that are dicts by the index of a parameter.
+#: The attributes that are dicts by the index of a parameter, or its name.
 BY_INDEX = ("lr_mult", "wd_mult", "idx2name", "cumgrads")
 
 
@@ -51,10 +51,11 @@ def check_optimizer(optimizer: Any, settings: Any) -> None:
     if isinstance(optimizer, str) and cls is None:
         hint = near(optimizer.lower(), Optimizer.opt_registry)
         raise ValueError(f"MXNet has no optimizer {optimizer!r}.{hint}")
-    if cls is None or not cls.__module__.startswith("mxnet.") or not isinstance(settings, dict):
+    if not cls.__module__.startswith("mxnet.") or not isinstance(settings, dict):
         return
     classes = (each for each in cls.__mro__ if issubclass(each, Optimizer))
     known = {name for each in classes for name in signature(each.__init__).parameters}
+    known -= {"self", "kwargs"}
     for name in settings:
         if name not in known:
             hint = near(name, known, _NAMES)

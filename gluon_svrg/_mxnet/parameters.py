@@ -36,13 +36,13 @@ _keys: weakref.WeakKeyDictionary[Parameter, str] = weakref.WeakKeyDictionary()
 
 
 def note_keys(parameters: Mapping[str, Parameter]) -> None:
-    """Remember what a network calls its parameters; MXNet 2.0 itself calls all weight or bias."""
+    """Remember the keys of a mapping of parameters: the names of MXNet 2.0 lack the layer."""
     for key, parameter in parameters.items():
         _keys[parameter] = max(str(key), _keys.get(parameter, ""), key=len)
 
 
 def name_of(parameter: Parameter) -> str:
-    """The name of a parameter for messages, with its layer."""
+    """The name of a parameter for messages, with its layer where that is known."""
     return _keys.get(parameter, parameter.name)
 
 
@@ -98,7 +98,7 @@ def dtype_of(thing: Parameter | NDArray) -> str:
     """The name of the dtype of an array, or that a parameter has or, when deferred, will have."""
     try:
         return np.dtype(thing.dtype).name
-    except TypeError:  # bfloat16, which NumPy does not have
+    except TypeError:  # bfloat16 of a parameter, which NumPy does not have
         return str(thing.dtype)
 
 
@@ -112,7 +112,7 @@ def is_sparse(parameter: Parameter) -> bool:
     return has_sparse_values(parameter) or parameter._grad_stype != "default"
 
 
-#: The gradient buffers of a parameter, one array per device; None for a frozen one.
+#: The gradient buffers of a parameter, one array per device; None if there are none.
 gradients: Callable[[Parameter], list[NDArray]] = attrgetter("_grad")
 
 

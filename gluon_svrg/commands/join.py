@@ -29,7 +29,7 @@ _PATIENCE = 300  # seconds until the scheduler's name has an address, as that of
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Add the arguments of the command."""
     roles.add_arguments(parser)
-    text = "Where rank 0 runs. Not needed under srun, and if all ranks run on one machine."
+    text = "Where rank 0 runs. Not needed under srun, and under mpirun on one machine."
     parser.add_argument("--scheduler", metavar="HOST[:PORT]", type=host_and_port, help=text)
 
 
@@ -66,7 +66,7 @@ class Rank(NamedTuple):
 
 
 #: The variables of Open MPI, MPICH and Slurm: the rank, the number of ranks, how many of them are
-#: on this machine, and the job.
+#: on this machine (of Slurm: on each), and the job, which MPICH does not name.
 _VARIABLES = [
     "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_SIZE PMIX_NAMESPACE",
     "PMI_RANK PMI_SIZE MPI_LOCALNRANKS",
@@ -97,7 +97,7 @@ def find_rank(variables: Mapping[str, str]) -> Rank:
 
 
 def role_of(rank: Rank, options: argparse.Namespace) -> str:
-    """The role of a rank; raise unless there are as many ranks as roles."""
+    """The role of a rank; raise if, as far as is known, there are not as many ranks as roles."""
     names = roles.names(options)
     size = len(names) if rank.size is None else rank.size
     if rank.number >= len(names) or size != len(names):

@@ -66,7 +66,7 @@ class NystromApproximation(NamedTuple):
     def with_rows(self, rows: np.ndarray, eps: float) -> NystromApproximation:
         """P + rows' rows; each row that is no combination of the directions adds one.
 
-        A rho that the rounding of a dtype would hide beside the largest curvature is increased.
+        Unless P has all directions, a rho that the rounding of a dtype would hide is increased.
         """
         U, S = self.U, self.S
         for row in rows:
@@ -100,13 +100,13 @@ def nystrom(
     """P from the mean of the products over some loss entries; whether rounding hides some weights.
 
     Curvature below zero counts as zero. rho is the largest weight decay and a floor, which follows
-    from how much so few entries can tell; or, if that is more, the rounding, or how far curvature
-    is below zero. Where P has fewer directions than there are weights, the floor is the smallest
-    curvature in S, or the mean curvature that an entry adds: it stands for what is unknown. Where P
-    has all directions, it leaves as many effective ones, sum S / (S + floor), as the entries can
-    tell. In float64 a direction without any curvature, as of a rare category that no entry has,
-    gets that of its weights one by one, or for weights that no product moves the mean curvature
-    that an entry adds.
+    from how much so few entries can tell; or, if that is more, the rounding, or 1.1 times how far
+    curvature is below zero. Where P has fewer directions than there are weights, the floor is the
+    smallest curvature in S, or the mean curvature that an entry adds: it stands for what is
+    unknown. Where P has all directions, it leaves as many effective ones, sum S / (S + floor), as
+    the entries can tell. In float64 a direction without any curvature, as of a rare category that
+    no entry has, gets that of its weights one by one, or for weights that no product moves the mean
+    curvature that an entry adds.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
     rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))
@@ -128,7 +128,7 @@ def nystrom(
 
 
 def _damping(S: np.ndarray, effective: float) -> float:
-    """The rho for which sum S / (S + rho) is the number of effective directions; or 0."""
+    """The rho, up to sum S, for which sum S / (S + rho) is a number of directions; or 0."""
     low, high = 1e-16 * float(S[0]), float(S.sum())
     if (S > 0).sum() <= effective:
         return 0.0

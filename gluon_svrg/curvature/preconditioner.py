@@ -37,7 +37,7 @@ LEAST_STEPS, BEST_STEPS = 16, 32  # of an epoch
 VECTORS = ("U", "z", "Q", "Y", "first", "rows", "ring", "last_proximal")  # of all weights, in rows
 #: What a controller has of these kinds.
 TUPLES: dict[str, Any] = {"P": NystromApproximation, "probe": Probe}
-#: The names of the controller's attributes in files of version 0.6.
+#: The controller's attributes that had other names in files of version 0.6.
 NAMES_IN_0_6 = {
     "probe": "job",
     "probes": "measurements",
@@ -117,7 +117,7 @@ class Step(NamedTuple):
     rise_of_penalty: float  # above that of the snapshot
     entries: Any  # the loss entries of its mini-batch: a number, or an array with one first
     most: Any  # the most of any since the refresh
-    proximal: Any  # z and (x - z) / t; None without penalties or a direction
+    proximal: Any  # z and (x - z) / t; None without penalties, a direction or a rate
 
 
 class Preconditioner:
@@ -136,6 +136,7 @@ class Preconditioner:
         self._snapshot: Any = None  # its weights, the slope there with the decay, and its penalty
         self._proximal_point: Any = None  # in the metric of P, with penalties
         self._inverse: Any = None  # a function: P^-1 times a vector
+        self._uploaded: Any = None  # the P that the direction has
         self._rounding = 0.0  # of squared moves
         self._wd: float | None = None  # the optimizer's, during an update
         self._warn_once = WarnOnce()  # shared by all copies
@@ -208,6 +209,7 @@ class Preconditioner:
             self._snapshot = s, slope, self.penalty.value(s)
             self._rounding = (DEFAULT.rounding * self._eps) ** 2 * float(s @ s)
         self._direction.upload(**rows)
+        self._uploaded = P  # last: after an interrupt it is uploaded again
 
     def _weights(self, there: Any) -> np.ndarray:
         """The weights of a network or of a point. Waits for them."""
@@ -222,11 +224,11 @@ class Preconditioner:
     # --- is there something to measure in this step? ---------------------------------------------
 
     def measure(self, closure: Callable[[], Loss], seed: int, workers: Any) -> int:
-        """Measure with a mini-batch at the origin, inside `ParameterBuffers.grads_kept`.
+        """Measure with a mini-batch at the origin's weights, inside `ParameterBuffers.grads_kept`.
 
         It returns the number of loss entries that were differentiated.
         """
-        network, controller, P = self._network, self.controller, self.controller.P
+        network, controller = self._network, self.controller
         if self.start is None and not controller.refreshes:
             self._settle(None)
             self.start = ParameterValues.copied(network, frozen=True)
@@ -247,17 +249,19 @@ class Preconditioner:
         weights = self._weights(self.origin)  # not where steps may have led away
         if controller.measure(mean_gradient, weights, self.decays, self._eps):
             self._warn_once(UNITS, dtype=_mxnet.dtype_of(network.trainable[0]))
-        if controller.P is not P:
+        if controller.P is not self._uploaded:
             self._forget_steps()
         return differentiated
 
     def _forget_steps(self) -> None:
-        """P has changed, and with it the products of the last steps."""
+        """P or the objective has changed, and with it the products of the last steps."""
         self._pending = []
         self._upload()
 
     def read(self, *, is_refresh: bool = False) -> None:
         """Learn from all steps but the last `LAG`; from all at a refresh, or in short epochs."""
+        if self.controller.P is not self._uploaded:  # after an interrupt
+            self._forget_steps()
         lag = 0 if is_refresh or 0 < self.controller.epoch_length < LEAST_STEPS else LAG
         while len(self._pending) > lag:
             step, *self._pending = self._pending
@@ -356,7 +360,7 @@ class Preconditioner:
             return
         direction, controller = self._direction, self.controller
         proximal = self._last_proximal if step.proximal is None else step.proximal
-        self._settle(proximal)
+        self._settle(step.proximal)
         slot = (direction.slot + 1) % SLOTS  # the next step compares with this one
         new = [*self._pending, step], controller.steps + 1, step.most, proximal, slot
         # In one line, as an interrupt comes between lines.
@@ -405,7 +409,7 @@ class Preconditioner:
         A rise of the loss is one on the same data, with the same random numbers::
 
             before the first snapshot      above the loss at the start
-            the data have changed          never: the weights as they are become the snapshot
+            the data are known to be new   never: the weights as they are become the snapshot
             closures draw, was refused     never
             closures draw                  above that at the snapshot now, by a part of its fall
             else                           above that at the snapshot
@@ -622,7 +626,7 @@ class Preconditioned(Method):
         if cls not in _mxnet.PLAIN_OPTIMIZERS:
             raise ValueError(
                 f"A preconditioner needs the optimizer 'nag' or 'sgd', got {cls.__name__}: others "
-                "scale the direction once more."
+                "may scale the direction once more."
             )
         default = cls()
         for name, attribute in (("learning_rate", "lr"), ("momentum", "momentum")):

@@ -19,7 +19,7 @@ import numpy as np
 from .nystrom import TINY, NystromApproximation, inverse_of
 
 BUDGET = 0.25  # of a sketch, in data passes; but each vector takes a whole mini-batch
-LEAST_ENTRIES = 4  # loss entries of a sketch for each vector
+LEAST_ENTRIES = 4  # loss entries of a sketch for each vector, about
 ITERATIONS = 3  # of the power method
 MOST_FLAT = 6  # pairs of mini-batches without any curvature, each probed from farther away
 

@@ -154,7 +154,7 @@ class ProximalPoint:
     def _newton_step(
         self, v: np.ndarray, z: np.ndarray, step: float, left: np.ndarray
     ) -> np.ndarray:
-        """Solve (I + A D A') c = left, with D the operator's derivative.
+        """The change of c: solve (I + A D A') change = left, D is the operator's derivative.
 
         Where D does not depend on the step, the inverse is kept until D changes.
         """

@@ -11,9 +11,9 @@ gradients at the weights w and at the snapshot s, and d_ that of the step before
 T is the noise budget, the noise that an epoch may have. At a refresh it rises if a part of the last
 epoch's slope remains in the new full gradient, and falls otherwise. Where most of it remains, P
 does not fit, and a new sketch begins, of more data later on. Within an epoch the rate falls
-linearly to a tenth, where the last one tells its length. A secant above L lowers the rate when it
-is read, by 4 at most; P learns instead from one above 2 L, if it has room. Its own step is
-shortened. Weights roll back to the snapshot on divergence.
+linearly, but not below a tenth, where the last epoch tells its length. A secant above L lowers the
+rate when it is read, by 4 at most; P learns instead from one above 2 L, if it has room. Its own
+step is shortened. Weights roll back to the snapshot, or to the start, on divergence.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class Settings:
     rise: float = 3.0  # T is multiplied by it where a part of the slope remains
     fall: float = 2.0  # and divided by this where none does
     slope_remains: float = 0.05  # that part
-    change: float = 4.0  # by which L rises or falls at once; the most f of a row that P learns
+    change: float = 4.0  # the most by which a step raises L or a refresh lowers it; f of an outlier
     outlier: float = 2.0  # a secant so many times L teaches P
     window: int = 8  # steps whose mean rise of the loss shows divergence
     resketch_at: int = 2  # the refresh, from 0, with a second sketch after one at the start
@@ -100,8 +100,8 @@ class StepSizeController:
         self.refreshes = 0
         self.epoch_length = 0  # the steps between the last two refreshes
         self.resketch_at = 0  # the refresh of the second sketch, or the first that may have another
-        self.first_loss = self.loss = inf  # at the start, and the lowest since
-        self.mean_loss = inf  # that of the last snapshot, without decay and penalties
+        self.first_loss = self.loss = inf  # at the start, or first on new data; the lowest since
+        self.mean_loss = inf  # at the last snapshot or the start, without decay and penalties
         self.entries = 0  # loss entries of all data
         self.is_refused = False  # whether the last refresh was
         self.data_changed = False  # whether the last refresh that compared has found other data
@@ -139,8 +139,8 @@ class StepSizeController:
             self.probe = probe
             if noise is not None:
                 self.N, self.L = noise, max(self.L, probe.largest or probe.bound)
-                self.probe = None
                 self._reset()
+                self.probe = None  # last: after an interrupt the mini-batch is measured again
             return False
         self.probe = probe = probe.sketched(product, entries)
         assert probe.Q is not None and probe.Y is not None
@@ -203,7 +203,7 @@ class StepSizeController:
 
     def read(self, sums: Sums, rounding: float) -> None:
         """Learn from the products of a step; of a move below the rounding, no curvature."""
-        if not (sums.squared < MOST and isfinite(sums.along + sums.slope)):  # it was left out
+        if not (sums.squared < MOST and isfinite(sums.along + sums.slope)):  # it says nothing
             self.failures, self.squared = self.failures + 1, None
             return
         self.failures = 0

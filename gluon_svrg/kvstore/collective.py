@@ -37,7 +37,7 @@ class Collective(Workers):
 
 
 class HorovodKVStore(KVStoreBase):
-    """``kvstore='horovod'`` over `horovod.mxnet`: MXNet's own is local on 1.9.1, fails on 2.0."""
+    """``kvstore='horovod'`` over `horovod.mxnet`: the name is local on 1.9.1, and fails on 2.0."""
 
     type = "horovod"
     rank = property(lambda self: int(self._hvd.rank()))

@@ -9,14 +9,14 @@ import sys
 from functools import lru_cache
 from typing import Any, Iterable, Iterator
 
-#: The variable with the seconds after which a worker without a step ends.
+#: The variable with the seconds after which a process ends that calls no trainer.
 TIMEOUT = "GLUON_SVRG_TIMEOUT"
 
 
 def seconds(text: str) -> float:
     """The number of seconds in a text; raise a ValueError if it is none."""
     if not re.fullmatch(r"\d{1,8}(\.\d*)?", text):
-        raise ValueError(f"{TIMEOUT} must be a number of seconds, 0 or more, got {text!r}.")
+        raise ValueError(f"{TIMEOUT} must be seconds, with 8 digits at most, got {text!r}.")
     return float(text)
 
 
@@ -31,7 +31,7 @@ def is_worker() -> bool:
 
 
 def number_of_workers() -> int:
-    """The workers of the job that this process is part of; 1 without a job."""
+    """The workers of the job that this process is part of; 1 if no variable tells."""
     return int(os.environ.get("DMLC_NUM_WORKER" if is_worker() else "HOROVOD_SIZE", "1"))
 
 
@@ -51,7 +51,7 @@ def end_on_errors() -> None:
 
 
 def rearm_timeout() -> None:
-    """Begin the seconds anew, after which a worker that waits prints where, and ends: 23 us."""
+    """Begin the seconds anew, after which this process prints where it is, and ends: 23 us."""
     if _timeout():
         faulthandler.dump_traceback_later(_timeout(), exit=True, file=2)
 

@@ -15,7 +15,7 @@ from .collective import Collective, HorovodKVStore
 from .servers import AsynchronousServers, SynchronousServers
 from .workers import Workers
 
-#: MXNet treats any other name as 'local', or as 'device' or 'dist_sync' if it contains these.
+#: MXNet treats any other name as 'local', or as 'device' or 'dist' if it contains these.
 NATIVE = (
     "local", "local_allreduce_cpu", "local_allreduce_device", "local_update_cpu", "device", "nccl",
     "dist", "dist_sync", "dist_device_sync", "dist_sync_device",
@@ -24,7 +24,7 @@ NATIVE = (
 
 
 def chosen(params: Any, kvstore: Any, compression: Any, update: Any, needs: str) -> dict[str, Any]:
-    """Check arguments of a trainer, and make those of a `KVStoreTrainer`. Waits for all workers.
+    """Check arguments of a trainer, and make those of a `KVStoreTrainer`. May wait for all workers.
 
     `needs` names who needs the reduced gradient before the update, if anyone does.
     """
@@ -82,7 +82,7 @@ def recognized(kvstore: Any) -> Any:
 
 
 def created(kvstore: Any) -> Any:
-    """The kvstore of a name, unless it stands for one in this process. Waits for all workers."""
+    """The kvstore of a name, unless it stands for one in this process; waits for all workers."""
     if kvstore == "horovod":
         return HorovodKVStore()
     if not isinstance(kvstore, str) or not kind_of(kvstore).has_servers:
@@ -114,7 +114,8 @@ def where_to_update(parameters: list[Parameter], kvstore: Any, wanted: Any, need
     sparse = next(filter(_mxnet.has_sparse_values, parameters), None)
     if kvstore is None and devices > 1:
         raise ValueError(f"With kvstore=None, {devices} devices drift apart. Use kvstore='device'.")
-    is_dropped = devices == 1 and kind.is_alone and isinstance(kvstore, (str, type(None)))
+    is_unused = kvstore is None or (isinstance(kvstore, str) and sparse is None)
+    is_dropped = devices == 1 and kind.is_alone and is_unused
     if wanted and (is_dropped or kind is Collective):
         where = "one device" if is_dropped else named
         raise ValueError(f"update_on_kvstore=True with {where}, which cannot update. Leave it out.")

@@ -1,8 +1,8 @@
 """The optimizer on the servers of a distributed kvstore, when these make the updates.
 
 Servers unpickle it inside ``import mxnet``, before Gluon exists: this module imports the optimizers
-alone. If that fails, MXNet prints a line, and stores sums of gradients as weights. So workers first
-push a probe and check its answer.
+alone. If that fails, MXNet prints a traceback, and stores sums of gradients as weights. So workers
+first push a probe and check its answer.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ class ServerOptimizer(Optimizer):
 
     def __init__(self, optimizer: Optimizer, probes: range) -> None:
         super().__init__(multi_precision=optimizer.multi_precision)
-        self.aggregate_num = 0  # MXNet 1.9.1: one key at a time
         self.optimizer, self._probes = optimizer, probes
         self._states: dict[int, Any] = {}  # kept under new settings, unlike MXNet's own
 

@@ -18,7 +18,7 @@ BLOCK = 64
 class Workers:
     """The processes that train together, each with its part of the data; here there is only one.
 
-    All methods are collective: every worker calls the same ones in the same order.
+    The methods here are collective: every worker calls the same ones in the same order.
 
     What is summed travels in arrays of this object, one for each key. MXNet orders the exchanges of
     a key only through the array that is passed: with another one, a fast worker's push overtakes.

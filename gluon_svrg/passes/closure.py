@@ -109,6 +109,7 @@ def check_repeatable(before: Sequence[int], counts: Sequence[int]) -> None:
     """Raise if the loss entries of a closure differ between two calls."""
     if before != counts:
         raise RuntimeError(
-            f"The closure returned {sum(before)} loss entries for a mini-batch, and {sum(counts)} "
-            f"when it was called again. If it draws a mini-batch, do that before the step. {MASK}"
+            f"The closure returned {list(before)} loss entries per device for a mini-batch, and "
+            f"{list(counts)} when called again. If it draws a mini-batch, do that before the "
+            f"step. {MASK}"
         )

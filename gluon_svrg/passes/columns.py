@@ -97,7 +97,7 @@ def vector(arrays: Iterable[NDArray]) -> np.ndarray:
 
 
 def vector_reader(arrays: Sequence[NDArray]) -> Callable[[], np.ndarray]:
-    """A function that returns the `vector` of arrays of one dtype, in a sixth of the time."""
+    """A function that returns the `vector` of arrays of one dtype, small ones six times as fast."""
     flat = np.empty(sum(array.size for array in arrays), _mxnet.dtype_of(arrays[0]))
     pieces = split(flat, [array.size for array in arrays])
     reads = [_mxnet.reader(array, piece) for array, piece in zip(arrays, pieces)]
@@ -183,7 +183,7 @@ ROUNDING_OF_COPIES = {"float16": 1e-3, "float64": 1e-14}
 
 
 def are_close(these: Sequence[NDArray], those: Sequence[NDArray]) -> bool:
-    """Whether arrays of some dtype are equal, or differ by rounding. Waits for them."""
+    """Whether arrays of one dtype are equal, or differ by rounding. Waits for them."""
     if are_equal(these, those):
         return True
     rounding = ROUNDING_OF_COPIES.get(_mxnet.dtype_of(these[0]), 1e-6)
@@ -192,6 +192,6 @@ def are_close(these: Sequence[NDArray], those: Sequence[NDArray]) -> bool:
 
 
 def are_equal(these: Iterable[NDArray], those: Iterable[NDArray]) -> bool:
-    """Whether arrays are equal to the last bit. Waits for them."""
+    """Whether arrays have equal entries, no NaN among them. Waits for them."""
     pairs = (pair for a, b in zip(these, those) for pair in zip(pieces(a), pieces(b)))
     return all(np.array_equal(a, b) for a, b in pairs)

@@ -74,7 +74,7 @@ def check_order(steps: tuple[Step, ...]) -> None:
 
 
 def is_one_of(factor: Any, *numbers: int) -> bool:
-    """Whether a factor is a number, and one of these, which need no product: 1 or -1."""
+    """Whether a factor is a float, and one of these, which need no product: 1 or -1."""
     return isinstance(factor, float) and factor in numbers
 
 
@@ -83,7 +83,7 @@ def _cast(F: Any, x: Any, was: str, dtype: str) -> Any:
 
 
 def _times(F: Any, factor: Any, x: Any) -> Any:
-    """A multiple of x; the factor is a number, or an array of one number."""
+    """A multiple of x; the factor is a float, or an array of one number."""
     if isinstance(factor, float):
         return x * factor
     if F is mx.nd:
@@ -173,7 +173,7 @@ _kind_of, _number_of = attrgetter("kind"), attrgetter("number")
 def assign(columns: Sequence[DeviceArrays], *steps: Step) -> None:
     """Assign sums of multiples of columns, all of equal shapes and on one device, to columns.
 
-    A factor is a number, or an array of one number, for which nobody waits. Later steps see what
+    A factor is a float, or an array of one number, for which nobody waits. Later steps see what
     earlier ones have assigned. Only the first term of a step may be the column itself.
 
     What must not be assigned together is checked where steps are compiled, see `check_order`.

@@ -58,7 +58,7 @@ class Estimate(NamedTuple):
     recorded: Recorded  # the losses at the weights
     grad_evaluations: int  # loss entries, over all passes
     reached: list[bool]  # per parameter: whether its loss depends on it
-    seed: int | None = None  # of the random numbers, if they are locked
+    seed: int | None  # of the random numbers, if they are locked
 
 
 def estimate(
@@ -70,7 +70,7 @@ def estimate(
 ) -> Estimate:
     """Leave ``v = a g + b r + k c m`` in the live gradients; AMP multiplies losses by a scale.
 
-    Where the terms have no reference and nothing to copy, the mean is added later.
+    Where the terms have no reference and nothing to copy, it leaves g; the method adds the rest.
     """
     network, reference, there = here.network, terms.reference, None
     columns = []
@@ -116,8 +116,7 @@ def gradient_at(
         recorded = record(closure, batch, network.devices)
         if check is not None:
             check(recorded.counts)
-        if network.accumulating:
-            zero(network.accumulating)
+        zero(network.accumulating)
         recorded.backward(scale)
     finally:
         point.leave()

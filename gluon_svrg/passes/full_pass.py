@@ -27,8 +27,8 @@ REPEATED = 3
 #: The number of mini-batches that the device may be behind, since what is queued holds their data.
 QUEUED = 64
 NOT_FINITE = (
-    "The full gradient is not finite (NaN or infinity). Nothing was changed: a snapshot held "
-    "before is still in force. Is a learning rate too high, or are data not finite?"
+    "The full gradient is not finite (NaN or infinity). No snapshot was taken: one of the same "
+    "arrays is still in force. Is a learning rate too high, or are data not finite?"
 )
 
 
@@ -64,7 +64,7 @@ def full_gradient(
 
     This overwrites the live gradients: call it inside `ParameterBuffers.grads_kept`. The losses may
     also be computed at an origin, with the same random numbers if they are locked; the first one
-    that is not finite always is, where there is an origin.
+    that is not finite always is, with others, where there is an origin.
     """
     here, total, outside = ParameterValues.here(network), zeros_like(network.grads), network.outside
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)

@@ -27,8 +27,8 @@ STALE_ARRAYS = (
 class ParameterBuffers:
     """The parameters of a trainer, and their arrays.
 
-    Passes compute at aliases of the weights, so MXNet's marks of fresh gradients at the weights
-    themselves stay as the user's own backward has left them.
+    Passes compute at aliases of the weights, so that MXNet's marks of fresh gradients at the
+    weights themselves show the user's own backward.
     """
 
     def __init__(self, parameters: Sequence[Parameter]) -> None:
@@ -147,7 +147,7 @@ class ParameterBuffers:
 
     @contextmanager
     def grads_kept(self) -> Iterator[None]:
-        """Put the live gradients and their marks back; meanwhile they are in the spare memory."""
+        """Put the live gradients, meanwhile in the spare memory, and their marks back."""
         copy(self.grads, self.spare)
         self.kept = _mxnet.fresh(self.weights)
         try:

@@ -20,8 +20,8 @@ from .columns import copy_rows, pieces
 class ExternalParameters:
     """Parameters that closures read, and that this trainer does not own.
 
-    They are looked for at the first pass at other weights, at the first mini-batch of each refresh,
-    and where curvature or variance are measured.
+    They are looked for in the first pass that must not change them, at the first mini-batch of each
+    refresh, and where curvature or variance are measured.
     """
 
     def __init__(self, inside: Iterable[Parameter]) -> None:

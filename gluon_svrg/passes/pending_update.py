@@ -81,7 +81,7 @@ class PendingUpdate:
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         self.next_state: Any = None  # the method's state after the update, once it is reduced
         self.total_scale = 1.0  # of `total`
-        self.is_scaled = False  # whether AMP scales losses, and skips a step with a NaN
+        self.is_scaled = False  # whether AMP scales losses, by more than 1: it skips a NaN
         self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
@@ -152,7 +152,7 @@ class PendingUpdate:
         return all(map(is_, now, self._grads))
 
     def check_unchanged(self, name: str, scale: float) -> None:
-        """Raise if the user has changed gradients, which the method will replace."""
+        """Raise if the user has changed gradients that the method will replace."""
         if not (self._is_apart and self.stage == HELD):
             return
         for then, now in zip(chain(*self._apart), chain(*self._network.grads)):

@@ -20,9 +20,7 @@ from .points import ParameterValues
 class Recursive(Method):
     """A method whose reference is the previous step. Both passes have the current frozen values."""
 
-    updates_every_step = True
-    keeps_weights = True
-    keeps_mean = True
+    updates_every_step = keeps_weights = keeps_mean = True
 
     def __init__(self) -> None:
         super().__init__()

@@ -52,7 +52,7 @@ class StaleTableCheck:
     def __init__(
         self, point: ParameterValues, *, outside: int | None = None, visit: int | None = None
     ) -> None:
-        self._point: ParameterValues | None = point  # None once the losses were computed
+        self._point: ParameterValues | None = point  # None once it is known, or off
         # A checksum of the weights then that are not the trainer's
         self.outside = point.network.outside.fingerprint() if outside is None else outside
         self.visit = visit  # the mini-batch of the row, if not all rows were taken at a refresh

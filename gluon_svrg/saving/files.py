@@ -95,7 +95,7 @@ class StateFiles:
         return {"optimizer": found, "optimizer_states": {"states": states}}, []
 
     def _check_origin(self, version: str, method: str) -> None:
-        """Raise a ValueError if a file is of another MXNet or of another method."""
+        """Raise a ValueError if a file is of another MXNet (1 or 2) or of another method."""
         here = mx.__version__
         if version.split(".")[0] != here.split(".")[0]:
             raise ValueError(f"it needs MXNet {version}, which saved it, and this is MXNet {here}")

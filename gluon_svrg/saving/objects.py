@@ -52,7 +52,7 @@ def restored(value: Any) -> Any:
 
 
 def _has_object(value: Any) -> bool:
-    """Whether there is a saved object in a container."""
+    """Whether a value is a saved object, or contains one."""
     items = value.values() if isinstance(value, dict) else value
     is_container = isinstance(value, (dict, list, tuple))
     return isinstance(value, SavedObject) or (is_container and any(map(_has_object, items)))

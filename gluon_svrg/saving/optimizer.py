@@ -26,7 +26,7 @@ class OptimizerSettings:
         self._optimizer, self._parameters = optimizer, parameters
 
     def state(self) -> dict[str, Any]:
-        """The settings, without those of parameters of other trainers."""
+        """The settings, without multipliers by name, or of parameters of other trainers."""
         return settings(by_attributes(self._optimizer), self._parameters)
 
     def problems(self, state: Any) -> Iterator[str]:

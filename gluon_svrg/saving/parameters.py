@@ -1,7 +1,7 @@
 """The parameters of a file and those of a trainer: matched by name, in any order, and compared.
 
 MXNet 1.9.1 sorts parameters by name, ``dense10_weight`` before ``dense9_weight``, and counts layers
-over a whole process. MXNet 2.0 calls all of them ``weight`` and ``bias``, and a network's mapping
+over a whole process. MXNet 2.0 names them without their layer, ``weight``, and a network's mapping
 has keys: ``0.weight``. So names are sorted with numbers as numbers, and compared without them.
 """
 
@@ -27,7 +27,7 @@ class Description(NamedTuple):
 
 
 def match(then: Sequence[Description], now: Sequence[Description]) -> list[int]:
-    """Find the position here of each parameter in a file; raise a ValueError if names differ."""
+    """Find the position here of each parameter in a file; raise a ValueError if they differ."""
     if len(then) != len(now):
         raise ValueError(f"it has {len(then)} parameters, and there are {len(now)}")
     by_key = [[p.name if p.key is None else f"key {p.key}" for p in ps] for ps in (then, now)]
@@ -53,7 +53,7 @@ def _words(label: str) -> list[Any]:
 
 
 def misfits(then: list[Description], now: list[Description], is_frozen_kept: bool) -> Iterator[str]:
-    """Describe parameters of another shape or dtype, or, if that matters, that were frozen."""
+    """Describe parameters of another shape or dtype, or, if that matters, frozen only once."""
     for position, (was, here) in enumerate(zip(then, now)):
         name = f"parameter {position} ({here.key or here.name}) was"
         sizes = itertools.zip_longest(was.shape or (), here.shape or (), fillvalue=-9)

@@ -36,7 +36,7 @@ class SavedObject(NamedTuple):
 
 
 def by_attributes(value: Any) -> SavedObject:
-    """Save an object by its attributes, except functions, which no file can have."""
+    """Save an object by its attributes, except functions and those in `NOT_SAVED`."""
     attributes: dict[str, Any] = {}
     for name, item in vars(value).items():
         if callable(item) and hasattr(item, "__dict__") and not hasattr(item, "__name__"):
