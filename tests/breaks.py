@@ -42,17 +42,11 @@ BREAKS = {
     "kvstore/servers.py": [
         ('**_plain(optimizer.lr_scheduler, "lr_scheduler.")', "", "workers test_each_task_with_se"),
     ],
-    "passes/recursive.py": [
-        ("1 / pending.total_scale", "1.0", "methods losses_does_not_matter[STORM")
-    ],
+    "passes/recursive.py": [("1 / pending.total_scale", "1.0", "methods not_matter[STORM")],
     # The preconditioner
     "curvature/nystrom.py": [
         ("(float(self.S.min()) if self.has_all else 0.0)", "0.0", "curvature all_directions"),
-        (
-            "np.maximum(sign * self.inverse_factors(), 0.0)",
-            "self.inverse_factors()",
-            "curvature inverse_root",
-        ),
+        ("np.maximum(sign * self.inv", "np.maximum(self.inv", "curvature inverse_root"),
         ("float(S.sum()) / entries)", "0.0)", "curvature test_nystrom"),
         ("decay + floor, shift", "floor, shift", "curvature test_nystrom"),
         ("entries / ENTRIES_PER_DIRECTION", "entries", "curvature test_nystrom"),
@@ -73,11 +67,7 @@ BREAKS = {
         ("=products[0], failed=0", "=products[0]", "curvature between_others"),
     ],
     "curvature/step_size.py": [
-        (
-            "if not (sums.squared < MOST and isfinite(",
-            "if not (isfinite(",
-            "preconditioner too_large",
-        ),
+        ("if not (sums.squared < MOST and ", "if not (", "preconditioner too_large"),
         (" and sums.squared < MOST\n", "\n", "preconditioner too_large"),
         ("product(u) + decays * u", "product(u)", "curvature two_minibatches"),
         ("self.largest_norm, float(", "0.0, float(", "preconditioner by_hand"),
@@ -121,11 +111,7 @@ BREAKS = {
     ],
     "curvature/direction.py": [
         ("if not np.isfinite(gradient).all()", "if False", "preconditioner on_the_host"),
-        (
-            'left_out = given["nan" if is_skipped',
-            'left_out = given["nan" if False',
-            "preconditioner overflow",
-        ),
+        ('out = given["nan" if is_skipped', 'out = given["nan" if 0', "preconditioner overflow"),
         ('given("last_d"))', "d)", "preconditioner by_hand"),
         ('F.elemwise_mul(weights, given("wd"))', "0 * v", "preconditioner by_hand"),
         ('v += given["wd"] * w', "pass", "preconditioner on_the_host"),
@@ -134,21 +120,9 @@ BREAKS = {
         ("kept[:] = d", "kept[:] = 0 * d", "preconditioner on_the_host"),
         ("max(float(squared) ** 0.5, TINY)", "squared", "preconditioner on_the_host"),
         ("MOST) / squared, 1.0) if", "MOST) / squared, 9.0) if", "preconditioner on_the_host"),
-        (
-            "elif self._values.get(name) != value",
-            "elif not self._values.get(name)",
-            "preconditioner in_every_way",
-        ),
-        (
-            "operators = self._operators if beta is None else {}",
-            "operators = self._operators",
-            "preconditioner trajectory",
-        ),
-        (
-            "given=given,",
-            "given=self.given.update(given) or self.given,",
-            "errors preconditioner",
-        ),
+        (".get(name) != value", ".get(name) is None", "preconditioner in_every_way"),
+        ("self._operators if beta is None else {}", "self._operators", "preconditioner trajectory"),
+        ("given=given,", "given=self.given.update(given) or self.given,", "errors preconditioner"),
         ("along - SMALLEST", "along", "preconditioner in_every_way"),
         ('F.maximum(secant, given("bound"))', "secant", "preconditioner on_the_host"),
         (
@@ -172,11 +146,7 @@ BREAKS = {
         ("step / controller.P.least", "step", "penalties minimum[lasso-float64"),
         ("[*self.controller.secants]", "self.controller.secants", "errors preconditioner"),
         ("max(self._eps, full.eps)", "self._eps", "preconditioner rounding_of_losses"),
-        (
-            "controller.first_loss, controller.loss = inf",
-            "_, controller.loss = inf",
-            "preconditioner more_",
-        ),
+        ("first_loss, controller.loss = inf, loss", "loss = loss", "preconditioner more_"),
         ("replaces_grads = needs_closure", "needs_closure", "preconditioner errors"),
         (".set_rate_and_momentum()\n        ret", "\n        ret", "preconditioner trajectory"),
         ("most, self._most = self._most, 0.0", "most = self._most", "preconditioner by_hand"),
@@ -320,11 +290,7 @@ BREAKS = {
     ],
     "compare/training.py": [
         ('["data_passes"] <= self', '["data_passes"] < self', "compare_engine equal_gradients"),
-        (
-            "if any(map(_mxnet.is_aux",
-            "if not any(map(_mxnet.is_aux",
-            "compare_engine batchnorm_have",
-        ),
+        ("any(map(_mxnet.is_aux", "not any(map(_mxnet.is_aux", "compare_engine batchnorm_have"),
         ("since % self.problem.refresh_every", "since % 1", "compare_engine refreshes_come"),
         ("        put(accepted)\n", "", "compare_engine lbfgs_ends"),
         ("(1 + cos(pi * part))", "(1 + cos(pi * part / 2))", "compare_engine rates_of_steps"),
@@ -362,11 +328,7 @@ BREAKS = {
         ("/ (len(order) - place)", "", "compare_engine budget"),
     ],
     "compare/comparison.py": [
-        (
-            "minimum is not None and sign * minimum",
-            "minimum is not None and minimum",
-            "compare_engine a_known",
-        ),
+        ("not None and sign * minimum", "not None and minimum", "compare_engine a_known"),
         ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
         ("ends[np.isfinite(ends)]", "ends", "compare_engine one_seed"),
         ("(training) <= level", "(training) >= level", "compare_engine minimum"),
@@ -374,11 +336,7 @@ BREAKS = {
         ("and e not in some]", "]", "compare_engine search_is_counted"),
     ],
     "commands/compare.py": [
-        (
-            "+= net.bias.data().asnumpy() if self.l1 else",
-            "+= 0 if self.l1 else",
-            "compare bias_alone",
-        ),
+        ("net.bias.data().asnumpy() if self", "0 if self", "compare bias_alone"),
         ("seeds=range(options.seed,", "seeds=range(0,", "compare momentum"),
         ("loss if has_converged else None", "loss", "compare converged"),
         ("return 130 if", "return 0 if", "compare interrupt"),
