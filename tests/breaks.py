@@ -67,8 +67,8 @@ BREAKS = {
         ("=products[0], failed=0", "=products[0]", "curvature between_others"),
     ],
     "curvature/step_size.py": [
-        ("if not (sums.squared < MOST and ", "if not (", "preconditioner too_large"),
-        (" and sums.squared < MOST\n", "\n", "preconditioner too_large"),
+        ("if not (sums.squared < MOST and ", "if not (", "preconditioner gradient_that_is_not"),
+        (" and sums.squared < MOST\n", "\n", "preconditioner gradient_that_is_not"),
         ("product(u) + decays * u", "product(u)", "curvature two_minibatches"),
         ("self.largest_norm, float(", "0.0, float(", "preconditioner by_hand"),
         ("self.P.S.max()", "self.P.S[0]", "curvature flat_minibatches"),
