@@ -46,12 +46,12 @@ class Training:
     """Of a linear model from zero, with a new order in each epoch; the last mini-batch is short."""
 
     def __init__(self, X, y, prox=None, size=16, loss="L2Loss", dtype="float64", devices=None,
-                 wd=0.0, use_bias=False, dropout=0.0):  # fmt: skip
+                 wd=0.0, dropout=0.0):  # fmt: skip
         self.X, self.y, self.size, self.dtype, self.devices = X, y, size, dtype, devices
         self.loss, self.rng = getattr(gluon.loss, loss)(), np.random.RandomState(0)
         self.rows, self.weights, self.weighted = len(X), np.ones(len(X)), False
         units, inputs = y[:1].size, X.shape[1]
-        self.layer = layer = gluon.nn.Dense(units, in_units=inputs, use_bias=use_bias, dtype=dtype)
+        self.layer = layer = gluon.nn.Dense(units, in_units=inputs, use_bias=False, dtype=dtype)
         self.net = gluon.nn.HybridSequential()
         self.net.add(*[gluon.nn.Dropout(dropout)] * bool(dropout), layer)
         self.net.initialize(mx.init.Zero(), ctx=devices)
@@ -205,16 +205,6 @@ def test_units(dtype, unit, warns):
         training.train(12)
     assert len([text for text in texts if "units of very different sizes" in text]) == warns
     np.testing.assert_allclose(X @ training.w, X @ best, atol=1e-3)
-
-
-def test_some_parameters():
-    """All but the bias, as scikit-learn's intercept."""
-    X, y = of_scikit_learn("diabetes")
-    y += 150
-    training = Training(X, y, {".*weight": L1(5.0)}, use_bias=True).train()
-    model = pytest.importorskip("sklearn.linear_model").Lasso(alpha=5.0, tol=1e-14).fit(X, y)
-    np.testing.assert_allclose(training.w, model.coef_, atol=1e-4)
-    np.testing.assert_allclose(training.layer.bias.data().asnumpy(), model.intercept_, rtol=1e-6)
 
 
 @pytest.mark.parametrize("steps", [0, 20])
