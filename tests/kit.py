@@ -20,12 +20,15 @@ HYBRIDIZE = [None, {}, {"static_alloc": True}, {"static_alloc": True, "static_sh
 
 
 def make(problem, dtype="float64", devices=None, *, cls=SVRGTrainer, optimizer="sgd", settings=None,
-         rate=0.1, hybridize=None, deferred=False, net=None, **kwargs):  # fmt: skip
-    """A network, by default at the problem's initial weights; its loss of an index; a trainer."""
+         rate=0.1, hybridize=None, deferred=False, net=None, data=None, **kwargs):  # fmt: skip
+    """A network at the problem's weights; its loss of an index; a trainer, refreshed on `data`."""
     net = net or problem.network(dtype, devices, deferred, hybridize)
     settings = {"learning_rate": rate} if settings is None else settings
+    loss_of = problem.closure(net, dtype, devices)
     trainer = cls(net.collect_params(), optimizer, settings, **kwargs)
-    return net, problem.closure(net, dtype, devices), trainer
+    if data is not None:
+        trainer.update_full_grads(loss_of, data)
+    return net, loss_of, trainer
 
 
 def sequence(*layers, devices=None, hybridize=None):

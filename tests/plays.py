@@ -84,7 +84,7 @@ LARGEST = 2.0  # the norm to which the user clips
 
 
 class Play:
-    """A trainer and its twin, at the same weights.
+    """A trainer and its twin, at the same weights, `refreshed` or not.
 
     `split` cuts an index array into one for each device, `settings` are those of SGD. With
     `ignores_stale`, parameters that no minibatch reaches move by the mean alone.
@@ -92,7 +92,7 @@ class Play:
 
     def __init__(self, case, problem=PROBLEM, how="step", devices=None, hybridize=None, *,
                  split=None, dtype="float64", settings=SETTINGS, ignores_stale=False,
-                 **kwargs):  # fmt: skip
+                 refreshed=False, **kwargs):  # fmt: skip
         self.case, self.how, self.ignores_stale = case, how, ignores_stale
         self.devices, self.device = devices, devices and devices[-1]
         self.stores = case is WITH_STORED["stored"]
@@ -105,6 +105,8 @@ class Play:
         self.require("add" if how == "add" else "write")
         self.twin = case.make_twin(problem.gradient, problem.initial)
         self.optimizer = oracle.SGD(**settings)
+        if refreshed:
+            self.refresh()
 
     @property
     def batches(self):

@@ -270,8 +270,7 @@ def test_counters():
 
 
 def test_what_is_read_is_a_copy():
-    net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
+    net, _, trainer = make(data=BATCHES)
     before = everything(trainer, net)
     for held in (trainer.snapshot, trainer.full_grads):
         assert list(held) == trainer._params
@@ -289,8 +288,7 @@ def test_what_is_read_is_a_copy():
 @pytest.mark.parametrize("kind", [list, tuple])
 def test_step_returns_what_the_closure_returned(kind):
     """That of its last call, at the current weights: the snapshot comes first."""
-    net, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
+    net, loss_of, trainer = make(data=BATCHES)
     weight, seen = parameters(net)[0], []
     weight.data()[:] += 1
     expected = loss_of(ALL[:6]).asnumpy()
@@ -368,16 +366,10 @@ def test_a_trainer_is_shown_with_where_it_stands(cls):
 @each_method
 def test_a_copy_of_the_best_network(case):
     """On 1.9.1 its parameters know their trainer. 2.0 itself copies layers, and not sequences."""
-    play = trained(case)
+    play = Play(case, refreshed=True)
+    play.epoch((0, 1))
     best, expected = copy.deepcopy(play.net[0]), play.net[0].weight.data().asnumpy()
     play.refresh()
     play.update(1)
     assert distance([play.net[0].weight.data().asnumpy()], [expected]) > 0
     assert_unchanged([expected], [best.weight.data().asnumpy()])
-
-
-def trained(case):
-    play = Play(case)
-    play.refresh()
-    play.epoch((0, 1))
-    return play

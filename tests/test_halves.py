@@ -42,9 +42,7 @@ def test_a_layer_that_no_minibatch_reaches_moves_by_its_mean(case, how, devices)
 @each_method
 def test_a_layer_that_no_minibatch_reaches_is_stale(case, how, refreshed):
     """As with `gluon.Trainer`; minibatches that accumulate may reach different ones."""
-    play = Play(case, PARTLY, how, settings=RATE)
-    if refreshed:
-        play.refresh()
+    play = Play(case, PARTLY, how, settings=RATE, refreshed=refreshed)
     for _ in range(2):
         with pytest.raises(UserWarning, match="has not been updated by backward since last"):
             play.update(*((0, 2) if how == "add" else (0,)))
@@ -57,8 +55,7 @@ def test_a_layer_that_no_minibatch_reaches_is_stale(case, how, refreshed):
 @each_method
 def test_a_stale_gradient_can_be_tried_again(case, is_half, devices):
     """Without the stale ones. Gradients are reduced once."""
-    play = Play(case, PARTLY, devices=devices, settings=RATE)
-    play.refresh()
+    play = Play(case, PARTLY, devices=devices, settings=RATE, refreshed=True)
     update = play.trainer.update if is_half else play.trainer.step
     for number in (1, 0, 3, 2, 0):
         play.correct(number)
@@ -106,8 +103,8 @@ def test_a_parameter_that_no_loss_depends_on_stays(case):
 @pytest.mark.parametrize("how, devices", [("step", TWO), ("add", None), ("add", TWO)])
 def test_a_backward_at_the_snapshot(name, how, devices):
     """It writes gradients, or adds them, as the user has set, and leaves no mark behind."""
-    play = Play(WITH_STORED[name], PARTLY, how, devices, settings=RATE, ignores_stale=True)
-    play.refresh()
+    settings = {"settings": RATE, "ignores_stale": True, "refreshed": True}
+    play = Play(WITH_STORED[name], PARTLY, how, devices, **settings)
     play.epoch((1, 3))
     kit.clear(play.net)
     backward(lambda: play.loss_of(BATCHES[4]))
@@ -187,8 +184,7 @@ def test_the_users_own_backward_before_the_update(case):
 @each_method
 def test_the_users_own_backward(case):
     """It adds before an estimate and after it, and a refresh leaves all of it."""
-    play = Play(case, how="add")
-    play.refresh()
+    play = Play(case, how="add", refreshed=True)
     own, _ = PROBLEM.gradient(PROBLEM.initial, BATCHES[1])
     backward(lambda: play.loss_of(BATCHES[1]))
     play.correct(0)
@@ -298,11 +294,9 @@ def test_a_random_history(seed, tmp_path):
         assert history.distance() < 1e-9, f"{name}, {adds}, {devices}, seed {seed}, {number}"
 
 
-def played(case=WITH_STORED["SVRG"], how="step", devices=None, refresh=True):
+def played(case=WITH_STORED["SVRG"], how="step", devices=None, refreshed=True):
     """A training whose method has a state, unless it needs a refresh for it."""
-    play = Play(case, PROBLEM, how, devices)
-    if refresh:
-        play.refresh()
+    play = Play(case, PROBLEM, how, devices, refreshed=refreshed)
     play.follow(1, 3, 1, 0)
     return play
 
@@ -372,8 +366,7 @@ def test_an_estimate_that_is_zero_is_not_one_that_was_dropped(name):
 @pytest.mark.parametrize("change", ["grad_req", "dtype"])
 @each_method
 def test_new_arrays_between_the_halves_of_a_step(case, change):
-    play = Play(case)
-    play.refresh()
+    play = Play(case, refreshed=True)
     play.correct(0)
     if change == "dtype":
         play.net.cast("float32")
@@ -395,7 +388,7 @@ def initialize(play, chosen=slice(None)):
 @pytest.mark.parametrize("chosen", [slice(None), slice(2, 3)], ids=["all", "one"])
 def test_new_values_in_new_arrays(case, how, devices, chosen):
     """The full gradient, the table, or the state of steps alone, is that of another network."""
-    play = played(case, how, devices, refresh=False)
+    play = played(case, how, devices, refreshed=False)
     for go_on in (Play.discard, Play.refresh, Play.discard):
         initialize(play, chosen)
         if play.trainer.num_snapshots or not case.needs_refresh:  # the plain optimizer has no state

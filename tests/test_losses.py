@@ -179,8 +179,7 @@ def test_a_refresh_finds_a_closure_that_does_not_repeat(case, bad):
 @comparing
 def test_the_first_step_after_a_refresh_finds_it(case, bad, half, devices):
     """The weights are those of the snapshot, or of the row: so the losses must be the same."""
-    play = Play(case, devices=devices)
-    play.refresh()
+    play = Play(case, devices=devices, refreshed=True)
     closure = bad(play)
     with noticed(), play.refuses(RuntimeError, "mini-batch"):
         if half:
@@ -247,8 +246,7 @@ def test_under_the_lock_the_first_estimates_are_the_full_gradient(lock_random, h
 
 
 def test_setting_the_lock_compares_once_more():
-    _, loss_of, trainer = make(rate=0.0)
-    trainer.update_full_grads(loss_of, EIGHTS)
+    _, loss_of, trainer = make(rate=0.0, data=EIGHTS)
     for calls in (4, 2, 4):
         counted = kit.counted(loss_of)
         trainer.step(8, closure=lambda: counted(EIGHTS[0]))

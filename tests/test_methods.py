@@ -162,9 +162,8 @@ def test_never_silently_plain(case):
 
 @each_method
 def test_counters_and_the_loss_that_a_step_returns(case):
-    play = Play(case)
+    play = Play(case, refreshed=True)
     trainer = play.trainer
-    play.refresh()
     assert (trainer.num_snapshots, trainer.inner_steps, trainer.grad_evaluations) == (1, 0, 23)
     play.epoch((0, 1))  # the first may compute losses once more, to check
     before, play.loss_of = trainer.grad_evaluations, kit.counted(play.loss_of)
@@ -298,8 +297,7 @@ def test_a_file_of_gluon_trainer_starts_anew(case, tmp_path):
     _, loss_of, plain = kit.make(PROBLEM, cls=gluon.Trainer, settings=SETTINGS)
     plain_step(plain, lambda: loss_of(BATCHES[0]), 5)
     plain.save_states(str(tmp_path / "states"))
-    play = Play(case)
-    play.refresh()
+    play = Play(case, refreshed=True)
     play.epoch((0, 1, 2))
     assert play.trainer.inner_steps == 3
     play.trainer.load_states(tmp_path / "states")
