@@ -6,7 +6,6 @@ from functools import partial
 import kit
 import numpy as np
 import pytest
-from kit import plain_step
 from mxnet import gluon
 from problems import Dense
 
@@ -86,15 +85,14 @@ def test_the_coins_of_loopless():
 @pytest.mark.parametrize("by", ["discard", "a file without a snapshot", "a file of gluon.Trainer"])
 @pytest.mark.parametrize("refresh", [EverySteps(5), EverySteps(5, factor=2), Loopless(1e-9)])
 def test_a_trainer_without_a_snapshot_is_asked_for_one(refresh, by, tmp_path):
-    _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
+    _, loss_of, trainer = make(data=BATCHES)
     assert not refresh.due(trainer)
     if by == "discard":
         trainer.discard_snapshot()
     else:
         is_plain = by == "a file of gluon.Trainer"
         _, other_loss_of, other = make(cls=gluon.Trainer if is_plain else SVRGTrainer)
-        plain_step(other, lambda: other_loss_of(BATCHES[0]), 5)
+        kit.plain_step(other, lambda: other_loss_of(BATCHES[0]), 5)
         other.save_states(str(tmp_path / "states"))
         trainer.load_states(tmp_path / "states")
     for _ in range(2):
@@ -127,8 +125,7 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
     """Two of a kind are known by their seeds, or by their order."""
     saved, resumed = make_all(False), make_all(True)
     same = sorted(resumed, key=lambda one: one.seed) if len(resumed) > 1 else resumed
-    _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
+    _, _, trainer = make(data=BATCHES)
     for count, one in enumerate(saved, 1):
         if isinstance(one, sampler):  # schedules register themselves
             trainer.register(one)
@@ -146,19 +143,15 @@ def test_what_is_remembered_is_saved_with_the_trainer(make_all, register_first, 
 
 
 class Asked:
-    """A schedule of a user, with a counter."""
-
     def __init__(self, every):
         self.every, self.asked = every, 0
 
 
-@pytest.mark.parametrize(
+@kit.table(
     "make_all",
-    [
-        lambda: [Asked(5), Asked(9)],
-        lambda: [sampler(9, 3, seed=1), sampler(9, 3, seed=2)],
-        lambda: [Loopless(0.5, seed=1), Loopless(0.5, seed=2)],
-    ],
+    lambda: [Asked(5), Asked(9)],
+    lambda: [sampler(9, 3, seed=1), sampler(9, 3, seed=2)],
+    lambda: [Loopless(0.5, seed=1), Loopless(0.5, seed=2)],
 )
 @pytest.mark.parametrize("register_first", [True, False])
 def test_counters_that_are_zero(make_all, register_first, tmp_path):
@@ -166,7 +159,7 @@ def test_counters_that_are_zero(make_all, register_first, tmp_path):
     pairs = []
     for number in range(2):
         _, _, trainer = make()
-        (one, other), counter = make_all(), "draws"
+        one, other = make_all()
         counter = next(name for name in ("asked", "draws") if name in vars(one))
         pairs.append((one, other))
         if number and not register_first:
@@ -213,23 +206,10 @@ def test_partial_sampler(replacement):
     assert len(sampler(50, lambda draw: 10 * 1.5**draw)) == 10
 
 
-def test_a_full_gradient_over_part_of_the_data():
-    net, _, trainer = make()
-    data = gluon.data.ArrayDataset(PROBLEM.X.astype("float32"), PROBLEM.y.astype("float32"))
-    loader = gluon.data.DataLoader(data, batch_size=4, sampler=sampler(len(data), 9, seed=5))
-    loss_function = PROBLEM.loss_function()
-    trainer.update_full_grads(lambda X, y: loss_function(net(X), y), loader)
-    chosen = np.array(list(sampler(len(data), 9, seed=5)))
-    for p, g in zip((net[0].weight, net[0].bias), PROBLEM.gradient(PROBLEM.initial, chosen)[0]):
-        np.testing.assert_allclose(trainer.full_grads[p][0].asnumpy(), g / 9, atol=1e-5)
-    assert trainer.grad_evaluations == 9
-
-
 @pytest.mark.parametrize("refresh", [lambda: Loopless(0.3), lambda: EveryEpochs(5)])
 def test_what_waits_for_its_schedule_is_saved_again(refresh, tmp_path):
     asked, again = refresh(), refresh()
-    _, loss_of, trainer = make()
-    trainer.update_full_grads(loss_of, BATCHES)
+    _, _, trainer = make(data=BATCHES)
     ask(asked, trainer, 1)
     trainer.save_states(tmp_path / "0")
     for number in range(2):  # saved before the schedule is asked

@@ -9,7 +9,6 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import assert_unchanged, backward, split_at
 from mxnet import gluon
 from plays import BATCHES, CASES, PROBLEM, TWO, WITH_STORED, Play
 from problems import array, contexts, distance, flat, parameters, values
@@ -27,9 +26,8 @@ both = pytest.mark.parametrize("case", [TABLES["SAGA"], TABLES["SAG"]], ids=["SA
 def test_the_mean_is_that_of_the_rows(case, count, refresh, small, monkeypatch):
     """Each row is the gradient at the weights of its last visit. Indices may have gaps."""
     monkeypatch.setattr("gluon_svrg.passes.columns.SMALL", small)
-    play = Play(case, devices=contexts(count), split=split_at([0.1, 0.5][3 - count :]))
-    if refresh:
-        play.refresh()
+    split = kit.split_at([0.1, 0.5][3 - count :])
+    play = Play(case, devices=contexts(count), split=split, refreshed=refresh)
     for number in (3, 3, 0, 4, 0, 0, 1, 4, 3):
         index, row = BATCHES[number], np.int64(number if refresh else 10 * number)
         play.trainer.step(len(index), closure=lambda: play.loss_of(index), batch_index=row)
@@ -39,8 +37,8 @@ def test_the_mean_is_that_of_the_rows(case, count, refresh, small, monkeypatch):
 
 def test_the_mean_of_the_table_does_not_drift():
     """Where nothing moves, steps leave it: ``(g - r) + S`` is exact, ``(S + g) - r`` is not."""
-    play = Play(TABLES["SAGA"], dtype="float32", settings={"learning_rate": 0.0})
-    play.refresh()
+    settings = {"learning_rate": 0.0}
+    play = Play(TABLES["SAGA"], dtype="float32", settings=settings, refreshed=True)
     before = kit.full_gradients(play.trainer, play.net)
     for _ in range(300):
         play.step_alone(4)  # 3 of 23 loss entries
@@ -65,8 +63,7 @@ def test_the_progress_bar_shows_the_bytes(capfd):
 )
 @each_table
 def test_a_wrong_index(case, index, error, message):
-    play, drawn = Play(case, lock_random=True), set()
-    play.refresh()
+    play, drawn = Play(case, lock_random=True, refreshed=True), set()
     for _ in range(2):  # before and after the check of the first row
         with play.refuses(error, message):
             play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[0]), batch_index=index)
@@ -156,7 +153,7 @@ def test_the_first_row(case, others):
     if others == "weights_have_moved":
         net[0].bias.set_data(net[0].bias.data() + 1)
     elif others == "statistics_have_moved":
-        backward(lambda: play.loss_of(BATCHES[0]))
+        kit.backward(lambda: play.loss_of(BATCHES[0]))
     refused = pytest.raises(RuntimeError, match="was the data reshuffled")
     with nullcontext() if others == "weights_have_moved" else refused:
         play.trainer.step(5, closure=lambda: play.loss_of(BATCHES[2]), batch_index=1)
@@ -172,9 +169,8 @@ def test_no_check_of_the_first_row():
 
 @each_table
 def test_a_row_of_as_many_entries_on_other_devices(case):
-    play = Play(case, devices=TWO, split=split_at([0.4]))
-    play.refresh()
-    other = PROBLEM.closure(play.net, "float64", TWO, split_at([0.6]))
+    play = Play(case, devices=TWO, split=kit.split_at([0.4]), refreshed=True)
+    other = PROBLEM.closure(play.net, "float64", TWO, kit.split_at([0.6]))
     with pytest.raises(ValueError, match=r"had \[2, 3\] .* returned \[3, 2\]"):
         play.trainer.step(5, closure=lambda: other(BATCHES[0]), batch_index=0)
 
@@ -206,7 +202,7 @@ def cosine_distance(rows):
     return np.mean(pairs) if pairs else np.nan
 
 
-@pytest.mark.parametrize("split", [None, split_at([0.4])], ids=["one device", "two devices"])
+@pytest.mark.parametrize("split", [None, kit.split_at([0.4])], ids=["one device", "two devices"])
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_against_numpy(case, split):
     """Of v and of the control variate g - v; on one device, a table has empty rows."""
@@ -217,8 +213,8 @@ def test_against_numpy(case, split):
     play.correct(1)
     before = kit.everything(play.trainer, play.net), kit.gradients(play.net)
     found = variance(play.trainer, play.loss_of, BATCHES)  # changes nothing, also in mid-step
-    assert_unchanged(before[0], kit.everything(play.trainer, play.net))
-    assert_unchanged(before[1], kit.gradients(play.net))
+    kit.assert_unchanged(before[0], kit.everything(play.trainer, play.net))
+    kit.assert_unchanged(before[1], kit.gradients(play.net))
     play.trainer.step(5)  # the gradients are still fresh
     counts, now = np.array(list(map(len, BATCHES))), play.twin.weights
     plain = [flat(PROBLEM.gradient(now, index)[0]) for index in BATCHES]
