@@ -30,6 +30,7 @@ Y = X @ RNG.normal(size=5) + 0.3 * RNG.normal(size=100)
 MINIMUM = np.linalg.lstsq(np.c_[X, np.ones(100)], Y, rcond=None)[1].item() / 200
 CLASSES = (Y > 0).astype("int64")
 SQUARE, SOFTMAX = gluon.loss.L2Loss(), gluon.loss.SoftmaxCrossEntropyLoss()
+BINARY = gluon.loss.SigmoidBinaryCrossEntropyLoss()
 dense, DROP = partial(gluon.nn.Dense, 1), gluon.nn.Dropout(0.5)
 QUICK = {"batch_size": 16, "seeds": 2, "passes": 6, "progress": False}
 ONE_RATE = {**QUICK, "learning_rates": [0.03], "seeds": 1}
@@ -446,9 +447,8 @@ def test_labels_from_one_and_gradients_that_add():
 
 def test_a_start_beside_zero():
     """There MXNet's sigmoid cross entropy has another gradient, and L-BFGS stays for long."""
-    bce = gluon.loss.SigmoidBinaryCrossEntropyLoss()
     settings = {"new_net": partial(dense, weight_initializer="zeros"), **ONE_RATE}
-    call = ["sgd", "lbfgs"], (X, CLASSES), lambda net, X, y: bce(net(X), y)
+    call = ["sgd", "lbfgs"], (X, CLASSES), lambda net, X, y: BINARY(net(X), y)
     found = regression(*call, **settings)
     (one,), (other,) = found.chosen.values()
     assert one.curve[0]["loss"] == other.curve[0]["loss"] == pytest.approx(np.log(2), rel=1e-2)
@@ -600,8 +600,9 @@ def test_the_lock_of_random_numbers(is_random, steps):
 
 def test_lbfgs_ends_where_it_was_accepted():
     """Its passes may be over within a line search."""
-    bce = gluon.loss.SigmoidBinaryCrossEntropyLoss()
-    found = regression(["lbfgs"], (X, CLASSES), lambda net, X, y: bce(net(X), y), passes=8, seeds=3)
+    found = regression(
+        ["lbfgs"], (X, CLASSES), lambda net, X, y: BINARY(net(X), y), passes=8, seeds=3
+    )
     for each in found.chosen["lbfgs"]:
         assert (np.diff(each.of("loss")) <= 0).all()
 
