@@ -16,7 +16,6 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
-from gluon_svrg.curvature.direction import Direction, HostDirection
 from gluon_svrg.curvature.nystrom import NystromApproximation, inverse_of
 from gluon_svrg.curvature.preconditioner import Step, _products
 from gluon_svrg.curvature.step_size import DEFAULT, StepSizeController, Sums
@@ -250,38 +249,6 @@ def test_the_largest_curvature_in_float32():
     part._direction.apply(1.0, 1.0, 1.0, 0.0)
     found = flat([p.grad().asnumpy() for p in run.trainer._params])
     np.testing.assert_allclose(found, inverse_of(P)(v), rtol=0, atol=1e-4)
-
-
-@pytest.mark.parametrize("script", [[1], [23], [23, "refresh", 23, "refresh", 23]])
-@kit.table("size, entries, scale", (1e3, 4.0, 8.0), (0.0, 4, 1), (np.nan, 9, 1), (np.inf, 9, 2))
-def test_the_direction_on_the_host(script, size, entries, scale):
-    """It is that on the device: shortened or not, without P or a snapshot, and not finite."""
-    run = Run(settings={"wd": 0.1})
-    run.play(script)
-    part = run.trainer._method.preconditioner
-    bound, found = part.controller.step_bound, []
-    full = part._method.mean.vector() if part._method.mean else 0 * part.decays
-    for kind in (Direction, HostDirection):
-        part._direction = direction = kind(part._network, part.decays)
-        part._upload()
-        rng = np.random.RandomState(0)
-        for each in (1.0, size):
-            row = each * rng.randn(len(full)) + (full * entries * scale if not each else 0)
-            put(part._network, row)
-            if kind is Direction:
-                direction.apply(entries, 9.0, scale, bound, False)
-            else:
-                w = part._weights(part._network)
-                about = w, part._inverse, entries, 9.0, scale, bound
-                row, factor = direction.compute(*about)
-                assert bool(factor) == np.isfinite(each)
-                direction.replace(row * scale if factor else row)
-            direction.slot += 1
-        sums = direction.sums(1)
-        sums = sums if np.isfinite(size) else not np.isfinite(sums.squared)
-        found.append((sums, flat([p.grad().asnumpy() for p in part._network.trainable])))
-    for on_device, on_host in zip(*found):
-        np.testing.assert_allclose(on_host, on_device, rtol=1e-9, atol=1e-12)
 
 
 def put(network, row):
