@@ -222,7 +222,9 @@ def test_trajectory_in_every_way(settings):
     (0, [1.2, 0, 11 / 12, "refresh"]),  # it has risen, but not with the weight decay
     (0, [*[*range(23), "refresh"] * 3, *range(23), 1.1, *[3] * 13]),  # a small rise
     (0, [*range(23), "refresh", *range(8), 1.6, *[3] * 13]),  # to below the loss at the start
+    (0, [*range(23), "refresh", 2.6, *[3] * 9]),  # a rise of three steps, not of eight
     (0, [*range(23), "refresh", *[22] * 6]),  # smaller mini-batches than before
+    (0, [*range(16), "refresh", *[*range(20)] * 3]),  # the rate falls, rises, and falls again
 )
 def test_trajectory_by_hand(backs, script):
     """Refreshes, also in mid-measurement; jumps by factors; steps, the largest gradient first."""
