@@ -46,7 +46,7 @@ BREAKS = {
     # The preconditioner
     "curvature/nystrom.py": [
         ("(float(self.S.min()) if self.has_all else 0.0)", "0.0", "curvature all_directions"),
-        ("np.maximum(sign * self.inv", "np.maximum(self.inv", "curvature inverse_root"),
+        ("np.maximum(sign * self.inv", "np.maximum(self.inv", "preconditioner in_every_way"),
         ("float(S.sum()) / entries)", "0.0)", "curvature test_nystrom"),
         ("decay + floor, shift", "floor, shift", "curvature test_nystrom"),
         ("entries / ENTRIES_PER_DIRECTION", "entries", "curvature test_nystrom"),
