@@ -5,7 +5,6 @@ import mxnet as mx
 import numpy as np
 import oracle
 import pytest
-from kit import Asymmetric, assert_unchanged
 from mxnet import gluon
 from plays import TWO
 from problems import IS_NUMPY_LIKE, array
@@ -15,8 +14,6 @@ from gluon_svrg.prox import L1, Box, ElasticNet, GroupLasso
 
 
 class Failing(L1):
-    """An operator that can be made to fail."""
-
     fails = False
 
     def __call__(self, weight, step):
@@ -143,7 +140,7 @@ PROBLEMS = {
         by_gradients(lambda w, step: oracle.group_lasso(w, step, 0.1, 0)),
         lambda w: 0.1 * np.linalg.norm(w, axis=0).sum()),
     "a user's": (
-        "diabetes", Asymmetric(5.0), by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
+        "diabetes", kit.Asymmetric(5.0), by_gradients(lambda w, step: w - np.clip(w, 0, 5 * step)),
         lambda w: 5 * np.maximum(w, 0).sum()),
 }  # fmt: skip
 
@@ -235,13 +232,13 @@ def test_objective_in_history(operator):
         np.testing.assert_allclose(line["objective"], expected, rtol=1e-6)
 
 
-@pytest.mark.parametrize("operator", [L1(0.2), Asymmetric(5.0)])
+@pytest.mark.parametrize("operator", [L1(0.2), kit.Asymmetric(5.0)])
 def test_devices_and_files(operator, tmp_path):
     """Devices have the same bits at all times, and a new trainer goes on from a file with them."""
     first, second = (Training(*regression(), operator, devices=TWO, dtype="float32") for _ in "12")
 
     def compare():
-        assert_unchanged(*([p.data(d).asnumpy() for p in first.parameters] for d in TWO))
+        kit.assert_unchanged(*([p.data(d).asnumpy() for p in first.parameters] for d in TWO))
 
     first.train(3, after=compare)
     first.epoch(steps=21)
@@ -256,7 +253,7 @@ def test_devices_and_files(operator, tmp_path):
     assert last[0].loss_increases == last[1].loss_increases
     for each in (first, second):
         each.epoch(steps=9)
-    assert_unchanged(*(kit.everything(each.trainer, each.net) for each in (first, second)))
+    kit.assert_unchanged(*(kit.everything(each.trainer, each.net) for each in (first, second)))
     assert first.trainer.history == second.trainer.history
 
 
@@ -442,7 +439,7 @@ def test_a_reduction_that_fails():
         Failing.fails = False
     with pytest.raises(RuntimeError, match=r"update\(\)"):
         made.trainer.update(16)
-    assert_unchanged(before, made.w)
+    kit.assert_unchanged(before, made.w)
     twin = Training(*regression(), {".*": L1(0.1)}, wd=0.02).train(12)
     np.testing.assert_allclose(made.train(10).w, twin.w, rtol=1e-6, atol=1e-9)
 
@@ -469,7 +466,7 @@ def test_calls_that_an_interrupt_repeats():
     def again():
         part, before = made.trainer._method.preconditioner, made.w
         part.commit(part._pending[-1])
-        assert_unchanged(before, made.w)
+        kit.assert_unchanged(before, made.w)
         zeros.append((made.w == 0).sum())
 
     made.train(2, after=again)

@@ -12,7 +12,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
-from kit import assert_unchanged, plain_step
 from mxnet import gluon
 from mxnet.gluon.loss import L2Loss
 from mxnet.lr_scheduler import FactorScheduler
@@ -128,7 +127,7 @@ def test_the_step_has_the_rate_of_the_update():
         p.lr_mult = factor
     play.optimizer = Proximal([L1_TWIN] * 4, ours, lr_mult=lr_mult)
     play.run()
-    assert_unchanged(values(play.net)[3:], PROBLEM.initial[3:])  # its learning rate is zero
+    kit.assert_unchanged(values(play.net)[3:], PROBLEM.initial[3:])  # its learning rate is zero
     play = start(CASES["SVRG"], L1(0.3), learning_rate=9.0)
     for rate in (0.3, 0.05):
         play.trainer.set_learning_rate(rate)
@@ -146,7 +145,7 @@ def test_all_ways_of_a_step():
     twins = [lambda w, step: w * (1 - step)] * 4
     play = start(CASES["SVRG"], Halved(), twins, learning_rate=0.5)
     for number, index in enumerate(BATCHES[:4]):
-        plain_step(play.trainer, lambda: play.loss_of(index), 5)
+        kit.plain_step(play.trainer, lambda: play.loss_of(index), 5)
         play.twin.step(play.optimizer, index)
         play.how = ("step", "halves")[number % 2]
         play.follow(number)
@@ -164,7 +163,7 @@ def test_a_none_is_no_prox(name):
         play.epoch(range(5))
         found.append(values(play.net))
     for other in found[1:]:
-        assert_unchanged(found[0], other)
+        kit.assert_unchanged(found[0], other)
 
 
 @pytest.mark.parametrize("as_list", [False, True])
@@ -187,10 +186,10 @@ def test_parameters_that_the_optimizer_leaves_alone():
     trainer = SVRGTrainer(listed, "sgd", {"learning_rate": RATE}, prox=Box(-0.1, 0.1))
     with pytest.raises(UserWarning, match="stale"):
         kit.one_epoch(trainer, loss_of, BATCHES)
-    assert_unchanged(values(net), PROBLEM.initial)
+    kit.assert_unchanged(values(net), PROBLEM.initial)
     parameters(net)[0].grad_req = "null"
     trainer.step(5, True, closure=lambda: loss_of(BATCHES[0]))
-    assert_unchanged(values(net)[:1], PROBLEM.initial[:1])
+    kit.assert_unchanged(values(net)[:1], PROBLEM.initial[:1])
     assert max(np.abs(w).max() for w in values(net)[1:]) <= 0.1
     np.testing.assert_array_equal(other.weight.data().asnumpy(), 0.5)
 
@@ -204,7 +203,7 @@ def test_a_step_that_does_not_update(cls):
         trainer.step(kit.Indivisible(5), closure=lambda: loss_of(BATCHES[0]))
     kit.scale_losses(trainer)
     trainer.step(5, closure=lambda: loss_of(BATCHES[0]) * 1e38)
-    assert_unchanged(before, values(net))
+    kit.assert_unchanged(before, values(net))
     trainer._amp_loss_scaler._loss_scale = trainer._amp_loss_scaler._next_loss_scale = 2.0**8
     kit.one_epoch(trainer, loss_of, BATCHES[:1])
     assert max(np.abs(w).max() for w in values(net)) <= np.float32(0.1)

@@ -6,7 +6,6 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import assert_unchanged, plain_step
 from mxnet import gluon
 from plays import BATCHES, PROBLEM, TWO, WITH_STORED, Play
 from problems import Dense, values
@@ -92,7 +91,7 @@ def resumes(moment, folder, into=NEW, **kwargs):
         resumed.play(earlier)  # what it has is forgotten
         resumed.load(folder, order)
         resumed.play(after)
-        assert_unchanged(straight.everything(), resumed.everything())
+        kit.assert_unchanged(straight.everything(), resumed.everything())
 
 
 @pytest.mark.parametrize("method", WITH_STORED)
@@ -127,7 +126,7 @@ def test_the_statistics_of_each_device(tmp_path):
     resumed.load(tmp_path)
     rows = ([*run.trainer.snapshot.values()] for run in (straight, resumed))
     found = [[value.asnumpy() for row in each for value in row] for each in rows]
-    assert_unchanged(*found)
+    kit.assert_unchanged(*found)
     assert sum(not np.array_equal(*pair) for pair in zip(found[0][::2], found[0][1::2])) == 2
 
 
@@ -155,11 +154,11 @@ def test_what_waits_for_deferred_parameters(first, tmp_path):
         resumed.play([2 if first == "step" else first])
         assert max(np.abs(u.states[0].asnumpy()).max() for u in resumed.trainer._updaters) > 0
     resumed.load(tmp_path)
-    assert_unchanged(*(kit.everything(run.trainer, run.net) for run in (straight, resumed)))
+    kit.assert_unchanged(*(kit.everything(run.trainer, run.net) for run in (straight, resumed)))
     assert straight.trainer.lock_random == resumed.trainer.lock_random
     for run in (straight, resumed):
         run.play([3, 4, 0])
-    assert_unchanged(straight.everything(), resumed.everything())
+    kit.assert_unchanged(straight.everything(), resumed.everything())
 
 
 WIDE = Dense("classification", hidden=(5,), samples=205, seed=42)  # so many, for a rank of 3
@@ -226,7 +225,7 @@ def test_schedules_resume(tmp_path):
         for run in (straight, resumed):
             run.play(["refresh", 0, 1, 2, 3])
         assert straight.trainer.learning_rate < 0.2
-        assert_unchanged(straight.everything(), resumed.everything())
+        kit.assert_unchanged(straight.everything(), resumed.everything())
     for coefficient, message in (
         (1.0, "its coefficient was of another kind"),
         (Linear(1.0, 3), "the coefficient was Falling and is Linear here"),
@@ -248,7 +247,7 @@ def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
         made.append(kit.make(PROBLEM, "float32", devices, optimizer=optimizer, **kwargs))
     nets, closures, (plain, svrg, back) = zip(*made)
     for index in BATCHES:
-        plain_step(plain, lambda: closures[0](index), len(index))
+        kit.plain_step(plain, lambda: closures[0](index), len(index))
     plain.save_states(str(tmp_path / "plain"))
     nets[0].save_parameters(str(tmp_path / "weights"))
     for net in nets[1:]:
@@ -257,9 +256,9 @@ def test_files_of_gluon_trainer(optimizer, devices, tmp_path):
     svrg.export_optimizer_states(tmp_path / "export")
     back.load_states(str(tmp_path / "export"))
     for index in BATCHES:
-        plain_step(plain, lambda: closures[0](index), len(index))
+        kit.plain_step(plain, lambda: closures[0](index), len(index))
         svrg.step(len(index), closure=lambda: closures[1](index))
-        plain_step(back, lambda: closures[2](index), len(index))
+        kit.plain_step(back, lambda: closures[2](index), len(index))
     for device in devices or [None]:
         for net in nets[1:]:
-            assert_unchanged(values(nets[0], device), values(net, device))
+            kit.assert_unchanged(values(nets[0], device), values(net, device))

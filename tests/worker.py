@@ -17,7 +17,6 @@ import kit
 import mxnet as mx
 import numpy as np
 import pytest
-from kit import backward
 from mxnet import gluon
 from oracle import ServerSGD
 from plays import SETTINGS, WITH_STORED, Play
@@ -339,7 +338,7 @@ def overtaken(kvstore="dist_sync"):
     who.init(list(others), list(others.values()))
     still = {"learning_rate": 0.0}  # so the weights stay
     trainer = SVRGTrainer([layer.weight], "sgd", still, kvstore=who)
-    backward(lambda: layer(array(np.ones((1, 2)), "float32")))
+    kit.backward(lambda: layer(array(np.ones((1, 2)), "float32")))
     mx.nd.waitall()
     for key, other in others.items():
         who.pull(key, out=other)
