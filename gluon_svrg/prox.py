@@ -39,7 +39,7 @@ from .kvstore.kinds import parameters_of
 
 __all__ = ["L1", "Box", "ElasticNet", "GroupLasso", "Prox"]
 
-_LEAST = sys.float_info.min  # MXNet's operators refuse smaller numbers
+_LEAST = sys.float_info.min  # MXNet's operators refuse smaller ones but 0
 
 
 class Prox:
@@ -299,7 +299,7 @@ class Box(Prox):
                 raise TypeError(f"{name} must be a number, got {type(value).__name__}.")
         if not (self.low <= self.high and self.low < inf and self.high > -inf):
             raise ValueError(
-                f"{self} holds no number: low must not be above high, nor both infinite."
+                f"{self} holds no number: low must not be above high, nor both inf or -inf."
             )
 
     def __call__(self, weight: NDArray, step: float) -> NDArray:

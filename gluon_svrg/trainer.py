@@ -55,7 +55,7 @@ class Progress:
         self.num_snapshots = 0  # over the whole training
         self.inner_steps = 0  # since the last refresh, those after which there is a reference
         self.steps = 0  # steps over the whole training
-        self.grad_evaluations = 0  # loss entries that this worker has differentiated
+        self.grad_evaluations = 0  # loss entries that this trainer has differentiated
         self.compared = False  # whether losses need not be compared until the next refresh
         self.history: list[dict[str, Any]] = []  # what was measured at each refresh
 
@@ -104,8 +104,9 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
         the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
-        mini-batches of each refresh twice, and those of the step after it. If they differ, it
-        warns, and locks from then on.
+        mini-batches of each refresh twice, and those of the first step that compares. If they
+        differ, it warns, and locks from then on; under the lock, or from a stored gradient, it
+        raises an error.
     prox : Prox or dict, optional
         A penalty or bounds of `gluon_svrg.prox`, applied on the workers after each update (with a
         preconditioner it is a part of the direction); or one for each parameter or pattern of
@@ -214,9 +215,9 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
             Returns the loss of this mini-batch: an NDArray of shape ``(batch,)`` or any other, or a
             list or tuple of them, such as one for each device. It must compute the same loss each
             time: it is called twice if the method compares with other weights, last at the current
-            ones, and more often in a first step that compares, as a check, and in steps in which a
-            preconditioner measures. Leave it out after `correct_grads`, or after your own
-            backward where the optimizer is a plain one.
+            ones, and more often where parameters are deferred, in a first step that compares, as a
+            check, and in steps in which a preconditioner measures. Leave it out after
+            `correct_grads`, or after your own backward where the optimizer is a plain one.
         batch_index : int, optional
             The position of this mini-batch in the data, from 0, on each worker. `SAGATrainer` and
             `SAGTrainer` always need it; `SVRGTrainer` accepts it if gradients were stored, and
@@ -293,8 +294,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         ------
         TypeError, ValueError, IndexError
             If the closure is not callable, or its loss does not depend on these parameters; if the
-            index is missing, not wanted, out of range, or was used since the last update; if the
-            mini-batch has other loss entries than its stored gradient.
+            index is missing, not wanted, out of range, or with ``grad_req='add'`` was used since
+            the last update; if the mini-batch has other loss entries than its stored gradient.
         FloatingPointError
             If a preconditioner cannot measure the curvature.
         RuntimeError
@@ -329,7 +330,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         if self._loss_scaler is not None:
             self._loss_scale.let_optimizer_undo()
         self._progress.grad_evaluations += estimated.grad_evaluations
-        if self._method.table:
+        if self._method.table and terms is not PLAIN_GRADIENT:
             self._watch.row(batch_index is not None)
         if len(estimated.recorded.losses) > 1:
             self._watch.losses(estimated.recorded.losses)
@@ -397,7 +398,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     def _compare_losses(
         self, closure: Callable[[], Loss], reference: ParameterValues
     ) -> int | None:
-        """Compute the losses of a step twice, unless weights have left a snapshot; its seed."""
+        """The seed of a step, whose losses are compared, unless weights have left a snapshot."""
         here, lock = ParameterValues.here(self._network), self._lock
         with _kept_on_error(lock):
             is_known = self.num_snapshots > 0 and not reference.is_current()
@@ -439,7 +440,8 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         TypeError, ValueError
             If ``batch_size`` is not positive.
         RuntimeError
-            As `allreduce_grads`, or if that must come before.
+            If `correct_grads` or `allreduce_grads` must come before, or a backward has overwritten
+            the estimate.
         UserWarning
             As `step`.
         """
@@ -534,7 +536,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
         return bool(self._method.has_reference)
 
     def _check_intact(self, name: str) -> None:
-        """Raise unless the live gradients hold what `correct_grads` left."""
+        """Raise if `correct_grads` must come before, or its gradients were overwritten."""
         self._check_outside(name)
         method = self._method
         if self._pending.stage == NOTHING and (self._is_in_force() or method.needs_closure):
@@ -832,7 +834,7 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
 
     @property
     def grad_evaluations(self) -> int:
-        """The number of loss entries that this worker has differentiated, not in failed passes.
+        """The number of loss entries that this trainer has differentiated, not in failed passes.
 
         Divide it by the size of the worker's data for the number of data passes.
         """

@@ -49,7 +49,8 @@ class Variance:
         The same for the estimates.
     best_coefficient : float
         The factor of the subtracted term (for SVRG ``r - c mu``) that would minimize the variance,
-        for all parameters together; nan if that term does not vary.
+        for all parameters together; nan if that term does not vary. Of MARS only where it does not
+        clip.
     best_coefficients : dict
         The same for each parameter separately.
     distance : float
@@ -161,9 +162,8 @@ def variance(
     network, locked, scale = method.network, trainer._lock.locked, trainer._loss_scale.value
     here, moments = ParameterValues.here(network), _Moments(network.grads[0])
     m: Any = 0.0 if method.mean is None else method.mean.vector()
+    is_seeded = False
     with ExitStack() as stack:
-        if locked:
-            stack.callback(mx.random.seed, draw_seed())
         stack.enter_context(network.grads_kept())
         batches, _ = stack.enter_context(one_pass(data, progress=progress))
         for number, batch in enumerate(job.rearming(batches)):
@@ -173,6 +173,9 @@ def variance(
             coefficient, reference = abs(terms.b or terms.k), terms.reference
             if isinstance(reference, StoredGradient) and reference.seed is not None:
                 seed = reference.seed
+            if seed is not None and not is_seeded:
+                is_seeded = True
+                stack.callback(mx.random.seed, draw_seed())
             with network.outside.protected(gradients=True, search=True):
                 recorded, _ = gradient_at(here, closure, inputs, seed, scale)
                 g = _mean(network.grads, recorded.entries * scale)
@@ -226,7 +229,7 @@ class _Moments:
                 self._with_direction[n] += 1
 
     def result(self, parameters: list[Parameter], coefficient: float, distance: float) -> Variance:
-        """Turn sums into variances; ``d`` is the coefficient times the subtracted term."""
+        """Turn sums into variances; unclipped, ``d`` is the coefficient times that term."""
         means = self._plain / self._entries, self._difference / self._entries
         central = self._squares / self._entries - self._products(*means)
         best = [coefficient * _ratio(row[2], row[1]) for row in central.tolist()]

@@ -286,7 +286,7 @@ class Nystrom:
         self.first_rate = min(self.k.stable / self.L, at_most) if self.L else 0.0
         damping = self.first_rate * self.N / self.T
         self.momentum = 1 - np.clip(damping, self.k.least_damping, self.k.most_damping)
-        self.before, self.rises, self.secants, self.last = self.L, [], [], None
+        self.before, self.rises, self.secants = self.L, [], []
         self.noise = self.along = 0.0
 
     def begin(self, entries=0):
@@ -355,6 +355,7 @@ class Nystrom:
         self.P = self.P + sum(np.outer(row, row) for row in self.rows)
         self.known = min(rank + len(self.rows), len(self.w))
         self.has_P, self.Q, self.L, self.m, self.steps = True, None, 0.0, 0 * self.m, []
+        self.last = None
         self.set_pace()
 
     def step(self, *batches, size=None):
@@ -385,7 +386,7 @@ class Nystrom:
             u = (self.w - self.z) / rate
         self.m = momentum * self.m - rate * u
         self.w = self.w + (self.m if self.optimizer == "sgd" else momentum * self.m - rate * u)
-        if before is not None:
+        if before is not None and rate:
             settled = (self.penalty.strengths > 0) & (self.z == 0) & (before == 0)
             self.w = np.where(settled, 0.0, self.w)
         self.made += 1
@@ -476,7 +477,7 @@ class Nystrom:
             self.begin(self.all * max(now, 1))
             self.again = 2 * now + 1 if now else self.again
         self.refreshes, self.made, self.planned = self.refreshes + 1, 0, self.made
-        self.most = 0.0
+        self.most, self.last = 0.0, None
         self.set_pace()
 
 

@@ -352,8 +352,8 @@ def check_mean(play):
 COMPRESSION = {"compression_params": {"type": "2bit", "threshold": 0.5}}
 make = partial(kit.make, PROBLEM, devices=TWO)
 test_arguments_that_are_refused = kit.refusals(
-    (lambda: make(cls=SARAHTrainer, **COMPRESSION), ValueError, "would stay forever"),
-    (lambda: make(cls=MARSTrainer, exact=False, **COMPRESSION), ValueError, "would stay forever"),
+    (lambda: make(cls=SARAHTrainer, **COMPRESSION), ValueError, "keep the errors"),
+    (lambda: make(cls=MARSTrainer, exact=False, **COMPRESSION), ValueError, "keep the errors"),
     (lambda: make(cls=STORMTrainer, mixing=1.5), ValueError, "mixing .* and at most 1, got 1.5"),
     (lambda: make(cls=MARSTrainer, gamma=-1), ValueError, "gamma must be .*, at least 0, got -1"),
     (lambda: make(cls=MARSTrainer, beta=1.0), ValueError, "beta .* 1, in float32 too, got 1.0"),

@@ -16,6 +16,7 @@ from plays import STATIC, TWO
 from problems import IS_NUMPY_LIKE, Dense, Tied, Words, array, distance, flat, parameters, values
 
 from gluon_svrg import Nystrom, SVRGTrainer, saving
+from gluon_svrg.curvature.direction import Direction
 from gluon_svrg.curvature.nystrom import NystromApproximation, inverse_of
 from gluon_svrg.curvature.preconditioner import Step, _products
 from gluon_svrg.curvature.step_size import DEFAULT, StepSizeController, Sums
@@ -224,6 +225,7 @@ def test_trajectory_in_every_way(settings):
     (0, [*range(23), "refresh", *range(8), 1.6, *[3] * 13]),  # to below the loss at the start
     (0, [*range(23), "refresh", 2.6, *[3] * 9]),  # a rise of three steps, not of eight
     (0, [*range(23), "refresh", *[22] * 6]),  # smaller mini-batches than before
+    (1, [*range(4), "refresh"] * 4),  # a pair of steps before and after L is known
     (0, [*range(16), "refresh", *[*range(20)] * 3]),  # the rate falls, rises, and falls again
 )
 def test_trajectory_by_hand(backs, script):
@@ -441,7 +443,7 @@ def test_a_gradient_that_is_not_finite(actions, factor, prox):
     for each in (run, plain):
         each.play(actions)
     loss_of = run.loss_of
-    for count in (1, 2, 4):
+    for count in (1, 3, 4):
         run.loss_of = lambda index: factor * loss_of(index)
         with kit.noticed() as texts:
             run.play([count])

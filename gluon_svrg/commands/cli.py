@@ -19,7 +19,7 @@ from . import compare, join, launch
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status. An interrupt, or an error of usage, is one line."""
+    """Run a command; return its exit status. An interrupt or an expected error is one line."""
     options = parser().parse_args(arguments)
     name = f"gluon-svrg {options.command}"
     try:

@@ -6,10 +6,10 @@ that needs a learning rate tries some in factors of about 3, and trains with all
 a .csv or .tsv file, or one of them as .gz:
   UTF-8 text whose first line names the columns, separated by commas, semicolons, tabs or |. Rows
   without a target are left out. A text, or up to 20 whole numbers that repeat, are classes. ISO
-  dates (2024-12-31) become days. Numbers (True is 1), also those to predict, are scaled to mean 0
-  and variance 1, and missing ones become the mean of their column. All else is text: each value,
-  "missing" included, becomes an input of 0 and 1. The command lists the columns that it leaves out,
-  and why.
+  dates (2024-12-31) become days. Numbers (True is 1, if none is missing), also those to predict,
+  are scaled to mean 0 and variance 1, and missing ones become the mean of their column. All else is
+  text: each value, "missing" included, becomes an input of 0 and 1. The command lists the columns
+  that it leaves out, and why.
 
 for example:
   gluon-svrg compare digits --methods sgd,svrg,saga --learning-rates 0.03,0.1,0.3,1
@@ -63,7 +63,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("--seed", 0, "the first seed, of weights and the order of the samples"),
     ):
         add(name, type=type(default), default=default, help=f"{text} {shown}")
-    text = "samples in a mini-batch (default: rows / 256 to rows / 128, for svrg-nystrom rows / 32)"
+    text = "samples in a mini-batch (default: 32 to 1024, with svrg-nystrom about rows / 32)"
     add("--batch-size", type=int, help=text)
     add("--seconds", type=float, help="stop after this time, with partial results")
     add("--output", type=Path, default=Path("results"), help=f"the folder for the files {shown}")
@@ -189,7 +189,7 @@ class Problem:
         else:
             X, y, self.classes = read(Path(options.data), options.target, options.decimal)
         self.decay, self.l1 = options.weight_decay, options.l1
-        # A column of ones makes the bias a weight, with weight decay; L1 needs a bias without one.
+        # A column of ones makes the bias a weight, with weight decay. With L1 the layer has one.
         self.X = np.ascontiguousarray(X if self.l1 else np.c_[X, np.ones(len(X))])
         self.y = y if self.classes else scaled(y[:, None])[:, 0]
         self.outputs = self.classes if self.classes > 2 else 1

@@ -77,7 +77,7 @@ class Comparison:
             for name, trainings in self._all.items()
         }
         ends = min((self._ends[n] for n in self.chosen), key=lambda e: (np.median(e), max(e)))
-        lowest = max(ends[np.isfinite(ends)], default=inf)  # finite where most seeds are
+        lowest = max(ends[np.isfinite(ends)], default=inf)  # inf only where all seeds have diverged
         self._form = ".6g" if self._minimum is None else ".2g"
         first = self._curve(self.trainings[0])[0]
         self._levels = {f"{gap:g}": gap * first for gap in gaps if self._minimum is not None}
@@ -145,10 +145,11 @@ class Comparison:
 
     def __str__(self) -> str:
         minus = "" if self._minimum is None else f" minus the minimum, {self._minimum:.6g}"
+        level = next(iter(self._levels), "")
         said = [
             f"{self._what}: {self._search.objective}{minus}, after {self._search.problem.passes:g} "
             "data passes (gradients / samples); the median of all seeds",
-            *(["to 0.001 and so on: until the gap is that part of the first one"] if minus else []),
+            *([f"to {level}: until the gap is that part of the first one"] if minus else []),
             "learning rate: the best by that median, auto: its own; *: an end of those tried",
             "seconds: of one training; search: all other trainings of a method",
         ]

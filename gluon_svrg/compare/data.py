@@ -1,4 +1,4 @@
-"""The data of a comparison: mini-batches that follow from seed and size alone, and large chunks."""
+"""The data of a comparison: mini-batches, by seed, epoch and size alone, and large chunks."""
 
 from __future__ import annotations
 

@@ -127,12 +127,12 @@ def methods_of(
             if method.base not in NYSTROM:  # which sets the momentum, too
                 its_own: Any = next((given[key] for key in keys if key in given), {})
                 method.options = _options(its_own, method, l2)
+                used.update(keys)
             elif {name, what.lower()} & given.keys():
                 raise ValueError(f"{name!r} takes no options. Leave it out of optimizer_params.")
             method.penalty = {"wd": l2} if l2 and method.optimizer in PENALIZING else {}
             method.own.update({} if prox is None else {"prox": prox})
             contenders.append(method)
-            used.update(keys)
         elif callable(what) and name is not what:
             contenders.append(Contender(name, what))
         else:

@@ -118,8 +118,8 @@ def _copies(these: list[Any], dtype: str) -> list[Any]:
 def _operator(heads: list[Any], changing: str = "") -> tuple[CachedOp, list[str]]:
     """An operator for arrays that stay from call to call, all or all but the last.
 
-    Its operators are one entry of the engine's queue. Those that write outputs, or read the array
-    that changes, are another one.
+    The engine queues it as two entries: the arithmetic, and then the operators that write outputs,
+    or read the array that changes.
     """
     graph = mx.sym.Group(heads)
     names = graph.list_inputs()
@@ -310,7 +310,7 @@ class HostDirection(Direction):
             factor = min(along * (bound or MOST) / squared, 1.0) if along > 0 else 1.0
         else:
             u, squared = inverse(v), v @ v
-            products[0] = squared
+            products[:] = squared, 0.0, 0.0, 0.0, 0.0
             factor = min((bound or MOST) / max(float(squared) ** 0.5, TINY), 1.0)
         return (u * factor, factor) if squared < MOST else left_out
 

@@ -104,9 +104,9 @@ def nystrom(
     curvature is below zero. Where P has fewer directions than there are weights, the floor is the
     smallest curvature in S, or the mean curvature that an entry adds: it stands for what is
     unknown. Where P has all directions, it leaves as many effective ones, sum S / (S + floor), as
-    the entries can tell. In float64 a direction without any curvature, as of a rare category that
-    no entry has, gets that of its weights one by one, or for weights that no product moves the mean
-    curvature that an entry adds.
+    the entries can tell. There, in float64, a direction without any curvature, as of a rare
+    category that no entry has, gets that of its weights one by one, or for weights that no product
+    moves the mean curvature that an entry adds.
     """
     values, V = np.linalg.eigh((Q @ Y.T + Y @ Q.T) / 2)
     rounding = ROUNDING_OF_PRODUCTS * eps * float(np.linalg.norm(Y, 2))

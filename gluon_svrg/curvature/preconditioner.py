@@ -74,11 +74,11 @@ class Nystrom:
     """A preconditioner that learns the curvature of the loss from gradients [1]_.
 
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
-    the Hessian, as differences of gradients of the closure: in the first steps, and in the first
-    ones after the first refresh. Those take a quarter of a data pass, or ``rank + 1`` gradients of
-    one mini-batch where that is more, and then eight of the next two. It measures again after slow
-    epochs, the more seldom the later, and after the third refresh if the first one came before any
-    step.
+    the Hessian, as differences of gradients of the closure. The first steps take eight gradients of
+    two mini-batches. So do those after the first refresh, which before that take ``rank + 1`` of
+    each of as many mini-batches as make a quarter of a data pass or more. It measures again after
+    slow epochs, the more seldom the later, and after the third refresh if the first one came before
+    any step.
 
     Parameters
     ----------
@@ -367,7 +367,7 @@ class Preconditioner:
         self._pending, controller.steps, self._most, self._last_proximal, direction.slot = new
 
     def _settle(self, proximal: Any) -> None:
-        """Put weights inside their bounds; those are 0 that z has as 0 for the second time.
+        """Put weights inside their bounds; those are 0 where this z and the last one are.
 
         With momentum, the weights are beside z.
         """

@@ -56,7 +56,7 @@ class Settings:
 
 
 DEFAULT = Settings()
-TINY_RATE = float(np.finfo("float32").tiny)  # MXNet refuses a smaller one
+TINY_RATE = float(np.finfo("float32").tiny)  # MXNet refuses a smaller one but 0
 
 
 class Sums(NamedTuple):
@@ -167,7 +167,7 @@ class StepSizeController:
 
     @property
     def step_bound(self) -> float:
-        """A step of more curvature is shortened, or before the first refresh one that is longer."""
+        """The secant above which a step is shortened, or before a refresh the gradient's norm."""
         return self.L if self.refreshes else self.largest_norm
 
     def _reset(self) -> None:

@@ -1,8 +1,8 @@
 """The optimizer on the servers of a distributed kvstore, when these make the updates.
 
 Servers unpickle it inside ``import mxnet``, before Gluon exists: this module imports the optimizers
-alone. If that fails, MXNet prints a traceback, and stores sums of gradients as weights. So workers
-first push a probe and check its answer.
+alone. If that fails, MXNet prints a traceback, and synchronous servers store sums of gradients as
+weights. So workers first push a probe and check its answer.
 """
 
 from __future__ import annotations

@@ -25,7 +25,7 @@ class Workers:
     """
 
     is_alone = True  # there is nothing to exchange
-    has_servers = False  # parameter servers hold the weights, and can update them
+    has_servers = False  # there are parameter servers, which can hold and update weights
     reduces = True  # the gradients of all workers are summed before an update
 
     def __init__(self, kvstore: Any, first_free_key: int) -> None:

@@ -74,7 +74,7 @@ Columns = List[DeviceArrays]
 class Mean(NamedTuple):
     """A mean per loss entry, stored as a sum and the number of entries in it.
 
-    So the loss entries of another mini-batch with this number are added without a product.
+    So c m of a mini-batch with this number of loss entries is added without a product.
     """
 
     sums: Columns

@@ -20,8 +20,8 @@ NO_DATA = "There were no data or losses. Pass at least one batch; a used generat
 NOT_ALL = (
     "len(data) is {length}, and this pass over the data had {count} mini-batches. On MXNet 2.0 a "
     "DataLoader with workers goes on where a `break` or an error has left it: call this again, and "
-    "let loops run to their end. Otherwise len(data) must be the number of mini-batches. Nothing "
-    "was changed."
+    "let loops run to their end. Otherwise len(data) must be the number of mini-batches. Its "
+    "results were not used."
 )
 
 

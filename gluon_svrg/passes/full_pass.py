@@ -63,8 +63,8 @@ def full_gradient(
     """Compute the mean gradient at the current weights over all loss entries of all batches.
 
     This overwrites the live gradients: call it inside `ParameterBuffers.grads_kept`. The losses may
-    also be computed at an origin, with the same random numbers if they are locked; the first one
-    that is not finite always is, with others, where there is an origin.
+    also be computed at an origin, with the same random numbers if they are locked. There the first
+    one that is not finite always is, with other numbers, to tell bad data from bad steps.
     """
     here, total, outside = ParameterValues.here(network), zeros_like(network.grads), network.outside
     entries, together, reached = 0, 0.0, [False] * len(network.trainable)
@@ -90,7 +90,7 @@ def full_gradient(
         guarded = is_first or outside.may_move
         with outside.protected(gradients=True, search=is_first) if guarded else nullcontext():
             while True:
-                # Under the lock, what others draw follows from the last seed.
+                # Under the lock, others go on with the random numbers of the last seed.
                 is_own = is_first or looks or keeps_rows or compares
                 seed = lock.new_seed() if is_own else None
                 earlier = losses_at(here, closure, inputs, seed) if looks else None

@@ -79,8 +79,8 @@ class Method:
         """Raise if the method does not work with the arguments of its trainer."""
         if compressed and self.updates_every_step and self.keeps_mean:
             raise ValueError(
-                f"{trainer} cannot compress gradients: an error would stay forever, or long, in "
-                "its mean gradient. Leave compression_params out."
+                f"{trainer} cannot compress gradients: its mean gradient would keep the errors. "
+                "Leave compression_params out."
             )
 
     def take_operators(self, operators: Any) -> Any:
@@ -137,7 +137,7 @@ class Method:
         self.ever_reached = full.reached
 
     def refuse(self) -> None:
-        """A refresh goes back to the snapshot."""
+        """A refresh was refused: the weights are those of the snapshot again, or of the start."""
 
     def end_epoch(self) -> dict[str, float]:
         """Begin to count steps anew, after a refresh; what `history` has in addition."""

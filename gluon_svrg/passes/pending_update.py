@@ -81,14 +81,14 @@ class PendingUpdate:
         self._largest = 0.0  # the norm of the largest sum so far, which was rounded
         self.next_state: Any = None  # the method's state after the update, once it is reduced
         self.total_scale = 1.0  # of `total`
-        self.is_scaled = False  # whether AMP scales losses, by more than 1: it skips a NaN
+        self.is_scaled = False  # whether AMP's scale is not 1: a step left out is its own
         self._terms = PLAIN_GRADIENT  # of the last mini-batch
         self._is_apart = False  # V is kept apart
         self._grads: list[Any] = []  # where it is: the lists of the parameters' gradients
         self.stage = NOTHING
 
     def discard_stale(self) -> None:
-        """Drop what the next gradient will overwrite, or raise; with 'add', see if the user did."""
+        """Drop what a backward will overwrite; with 'add', what the user has zeroed; or raise."""
         if self.stage == NOTHING:
             return
         kinds = {p.grad_req for p in self._network.parameters} - {"null"}

@@ -46,7 +46,7 @@ class StoredGradient(NamedTuple):
 class StaleTableCheck:
     """The weights at which rows were taken, until the losses of one were computed there again.
 
-    Without a checksum `outside`, which a file has, rows are taken at the current weights.
+    `outside` is the checksum of a file; without it the rows are new, and it is computed.
     """
 
     def __init__(

@@ -6,9 +6,10 @@ This package knows no trainer, only parts, each with two methods, or three::
     problems(state)   descriptions of what does not fit, if anything can; changes nothing
     assign(state)     takes over the state
 
-`StateFiles` checks everything before it changes anything. Parts that need arrays wait until the
-parameters are initialized. Values of parameters are in a `ByParameter`, by position, and come back
-by the positions here. Arrays come back as NumPy arrays, objects (schedulers) as `SavedObject`.
+`StateFiles` checks what it can before it changes anything. Parts that need arrays wait until the
+parameters are initialized, and are checked again. Values of parameters are in a `ByParameter`, by
+position, and come back by the positions here. Arrays come back as NumPy arrays, objects
+(schedulers) as `SavedObject`.
 """
 
 from .file_format import write_bytes
