@@ -110,6 +110,7 @@ BREAKS = {
         ("(z == v).tobytes()", "b''", "curvature in_turn"),
     ],
     "curvature/direction.py": [
+        ("squared, 0.0, 0.0, 0.0, 0.0", "squared, *products[1:]", "preconditioner that_is_not"),
         ("if not np.isfinite(gradient).all()", "if False", "preconditioner overflow"),
         ('out = given["nan" if is_skipped', 'out = given["nan" if 0', "preconditioner overflow"),
         ('given("last_d"))', "d)", "preconditioner by_hand"),
@@ -134,6 +135,8 @@ BREAKS = {
     ],
     "curvature/threads.py": [("        assign(before)", "        pass", "preconditioner threads")],
     "curvature/preconditioner.py": [
+        ("self._settle(step.proximal)", "self._settle(proximal)", "penalties makes_no_zeros"),
+        ("if self.controller.P is not self._up", "if 0 and self._up", "preconditioner it_learns"),
         ("self.controller.rate, None", "self.controller.rate, 1.0", "preconditioner a_clip"),
         ("fall if fall < inf else 0.0", "fall", "penalties dropout_on"),
         ("slope=sums.slope + step", "slope=sums.slope - step", "preconditioner rise_of_the_pen"),
@@ -227,6 +230,12 @@ BREAKS = {
     "passes/data.py": [("in (True, False):", "in (False,):", "networks only_training")],
     "passes/columns.py": [('16": "float32"', '16": "float16"', "dtypes_and_amp float16_cannot")],
     "trainer.py": [
+        (
+            "inner_steps = 0\n            self._b",
+            "was = 0\n            self._b",
+            "halves new_values",
+        ),
+        ("table and terms is not PLAIN_GRADIENT", "table", "errors no_false"),
         ("point.weights + point.frozen, net", "point.weights, net", "preconditioner all_values"),
         ("ations / full.entries", "ations / full.all_entries", "workers test_two_workers"),
         ("pending.drop()  # without", "pass  # without", "methods step_without_an_update"),
@@ -277,6 +286,7 @@ BREAKS = {
     ],
     "schedule.py": [("num_snapshots - 1)", "num_snapshots)", "schedule test_refreshes")],
     "variance.py": [
+        ("stack.callback(mx.random.seed, draw_seed())", "pass", "tables after_a_variance"),
         ("self._plain += count * g", "self._plain += g", "tables against_numpy"),
         ("self._squares += count *", "self._squares +=", "tables against_numpy"),
         ("coefficient * _ratio(both", "_ratio(both", "tables against_numpy"),
@@ -328,6 +338,8 @@ BREAKS = {
         ("/ (len(order) - place)", "", "compare_engine budget"),
     ],
     "compare/comparison.py": [
+        ("if lowest < inf and not any", "if not any", "compare_engine divergence"),
+        ('end = {**row, "data_passes": nan}', "end = {**row}", "compare_engine rivals"),
         ("not None and sign * minimum", "not None and minimum", "compare_engine a_known"),
         ("notna().any()][-1]", "notna().any()][0]", "compare_engine known_minimum"),
         ("ends[np.isfinite(ends)]", "ends", "compare_engine one_seed"),

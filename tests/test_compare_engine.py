@@ -661,6 +661,7 @@ MISTAKES = [
     ({"methods": ["saga"], "data": batches}, "'saga' keeps the gradient of each mini-batch"),
     ({"methods": ["saga"], "data": growing}, "gives other mini-batches in each epoch"),
     ({"methods": "svrg-nystrom", "optimizer_params": {"svrg-nystrom": {}}}, "takes no options"),
+    ({"methods": "svrg-nystrom", "optimizer_params": {"nag": {}}}, "'nag', which no method here"),
     ({"optimizer_params": {"adam": {}}}, "has 'adam', which no method here takes"),
     ({"optimizer_params": {"sgd": {"momentun": 0}}}, "takes no argument 'momentun'"),
     ({"methods": ["lbfgs"], "loss_of": lambda net, X, y: squares(net, DROP(X), y)},

@@ -367,6 +367,7 @@ FINE = {
     ),
     "dicts": lambda b: b.refresh(lambda batch: b.loss_of(*batch["Xy"]), [{"Xy": b.batches[0]}]),
     "rows": lambda b: stored(b, {"batch_index": 0}),
+    "rows of a coefficient of 0": lambda b: (b.set(coefficient=0), stored(b, {})),
     "epochs": lambda b: ask(b, False),
     "epochs of a step": lambda b: ask(b, True, b.batches[:1]),
     "a large coefficient": lambda b: b.set(coefficient=1.9),

@@ -286,6 +286,18 @@ def test_noise_where_there_is_no_gradient():
     assert (found.plain, found.gradient_norm, found.noise) == (1.0, 0.0, np.inf)
 
 
+def test_random_numbers_after_a_variance():
+    """They do not follow from the seeds of rows, where the lock was turned off later as well."""
+    _, loss_of, trainer = make(cls=SAGATrainer, lock_random=True)
+    trainer.update_full_grads(loss_of, BATCHES)
+    trainer.lock_random, found = False, []
+    for seed in (1, 2):
+        mx.random.seed(seed)
+        variance(trainer, loss_of, BATCHES)
+        found.append(mx.nd.random.uniform().asscalar())
+    assert found[0] != found[1]
+
+
 def test_errors_of_a_variance():
     """The message about a coefficient of 0 does not deny the snapshot."""
     _, loss_of, trainer = make()
