@@ -104,9 +104,9 @@ class VarianceReducedTrainer(_mxnet.KVStoreTrainer):
     lock_random : bool or 'auto', default 'auto'
         Whether both passes of a step, or all passes of a mini-batch with a row in a table, draw
         the same random numbers (dropout masks). ``'auto'`` computes the losses of the first three
-        mini-batches of each refresh twice, and those of the first step that compares. If they
-        differ, it warns, and locks from then on; under the lock, or from a stored gradient, it
-        raises an error.
+        mini-batches of each refresh twice, and those of the first step that compares after it. If
+        they differ, it warns, and locks from then on; under the lock, or from a gradient that a
+        refresh has stored, it raises an error.
     prox : Prox or dict, optional
         A penalty or bounds of `gluon_svrg.prox`, applied on the workers after each update (with a
         preconditioner it is a part of the direction); or one for each parameter or pattern of

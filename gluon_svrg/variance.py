@@ -50,7 +50,7 @@ class Variance:
     best_coefficient : float
         The factor of the subtracted term (for SVRG ``r - c mu``) that would minimize the variance,
         for all parameters together; nan if that term does not vary. Of MARS only where it does not
-        clip.
+        clip, and never of SAG.
     best_coefficients : dict
         The same for each parameter separately.
     distance : float
@@ -229,7 +229,7 @@ class _Moments:
                 self._with_direction[n] += 1
 
     def result(self, parameters: list[Parameter], coefficient: float, distance: float) -> Variance:
-        """Turn sums into variances; unclipped, ``d`` is the coefficient times that term."""
+        """Turn sums into variances. In ``d`` the coefficient is a factor, but for clips and SAG."""
         means = self._plain / self._entries, self._difference / self._entries
         central = self._squares / self._entries - self._products(*means)
         best = [coefficient * _ratio(row[2], row[1]) for row in central.tolist()]

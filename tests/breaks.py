@@ -111,6 +111,7 @@ BREAKS = {
     ],
     "curvature/direction.py": [
         ("squared, 0.0, 0.0, 0.0, 0.0", "squared, *products[1:]", "preconditioner that_is_not"),
+        ("1.0) if along > 0 else", "1.0) if along else", "preconditioner in_every_way"),
         ("if not np.isfinite(gradient).all()", "if False", "preconditioner overflow"),
         ('out = given["nan" if is_skipped', 'out = given["nan" if 0', "preconditioner overflow"),
         ('given("last_d"))', "d)", "preconditioner by_hand"),

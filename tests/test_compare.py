@@ -159,6 +159,11 @@ def test_of_each_refresh_and_momentum(call):
     assert Path("results/curves.png").read_bytes()[:4] == b"\x89PNG"
 
 
+def test_a_momentum_that_no_method_takes(call):
+    _, saved = call.saved(*SMALL, "--methods", "svrg-nystrom+nag", "--batch-size", 8)
+    assert [*saved["table"]][:1] == ["svrg-nystrom+nag"]
+
+
 def test_the_defaults(call):
     rates = ["--learning-rates", "0.1,1", "--output", "deep/er", "--batch-size", 32]
     printed, saved = call.saved("breast_cancer", *SMALL[1:], *rates, folder="deep/er")

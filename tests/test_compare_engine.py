@@ -179,7 +179,7 @@ def test_a_known_minimum_and_a_callable():
     assert np.isnan(table.loc["sgd", "passes to 1e-05"])
     assert table.loc["lbfgs", "passes to 1e-05"] < table.loc["svrg", "passes to 1e-05"] < 60
     assert np.allclose(table["gap"], table["loss"] - MINIMUM, atol=1e-6)
-    assert "to 0.001: until the gap is that part of the first one" in str(found)
+    assert "to 0.01: until the gap is that part of the first one" in str(found)
     assert "First in passes: lbfgs 5; svrg " in found.verdict
     found = regression(["sgd"], gaps=[0.5, 1e-9], **settings)  # the smallest that one reaches
     assert found.verdict.startswith("First in seconds to a gap of 0.5 of the first one: sgd ")

@@ -233,6 +233,7 @@ class Problem:
         start, seconds = time.perf_counter(), options.seconds
         minimum, rivals = self.minimum(SHARE * seconds if seconds else LIMIT)
         momenta = {"nag": [{"momentum": momentum} for momentum in options.momenta]}
+        uses_nag = any("nag" in name and "nystrom" not in name for name in options.methods)
         return compare(
             self.new_net,
             self.loss_of,
@@ -246,7 +247,7 @@ class Problem:
             l2=self.decay,
             prox={".*weight": L1(self.l1)} if self.l1 else None,
             learning_rates=options.learning_rates,
-            optimizer_params=momenta if "nag" in str(options.methods) else {},
+            optimizer_params=momenta if uses_nag else {},
             plain_epochs=options.plain_epochs,
             refresh_every=options.update_freq,
             seconds=seconds and max(1e-9, seconds + start - time.perf_counter()),

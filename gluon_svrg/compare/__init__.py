@@ -82,7 +82,7 @@ def compare(
         How many data passes each training makes, full gradients included.
     batch_size : int, optional
         Samples in a mini-batch of arrays, for all methods. By default that of a DataLoader, or from
-        32 to 1,024: an epoch has 128 to 256 steps where it can. ``svrg-nystrom`` has about 32.
+        32 to 1,024: an epoch has about 128 to 256 steps if it can. ``svrg-nystrom`` has about 32.
     seeds : int or sequence of int, default 3
         How many seeds, or which.
     measure : dict, optional

@@ -19,7 +19,7 @@ Batch = Sequence[Any]
 
 #: The largest first array of a chunk, in rows and in numbers: a larger one takes much memory.
 CHUNK_ROWS, CHUNK_SIZE = 65536, 2**20
-#: The default mini-batch: a power of two from LEAST to MOST, for 128 to 256 steps an epoch.
+#: The default mini-batch: a power of two from LEAST to MOST, for about 128 to 256 steps.
 LEAST, MOST, STEPS = 32, 1024, 128
 ARRAYS = (NDArray, np.ndarray)
 KINDS = (

@@ -2,7 +2,8 @@
 
 ::
 
-    Y = H Q,   Y (Q'Y)^-1 Y' = U S U',   P = U S U' + rho I,   P^-1 v = v / rest + U b U'v
+    Y = H Q,   Y (Q'Y)^-1 Y' = U S U',   P = U S U' + rho I
+    P^-1 v = v / rest + U b U'v,   b = 1 / (S + rho) - 1 / rest,   see `rest`
 
 Q has random orthonormal columns. rho stands for the curvature in all other directions.
 

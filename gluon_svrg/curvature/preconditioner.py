@@ -74,11 +74,11 @@ class Nystrom:
     """A preconditioner that learns the curvature of the loss from gradients [1]_.
 
     An `SVRGTrainer` with one sets its learning rate and momentum itself. It measures products with
-    the Hessian, as differences of gradients of the closure. The first steps take eight gradients of
-    two mini-batches. So do those after the first refresh, which before that take ``rank + 1`` of
-    each of as many mini-batches as make a quarter of a data pass or more. It measures again after
-    slow epochs, the more seldom the later, and after the third refresh if the first one came before
-    any step.
+    the Hessian, as differences of gradients of the closure. In the first steps it takes eight
+    gradients of two mini-batches. After the first refresh it takes ``rank + 1`` gradients of each
+    of as many mini-batches as make a quarter of a data pass or more, and then eight of two again.
+    It measures again after slow epochs, the more seldom the later, and after the third refresh if
+    the first one came before any step.
 
     Parameters
     ----------
@@ -163,7 +163,7 @@ class Preconditioner:
 
     def _set_scale(self, per_sample: float | None) -> None:
         """Divide decays and penalties, which belong to a sample, by the loss entries of one."""
-        self.decays, self.per_sample = self._checked_decays(per_sample), per_sample
+        self.decays = self._checked_decays(per_sample)
         self.penalty.factor = 1 / (per_sample or 1.0)
         kind = HostDirection if self.penalty else Direction
         self._direction = kind(self._network, self.decays)
@@ -353,6 +353,7 @@ class Preconditioner:
         self._set_scale(per_sample)
         if point is not None:
             controller.loss = controller.first_loss = self._objective(controller.mean_loss, point)
+        self.per_sample = per_sample  # last: after an interrupt the next update tells it again
 
     def commit(self, step: Step) -> None:
         """A step was made: keep what it tells, once; an interrupt can repeat this."""
@@ -367,7 +368,7 @@ class Preconditioner:
         self._pending, controller.steps, self._most, self._last_proximal, direction.slot = new
 
     def _settle(self, proximal: Any) -> None:
-        """Put weights inside their bounds; those are 0 where this z and the last one are.
+        """Put weights inside bounds; penalized ones become 0 where this z and the last one are.
 
         With momentum, the weights are beside z.
         """
@@ -565,7 +566,8 @@ class Preconditioner:
         state = _of_this_version(state)
         self.controller, start = self._learned(state), state["start"]
         self.start = start and states.to_point(self._network, **start)
-        self._set_scale(state["per_sample"])
+        self.per_sample = state["per_sample"]
+        self._set_scale(self.per_sample)
         self.controller.squared = state["squared"]
         if state["ring"] is not None:
             for n, d in enumerate(self._restored("ring", state["ring"])):

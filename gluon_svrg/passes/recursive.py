@@ -24,7 +24,7 @@ class Recursive(Method):
 
     def __init__(self) -> None:
         super().__init__()
-        self._other: ParameterValues | None = None  # the weights before the next step
+        self._other: ParameterValues | None = None  # memory of the next reference
 
     def bind(self) -> None:
         super().bind()
