@@ -116,7 +116,8 @@ def gradient_at(
         recorded = record(closure, batch, network.devices)
         if check is not None:
             check(recorded.counts)
-        zero(network.accumulating)
+        if network.accumulating:
+            zero(network.accumulating)
         recorded.backward(scale)
     finally:
         point.leave()
